@@ -1,0 +1,46 @@
+"""The exceptions of the search layer.
+
+HpoError                exit code 1
+├── UserError           a mistake of the user's: value, place and fix in one sentence; exit code 2
+│   ├── StudyError      a study that cannot be found, loaded or declared
+│   ├── SpaceError      a search space or an override that does not fit the configuration
+│   └── DriftError      a study that is not the one the ledger knows; names what changed
+├── Busy                another driver owns the study: host, pid and since when; exit code 3
+└── StorageError        the ledger cannot be opened, read or written
+"""
+
+from __future__ import annotations
+
+
+class HpoError(Exception):
+    """Base of all errors raised on purpose; its text is one sentence for the user."""
+
+    exit_code = 1
+
+
+class UserError(HpoError):
+    """A mistake of the user's."""
+
+    exit_code = 2
+
+
+class StudyError(UserError):
+    """A study that cannot be found, loaded or declared."""
+
+
+class SpaceError(UserError):
+    """A search space or an override that does not fit the configuration."""
+
+
+class DriftError(UserError):
+    """The study differs from the one the ledger knows."""
+
+
+class Busy(HpoError):
+    """Another process holds the lease."""
+
+    exit_code = 3
+
+
+class StorageError(HpoError):
+    """The ledger cannot be opened, read or written."""

@@ -1,0 +1,78 @@
+"""The home: the one directory everything is written to.
+
+    .hpo/
+      ledger.db         the ledger, unless --storage names another
+      mlflow.db         MLflow's store, unless --tracking-uri names another
+      artifacts/        MLflow's artifacts
+      checkpoints/      <study>/<trial number>/step-<step>.f<fence>.<random>/
+      files/            <study>/<trial number>/: what trials handed over by Reporter.artifact
+      logs/             what workers and the mirror print
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpo.errors import StorageError, UserError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{stem}{i}" for stem in ("com", "lpt") for i in range(1, 10))}
+
+
+def check_name(name: str, what: str = "study name") -> str:
+    """Return `name` if it is safe as a directory and a run name on every platform, else raise UserError."""
+    if not _NAME.fullmatch(name) or name.split(".")[0].lower() in _RESERVED or name.endswith("."):
+        raise UserError(
+            f"{what} {name!r} cannot be used: begin with a letter or digit, then up to 63 letters, digits, '.', '_' or '-'."
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Home:
+    """Absolute paths below one directory."""
+
+    root: Path
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str] | None = None) -> Home:
+        """The home given, else $HPO_HOME, else ./.hpo. Nothing is created."""
+        return cls(Path(path or os.environ.get("HPO_HOME") or ".hpo").expanduser().absolute())
+
+    def create(self) -> Home:
+        """Make the directory; raise StorageError in one sentence where that, or writing there, is not allowed."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe = self.root / f".probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise StorageError(
+                f"home {self.root} cannot be written ({error.strerror}): choose another with --home or HPO_HOME."
+            ) from error
+        return self
+
+    @property
+    def storage(self) -> str:
+        return f"sqlite:///{self.root / 'ledger.db'}"
+
+    @property
+    def tracking_uri(self) -> str:
+        return f"sqlite:///{self.root / 'mlflow.db'}"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def checkpoints(self, study: str, number: int) -> Path:
+        return self.root / "checkpoints" / check_name(study) / f"{number:05d}"
+
+    def files(self, study: str, number: int) -> Path:
+        return self.root / "files" / check_name(study) / f"{number:05d}"

@@ -1,0 +1,221 @@
+"""The ledger's tables. They are the single source of truth; everything else is derived or mirrored.
+
+    studies ─┬─ trials ─┬─ asks          what was proposed, and what the sampler knew then
+             │          ├─ attempts      one worker's go at a trial, with its fence
+             │          ├─ reports       one value per (trial, fold, key, step), first write wins
+             │          ├─ decisions     what the strategy answered to a report
+             │          ├─ checkpoints   durable checkpoints, committed with a report
+             │          └─ events        everything else that happened, artifacts included
+             ├─ workers                  who trains
+             ├─ leases                   who drives a study, who mirrors it
+             └─ mirrors                  how far a tracker has come with a trial
+
+Conventions. Times are seconds since the epoch, for people and trackers, never compared to decide
+anything. JSON columns hold plain JSON. A NaN value is stored as NULL, infinities as themselves.
+
+`trials.revision` grows by one with every transaction that touches the trial; rows it wrote carry it, so a
+mirror that has come to revision r sends the rows above r. One attempt at a time writes to a trial, which
+makes the order of revisions the order of commits.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# The states of a trial. `waiting`, `running` and `paused` are open, the rest terminal and never change.
+OPEN_STATES = ("waiting", "running", "paused")
+TERMINAL_STATES = ("complete", "pruned", "infeasible", "failed")
+STATES = OPEN_STATES + TERMINAL_STATES
+
+studies = Table(
+    "studies",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("uid", String(32), nullable=False),  # random; names the study's runs in trackers
+    Column("created_at", Double, nullable=False),
+    Column("state", String(16), nullable=False),  # open | complete | stopped (after equal tracebacks)
+    Column("requested", Integer, nullable=False),  # trials asked for in total, over all resumptions
+    Column("spec", JSON, nullable=False),  # hpo.study.StudySpec: reference, overrides, sampler, strategy, order, window, seed ...
+    Column("identity", JSON, nullable=False),  # component -> hash or value; a change is drift
+    Column("environment", JSON, nullable=False),  # versions, git commit, host
+    Column("told", Integer, nullable=False, server_default="0"),  # the ledger's sequence: terminal trials told so far
+    Column("revision", Integer, nullable=False, server_default="0"),  # bumped by study-level changes, for mirrors
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", ForeignKey("studies.id"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("parent", Integer),  # number of the trial it descends from
+    Column("generation", Integer, nullable=False, server_default="0"),
+    Column("group", String(32)),  # fused lanes share one
+    Column("ranks", Integer, nullable=False, server_default="1"),
+    Column("fence", Integer, nullable=False, server_default="0"),  # of its newest attempt
+    Column("revision", Integer, nullable=False, server_default="0"),
+    Column("step", Integer, nullable=False, server_default="0"),  # highest reported
+    Column("epoch", Integer, nullable=False, server_default="0"),  # highest closed
+    Column("values", JSON),  # one per objective, once terminal; null where none stands
+    Column("outcome", String(16)),  # trainer.report.OutcomeKind
+    Column("error", Text),
+    Column("traceback", Text),
+    Column("losses", Integer, nullable=False, server_default="0"),  # attempts lost to infrastructure
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+    UniqueConstraint("study_id", "number"),
+    Index(None, "study_id", "state", "number"),
+)
+
+asks = Table(
+    "asks",
+    metadata,
+    Column("trial_id", ForeignKey("trials.id"), primary_key=True),
+    Column("draw", Integer, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("told", Integer, nullable=False),  # studies.told the sampler saw: the sequence
+    Column("params", JSON, nullable=False),  # dotted path -> value, active dimensions only
+    Column("coordinates", JSON, nullable=False),  # path -> the sampler's own coordinate, every dimension
+    Column("config", JSON, nullable=False),  # the whole resolved configuration
+    Column("config_hash", String(64), nullable=False),
+    Column("trial_attrs", JSON, nullable=False),  # the sampler's system attributes
+    Column("study_attrs", JSON, nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("host", String(255), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("pid_started", String(64), nullable=False),  # tells a recycled pid apart
+    Column("slots", Integer, nullable=False),
+    Column("executor", String(32), nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("trial_id", ForeignKey("trials.id"), primary_key=True),
+    Column("fence", Integer, primary_key=True),
+    Column("worker_id", ForeignKey("workers.id"), nullable=False),
+    Column("renewals", Integer, nullable=False, server_default="0"),
+    Column("from_step", Integer, nullable=False, server_default="0"),  # of the checkpoint it resumed from
+    Column("step", Integer, nullable=False, server_default="0"),  # last it reported
+    Column("outcome", String(16)),  # OutcomeKind once ended; null while it runs
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double),
+)
+
+reports = Table(
+    "reports",
+    metadata,
+    Column("trial_id", ForeignKey("trials.id"), primary_key=True),
+    Column("step", Integer, primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("fold", Integer, primary_key=True),
+    Column("epoch", Integer),  # set when the report closes an epoch
+    Column("value", Double),  # NaN is NULL
+    Column("fence", Integer, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("at", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("trial_id", ForeignKey("trials.id"), primary_key=True),
+    Column("step", Integer, primary_key=True),
+    Column("fold", Integer, primary_key=True),
+    Column("verdict", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("checkpoint", Text),
+    Column("params", JSON, nullable=False),
+    Column("strategy", String(64), nullable=False),
+    Column("fence", Integer, nullable=False),
+    Column("revision", Integer, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("trial_id", ForeignKey("trials.id"), nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("path", Text, nullable=False),  # relative to the checkpoint root
+    Column("sha256", String(64), nullable=False),  # of its manifest
+    Column("size", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),  # kept | deleted | damaged
+    Column("best", Integer, nullable=False, server_default="0"),  # 1 while it is the best kept
+    Column("metrics", JSON, nullable=False),  # those of the report that committed it
+    Column("fence", Integer, nullable=False),
+    Column("revision", Integer, nullable=False),  # of its last change
+    Column("at", Double, nullable=False),
+    UniqueConstraint("trial_id", "path"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", ForeignKey("studies.id"), nullable=False),
+    Column("trial_id", ForeignKey("trials.id")),
+    Column("kind", String(64), nullable=False),
+    Column("fields", JSON, nullable=False),
+    Column("revision", Integer, nullable=False),  # the trial's, or the study's where there is no trial
+    Column("at", Double, nullable=False),
+    Index(None, "study_id", "trial_id"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(80), primary_key=True),  # driver:<study id> | mirror:<study id>
+    Column("owner", String(32)),  # null when free
+    Column("fence", Integer, nullable=False, server_default="0"),
+    Column("renewals", Integer, nullable=False, server_default="0"),
+    Column("host", String(255)),
+    Column("pid", Integer),
+    Column("pid_started", String(64)),
+    Column("since", Double),
+)
+
+mirrors = Table(
+    "mirrors",
+    metadata,
+    Column("tracker", String(250), primary_key=True),  # the tracking URI, without credentials
+    Column("study_id", ForeignKey("studies.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),  # trial number; -1 is the study's own run
+    Column("run_id", String(64), nullable=False),
+    Column("revision", Integer, nullable=False),  # everything up to here is in the tracker
+)

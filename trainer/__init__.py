@@ -1,0 +1,1 @@
+"""Pure training. Never imports hpo, studies, optuna, mlflow or ray."""

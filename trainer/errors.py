@@ -1,0 +1,30 @@
+"""The exceptions of the trainer.
+
+TrainerError
+├── ConfigError        a configuration that cannot be trained; a user's mistake
+├── DataError          input data that cannot be used; a user's mistake
+├── CheckpointError    no checkpoint could be read or written
+└── Fenced             the trial belongs to another attempt; leave without a trace
+"""
+
+from __future__ import annotations
+
+
+class TrainerError(Exception):
+    """Base of all errors the trainer raises on purpose; its text is one sentence for the user."""
+
+
+class ConfigError(TrainerError):
+    """The configuration cannot be trained: names the field, the value and the fix."""
+
+
+class DataError(TrainerError):
+    """The data cannot be used: names the file, the row and the column where there is one."""
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint could not be written, or none of those offered could be read."""
+
+
+class Fenced(TrainerError):
+    """This attempt has lost its trial: another one holds a newer fence."""

@@ -1,0 +1,114 @@
+"""What passes between a training loop and whoever watches it. Torch-free.
+
+The loop calls `Reporter.report` and obeys the `Verdict` it gets back; when it
+ends it returns an `Outcome`. Nothing else crosses this border.
+
+    Step   the optimizer steps done so far (int >= 0); the key of a report.
+    Epoch  the passes over the training data completed, given when the report
+           closes one. Strategies compare trials by epoch, since the batch
+           size may differ between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+VerdictKind = Literal["continue", "stop", "pause", "restart_from"]
+
+OutcomeKind = Literal[
+    "complete",  # ran to its end, or stopped early by its own rule
+    "pruned",  # obeyed a `stop`
+    "paused",  # obeyed a `pause`; its last checkpoint is committed
+    "restarted",  # obeyed a `restart_from`; the next attempt starts there
+    "nonfinite",  # NaN, Inf or divergence: an infeasible configuration
+    "out_of_memory",  # does not fit: an infeasible configuration
+    "infeasible",  # a declared constraint does not hold
+    "preempted",  # asked to leave; checkpointed; costs no budget
+    "lost",  # worker, rank or node gone; retried
+    "user_error",  # a bug in the study's code, with its traceback
+    "bad_config",  # the configuration cannot be trained at all
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one report, taken at `step` and obeyed there by every rank.
+
+    `checkpoint` (a path) and `params` (dotted path -> value) belong to
+    `restart_from` alone: train on from that checkpoint with those parameters.
+    """
+
+    kind: VerdictKind = "continue"
+    step: int | None = None
+    reason: str = ""
+    checkpoint: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+CONTINUE = Verdict()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a fit ended.
+
+    `step` and `epoch` are where it ended; `error` is one sentence;
+    `traceback` is set for `user_error`.
+    """
+
+    kind: OutcomeKind
+    step: int = 0
+    epoch: int = 0
+    error: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint that is durable on disk: all its files and its manifest are synced.
+
+    `path` is its directory, `sha256` that of its manifest file, `size` its
+    bytes. It becomes part of the trial once a report has committed it.
+    """
+
+    path: Path
+    step: int
+    epoch: int
+    sha256: str
+    size: int
+
+
+class Reporter(Protocol):
+    """Where a fit reports. Every method raises `trainer.errors.Fenced` once the trial belongs to another attempt."""
+
+    @property
+    def preempted(self) -> bool:
+        """True once the fit should checkpoint, report and return `preempted`. Cheap: read at every step."""
+        ...
+
+    def report(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        epoch: int | None = None,
+        fold: int = 0,
+        checkpoint: CheckpointRef | None = None,
+    ) -> Verdict:
+        """Commit metrics (possibly none) and a durable checkpoint in one transaction; return what to do next.
+
+        The first value given for a (step, fold, key) stands; a replay after a
+        resume gets the verdict that was stored the first time.
+        """
+        ...
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Record that something happened, such as `skipped_step` or `checkpoint_damaged`; fields are JSON values."""
+        ...
+
+    def artifact(self, path: Path, name: str | None = None) -> None:
+        """Hand over a finished file that belongs to the trial; it is copied, `name` defaults to the file's."""
+        ...
