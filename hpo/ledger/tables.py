@@ -61,7 +61,6 @@ studies = Table(
     Column("spec", JSON, nullable=False),  # hpo.study.StudySpec: reference, overrides, sampler, strategy, order, window, seed ...
     Column("identity", JSON, nullable=False),  # component -> hash or value; a change is drift
     Column("environment", JSON, nullable=False),  # versions, git commit, host
-    Column("told", Integer, nullable=False, server_default="0"),  # the ledger's sequence: terminal trials told so far
     Column("revision", Integer, nullable=False, server_default="0"),  # bumped by study-level changes, for mirrors
 )
 
@@ -85,10 +84,12 @@ trials = Table(
     Column("error", Text),
     Column("traceback", Text),
     Column("losses", Integer, nullable=False, server_default="0"),  # attempts lost to infrastructure
+    Column("told", Integer),  # its place in the sequence of tells to the sampler; null until told
     Column("created_at", Double, nullable=False),
     Column("started_at", Double),
     Column("ended_at", Double),
     UniqueConstraint("study_id", "number"),
+    UniqueConstraint("study_id", "told"),
     Index(None, "study_id", "state", "number"),
 )
 
@@ -98,7 +99,7 @@ asks = Table(
     Column("trial_id", ForeignKey("trials.id"), primary_key=True),
     Column("draw", Integer, nullable=False),
     Column("seed", BigInteger, nullable=False),
-    Column("told", Integer, nullable=False),  # studies.told the sampler saw: the sequence
+    Column("told", Integer, nullable=False),  # how many tells the sampler had seen: the sequence
     Column("params", JSON, nullable=False),  # dotted path -> value, active dimensions only
     Column("coordinates", JSON, nullable=False),  # path -> the sampler's own coordinate, every dimension
     Column("config", JSON, nullable=False),  # the whole resolved configuration
@@ -193,6 +194,7 @@ events = Table(
     Column("kind", String(64), nullable=False),
     Column("fields", JSON, nullable=False),
     Column("revision", Integer, nullable=False),  # the trial's, or the study's where there is no trial
+    Column("uid", String(64), nullable=False, unique=True),  # makes a retried commit harmless
     Column("at", Double, nullable=False),
     Index(None, "study_id", "trial_id"),
 )

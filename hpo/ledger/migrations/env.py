@@ -1,0 +1,10 @@
+"""Alembic's entry: the connection comes from `hpo.ledger.migrations.upgrade`."""
+
+from alembic import context
+
+from hpo.ledger.tables import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"], target_metadata=metadata, transactional_ddl=True
+)
+context.run_migrations()

@@ -1,0 +1,51 @@
+"""Who a process is, such that another process on the same host can tell whether it still lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process: its host, pid, and start time, which tells a recycled pid apart. `id` is random per instance."""
+
+    host: str
+    pid: int
+    started: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @classmethod
+    def current(cls) -> Process:
+        return cls(socket.gethostname(), os.getpid(), start_time(os.getpid()) or "")
+
+
+def start_time(pid: int) -> str | None:
+    """When `pid` started, as a token that never changes while it lives; None if there is no such live process.
+
+    On Linux the token is the boot id and the kernel's clock ticks, which no adjustment of the wall clock moves.
+    """
+    if Path("/proc/self/stat").exists():
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        fields = stat[stat.rindex(b")") + 2 :].split()  # the command's name may hold spaces and parentheses
+        if fields[0] in (b"Z", b"X"):
+            return None
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        return f"{boot}:{int(fields[19])}"
+    import psutil
+
+    try:
+        return repr(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def is_dead(host: str, pid: int, started: str) -> bool:
+    """True only if it is certain: the process was on this host and is gone."""
+    return host == socket.gethostname() and start_time(pid) != started

@@ -1,0 +1,167 @@
+"""What the ledger says about a study: counts, trials, curves, the digest. Read-only, torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo.errors import StudyError
+from hpo.ledger.process import is_dead
+from hpo.ledger.tables import STATES, asks, attempts, leases, reports, studies, trials
+
+NEVER_DECLARED = ("system/", "time/")
+
+
+def study_row(connection: Connection, name: str) -> RowMapping:
+    """The study's row; StudyError naming those there are if it is not among them."""
+    row = connection.execute(select(studies).where(studies.c.name == name)).mappings().first()
+    if row is None:
+        names = study_names(connection)
+        there = f"it holds {', '.join(names)}" if names else "it holds none yet"
+        raise StudyError(f"no study {name!r} in this ledger ({there}): start it with `hpo run`, or name the right --home.")
+    return row
+
+
+def study_names(connection: Connection) -> list[str]:
+    return list(connection.execute(select(studies.c.name).order_by(studies.c.id)).scalars())
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best complete trial by the first objective."""
+
+    number: int
+    value: float
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What `hpo status` shows. `state` is running, interrupted, complete or stopped."""
+
+    study: str
+    state: str
+    requested: int
+    trials: dict[str, int]
+    best: Best | None
+    epochs_trained: int
+    attempts: int
+
+
+def status(connection: Connection, name: str) -> Status:
+    """Totals over all resumptions; a few aggregate queries whatever the number of trials."""
+    study = study_row(connection, name)
+    mine = trials.c.study_id == study["id"]
+    counted = connection.execute(select(trials.c.state, func.count()).where(mine).group_by(trials.c.state))
+    counts = dict.fromkeys(STATES, 0) | {state: count for state, count in counted}
+    return Status(
+        study=name,
+        state=study_state(connection, study),
+        requested=study["requested"],
+        trials=counts,
+        best=best(connection, study),
+        epochs_trained=connection.execute(select(func.coalesce(func.sum(trials.c.epoch), 0)).where(mine)).scalar_one(),
+        attempts=connection.execute(select(func.count()).select_from(attempts).join(trials).where(mine)).scalar_one(),
+    )
+
+
+def study_state(connection: Connection, study: RowMapping) -> str:
+    """An open study is running while a driver that is not known to be dead holds its lease, else interrupted."""
+    if study["state"] != "open":
+        return study["state"]
+    lease = connection.execute(select(leases).where(leases.c.name == f"driver:{study['id']}")).mappings().first()
+    if lease is None or lease["owner"] is None or is_dead(lease["host"], lease["pid"], lease["pid_started"]):
+        return "interrupted"
+    return "running"
+
+
+def best(connection: Connection, study: RowMapping) -> Best | None:
+    """The best complete trial by the first objective; the lowest number among equals."""
+    objective = study["spec"]["objectives"][0]
+    rows = connection.execute(
+        select(trials.c.id, trials.c.number, trials.c["values"])
+        .where(trials.c.study_id == study["id"], trials.c.state == "complete")
+        .order_by(trials.c.number)
+    )
+    sign = -1.0 if objective["direction"] == "maximize" else 1.0
+    finite = [(sign * row[2][0], row[1], row[0], row[2][0]) for row in rows if row[2] and row[2][0] is not None]
+    if not finite:
+        return None
+    _, number, trial_id, value = min(finite, key=lambda item: item[:2])
+    params = connection.execute(select(asks.c.params).where(asks.c.trial_id == trial_id)).scalar_one()
+    return Best(number, value, params)
+
+
+def trial_rows(connection: Connection, study_id: int) -> list[dict[str, Any]]:
+    """Every trial in number order: the columns of `trials`, and `params` and `config_hash` of its ask."""
+    rows = connection.execute(
+        select(trials, asks.c.params, asks.c.config_hash)
+        .join(asks, asks.c.trial_id == trials.c.id)
+        .where(trials.c.study_id == study_id)
+        .order_by(trials.c.number)
+    )
+    return [dict(row) for row in rows.mappings()]
+
+
+def last_values(connection: Connection, study_id: int) -> dict[int, dict[str, float]]:
+    """Trial number -> key -> the value at its highest step (fold 0)."""
+    found: dict[int, dict[str, float]] = {}
+    for number, key, _, _, value in curves(connection, study_id):
+        found.setdefault(number, {})[key] = value
+    return found
+
+
+def curves(
+    connection: Connection, study_id: int, keys: Sequence[str] = (), numbers: Sequence[int] = ()
+) -> Iterator[tuple[int, str, int, int | None, float]]:
+    """(number, key, step, epoch, value) of fold 0, by number, step and key; of the keys and numbers given, or all."""
+    query = (
+        select(trials.c.number, reports.c.key, reports.c.step, reports.c.epoch, reports.c.value)
+        .join(trials, trials.c.id == reports.c.trial_id)
+        .where(trials.c.study_id == study_id, reports.c.fold == 0)
+        .order_by(trials.c.number, reports.c.step, reports.c.key)
+    )
+    if keys:
+        query = query.where(reports.c.key.in_(keys))
+    if numbers:
+        query = query.where(trials.c.number.in_(numbers))
+    for number, key, step, epoch, value in connection.execute(query):
+        yield number, key, step, epoch, math.nan if value is None else value
+
+
+def declared(patterns: Sequence[str], key: str) -> bool:
+    """Whether a metric enters the digest: it matches a declared name or pattern and is not of the machine's."""
+    return not key.startswith(NEVER_DECLARED) and any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def digest(connection: Connection, study: RowMapping) -> str:
+    """sha256 over the trials in number order: parameters, state, every value of the declared metrics as hex floats.
+
+    Equal digests mean the same study to the last bit, however often it was interrupted and wherever it ran.
+    """
+    patterns = [*study["spec"]["metrics"], *(objective["metric"] for objective in study["spec"]["objectives"])]
+    hasher = hashlib.sha256()
+    rows = connection.execute(
+        select(trials.c.number, reports.c.key, reports.c.step, reports.c.fold, reports.c.value)
+        .join(trials, trials.c.id == reports.c.trial_id)
+        .where(trials.c.study_id == study["id"])
+        .order_by(trials.c.number, reports.c.step, reports.c.fold, reports.c.key)
+    )
+    values: dict[int, list[list[Any]]] = {}
+    for number, key, step, fold, value in rows:
+        if declared(patterns, key):
+            values.setdefault(number, []).append([key, step, fold, math.nan.hex() if value is None else value.hex()])
+    for trial in trial_rows(connection, study["id"]):
+        params = {path: value.hex() if isinstance(value, float) else value for path, value in trial["params"].items()}
+        # Python's order, not the database's collation, which differs between SQLite and PostgreSQL.
+        line = [trial["number"], params, trial["state"], sorted(values.get(trial["number"], []), key=lambda v: (v[1], v[2], v[0]))]
+        hasher.update(json.dumps(line, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+    return hasher.hexdigest()

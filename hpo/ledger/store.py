@@ -1,0 +1,213 @@
+"""The ledger's engine: connections, transactions, retries, the schema's version."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.engine import Connection, Engine, make_url
+
+from hpo.errors import StorageError, UserError
+from hpo.ledger.tables import metadata
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = "0001"  # the newest of migrations/versions
+_NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
+_RETRY_SECONDS = 60.0
+
+
+class Ledger:
+    """One database, opened. Threads and processes each get connections of their own.
+
+    `url` is `sqlite:///PATH` (WAL, synchronous FULL) or `postgresql+psycopg://...`. With `create` a missing schema is
+    made and an older one upgraded; without it a missing database is a StorageError.
+    """
+
+    def __init__(self, url: str, *, create: bool = True) -> None:
+        self.url = url
+        self.engine = _engine(url, create)
+        with _one_sentence(self):
+            self._prepare(create)
+
+    @property
+    def shown(self) -> str:
+        """The URL without its password, for messages."""
+        return make_url(self.url).render_as_string(hide_password=True)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A consistent view; nothing is written."""
+        with _one_sentence(self), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One write transaction, committed at the end of the block. Use `transact` where a retry must be possible."""
+        with _one_sentence(self), self._writer.begin() as connection:
+            yield connection
+
+    def transact(self, body: Callable[[Connection], T]) -> T:
+        """Run `body` in one write transaction and commit; retry when the connection broke or the database was busy.
+
+        The outcome of a commit that broke is unknown, so `body` must be idempotent.
+        """
+        deadline = time.monotonic() + _RETRY_SECONDS
+        pause = 0.05
+        while True:
+            try:
+                with self._writer.begin() as connection:
+                    return body(connection)
+            except exc.DBAPIError as error:
+                if not _transient(error) or time.monotonic() > deadline:
+                    raise _storage_error(self, error) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def __getstate__(self) -> Any:
+        raise TypeError("a Ledger is opened in each process by its URL, never pickled")
+
+    def _prepare(self, create: bool) -> None:
+        self._writer = self.engine.execution_options(hpo_write=True)
+        with self.engine.begin() as connection:
+            version = _version(connection)
+        if version == SCHEMA_VERSION:
+            return
+        if version is None and not create:
+            raise StorageError(f"{self.shown} holds no ledger: run a study first, or name the right --home or --storage.")
+        if version is not None and version > SCHEMA_VERSION:
+            raise StorageError(
+                f"{self.shown} was written by a newer release (schema {version}, this one knows {SCHEMA_VERSION}): upgrade hpo."
+            )
+        with self._writer.begin() as connection:
+            _migrate(connection)
+
+
+def _engine(url: str, create: bool) -> Engine:
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError as error:
+        raise UserError(f"--storage {url!r} is not a database URL: use sqlite:///PATH or postgresql+psycopg://...") from error
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite_engine(parsed, create)
+    if parsed.get_backend_name() == "postgresql":
+        try:
+            return sa.create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+        except ModuleNotFoundError as error:
+            raise StorageError("PostgreSQL needs psycopg: pip install 'hpo[postgres]'.") from error
+    raise UserError(
+        f"--storage {parsed.render_as_string(hide_password=True)} is not supported: use sqlite:///PATH or postgresql+psycopg://..."
+    )
+
+
+def _sqlite_engine(url: sa.URL, create: bool) -> Engine:
+    path = Path(url.database or "")
+    if not url.database or url.database == ":memory:":
+        raise UserError("--storage needs a file: sqlite:///PATH; a database in memory would not outlive the command.")
+    if not create and not path.exists():
+        raise StorageError(f"there is no ledger at {path}: run a study first, or name the right --home or --storage.")
+    if (kind := _filesystem(path)) in _NETWORK_FILESYSTEMS:
+        raise StorageError(f"{path} lies on {kind}, where SQLite's WAL is unsafe: use a local disk or PostgreSQL.")
+    engine = sa.create_engine(url, connect_args={"timeout": 30.0, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # SQLAlchemy's begin event opens the transaction, not the driver
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A reader that becomes a writer can fail at once with "database is locked"; a declared writer waits its turn.
+        write = connection.get_execution_options().get("hpo_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _version(connection: Connection) -> str | None:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+
+
+def _migrate(connection: Connection) -> None:
+    """Bring the schema to SCHEMA_VERSION; several processes may arrive here at once."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7463201)")
+    version = _version(connection)
+    if version == SCHEMA_VERSION:
+        return
+    if version is None:
+        # The same tables the migrations give (a test compares them), without the cost of importing Alembic.
+        metadata.create_all(connection)
+        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+        connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{SCHEMA_VERSION}')")
+        return
+    from hpo.ledger.migrations import upgrade
+
+    upgrade(connection)
+
+
+def _filesystem(path: Path) -> str:
+    """The type of the file system that will hold `path`, or "" where that cannot be told."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return ""
+    target, best, kind = str(path.absolute()), "", ""
+    for line in mounts.read_text().splitlines():
+        _, point, filesystem, *_ = line.split(" ")
+        inside = point == "/" or target == point or target.startswith(point.rstrip("/") + os.sep)
+        if inside and len(point) >= len(best):
+            best, kind = point, filesystem
+    return kind
+
+
+def _transient(error: exc.DBAPIError) -> bool:
+    if error.connection_invalidated:
+        return True
+    text = str(error.orig).lower()
+    if isinstance(error, exc.OperationalError):
+        return any(
+            word in text
+            for word in ("locked", "busy", "connection", "server closed", "terminating", "starting up", "shutting down")
+        )
+    return "deadlock" in text or "could not serialize" in text
+
+
+def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> StorageError:
+    text = str(error.orig).lower()
+    if "full" in text or "no space" in text or "i/o error" in text:
+        fix = "free some space, then `hpo resume` goes on where it stopped; what was acknowledged is kept"
+    elif "malformed" in text or "not a database" in text:
+        fix = "the file is damaged: restore it from a backup, or choose another --home"
+    elif "readonly" in text or "unable to open" in text or "permission" in text:
+        fix = "make it readable and writable, or choose another with --home or --storage"
+    elif "no such table" in text or "no such column" in text or "undefined" in text:
+        fix = "it is not a ledger of this platform: name another with --home or --storage"
+    else:
+        fix = "check that the database runs and can be reached"
+    return StorageError(f"the ledger {ledger.shown} failed ({str(error.orig).strip().splitlines()[0]}): {fix}.")
+
+
+@contextmanager
+def _one_sentence(ledger: Ledger) -> Iterator[None]:
+    try:
+        yield
+    except exc.DBAPIError as error:
+        raise _storage_error(ledger, error) from error
