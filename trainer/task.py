@@ -1,0 +1,58 @@
+"""What a study supplies to be trained: a `Task`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The loss of one micro-batch, before any mean is taken.
+
+    `sum` is a scalar with gradient: the losses added up. `count` is how many were added: samples, tokens or days.
+    The optimizer steps on the sums of all micro-batches of a window over their counts, so uneven micro-batches
+    weigh as they would in one large batch. A window whose count is 0 is skipped. `terms` holds more scalar sums
+    over the same count, logged as `train/<name>`.
+    """
+
+    sum: Tensor
+    count: float | Tensor
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Task:
+    """A trial's model, data and loss. One instance per trial, which holds no state that outlives the trial.
+
+    Every method may draw from the global generators of torch, numpy and python: they are seeded before each call.
+    """
+
+    def __init__(self, config: Any) -> None:
+        """`config` is the whole resolved configuration, already validated."""
+        self.config = config
+
+    def model(self) -> nn.Module:
+        """Build the model, on the CPU; called under the seed of stream "init"."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method model() that returns an nn.Module.")
+
+    def train_set(self) -> Any:
+        """The training data, map-style: `__len__`, and `__getitem__(index) -> sample` (collated as torch does) or
+        `__getitems__(indices) -> batch` for a whole batch at once. A list counts as samples still to be collated;
+        a batch is a tensor, a tuple or a dict."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method train_set() that returns a dataset.")
+
+    def augment(self, sample: Any, generator: torch.Generator) -> Any:
+        """Change one training sample; `generator` is seeded by (seed, epoch, index). By default nothing is done."""
+        return sample
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        """The loss of one micro-batch, already on the model's device."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method loss(model, batch) that returns a Loss.")
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Metrics of the model, named `val/...`; called after each epoch in eval mode and without gradient."""
+        return {}
