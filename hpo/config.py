@@ -1,0 +1,360 @@
+"""Configurations: dotted paths into pydantic models, overrides from `-o` and YAML, one canonical JSON form.
+
+A configuration is a frozen pydantic model with `extra="forbid"` whose fields are JSON-able. A path names a
+field through its parents, `train.optim.lr`. Values come in as JSON values or as text (`Raw`, from `-o`) that is
+read by the type of the field it is meant for. Everything a user can get wrong raises `SpaceError` in one sentence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from hpo.errors import SpaceError, UserError
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class Raw(str):
+    """Text from a command line: read as YAML first where the field's type allows that, else as the text itself."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'a' or 'b'?` for up to three of `known` that resemble `name`, else an empty string."""
+    known = list(dict.fromkeys(known))
+    leaf = name.rpartition(".")[2]
+    by_leaf: dict[str, list[str]] = {}
+    for candidate in known:
+        by_leaf.setdefault(candidate.rpartition(".")[2], []).append(candidate)
+    close = [path for match in difflib.get_close_matches(leaf, by_leaf, n=3, cutoff=0.7) for path in by_leaf[match]]
+    close.sort(key=lambda path: -difflib.SequenceMatcher(None, name, path).ratio())
+    matches = close[:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+    return f"; did you mean {' or '.join(repr(match) for match in matches)}?" if matches else ""
+
+
+# --- YAML
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 core scalars, no tags, few aliases, string keys that occur once.
+
+    YAML 1.1 as PyYAML reads it turns `no` into False, leaves `1e-3` a string, takes the last of two equal keys
+    and expands a few hundred bytes of aliases into billions of items.
+    """
+
+    yaml_implicit_resolvers: typing.ClassVar[dict] = {}
+    max_aliases, max_depth = 10, 32
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.aliases = self.depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            self.aliases += 1
+        if self.aliases > self.max_aliases:
+            raise yaml.MarkedYAMLError(problem=f"more than {self.max_aliases} aliases", problem_mark=event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(problem=f"tag {event.tag!r} is not allowed", problem_mark=event.start_mark)
+        if self.depth >= self.max_depth:
+            raise yaml.MarkedYAMLError(
+                problem=f"nested deeper than {self.max_depth} levels", problem_mark=event.start_mark
+            )
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+        lines: dict[str, int] = {}
+        for key_node, _ in node.value:
+            key, mark = self.construct_object(key_node, deep=True), key_node.start_mark
+            if not isinstance(key, str):
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string; quote it", problem_mark=mark)
+            if key in lines:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key!r} already stands in line {lines[key]}", problem_mark=mark
+                )
+            lines[key] = mark.line + 1
+        return super().construct_mapping(node, deep)
+
+    def construct_integer(self, node: Any) -> int:
+        return int(node.value, 0 if node.value[:2] in ("0x", "0o") else 10)
+
+    def construct_number(self, node: Any) -> float:
+        return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+# YAML 1.2.2, section 10.3.2: tag, pattern, the characters a match may begin with.
+_NUMBER = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", [*"-+0123456789"]),
+    ("float", rf"{_NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", [*"-+.0123456789"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
+
+
+def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
+    """Read one YAML mapping, strictly. Raises UserError with `file:line` where it can be blamed on one."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    if len(data) > max_bytes:
+        raise UserError(f"{path} is larger than {max_bytes} bytes; a configuration file is not that large.")
+    try:
+        loaded = yaml.load(data.decode("utf-8-sig"), _Loader)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        raise UserError(f"{path}{line}: {problem}.") from error
+    if not isinstance(loaded, dict | None):
+        raise UserError(f"{path}: the file must hold a mapping of fields to values, not {type(loaded).__name__}.")
+    return loaded or {}
+
+
+def parse_override(text: str) -> tuple[str, Raw]:
+    """Split `path=value`, the argument of `-o`; the value may be empty and may itself contain `=`."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise SpaceError(f"-o {text!r} is not an override; write -o path=value, for example -o train.num_epochs=5.")
+    return path.strip(), Raw(value.strip())
+
+
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings to dotted paths; lists and empty mappings are leaves. A path given twice is a SpaceError."""
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        inner = flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+        if twice := flat.keys() & inner.keys():
+            raise SpaceError(f"{min(twice)} is given twice; keep one of its values.")
+        flat.update(inner)
+    return flat
+
+
+# --- Paths into types
+
+
+def _unwrap(annotation: Any) -> Iterator[Any]:
+    """The alternatives of an annotation, without Annotated, aliases and Union around them."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _unwrap(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _unwrap(member)
+    elif hasattr(annotation, "__value__"):  # `type X = ...`
+        yield from _unwrap(annotation.__value__)
+    else:
+        yield annotation
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    return [one for one in _unwrap(annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
+
+
+def _children(annotation: Any, name: str) -> list[Any]:
+    """The annotations that field `name` has in the alternatives of `annotation`."""
+    found: list[Any] = []
+    for one in _unwrap(annotation):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            if name in one.model_fields:
+                field = one.model_fields[name]
+                found.append(Annotated[field.annotation, field])
+        elif get_origin(one) in (dict, Mapping) or one is dict:
+            found.append((get_args(one) or (str, Any))[1])
+        elif one is Any:
+            found.append(Any)
+    return found
+
+
+def _leaves(annotation: Any, prefix: str = "", depth: int = 8) -> Iterator[str]:
+    for model in _models(annotation):
+        for name, field in model.model_fields.items():
+            yield prefix + name
+            if depth:
+                yield from _leaves(field.annotation, f"{prefix}{name}.", depth - 1)
+
+
+@lru_cache(maxsize=4096)
+def field_type(config_type: type[BaseModel], path: str) -> Any:
+    """The annotation at `path`, its constraints included; a Union where alternatives differ. Raises SpaceError."""
+    annotation: Any = config_type
+    parts = path.split(".")
+    for depth, name in enumerate(parts):
+        children = _children(annotation, name)
+        if not children:
+            where = ".".join(parts[:depth]) or config_type.__name__
+            what = f"{where} has no field {name!r}" if _models(annotation) else f"{where} has no fields"
+            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type)) or '.'}")
+        annotation = children[0] if len(children) == 1 else Union[tuple(children)]  # noqa: UP007
+    return annotation
+
+
+def check_path(config_type: type[BaseModel], path: str) -> None:
+    """Raise SpaceError, naming near paths, unless `path` leads to a field of `config_type`."""
+    field_type(config_type, path)
+
+
+@lru_cache(maxsize=4096)
+def _adapter(config_type: type[BaseModel], path: str) -> TypeAdapter[Any]:
+    return TypeAdapter(field_type(config_type, path))
+
+
+def misfit(config_type: type[BaseModel], path: str, value: Any) -> str | None:
+    """Why `value` is refused by the field's type and constraints, or None where it is accepted."""
+    try:
+        _adapter(config_type, path).validate_json(json.dumps(value, allow_nan=False), strict=True)
+    except ValidationError as error:
+        return _reasons(error.errors(include_url=False))
+    except (TypeError, ValueError):
+        return "input should be a JSON value, its numbers finite"
+    return None
+
+
+def resolve(config_type: type[BaseModel], path: str, value: Any) -> Any:
+    """The JSON value meant by an override: text is read by the field's type. Raises SpaceError where none fits."""
+    candidates = [value]
+    if isinstance(value, str):
+        candidates = [str(value)]
+        try:
+            read = yaml.load(value, _Loader)
+            candidates.insert(0 if isinstance(value, Raw) else 1, read)
+        except yaml.YAMLError:
+            pass  # not YAML, so it can only be meant as it stands
+    reasons = [misfit(config_type, path, candidate) for candidate in candidates]
+    for candidate, reason in zip(candidates, reasons, strict=True):
+        if reason is None:
+            return candidate
+    shown = repr(str(value)) if isinstance(value, str) else repr(value)
+    raise SpaceError(f"{path}={shown} is refused: {reasons[0]}.")
+
+
+def _reasons(errors: list[Any]) -> str:
+    texts = (error["msg"].removeprefix("Value error, ").rstrip(".") for error in errors)
+    return " or ".join(dict.fromkeys(text[:1].lower() + text[1:] for text in texts))
+
+
+def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
+    """The first mistake of a validation error: path, value and what was expected."""
+    errors = error.errors(include_url=False)
+
+    def path_of(location: tuple[int | str, ...]) -> str:
+        path: list[str] = []
+        annotation: Any = config_type
+        for part in map(str, location):  # the tags of unions stand in a location too, and name no field
+            if children := _children(annotation, part):
+                annotation = children[0] if len(children) == 1 else Union[tuple(children)]  # noqa: UP007
+                path.append(part)
+        return ".".join(path)
+
+    first = errors[0]
+    path = path_of(first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"{path or first['loc'][-1]}={first['input']!r} does not belong to the alternative that is chosen there."
+    same = [one for one in errors if path_of(one["loc"]) == path]
+    if first["type"] == "missing" or not path or isinstance(first["input"], dict):
+        return f"{path or config_type.__name__}: {_reasons(same)}."
+    return f"{path}={first['input']!r} is refused: {_reasons(same)}."
+
+
+# --- Values
+
+
+def as_json(config: BaseModel) -> dict[str, Any]:
+    """The configuration as plain JSON values; raises as `canonical_json` does."""
+    return json.loads(canonical_json(config))
+
+
+def canonical_json(config: BaseModel) -> str:
+    """The one JSON text of a configuration: sorted keys, no spaces, floats as their shortest exact decimals.
+
+    Raises SpaceError for NaN and infinities, which JSON cannot hold.
+    """
+    data = config.model_dump(mode="json")
+    try:
+        return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        path, value = next((path, value) for path, value in flatten(data).items() if not _finite(value))
+        raise SpaceError(f"{path}={value!r} cannot be kept; give a finite number or null.") from error
+
+
+def _finite(value: Any) -> bool:
+    return "NaN" not in (text := json.dumps(value)) and "Infinity" not in text
+
+
+def config_hash(config: BaseModel) -> str:
+    """sha256 of the canonical JSON, 64 hex digits; the same in every process."""
+    return hashlib.sha256(canonical_json(config).encode()).hexdigest()
+
+
+def from_json(config_type: type[Config], data: Mapping[str, Any]) -> Config:
+    """The configuration that `as_json` gave. Raises SpaceError in one sentence."""
+    try:
+        return config_type.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        raise SpaceError(_sentence(config_type, error)) from error
+
+
+def _tags(annotation: Any, name: str) -> bool:
+    """Whether field `name` tells the alternatives of a union of models apart."""
+    models = _models(annotation)
+    return len(models) > 1 and all(
+        name in model.model_fields and get_origin(model.model_fields[name].annotation) is Literal for model in models
+    )
+
+
+def assign(config_type: type[BaseModel], data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a configuration's JSON with values set at dotted paths, parents before their parts.
+
+    Choosing another alternative of a tagged union (`train.optim.name`) starts from that alternative's defaults:
+    what stood there belonged to the old one.
+    """
+    data = json.loads(json.dumps(data))
+
+    def order(path: str) -> tuple[int, bool, str]:
+        parent, _, name = path.rpartition(".")
+        annotation = field_type(config_type, parent) if parent else config_type
+        return path.count("."), not _tags(annotation, name), path
+
+    for path in sorted(values, key=order):
+        parent, _, name = path.rpartition(".")
+        node = data
+        for part in parent.split(".") if parent else ():
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        if parent and node.get(name, values[path]) != values[path] and _tags(field_type(config_type, parent), name):
+            node.clear()
+        node[name] = values[path]
+    return data
+
+
+def apply(config: Config, values: Mapping[str, Any]) -> Config:
+    """A new configuration with JSON values, or text to be read by the field's type, at dotted paths.
+
+    Raises SpaceError naming the path, the value and what was expected.
+    """
+    config_type = type(config)
+    resolved = {path: resolve(config_type, path, value) for path, value in values.items()}
+    return from_json(config_type, assign(config_type, as_json(config), resolved))
