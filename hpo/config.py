@@ -62,7 +62,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()
-        if isinstance(event, yaml.AliasEvent):
+        if self.check_event(yaml.AliasEvent):
             self.aliases += 1
         if self.aliases > self.max_aliases:
             raise yaml.MarkedYAMLError(problem=f"more than {self.max_aliases} aliases", problem_mark=event.start_mark)
