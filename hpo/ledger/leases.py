@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from hpo.clock import Clock
 from hpo.errors import Busy
 from hpo.ledger.process import Process, is_dead
+from hpo.ledger.statements import CHECK_LEASE
 from hpo.ledger.store import Ledger
 from hpo.ledger.tables import leases
 
@@ -32,8 +33,8 @@ class Lease:
 
     def check(self, connection: Connection) -> None:
         """Renew inside a transaction of the owner's; raise Busy, and so roll it back, if the lease is lost."""
-        mine = (leases.c.name == self.name) & (leases.c.owner == self.owner) & (leases.c.fence == self.fence)
-        if connection.execute(update(leases).where(mine).values(renewals=leases.c.renewals + 1)).rowcount != 1:
+        mine = {"lease": self.name, "holder": self.owner, "held": self.fence}
+        if connection.execute(CHECK_LEASE, mine).rowcount != 1:
             raise Busy(f"{self.name} has been taken over by another process; this one stops.")
 
     def renew(self) -> None:

@@ -12,27 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, case, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import case, select, update
 from sqlalchemy.engine import Connection
 
+from hpo.ledger import statements as sql
 from hpo.ledger.process import Process
-from hpo.ledger.tables import (
-    OPEN_STATES,
-    asks,
-    attempts,
-    checkpoints,
-    decisions,
-    events,
-    reports,
-    studies,
-    trials,
-    workers,
-)
+from hpo.ledger.tables import OPEN_STATES, checkpoints, events, reports, studies, trials, workers
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 
-MAX_LOSSES = 5  # attempts of one trial that may be lost to infrastructure before it fails
+MAX_LOSSES = 5  # attempts of one trial that may be lost to infrastructure; one more and it fails
 
 # What an ended attempt makes of its trial.
 STATE_OF_OUTCOME = {
@@ -41,7 +30,6 @@ STATE_OF_OUTCOME = {
     "paused": "paused",
     "restarted": "waiting",
     "preempted": "waiting",
-    "lost": "waiting",
     "nonfinite": "infeasible",
     "out_of_memory": "infeasible",
     "infeasible": "infeasible",
@@ -71,13 +59,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial taken by a worker; `fence` is the proof in every later transaction. `high_step` is the highest reported before."""
+    """A trial taken by a worker; `fence` is its proof in every later transaction."""
 
     trial_id: int
     study_id: int
     number: int
     fence: int
-    high_step: int
+    high_step: int  # the highest reported by earlier attempts
+    params: Mapping[str, Any]
     config: Mapping[str, Any]
     config_hash: str
     committed: tuple[Mapping[str, Any], ...]  # rows of its kept checkpoints, newest first
@@ -98,12 +87,6 @@ class LaneReport:
     strategy: str = "none"
 
 
-def _insert_new(connection: Connection, table: Any) -> Any:
-    """INSERT ... ON CONFLICT DO NOTHING in either dialect."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    return dialect.insert(table).on_conflict_do_nothing()
-
-
 def plain(value: Any) -> Any:
     """`value` as JSON that every database accepts: non-finite floats become their names."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -121,40 +104,35 @@ def plain(value: Any) -> Any:
 def ask(connection: Connection, study_id: int, proposals: Sequence[Ask], told: Sequence[tuple[int, int]] = ()) -> None:
     """Record tells (trial number, place in the sequence) and insert waiting trials, at once."""
     for number, place in told:
-        connection.execute(
-            update(trials)
-            .where(trials.c.study_id == study_id, trials.c.number == number, trials.c.told.is_(None))
-            .values(told=place)
-        )
+        connection.execute(sql.TELL, {"study": study_id, "trial": number, "place": place})
     now = time.time()
     for proposal in proposals:
-        row = {"study_id": study_id, "number": proposal.number, "state": "waiting", "ranks": proposal.ranks, "revision": 1}
-        new = _insert_new(connection, trials).values(**row, created_at=now).returning(trials.c.id)
-        trial_id = connection.execute(new).scalar()
+        row = {"study_id": study_id, "number": proposal.number, "state": "waiting", "revision": 1, "created_at": now}
+        trial_id = connection.execute(sql.insert_trial(connection), row | {"ranks": proposal.ranks}).scalar()
         if trial_id is not None:
             connection.execute(
-                insert(asks).values(
-                    trial_id=trial_id,
-                    draw=proposal.draw,
-                    seed=proposal.seed,
-                    told=proposal.told,
-                    params=dict(proposal.params),
-                    coordinates=dict(proposal.coordinates),
-                    config=dict(proposal.config),
-                    config_hash=proposal.config_hash,
-                    trial_attrs=dict(proposal.trial_attrs),
-                    study_attrs=dict(proposal.study_attrs),
-                )
+                sql.INSERT_ASK,
+                {
+                    "trial_id": trial_id,
+                    "draw": proposal.draw,
+                    "seed": proposal.seed,
+                    "told": proposal.told,
+                    "params": dict(proposal.params),
+                    "coordinates": dict(proposal.coordinates),
+                    "config": dict(proposal.config),
+                    "config_hash": proposal.config_hash,
+                    "trial_attrs": dict(proposal.trial_attrs),
+                    "study_attrs": dict(proposal.study_attrs),
+                },
             )
 
 
 def lose(connection: Connection, trial_id: int, fence: int, why: str) -> None:
     """Take a trial from an attempt whose worker is gone; it waits again, or fails after MAX_LOSSES."""
-    current = and_(trials.c.id == trial_id, trials.c.fence == fence, trials.c.state == "running")
     failed = trials.c.losses >= MAX_LOSSES
     row = connection.execute(
         update(trials)
-        .where(current)
+        .where(trials.c.id == trial_id, trials.c.fence == fence, trials.c.state == "running")
         .values(
             state=case((failed, "failed"), else_="waiting"),
             outcome=case((failed, "lost"), else_=None),
@@ -167,7 +145,7 @@ def lose(connection: Connection, trial_id: int, fence: int, why: str) -> None:
         .returning(trials.c.study_id, trials.c.revision)
     ).first()
     if row is not None:
-        end_attempt(connection, trial_id, fence, "lost")
+        _end_attempt(connection, trial_id, fence, "lost", 0)
         uid = f"{trial_id}.{fence}.worker_lost"
         _event(connection, row.study_id, trial_id, "worker_lost", {"fence": fence, "why": why}, row.revision, uid)
 
@@ -184,20 +162,13 @@ def note(connection: Connection, study_id: int, kind: str, fields: Mapping[str, 
 
 def register(connection: Connection, process: Process, executor: str, slots: int = 1) -> None:
     """Announce a worker."""
-    connection.execute(
-        _insert_new(connection, workers).values(
-            id=process.id,
-            host=process.host,
-            pid=process.pid,
-            pid_started=process.started,
-            slots=slots,
-            executor=executor,
-            started_at=time.time(),
-        )
-    )
+    row = {"id": process.id, "host": process.host, "pid": process.pid, "pid_started": process.started}
+    row |= {"slots": slots, "executor": executor, "started_at": time.time()}
+    connection.execute(sql.insert_new(connection, workers), row)
 
 
 def unregister(connection: Connection, process: Process) -> None:
+    """Say that a worker left in good order."""
     connection.execute(update(workers).where(workers.c.id == process.id).values(ended_at=time.time()))
 
 
@@ -207,53 +178,27 @@ def claim(connection: Connection, worker_id: str, n: int = 1, study_id: int | No
     A retried commit that had gone through leaves a trial running that the worker never heard of; its lease then runs
     out like that of a dead worker.
     """
-    waiting = (
-        select(trials.c.id)
-        .join(studies, studies.c.id == trials.c.study_id)
-        .where(trials.c.state == "waiting", studies.c.state == "open")
-        .order_by(trials.c.study_id, trials.c.number)
-        .limit(n)
-        .with_for_update(of=trials, skip_locked=True)
-    )
-    if study_id is not None:
-        waiting = waiting.where(trials.c.study_id == study_id)
-    return [_take(connection, worker_id, trial_id) for trial_id in connection.execute(waiting).scalars().all()]
+    query, scope = (sql.WAITING, {}) if study_id is None else (sql.WAITING_OF_STUDY, {"study": study_id})
+    found = connection.execute(query, {"n": n, **scope}).scalars().all()
+    return [_take(connection, worker_id, trial_id) for trial_id in found]
 
 
 def _take(connection: Connection, worker_id: str, trial_id: int) -> Claim:
     now = time.time()
-    row = connection.execute(
-        update(trials)
-        .where(trials.c.id == trial_id, trials.c.state == "waiting")
-        .values(
-            state="running",
-            fence=trials.c.fence + 1,
-            revision=trials.c.revision + 1,
-            started_at=case((trials.c.started_at.is_(None), now), else_=trials.c.started_at),
-        )
-        .returning(trials.c.study_id, trials.c.number, trials.c.fence, trials.c.step)
-    ).one()
+    row = connection.execute(sql.TAKE, {"trial": trial_id, "now": now}).one()
     kept: tuple[Mapping[str, Any], ...] = ()
     if row.fence > 1:
-        newest = select(checkpoints).where(checkpoints.c.trial_id == trial_id, checkpoints.c.state == "kept")
-        found = connection.execute(newest.order_by(checkpoints.c.step.desc(), checkpoints.c.id.desc())).mappings()
-        kept = tuple(dict(checkpoint) for checkpoint in found)
+        kept = tuple(dict(found) for found in connection.execute(sql.KEPT, {"trial": trial_id}).mappings())
     from_step = kept[0]["step"] if kept else 0
-    connection.execute(
-        insert(attempts).values(
-            trial_id=trial_id, fence=row.fence, worker_id=worker_id, from_step=from_step, step=from_step, started_at=now
-        )
-    )
-    asked = connection.execute(select(asks.c.config, asks.c.config_hash).where(asks.c.trial_id == trial_id)).one()
-    return Claim(
-        trial_id, row.study_id, row.number, row.fence, row.step, asked.config, asked.config_hash, committed=kept
-    )
+    attempt = {"trial_id": trial_id, "fence": row.fence, "worker_id": worker_id, "started_at": now}
+    connection.execute(sql.INSERT_ATTEMPT, attempt | {"from_step": from_step, "step": from_step})
+    asked = connection.execute(sql.ASKED, {"trial": trial_id}).one()
+    return Claim(trial_id, row.study_id, row.number, row.fence, row.step, *asked, committed=kept)
 
 
 def renew(connection: Connection, taken: Claim) -> None:
     """Show that the worker is alive; raise Fenced if the trial is another's."""
-    mine = and_(attempts.c.trial_id == taken.trial_id, attempts.c.fence == taken.fence, attempts.c.outcome.is_(None))
-    if connection.execute(update(attempts).where(mine).values(renewals=attempts.c.renewals + 1)).rowcount != 1:
+    if connection.execute(sql.RENEW, {"trial": taken.trial_id, "held": taken.fence}).rowcount != 1:
         raise _fenced(taken)
 
 
@@ -261,29 +206,15 @@ def commit(connection: Connection, lanes: Sequence[LaneReport]) -> list[Verdict 
     """Commit the reports of a group of lanes, one or many, in this transaction; one answer per lane."""
     answers: list[Verdict | Fenced] = []
     for lane in lanes:
-        revision = _advance(connection, lane)
+        at = {"at_step": lane.step, "at_epoch": lane.epoch or 0}
+        held = {"trial": lane.claim.trial_id, "held": lane.claim.fence}
+        revision = connection.execute(sql.ADVANCE, held | at).scalar()
         answers.append(_fenced(lane.claim) if revision is None else _commit_lane(connection, lane, revision))
     return answers
 
 
-def _advance(connection: Connection, lane: LaneReport) -> int | None:
-    """Check the fence and move the trial on; its new revision, or None if it is another's."""
-    epoch = lane.epoch or 0
-    return connection.execute(
-        update(trials)
-        .where(trials.c.id == lane.claim.trial_id, trials.c.fence == lane.claim.fence, trials.c.state == "running")
-        .values(
-            revision=trials.c.revision + 1,
-            step=case((trials.c.step < lane.step, lane.step), else_=trials.c.step),
-            epoch=case((trials.c.epoch < epoch, epoch), else_=trials.c.epoch),
-        )
-        .returning(trials.c.revision)
-    ).scalar()
-
-
 def _commit_lane(connection: Connection, lane: LaneReport, revision: int) -> Verdict:
-    replay = lane.step <= lane.claim.high_step
-    if replay:
+    if lane.step <= lane.claim.high_step:
         _compare(connection, lane, revision)
     if lane.metrics:
         _insert_values(connection, lane, revision)
@@ -304,24 +235,18 @@ def _insert_values(connection: Connection, lane: LaneReport, revision: int) -> N
         "revision": revision,
         "at": time.time(),
     }
-    rows = [
-        {**shared, "key": key, "value": None if math.isnan(value) else float(value)} for key, value in lane.metrics.items()
-    ]
-    connection.execute(_insert_new(connection, reports), rows)
+    rows = [shared | {"key": key, "value": None if value != value else float(value)} for key, value in lane.metrics.items()]
+    connection.execute(sql.insert_new(connection, reports), rows)
 
 
 def _compare(connection: Connection, lane: LaneReport, revision: int) -> None:
-    """The first value stands; say where a replay gave another one. Clocks and throughput may differ, so are not compared."""
-    stood = connection.execute(
-        select(reports.c.key, reports.c.value).where(
-            reports.c.trial_id == lane.claim.trial_id, reports.c.step == lane.step, reports.c.fold == lane.fold
-        )
-    )
-    first = {key: math.nan if value is None else value for key, value in stood}
+    """The first value stands; say where a replay gave another one. What the machine decides may differ."""
+    at = {"trial": lane.claim.trial_id, "at_step": lane.step, "fold": lane.fold}
+    first = {key: math.nan if value is None else value for key, value in connection.execute(sql.FIRST_VALUES, at)}
     differing = {
         key: {"first": first[key], "replay": value}
         for key, value in lane.metrics.items()
-        if key in first and not _machine_dependent(key) and repr(first[key]) != repr(float(value))
+        if key in first and not machine_dependent(key) and repr(first[key]) != repr(float(value))
     }
     if differing:
         fields = {"step": lane.step, "metrics": differing}
@@ -329,33 +254,21 @@ def _compare(connection: Connection, lane: LaneReport, revision: int) -> None:
         _event(connection, lane.claim.study_id, lane.claim.trial_id, "replay_differs", fields, revision, uid)
 
 
-def _machine_dependent(key: str) -> bool:
+def machine_dependent(key: str) -> bool:
+    """Metrics that a replay may give another value: clocks, load, throughput."""
     return key.startswith(("system/", "time/")) or key.endswith("_per_sec")
 
 
 def _insert_checkpoint(connection: Connection, lane: LaneReport, ref: CheckpointRef, revision: int) -> None:
-    connection.execute(
-        _insert_new(connection, checkpoints).values(
-            trial_id=lane.claim.trial_id,
-            step=ref.step,
-            epoch=ref.epoch,
-            path=lane.checkpoint_path,
-            sha256=ref.sha256,
-            size=ref.size,
-            state="kept",
-            metrics=plain(dict(lane.metrics)),
-            fence=lane.claim.fence,
-            revision=revision,
-            at=time.time(),
-        )
-    )
+    row = {"trial_id": lane.claim.trial_id, "step": ref.step, "epoch": ref.epoch, "path": lane.checkpoint_path}
+    row |= {"sha256": ref.sha256, "size": ref.size, "state": "kept", "metrics": plain(dict(lane.metrics))}
+    row |= {"fence": lane.claim.fence, "revision": revision, "at": time.time()}
+    connection.execute(sql.insert_new(connection, checkpoints), row)
 
 
 def _stored_decision(connection: Connection, lane: LaneReport) -> Verdict | None:
-    key = and_(
-        decisions.c.trial_id == lane.claim.trial_id, decisions.c.step == lane.step, decisions.c.fold == lane.fold
-    )
-    row = connection.execute(select(decisions).where(key)).mappings().first()
+    at = {"trial": lane.claim.trial_id, "at_step": lane.step, "fold": lane.fold}
+    row = connection.execute(sql.DECISION, at).mappings().first()
     if row is None:
         return None
     return Verdict(row["verdict"], row["step"], row["reason"], row["checkpoint"], row["params"])
@@ -363,20 +276,10 @@ def _stored_decision(connection: Connection, lane: LaneReport) -> Verdict | None
 
 def _decide(connection: Connection, lane: LaneReport, decide: Decide, revision: int) -> Verdict:
     verdict = decide(connection)
-    connection.execute(
-        insert(decisions).values(
-            trial_id=lane.claim.trial_id,
-            step=lane.step,
-            fold=lane.fold,
-            verdict=verdict.kind,
-            reason=verdict.reason,
-            checkpoint=verdict.checkpoint,
-            params=dict(verdict.params),
-            strategy=lane.strategy,
-            fence=lane.claim.fence,
-            revision=revision,
-        )
-    )
+    row = {"trial_id": lane.claim.trial_id, "step": lane.step, "fold": lane.fold, "verdict": verdict.kind}
+    row |= {"reason": verdict.reason, "checkpoint": verdict.checkpoint, "params": dict(verdict.params)}
+    row |= {"strategy": lane.strategy, "fence": lane.claim.fence, "revision": revision}
+    connection.execute(sql.INSERT_DECISION, row)
     return Verdict(verdict.kind, lane.step, verdict.reason, verdict.checkpoint, verdict.params)
 
 
@@ -386,60 +289,44 @@ def record(connection: Connection, taken: Claim, kind: str, fields: Mapping[str,
     _event(connection, taken.study_id, taken.trial_id, kind, fields, revision, uid)
 
 
-def set_checkpoints(connection: Connection, taken: Claim, path: str, **values: Any) -> None:
+def set_checkpoint(connection: Connection, taken: Claim, path: str, **values: Any) -> None:
     """Change a checkpoint's row: state (kept, deleted, damaged) or best; raise Fenced if the trial is another's."""
     revision = _bump(connection, taken)
-    row = and_(checkpoints.c.trial_id == taken.trial_id, checkpoints.c.path == path)
+    row = (checkpoints.c.trial_id == taken.trial_id) & (checkpoints.c.path == path)
     connection.execute(update(checkpoints).where(row).values(revision=revision, **values))
 
 
 def finish(connection: Connection, taken: Claim, outcome: Outcome, values: Sequence[float | None] | None) -> None:
     """End the attempt and move the trial on; raise Fenced if it is another's. A repeat of the same is harmless."""
     state = STATE_OF_OUTCOME[outcome.kind]
-    terminal = state not in OPEN_STATES
-    row = connection.execute(
-        update(trials)
-        .where(trials.c.id == taken.trial_id, trials.c.fence == taken.fence, trials.c.state == "running")
-        .values(
-            state=state,
-            outcome=outcome.kind,
-            values=list(values) if values is not None else None,
-            error=outcome.error or None,
-            traceback=outcome.traceback or None,
-            ended_at=time.time() if terminal else None,
-            revision=trials.c.revision + 1,
-        )
-    )
-    if row.rowcount != 1 and not _finished_so(connection, taken, state):
+    now = time.time()
+    row = {
+        "trial": taken.trial_id,
+        "held": taken.fence,
+        "new_state": state,
+        "new_outcome": outcome.kind,
+        "new_values": None if values is None else list(values),
+        "new_error": outcome.error or None,
+        "new_traceback": outcome.traceback or None,
+        "ended": None if state in OPEN_STATES else now,
+    }
+    if connection.execute(sql.FINISH, row).rowcount != 1 and not _finished_so(connection, taken, state):
         raise _fenced(taken)
-    end_attempt(connection, taken.trial_id, taken.fence, outcome.kind, outcome.step)
+    _end_attempt(connection, taken.trial_id, taken.fence, outcome.kind, outcome.step)
 
 
-def end_attempt(connection: Connection, trial_id: int, fence: int, outcome: str, step: int | None = None) -> None:
-    """Close an attempt's row, once."""
-    mine = and_(attempts.c.trial_id == trial_id, attempts.c.fence == fence, attempts.c.outcome.is_(None))
-    values = {"outcome": outcome, "ended_at": time.time()} | ({} if step is None else {"step": step})
-    connection.execute(update(attempts).where(mine).values(**values))
+def _end_attempt(connection: Connection, trial_id: int, fence: int, outcome: str, step: int) -> None:
+    row = {"trial": trial_id, "held": fence, "ended_as": outcome, "ended": time.time(), "last_step": step}
+    connection.execute(sql.END_ATTEMPT, row)
 
 
 def _finished_so(connection: Connection, taken: Claim, state: str) -> bool:
-    same = select(trials.c.id).where(
-        trials.c.id == taken.trial_id, trials.c.fence == taken.fence, trials.c.state == state
-    )
-    return connection.execute(same).first() is not None
+    same = (trials.c.id == taken.trial_id) & (trials.c.fence == taken.fence) & (trials.c.state == state)
+    return connection.execute(select(trials.c.id).where(same)).first() is not None
 
 
 def _bump(connection: Connection, taken: Claim) -> int:
-    revision = connection.execute(
-        update(trials)
-        .where(
-            trials.c.id == taken.trial_id,
-            trials.c.fence == taken.fence,
-            or_(trials.c.state == "running", trials.c.state == "paused"),
-        )
-        .values(revision=trials.c.revision + 1)
-        .returning(trials.c.revision)
-    ).scalar()
+    revision = connection.execute(sql.BUMP, {"trial": taken.trial_id, "held": taken.fence}).scalar()
     if revision is None:
         raise _fenced(taken)
     return revision
@@ -455,7 +342,7 @@ def _event(
     uid: str,
 ) -> None:
     row = {"study_id": study_id, "trial_id": trial_id, "kind": kind, "fields": plain(fields), "revision": revision}
-    connection.execute(_insert_new(connection, events).values(**row, uid=uid, at=time.time()))
+    connection.execute(sql.insert_new(connection, events), row | {"uid": uid, "at": time.time()})
 
 
 def _fenced(taken: Claim) -> Fenced:

@@ -1,0 +1,151 @@
+"""The ledger's hot statements, built once: building one costs SQLAlchemy several times what running it does.
+
+Parameters are `bindparam`s whose names never equal a column's where the statement also sets that column.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import bindparam, case, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from hpo.ledger.tables import asks, attempts, checkpoints, decisions, leases, reports, studies, trials
+
+_trial = trials.c.id == bindparam("trial")
+_held = _trial & (trials.c.fence == bindparam("held")) & (trials.c.state == "running")
+_attempt = (
+    (attempts.c.trial_id == bindparam("trial"))
+    & (attempts.c.fence == bindparam("held"))
+    & attempts.c.outcome.is_(None)
+)
+
+
+@cache
+def _insert_new(dialect: str, table: Any) -> Any:
+    module = postgresql if dialect == "postgresql" else sqlite
+    return module.insert(table).on_conflict_do_nothing()
+
+
+def insert_new(connection: Connection, table: Any) -> Any:
+    """INSERT ... ON CONFLICT DO NOTHING, in the connection's dialect."""
+    return _insert_new(connection.dialect.name, table)
+
+
+@cache
+def _insert_trial(dialect: str) -> Any:
+    return _insert_new(dialect, trials).returning(trials.c.id)
+
+
+def insert_trial(connection: Connection) -> Any:
+    """Insert a trial unless its number is taken; its id if it was inserted."""
+    return _insert_trial(connection.dialect.name)
+
+
+CHECK_LEASE = (
+    update(leases)
+    .where(
+        leases.c.name == bindparam("lease"), leases.c.owner == bindparam("holder"), leases.c.fence == bindparam("held")
+    )
+    .values(renewals=leases.c.renewals + 1)
+)
+
+TELL = (
+    update(trials)
+    .where(trials.c.study_id == bindparam("study"), trials.c.number == bindparam("trial"), trials.c.told.is_(None))
+    .values(told=bindparam("place"))
+)
+
+INSERT_ASK = insert(asks)
+
+# Waiting trials of open studies, lowest numbers first.
+WAITING = (
+    select(trials.c.id)
+    .join(studies, studies.c.id == trials.c.study_id)
+    .where(trials.c.state == "waiting", studies.c.state == "open")
+    .order_by(trials.c.study_id, trials.c.number)
+    .limit(bindparam("n"))
+    .with_for_update(of=trials, skip_locked=True)
+)
+WAITING_OF_STUDY = WAITING.where(trials.c.study_id == bindparam("study"))
+
+TAKE = (
+    update(trials)
+    .where(_trial, trials.c.state == "waiting")
+    .values(
+        state="running",
+        fence=trials.c.fence + 1,
+        revision=trials.c.revision + 1,
+        started_at=case((trials.c.started_at.is_(None), bindparam("now")), else_=trials.c.started_at),
+    )
+    .returning(trials.c.study_id, trials.c.number, trials.c.fence, trials.c.step)
+)
+
+KEPT = (
+    select(checkpoints)
+    .where(checkpoints.c.trial_id == bindparam("trial"), checkpoints.c.state == "kept")
+    .order_by(checkpoints.c.step.desc(), checkpoints.c.id.desc())
+)
+
+INSERT_ATTEMPT = insert(attempts)
+
+ASKED = select(asks.c.params, asks.c.config, asks.c.config_hash).where(asks.c.trial_id == bindparam("trial"))
+
+RENEW = update(attempts).where(_attempt).values(renewals=attempts.c.renewals + 1)
+
+# Check the fence and move the trial on, in one.
+ADVANCE = (
+    update(trials)
+    .where(_held)
+    .values(
+        revision=trials.c.revision + 1,
+        step=case((trials.c.step < bindparam("at_step"), bindparam("at_step")), else_=trials.c.step),
+        epoch=case((trials.c.epoch < bindparam("at_epoch"), bindparam("at_epoch")), else_=trials.c.epoch),
+    )
+    .returning(trials.c.revision)
+)
+
+BUMP = (
+    update(trials)
+    .where(_held)
+    .values(revision=trials.c.revision + 1)
+    .returning(trials.c.revision)
+)
+
+FIRST_VALUES = select(reports.c.key, reports.c.value).where(
+    reports.c.trial_id == bindparam("trial"), reports.c.step == bindparam("at_step"), reports.c.fold == bindparam("fold")
+)
+
+DECISION = select(decisions).where(
+    decisions.c.trial_id == bindparam("trial"),
+    decisions.c.step == bindparam("at_step"),
+    decisions.c.fold == bindparam("fold"),
+)
+
+INSERT_DECISION = insert(decisions)
+
+FINISH = (
+    update(trials)
+    .where(_held)
+    .values(
+        state=bindparam("new_state"),
+        outcome=bindparam("new_outcome"),
+        values=bindparam("new_values", type_=trials.c["values"].type),
+        error=bindparam("new_error"),
+        traceback=bindparam("new_traceback"),
+        ended_at=bindparam("ended"),
+        revision=trials.c.revision + 1,
+    )
+)
+
+END_ATTEMPT = (
+    update(attempts)
+    .where(_attempt)
+    .values(
+        outcome=bindparam("ended_as"),
+        ended_at=bindparam("ended"),
+        step=case((attempts.c.step < bindparam("last_step"), bindparam("last_step")), else_=attempts.c.step),
+    )
+)
