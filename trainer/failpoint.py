@@ -3,7 +3,8 @@
     HPO_TESTING=1 HPO_FAILPOINTS="checkpoint.before_rename=kill@3;worker.after_claim=raise:ENOSPC@1"
 
 At its n-th passing (`@n`, from 1; by default the first) `kill` sends SIGKILL and `stop` SIGSTOP to this process,
-`raise:NAME` raises the OSError of that errno. Without HPO_TESTING=1, read once at import, a point does nothing.
+`raise:NAME` raises the OSError of that errno. With HPO_FAILPOINTS_FIRED=DIR a point fires once over all processes:
+the one that fires leaves DIR/name. Without HPO_TESTING=1, read once at import, a point does nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def failpoint(name: str) -> None:
     assert name in NAMES, name
     _passed[name] = _passed.get(name, 0) + 1
     action, hit = _POINTS.get(name, ("", 0))
-    if _passed[name] != hit:
+    if _passed[name] != hit or not _first_of_all(name):
         return
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -66,6 +67,17 @@ def failpoint(name: str) -> None:
     else:
         code = getattr(errno, action.removeprefix("raise:"))
         raise OSError(code, os.strerror(code), f"failpoint {name}")
+
+
+def _first_of_all(name: str) -> bool:
+    directory = os.environ.get("HPO_FAILPOINTS_FIRED")
+    if directory is None:
+        return True
+    try:
+        os.close(os.open(os.path.join(directory, name), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
 
 def passed() -> dict[str, int]:
