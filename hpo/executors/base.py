@@ -1,0 +1,48 @@
+"""The contract of an executor: where workers run. Every executor gives the same study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpo.home import Home
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """What a worker needs to join a study. `lease_timeout` in seconds."""
+
+    storage: str
+    home: Home
+    study_id: int
+    lease_timeout: float
+
+
+class Executor(Protocol):
+    """Owns workers, never trials: what a dead worker held is taken back by the driver."""
+
+    name: str
+
+    def start(self, context: WorkerContext) -> None:
+        """Bring up the workers; return without waiting for them."""
+        ...
+
+    def step(self) -> bool:
+        """Do a piece of work here, or look after the workers elsewhere (replace the dead).
+
+        True if a trial was trained in this call, so that the driver looks at once for what to ask next. Raises
+        HpoError when workers cannot be kept alive.
+        """
+        ...
+
+    def preempt(self) -> None:
+        """Ask every worker to checkpoint and leave; safe in a signal handler, returns at once."""
+        ...
+
+    def stop(self, grace: float) -> None:
+        """Like `preempt`, and wait up to `grace` seconds; what is left after that is killed."""
+        ...
+
+    def kill(self) -> None:
+        """End every worker at once; safe in a signal handler."""
+        ...

@@ -1,0 +1,52 @@
+"""Child processes that never outlive their parent and are deaf to the terminal's Ctrl-C."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PARENT = "HPO_PARENT_PID"
+
+
+def spawn(module: str, arguments: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
+    """Start `python -m module` in a session of its own, its output appended to `log`.
+
+    What is secret, such as a URL with a password, goes through `environ`: other users can read arguments.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {_PARENT: str(os.getpid())} | environ
+    # numpy and torch read these once, at import; a worker gets its threads from train.num_threads instead.
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment.setdefault(variable, "1")
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that spawned it dies; call first thing in the child.
+
+    Only Linux has this; elsewhere the parent's death is found out by `orphaned`.
+    """
+    if sys.platform == "linux" and _PARENT in os.environ:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if orphaned():  # it died before the call above
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def orphaned() -> bool:
+    """Whether the process that spawned this one is gone; False for one started by hand."""
+    parent = os.environ.get(_PARENT)
+    return parent is not None and os.getppid() != int(parent)

@@ -1,0 +1,296 @@
+"""A worker: claim -> rebuild the configuration -> trainer.fit -> finish. One warm process, many trials."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.engine import Connection
+
+from hpo.errors import StorageError, UserError
+from hpo.executors.base import WorkerContext
+from hpo.executors.process import die_with_parent
+from hpo.home import Home
+from hpo.ledger import Ledger, writes
+from hpo.ledger.history import Curves, LedgerHistory
+from hpo.ledger.process import Process
+from hpo.ledger.tables import studies
+from hpo.ledger.writes import Claim, LaneReport
+from hpo.search.strategy import make_strategy
+from hpo.study import Study, StudySpec, load
+from trainer.errors import ConfigError, DataError, Fenced
+from trainer.failpoint import failpoint
+from trainer.report import CheckpointRef, Outcome, Verdict
+
+FENCED = 4  # exit code of a worker process that lost its trial to another
+
+
+class Opened:
+    """A study as a worker holds it: loaded once, used for many trials."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.id: int = row["id"]
+        self.name: str = row["name"]
+        self.spec = StudySpec.from_json(row["spec"])
+        self.study: Study = load(self.spec.reference).configure(self.spec.overrides)
+        self.strategy = make_strategy(self.spec.strategy)
+        self.curves = Curves(self.id, self.study.objectives[0])
+
+    def history(self, connection: Connection, number: int, epoch: int, value: float) -> LedgerHistory:
+        """What a decision on trial `number` may read: in ordered mode only trials <= number - W."""
+        limit = number - self.spec.window if self.spec.order == "ordered" else None
+        return LedgerHistory(self.curves, connection, number, epoch, value, limit)
+
+
+class Worker:
+    """Claims trials one after another. `preempt` makes it checkpoint and leave; it may be called from a signal handler."""
+
+    def __init__(self, context: WorkerContext, executor: str) -> None:
+        self._context = context
+        self._ledger = Ledger(context.storage, create=False)
+        self._process = Process.current()
+        self._studies: dict[int, Opened] = {}
+        self.leaving = threading.Event()
+        self._ledger.transact(lambda c: writes.register(c, self._process, executor))
+        self._lease = _Renewer(self._ledger, context.lease_timeout / 3)
+
+    def run_one(self) -> bool:
+        """Train one waiting trial to its end or its interruption; False if none waits."""
+        study_id = self._context.study_id or None
+        claimed = self._ledger.transact(lambda c: writes.claim(c, self._process.id, 1, study_id))
+        if not claimed or self.leaving.is_set():
+            for claim in claimed:
+                self._finish(claim, Outcome("preempted"), None)
+            return False
+        failpoint("worker.after_claim")
+        self._train(claimed[0])
+        return True
+
+    def preempt(self) -> None:
+        self.leaving.set()
+
+    def close(self) -> None:
+        self._lease.close()
+        self._ledger.transact(lambda c: writes.unregister(c, self._process))
+        self._ledger.close()
+
+    def _train(self, claim: Claim) -> None:
+        opened = self._open(claim.study_id)
+        with self._lease.on(claim):
+            reporter = LedgerReporter(self._ledger, self._context.home, opened, claim, self._lease, self.leaving)
+            outcome = self._fit(opened, claim, reporter)
+            failpoint("worker.before_finish")
+            self._finish(claim, outcome, opened)
+            failpoint("worker.after_finish")
+
+    def _open(self, study_id: int) -> Opened:
+        if study_id not in self._studies:
+            with self._ledger.read() as connection:
+                row = connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
+            self._studies[study_id] = Opened(row)
+        return self._studies[study_id]
+
+    def _fit(self, opened: Opened, claim: Claim, reporter: LedgerReporter) -> Outcome:
+        from trainer.loop import fit
+
+        try:
+            config = opened.study.rebuild(claim.config, claim.config_hash)
+            task = opened.study.task_class()(config)
+            return fit(task, config.train, reporter, reporter.store())
+        except (Fenced, StorageError):
+            raise
+        except (ConfigError, DataError, UserError) as error:
+            return Outcome("bad_config", error=str(error))
+        except Exception as error:  # a bug in the study's code; its whole traceback goes to the ledger
+            sentence = f"{type(error).__name__}: {error}"
+            return Outcome("user_error", error=sentence, traceback=traceback.format_exc())
+
+    def _finish(self, claim: Claim, outcome: Outcome, opened: Opened | None) -> None:
+        def body(connection: Connection) -> None:
+            final, values = outcome, None
+            if opened is not None and outcome.kind in ("complete", "pruned"):
+                final, values = opened.curves.judge(connection, claim.trial_id, outcome)
+            writes.finish(connection, claim, final, values)
+
+        self._ledger.transact(body)
+
+
+class _Renewer:
+    """Renews the lease of the trial at hand from a thread of its own, and finds out when it is lost."""
+
+    def __init__(self, ledger: Ledger, period: float) -> None:
+        self._ledger, self._period = ledger, period
+        self._claim: Claim | None = None
+        self._lost: str | None = None
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+
+    def on(self, claim: Claim) -> _Renewer:
+        with self._lock:
+            self._claim, self._lost = claim, None
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._claim = None
+
+    def check(self) -> None:
+        """Raise Fenced if the trial at hand is another's by now."""
+        if self._lost is not None:
+            raise Fenced(self._lost)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period):
+            with self._lock:
+                claim = self._claim
+            if claim is None:
+                continue
+            try:
+                self._ledger.transact(lambda c, claim=claim: writes.renew(c, claim))
+            except Fenced as error:
+                with self._lock:
+                    if self._claim is claim:
+                        self._lost = str(error)
+            except StorageError as error:
+                # The training thread meets the same outage at its next report, and decides there.
+                print(f"lease of trial {claim.number} not renewed: {error}", file=sys.stderr)
+
+
+class LedgerReporter:
+    """A trainer.report.Reporter that commits to the ledger, one transaction per report."""
+
+    def __init__(
+        self, ledger: Ledger, home: Home, opened: Opened, claim: Claim, lease: _Renewer, leaving: threading.Event
+    ) -> None:
+        self._ledger, self._opened, self._claim = ledger, opened, claim
+        self._lease, self._leaving = lease, leaving
+        self._directory = home.checkpoints(opened.name, claim.number)
+        self._files = home.files(opened.name, claim.number)
+        self._metric = opened.study.objectives[0].metric
+
+    @property
+    def preempted(self) -> bool:
+        self._lease.check()
+        return self._leaving.is_set()
+
+    def store(self) -> Any:
+        """The trial's checkpoints; the committed ones are those the ledger knows."""
+        from trainer.checkpoint import CheckpointStore
+
+        committed = [
+            CheckpointRef(self._directory / row["path"], row["step"], row["epoch"], row["sha256"], row["size"])
+            for row in self._claim.committed
+        ]
+        metrics = {row["path"]: row["metrics"] for row in self._claim.committed}
+        return CheckpointStore(
+            self._directory,
+            fence=self._claim.fence,
+            committed=committed,
+            metrics=metrics,
+            on_change=self._checkpoint_changed,
+        )
+
+    def report(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        epoch: int | None = None,
+        fold: int = 0,
+        checkpoint: CheckpointRef | None = None,
+    ) -> Verdict:
+        self._lease.check()
+        lane = LaneReport(
+            self._claim,
+            step,
+            metrics,
+            epoch=epoch,
+            fold=fold,
+            checkpoint=checkpoint,
+            checkpoint_path=checkpoint.path.name if checkpoint else "",
+            decide=self._decider(metrics, epoch, fold),
+            strategy=self._opened.strategy.name,
+        )
+        failpoint("worker.before_report_commit")
+        [answer] = self._ledger.transact(lambda connection: writes.commit(connection, [lane]))
+        failpoint("worker.after_report_commit")
+        if isinstance(answer, Fenced):
+            raise answer
+        return answer
+
+    def event(self, kind: str, **fields: Any) -> None:
+        uid = uuid.uuid4().hex
+        self._ledger.transact(lambda connection: writes.record(connection, self._claim, kind, fields, uid))
+
+    def artifact(self, path: Path, name: str | None = None) -> None:
+        name = name or path.name
+        target = (self._files / name).resolve()
+        if not target.is_relative_to(self._files.resolve()):
+            raise UserError(f"artifact name {name!r} leads out of the trial's files: give a relative path without '..'.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
+        shutil.copyfile(path, partial)
+        os.replace(partial, target)
+        self.event("artifact", path=name)
+
+    def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> writes.Decide | None:
+        strategy, opened, number = self._opened.strategy, self._opened, self._claim.number
+        if epoch is None or fold != 0 or self._metric not in metrics or not strategy.wants(epoch):
+            return None
+        value = metrics[self._metric]
+        return lambda connection: strategy.decide(opened.history(connection, number, epoch, value))
+
+    def _checkpoint_changed(self, ref: CheckpointRef, **values: Any) -> None:
+        self._ledger.transact(lambda c: writes.set_checkpoint(c, self._claim, ref.path.name, **values))
+
+
+def serve(context: WorkerContext, executor: str, idle: float = 0.1) -> int:
+    """Be a worker until asked to leave (SIGTERM, SIGINT); the process's exit code."""
+    worker = Worker(context, executor)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.preempt())
+    try:
+        while not worker.leaving.is_set():
+            if not worker.run_one():
+                worker.leaving.wait(idle)
+    except Fenced as error:
+        print(f"fenced: {error}", file=sys.stderr)
+        return FENCED
+    worker.close()
+    return 0
+
+
+def main() -> int:
+    """The entry of a worker process that an executor has spawned."""
+    die_with_parent()
+    parser = argparse.ArgumentParser("hpo.worker")
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--study-id", type=int, default=0)
+    parser.add_argument("--executor", default="local")
+    parser.add_argument("--lease-timeout", type=float, default=30.0)
+    given = parser.parse_args()
+    context = WorkerContext(os.environ["HPO_STORAGE"], Home.at(given.home), given.study_id, given.lease_timeout)
+    return serve(context, given.executor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
