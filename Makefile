@@ -1,0 +1,70 @@
+# Every target works in a fresh clone: the first one makes .venv with the pinned set.
+PYTHON ?= python3.11
+BIN := .venv/bin
+READY := .venv/.installed
+
+HPO_STUDY ?= atft
+HPO_TRIALS ?= 50
+HPO_HOME ?= .hpo
+HPO_ARGS ?=
+export HPO_HOME
+
+HPO := $(BIN)/hpo
+BEST := $(HPO_HOME)/$(HPO_STUDY)-best.yaml
+
+.PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
+	train-integrated-safe test test-slow lint format bench clean
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ui,postgres,dev]'
+	@touch $@
+
+hpo-setup: $(READY)  ## create .venv and install the pinned set
+
+hpo-run: $(READY)  ## search: HPO_STUDY=atft HPO_TRIALS=50 HPO_ARGS='--workers 2'
+	$(HPO) run --study $(HPO_STUDY) --trials $(HPO_TRIALS) $(HPO_ARGS)
+
+hpo-resume: $(READY)  ## continue an interrupted search
+	$(HPO) resume --study $(HPO_STUDY) $(HPO_ARGS)
+
+hpo-status: $(READY)  ## how far a search is
+	$(HPO) status --study $(HPO_STUDY) $(HPO_ARGS)
+
+hpo-ui: $(READY)  ## MLflow's pages on this machine
+	$(HPO) ui $(HPO_ARGS)
+
+smoke: $(READY)  ## four trials of one epoch
+	$(HPO) run --study $(HPO_STUDY) --name $(HPO_STUDY)-smoke --trials 4 --sampler random --strategy none \
+		-o train.num_epochs=1 $(HPO_ARGS)
+
+train-optimized: $(READY)  ## train the best configuration found, with nothing to stop it early
+	$(HPO) best --study $(HPO_STUDY) --save $(BEST)
+	$(HPO) run --study $(HPO_STUDY) --name $(HPO_STUDY)-optimized --trials 1 --sampler random --strategy none \
+		--config $(BEST) $(HPO_ARGS)
+
+test: lint  ## what CI runs: style, types, imports, tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m 'not slow'
+
+test-slow: $(READY)  ## the full sweeps
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m slow
+
+lint: $(READY)  ## style, types, imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## what the README claims, measured on this machine
+	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/trainer.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
