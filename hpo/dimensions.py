@@ -1,0 +1,310 @@
+"""The dimensions of a search space: Float, Int, Choice, Bool.
+
+A dimension has a coordinate, which a sampler draws, and a value, which a configuration gets. They differ where the
+coordinate has a scale of its own: the exponent of a power of two, the index of an option, a point of the unit
+interval for values that depend on another dimension.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from functools import cached_property
+from typing import Any
+
+# What a sampler sees of a dimension: ("float", low, high, log, step), ("int", low, high, log, step),
+# ("choice", n) for 0 .. n-1, or ("unit",) for the interval [0, 1].
+Coordinate = tuple[Any, ...]
+
+
+def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _cell(u: float, count: int) -> int:
+    """The cell of [0, 1] cut into `count` equal ones that holds `u`."""
+    return min(int(u * count), count - 1)
+
+
+def _log_integer(u: float, low: int, high: int) -> int:
+    """Log-uniform over low .. high, each integer k owning [k - 1/2, k + 1/2)."""
+    lower, upper = math.log(low - 0.5), math.log(high + 0.5)
+    return min(max(round(math.exp(lower + u * (upper - lower))), low), high)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """What all dimensions share.
+
+    tier   1 is searched first, see `--tier`.
+    when   {path: value or several values}: active only while every named dimension or field has one of them.
+    """
+
+    tier: int = field(default=1, kw_only=True)
+    when: Mapping[str, Any] | None = field(default=None, kw_only=True)
+
+    @cached_property
+    def conditions(self) -> dict[str, tuple[Any, ...]]:
+        return {
+            path: tuple(values) if isinstance(values, set | frozenset | tuple | list) else (values,)
+            for path, values in (self.when or {}).items()
+        }
+
+    @property
+    def divisor(self) -> str | None:
+        """The path of what every value must be a multiple of."""
+        return None
+
+    @property
+    def coordinate(self) -> Coordinate:
+        raise NotImplementedError
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the declaration itself, in words that follow the dimension's name."""
+        if not _is_number(self.tier, int) or self.tier < 1:
+            yield f"tier={self.tier!r} must be a whole number from 1"
+        yield from (f"when names no value for {path!r}" for path, values in self.conditions.items() if not values)
+
+    def from_unit(self, u: float) -> Any:
+        """The coordinate at `u` in [0, 1]."""
+        raise NotImplementedError
+
+    def value(self, coordinate: Any, divisor: int = 1) -> Any:
+        """The parameter at a coordinate."""
+        raise NotImplementedError
+
+    def extremes(self, divisor: int = 1) -> Sequence[Any]:
+        """Values that the field must accept for all to be acceptable."""
+        raise NotImplementedError
+
+    def grid(self, points: int, divisor: int = 1) -> Sequence[Any]:
+        """Coordinates of a grid: every value where there is a step, else `points` evenly spread ones."""
+        raise NotImplementedError
+
+    def may_be(self, value: Any) -> bool:
+        """Whether the dimension can take `value`; asked of what a condition names."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """The declaration as JSON values."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("when", "tier")}
+        when = {path: sorted(values, key=repr) for path, values in sorted(self.conditions.items())}
+        return {"type": type(self).__name__, **own, "tier": self.tier, "when": when}
+
+
+@dataclass(frozen=True)
+class Float(Dimension):
+    """Real numbers in [low, high]; `log` for scale-free ones, `step` for low, low + step, ..., high."""
+
+    low: float
+    high: float
+    log: bool = field(default=False, kw_only=True)
+    step: float | None = field(default=None, kw_only=True)
+
+    @property
+    def coordinate(self) -> Coordinate:
+        return "float", float(self.low), float(self.high), self.log, self.step
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        for name in ("low", "high") if self.step is None else ("low", "high", "step"):
+            if not _is_number(getattr(self, name), (int, float)):
+                yield f"{name}={getattr(self, name)!r} must be a finite number"
+                return
+        if self.low > self.high:
+            yield f"low={self.low} is above high={self.high}; swap them"
+        if self.log and self.low <= 0:
+            yield f"log needs low above 0, not {self.low}"
+        if self.step is not None:
+            if self.log:
+                yield "log and step cannot be combined; drop one"
+            elif self.step <= 0:
+                yield f"step={self.step} must be above 0"
+            elif self._steps != int(self._steps):
+                yield f"step={self.step} does not lead from low={self.low} to high={self.high}"
+
+    @cached_property
+    def _steps(self) -> Decimal:
+        return (Decimal(repr(self.high)) - Decimal(repr(self.low))) / Decimal(repr(self.step))
+
+    def _at(self, k: int) -> float:
+        """low + k step in decimal, so that 0.1 + 2 * 0.1 is 0.3."""
+        return float(Decimal(repr(self.low)) + k * Decimal(repr(self.step)))
+
+    def from_unit(self, u: float) -> float:
+        if self.step is not None:
+            return self._at(_cell(u, int(self._steps) + 1))
+        if self.log:
+            lower, upper = math.log(self.low), math.log(self.high)
+            return min(max(math.exp(lower + u * (upper - lower)), float(self.low)), float(self.high))
+        return min(self.low + u * (self.high - self.low), float(self.high))
+
+    def value(self, coordinate: Any, divisor: int = 1) -> float:
+        return float(coordinate) if self.step is None else self._at(round((coordinate - self.low) / self.step))
+
+    def extremes(self, divisor: int = 1) -> Sequence[float]:
+        return float(self.low), float(self.high)
+
+    def grid(self, points: int, divisor: int = 1) -> Sequence[float]:
+        if self.step is not None:
+            return [self._at(k) for k in range(int(self._steps) + 1)]
+        if self.low == self.high or points == 1:
+            return [self.from_unit(0.5)]
+        return [self.from_unit(k / (points - 1)) for k in range(points)]
+
+    def may_be(self, value: Any) -> bool:
+        return _is_number(value, (int, float)) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class Int(Dimension):
+    """Whole numbers in [low, high] by `step`, or powers of two, or multiples of another dimension or field.
+
+    `multiple_of` is the dotted path of a whole number; with `powers_of_two` the powers it divides remain.
+    """
+
+    low: int
+    high: int
+    log: bool = field(default=False, kw_only=True)
+    step: int = field(default=1, kw_only=True)
+    powers_of_two: bool = field(default=False, kw_only=True)
+    multiple_of: str | None = field(default=None, kw_only=True)
+
+    @property
+    def divisor(self) -> str | None:
+        return self.multiple_of
+
+    @property
+    def coordinate(self) -> Coordinate:
+        if self.multiple_of is not None:
+            return ("unit",)
+        if self.powers_of_two:
+            return "int", self.low.bit_length() - 1, self.high.bit_length() - 1, False, 1
+        return "int", self.low, self.high, self.log, self.step
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        for name in ("low", "high", "step"):
+            if not _is_number(getattr(self, name), int):
+                yield f"{name}={getattr(self, name)!r} must be a whole number"
+                return
+        if self.low > self.high:
+            yield f"low={self.low} is above high={self.high}; swap them"
+        if (self.log or self.multiple_of is not None) and self.low < 1:
+            yield f"{'log' if self.log else 'multiple_of'} needs low of at least 1, not {self.low}"
+        if self.step < 1:
+            yield f"step={self.step} must be at least 1"
+        elif (self.high - self.low) % self.step:
+            yield f"step={self.step} does not lead from low={self.low} to high={self.high}"
+        if self.step != 1 and (self.log or self.powers_of_two or self.multiple_of is not None):
+            yield "step cannot be combined with log, powers_of_two or multiple_of; drop one"
+        if self.powers_of_two:
+            if self.log:
+                yield "powers_of_two is logarithmic already; drop log"
+            for name in ("low", "high"):
+                if (value := getattr(self, name)) < 1 or value & (value - 1):
+                    yield f"{name}={value} is not a power of two"
+
+    def allowed(self, divisor: int = 1) -> Sequence[int]:
+        """All values that `divisor` divides, ascending."""
+        if self.powers_of_two:
+            exponents = range(self.low.bit_length() - 1, self.high.bit_length())
+            return [1 << exponent for exponent in exponents if not (1 << exponent) % divisor]
+        if self.multiple_of is not None:
+            return range(-(-self.low // divisor) * divisor, self.high + 1, divisor)
+        return range(self.low, self.high + 1, self.step)
+
+    def from_unit(self, u: float) -> Any:
+        if self.multiple_of is not None:
+            return u
+        if self.log:
+            return _log_integer(u, self.low, self.high)
+        index = _cell(u, len(self.allowed()))
+        return self.coordinate[1] + index * self.coordinate[4]
+
+    def value(self, coordinate: Any, divisor: int = 1) -> int:
+        if self.multiple_of is None:
+            return 1 << int(coordinate) if self.powers_of_two else int(coordinate)
+        allowed = self.allowed(divisor)
+        if self.log:  # over the factors, so that the multiples are log-uniform
+            return divisor * _log_integer(coordinate, allowed[0] // divisor, allowed[-1] // divisor)
+        return allowed[_cell(coordinate, len(allowed))]
+
+    def extremes(self, divisor: int = 1) -> Sequence[int]:
+        allowed = self.allowed(divisor)
+        return allowed if self.powers_of_two else (allowed[0], allowed[-1])
+
+    def grid(self, points: int, divisor: int = 1) -> Sequence[Any]:
+        count = len(self.allowed(divisor))
+        if count > points and self.step == 1 and not self.powers_of_two:
+            units = [k / max(points - 1, 1) for k in range(points)]
+        elif self.log:
+            return self._log_grid(divisor)
+        else:
+            units = [(k + 0.5) / count for k in range(count)]
+        first_of = {self.value(self.from_unit(u), divisor): self.from_unit(u) for u in reversed(units)}
+        return [first_of[value] for value in sorted(first_of)]
+
+    def _log_grid(self, divisor: int) -> Sequence[Any]:
+        allowed = self.allowed(divisor)
+        if self.multiple_of is None:
+            return allowed
+        low, high = (math.log(k) for k in (allowed[0] / divisor - 0.5, allowed[-1] / divisor + 0.5))
+        return [(math.log(value / divisor) - low) / (high - low) for value in allowed]
+
+    def may_be(self, value: Any) -> bool:
+        return _is_number(value, int) and self.low <= value <= self.high and value in self.allowed()
+
+
+@dataclass(frozen=True)
+class Choice(Dimension):
+    """One of several JSON values, in no order."""
+
+    options: Sequence[Any]
+
+    @property
+    def coordinate(self) -> Coordinate:
+        return "choice", len(self.options)
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if isinstance(self.options, str | bytes) or not isinstance(self.options, Sequence):
+            yield f"options={self.options!r} must be a list of values"
+            return
+        if not self.options:
+            yield "options are empty; name at least one"
+        try:
+            texts = [json.dumps(option, allow_nan=False) for option in self.options]
+        except (TypeError, ValueError):
+            yield "options must be JSON values, their numbers finite"
+            return
+        if repeated := [text for text in texts if texts.count(text) > 1]:
+            yield f"option {repeated[0]} stands twice"
+
+    def from_unit(self, u: float) -> int:
+        return _cell(u, len(self.options))
+
+    def value(self, coordinate: Any, divisor: int = 1) -> Any:
+        return self.options[int(coordinate)]
+
+    def extremes(self, divisor: int = 1) -> Sequence[Any]:
+        return self.options
+
+    def grid(self, points: int, divisor: int = 1) -> Sequence[int]:
+        return range(len(self.options))
+
+    def may_be(self, value: Any) -> bool:
+        return value in self.options
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"options": json.loads(json.dumps(list(self.options)))}
+
+
+@dataclass(frozen=True)
+class Bool(Choice):
+    """False or true."""
+
+    options: Sequence[Any] = field(default=(False, True), init=False)

@@ -1,0 +1,274 @@
+"""Search spaces: dimensions of a typed configuration, conditional and dependent ones, valid by construction.
+
+A sampler sees one fixed coordinate per dimension, whether or not the dimension is active, so its space never
+changes from trial to trial. `decode` turns coordinates into parameters: it drops inactive dimensions and reads a
+dependent one (`multiple_of`) from the unit interval among the values its divisor allows. Nothing is ever redrawn.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as _field
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
+from typing import Any
+
+from pydantic import BaseModel
+
+from hpo.config import as_json, check_path, flatten, misfit, near
+from hpo.dimensions import Bool, Choice, Coordinate, Dimension, Float, Int
+from hpo.errors import SpaceError
+
+__all__ = ["Bool", "Choice", "Coordinate", "Dimension", "Float", "Int", "Space"]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Dimensions by dotted path, in any order, and the values of the fields their conditions and divisors name.
+
+    Raises SpaceError where a dimension is declared wrongly or references form a cycle. Whether the dimensions fit
+    a configuration is asked with `check`; `bound` then fixes the fields that are no dimensions.
+    """
+
+    dimensions: Mapping[str, Dimension]
+    fixed: Mapping[str, Any] = _field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path, dimension in self.dimensions.items():
+            if not isinstance(dimension, Dimension):
+                raise SpaceError(f"{path}: {dimension!r} is not a dimension; use Float, Int, Choice or Bool.")
+            for fault in dimension.faults():
+                raise SpaceError(f"{path}: {fault}.")
+        for path in self.dimensions:
+            parts = path.split(".")
+            for end in range(1, len(parts)):
+                if (parent := ".".join(parts[:end])) in self.dimensions:
+                    raise SpaceError(f"{path} is a part of {parent}, which is a dimension too; keep one of them.")
+        _ = self._order
+
+    def __len__(self) -> int:
+        return len(self.dimensions)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """All paths, sorted: the order of the unit cube's axes."""
+        return tuple(sorted(self.dimensions))
+
+    @cached_property
+    def _references(self) -> dict[str, set[str]]:
+        """Path -> the paths of dimensions and fields it depends on."""
+        return {
+            path: {*dimension.conditions, *([dimension.divisor] if dimension.divisor else [])}
+            for path, dimension in self.dimensions.items()
+        }
+
+    @cached_property
+    def _order(self) -> tuple[str, ...]:
+        """Paths, what is referred to before what refers to it."""
+        graph = {path: sorted(self._references[path]) for path in self.paths}
+        try:
+            order = tuple(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            raise SpaceError(f"dimensions depend on each other in a circle: {' -> '.join(error.args[1])}.") from error
+        return tuple(path for path in order if path in self.dimensions)
+
+    @cached_property
+    def coordinates(self) -> dict[str, Coordinate]:
+        """Path -> what a sampler sees, for every dimension in the order of `paths`; the same for every trial."""
+        return {path: self.dimensions[path].coordinate for path in self.paths}
+
+    # --- Fitting a configuration
+
+    def check(self, config: BaseModel) -> None:
+        """Raise SpaceError unless every path, reference and reachable value fits the configuration's type."""
+        config_type, fixed = type(config), flatten(as_json(config))
+        for path in self.paths:
+            check_path(config_type, path)
+        for path in self._order:
+            dimension = self.dimensions[path]
+            for reference in sorted(self._references[path]):
+                self._check_reference(config_type, path, reference, fixed)
+            for divisor in self._divisors(path, fixed):
+                self._check_values(config_type, path, dimension, divisor)
+
+    def _check_reference(
+        self, config_type: type[BaseModel], path: str, reference: str, fixed: Mapping[str, Any]
+    ) -> None:
+        if reference not in self.dimensions:
+            try:
+                check_path(config_type, reference)
+            except SpaceError as error:
+                raise SpaceError(f"{path} depends on an {error}") from error
+        for value in self.dimensions[path].conditions.get(reference, ()):
+            if reference in self.dimensions:
+                possible = self.dimensions[reference].may_be(value)
+            else:
+                possible = misfit(config_type, reference, value) is None
+            if not possible:
+                options = getattr(self.dimensions.get(reference), "options", ())
+                hint = near(str(value), map(str, options))
+                raise SpaceError(f"{path} asks for {reference}={value!r}, which never holds{hint or '.'}")
+
+    def _check_values(self, config_type: type[BaseModel], path: str, dimension: Dimension, divisor: int) -> None:
+        if isinstance(dimension, Int) and not len(dimension.allowed(divisor)):
+            raise SpaceError(
+                f"{path}: no value in [{dimension.low}, {dimension.high}] is a multiple of "
+                f"{dimension.multiple_of}={divisor}; widen the range or narrow {dimension.multiple_of}."
+            )
+        for value in dimension.extremes(divisor):
+            if reason := misfit(config_type, path, value):
+                raise SpaceError(f"{path}: its value {value!r} does not fit the configuration: {reason}.")
+
+    def _divisors(self, path: str, fixed: Mapping[str, Any]) -> Iterator[int]:
+        """Every divisor that may meet the dimension; 1 where it has none. Raises SpaceError where one is no divisor."""
+        reference = self.dimensions[path].divisor
+        if reference is None:
+            yield 1
+            return
+        source = self.dimensions.get(reference)
+        values: list[Iterable[Any]] = []
+        if isinstance(source, Int):
+            values.extend(source.allowed(divisor) for divisor in self._divisors(reference, fixed))
+        elif isinstance(source, Choice):
+            values.append(source.options)
+        elif source is not None:
+            raise SpaceError(
+                f"{path}: multiple_of={reference!r} must name whole numbers, not a {type(source).__name__}."
+            )
+        # The field's own value counts where no dimension sets it, also while that dimension is inactive.
+        own = {**self.dimensions[path].conditions}
+        if source is None or any(own.get(key) != allowed for key, allowed in source.conditions.items()):
+            values.append([fixed.get(reference)])
+        for value in (value for group in values for value in group):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise SpaceError(f"{path}: multiple_of needs {reference} to be a whole number from 1, not {value!r}.")
+            yield value
+
+    def pinned(self, paths: Iterable[str]) -> Space:
+        """The space without the dimensions at `paths`, below them or above them."""
+        fixed = [f"{path}." for path in paths]
+
+        def meets(path: str) -> bool:
+            return any(f"{path}.".startswith(pin) or pin.startswith(f"{path}.") for pin in fixed)
+
+        return Space({path: dimension for path, dimension in self.dimensions.items() if not meets(path)}, self.fixed)
+
+    def bound(self, config: BaseModel) -> Space:
+        """The space within one configuration: fields that are no dimensions have the configuration's values.
+
+        Dimensions whose conditions those values rule out are gone. A field that the configuration's chosen
+        alternative lacks fulfils no condition.
+        """
+        values = flatten(as_json(config))
+        live: dict[str, Dimension] = {}
+        for path in self._order:
+            conditions = self.dimensions[path].conditions
+            if all(
+                reference in live if reference in self.dimensions else values.get(reference, _NOTHING) in allowed
+                for reference, allowed in conditions.items()
+            ):
+                live[path] = self.dimensions[path]
+        named = set().union(*(self._references[path] for path in live)) if live else set()
+        return Space(
+            {path: dimension for path, dimension in self.dimensions.items() if path in live},
+            {path: values[path] for path in sorted(named) if path in values},
+        )
+
+    # --- Coordinates and parameters
+
+    def from_unit(self, u: Sequence[float]) -> dict[str, Any]:
+        """Coordinates at a point of the unit cube, `u: [len(paths)]`."""
+        return {path: self.dimensions[path].from_unit(float(x)) for path, x in zip(self.paths, u, strict=True)}
+
+    def decode(self, coordinates: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The parameters at `coordinates`: path -> JSON value, active dimensions only, in the order of `paths`.
+
+        `fixed` gives the values of fields that conditions and divisors name, by default those of `bound`.
+        """
+        fixed = self.fixed if fixed is None else fixed
+        params: dict[str, Any] = {}
+        for path in self._order:
+            dimension = self.dimensions[path]
+            if self._active(dimension, params, fixed):
+                params[path] = dimension.value(coordinates[path], self._divisor(dimension, params, fixed))
+        return {path: params[path] for path in self.paths if path in params}
+
+    def _active(self, dimension: Dimension, params: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool:
+        return all(
+            (params if path in self.dimensions else fixed).get(path, _NOTHING) in allowed
+            for path, allowed in dimension.conditions.items()
+        )
+
+    def _divisor(self, dimension: Dimension, params: Mapping[str, Any], fixed: Mapping[str, Any]) -> int:
+        path = dimension.divisor
+        return 1 if path is None else params[path] if path in params else fixed[path]
+
+    # --- Grid
+
+    def grid_size(self, points: int = 5) -> int:
+        """How many distinct configurations the grid has; `points` per dimension without steps of its own."""
+        return self._blocks(points)[-1][0]
+
+    def grid(self, number: int, points: int = 5) -> dict[str, Any]:
+        """Coordinates of grid point `number` in 0 .. grid_size - 1; inactive dimensions never multiply points."""
+        blocks = self._blocks(points)
+        if not 0 <= number < blocks[-1][0]:
+            raise IndexError(f"grid point {number} of {blocks[-1][0]}")
+        end, decided, axes = blocks[bisect_right(blocks, number, key=lambda block: block[0])]
+        rest = number - (end - math.prod(len(axis) for axis in axes.values()))
+        coordinates = {path: dimension.from_unit(0.0) for path, dimension in self.dimensions.items()} | decided
+        for path in reversed(axes):
+            rest, index = divmod(rest, len(axes[path]))
+            coordinates[path] = axes[path][index]
+        return {path: coordinates[path] for path in self.paths}
+
+    @cached_property
+    def _grids(self) -> dict[int, list[tuple[int, dict[str, Any], dict[str, Sequence[Any]]]]]:
+        return {}
+
+    def _blocks(self, points: int) -> list[tuple[int, dict[str, Any], dict[str, Sequence[Any]]]]:
+        """(end, coordinates of the dimensions others depend on, axes of the other active ones), by grid number."""
+        if points not in self._grids:
+            deciding = set().union(*self._references.values()) if self.dimensions else set()
+            parts: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {})]  # coordinates and parameters so far
+            for path in (path for path in self._order if path in deciding):
+                parts = list(self._split(path, parts, points))
+                if len(parts) > 100_000:
+                    raise SpaceError(f"the grid branches {len(parts)} times by {path}; use steps or another sampler.")
+            axes = [
+                {
+                    path: self.dimensions[path].grid(points, self._divisor(self.dimensions[path], params, self.fixed))
+                    for path in self.paths
+                    if path not in deciding and self._active(self.dimensions[path], params, self.fixed)
+                }
+                for _, params in parts
+            ]
+            ends = accumulate(math.prod(len(axis) for axis in block.values()) for block in axes)
+            self._grids[points] = [
+                (end, decided, block) for end, (decided, _), block in zip(ends, parts, axes, strict=True)
+            ]
+        return self._grids[points]
+
+    def _split(
+        self, path: str, parts: list[tuple[dict[str, Any], dict[str, Any]]], points: int
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        dimension = self.dimensions[path]
+        for coordinates, params in parts:
+            if not self._active(dimension, params, self.fixed):
+                yield coordinates, params
+                continue
+            divisor = self._divisor(dimension, params, self.fixed)
+            for coordinate in dimension.grid(points, divisor):
+                value = dimension.value(coordinate, divisor)
+                yield {**coordinates, path: coordinate}, {**params, path: value}
+
+    def describe(self) -> dict[str, Any]:
+        """The declaration as JSON values, the same however it was ordered."""
+        return {path: self.dimensions[path].describe() for path in self.paths}
+
+
+_NOTHING = object()
