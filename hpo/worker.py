@@ -46,14 +46,14 @@ class Opened:
         self.strategy = make_strategy(self.spec.strategy)
         self.curves = Curves(self.id, self.study.objectives[0])
 
-    def history(self, connection: Connection, number: int, epoch: int, value: float) -> LedgerHistory:
-        """What a decision on trial `number` may read: in ordered mode only trials <= number - W."""
-        limit = number - self.spec.window if self.spec.order == "ordered" else None
-        return LedgerHistory(self.curves, connection, number, epoch, value, limit)
+    def history(self, connection: Connection, claim: Claim, epoch: int, value: float) -> LedgerHistory:
+        """What a decision on the trial may read: in ordered mode only trials <= number - W."""
+        limit = claim.number - self.spec.window if self.spec.order == "ordered" else None
+        return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, value, limit)
 
 
 class Worker:
-    """Claims trials one after another. `preempt` makes it checkpoint and leave; it may be called from a signal handler."""
+    """Claims trials one after another. `preempt`, safe in a signal handler, makes it checkpoint and leave."""
 
     def __init__(self, context: WorkerContext, executor: str) -> None:
         self._context = context
@@ -245,7 +245,9 @@ class LedgerReporter:
         name = name or path.name
         target = (self._files / name).resolve()
         if not target.is_relative_to(self._files.resolve()):
-            raise UserError(f"artifact name {name!r} leads out of the trial's files: give a relative path without '..'.")
+            raise UserError(
+                f"artifact name {name!r} leads out of the trial's files: give a relative path without '..'."
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
         shutil.copyfile(path, partial)
@@ -253,11 +255,11 @@ class LedgerReporter:
         self.event("artifact", path=name)
 
     def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> writes.Decide | None:
-        strategy, opened, number = self._opened.strategy, self._opened, self._claim.number
+        strategy, opened, claim = self._opened.strategy, self._opened, self._claim
         if epoch is None or fold != 0 or self._metric not in metrics or not strategy.wants(epoch):
             return None
         value = metrics[self._metric]
-        return lambda connection: strategy.decide(opened.history(connection, number, epoch, value))
+        return lambda connection: strategy.decide(opened.history(connection, claim, epoch, value))
 
     def _checkpoint_changed(self, ref: CheckpointRef, **values: Any) -> None:
         self._ledger.transact(lambda c: writes.set_checkpoint(c, self._claim, ref.path.name, **values))

@@ -91,4 +91,6 @@ def _try(
 def _busy(name: str, row: dict[str, Any]) -> str:
     what, _, _ = name.partition(":")
     since = datetime.datetime.fromtimestamp(row["since"]).astimezone().isoformat(timespec="seconds")
-    return f"this study already has a {what}: host {row['host']}, pid {row['pid']}, since {since}; wait for it or stop it."
+    return (
+        f"this study already has a {what}: host {row['host']}, pid {row['pid']}, since {since}; wait for it or stop it."
+    )

@@ -26,7 +26,9 @@ def study_row(connection: Connection, name: str) -> RowMapping:
     if row is None:
         names = study_names(connection)
         there = f"it holds {', '.join(names)}" if names else "it holds none yet"
-        raise StudyError(f"no study {name!r} in this ledger ({there}): start it with `hpo run`, or name the right --home.")
+        raise StudyError(
+            f"no study {name!r} in this ledger ({there}): start it with `hpo run`, or name the right --home."
+        )
     return row
 
 
@@ -61,7 +63,7 @@ def status(connection: Connection, name: str) -> Status:
     study = study_row(connection, name)
     mine = trials.c.study_id == study["id"]
     counted = connection.execute(select(trials.c.state, func.count()).where(mine).group_by(trials.c.state))
-    counts = dict.fromkeys(STATES, 0) | {state: count for state, count in counted}
+    counts = dict.fromkeys(STATES, 0) | dict(counted.tuples())
     return Status(
         study=name,
         state=study_state(connection, study),
@@ -162,6 +164,11 @@ def digest(connection: Connection, study: RowMapping) -> str:
     for trial in trial_rows(connection, study["id"]):
         params = {path: value.hex() if isinstance(value, float) else value for path, value in trial["params"].items()}
         # Python's order, not the database's collation, which differs between SQLite and PostgreSQL.
-        line = [trial["number"], params, trial["state"], sorted(values.get(trial["number"], []), key=lambda v: (v[1], v[2], v[0]))]
+        line = [
+            trial["number"],
+            params,
+            trial["state"],
+            sorted(values.get(trial["number"], []), key=lambda v: (v[1], v[2], v[0])),
+        ]
         hasher.update(json.dumps(line, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return hasher.hexdigest()

@@ -17,9 +17,7 @@ from hpo.ledger.tables import asks, attempts, checkpoints, decisions, leases, re
 _trial = trials.c.id == bindparam("trial")
 _held = _trial & (trials.c.fence == bindparam("held")) & (trials.c.state == "running")
 _attempt = (
-    (attempts.c.trial_id == bindparam("trial"))
-    & (attempts.c.fence == bindparam("held"))
-    & attempts.c.outcome.is_(None)
+    (attempts.c.trial_id == bindparam("trial")) & (attempts.c.fence == bindparam("held")) & attempts.c.outcome.is_(None)
 )
 
 
@@ -107,15 +105,12 @@ ADVANCE = (
     .returning(trials.c.revision)
 )
 
-BUMP = (
-    update(trials)
-    .where(_held)
-    .values(revision=trials.c.revision + 1)
-    .returning(trials.c.revision)
-)
+BUMP = update(trials).where(_held).values(revision=trials.c.revision + 1).returning(trials.c.revision)
 
 FIRST_VALUES = select(reports.c.key, reports.c.value).where(
-    reports.c.trial_id == bindparam("trial"), reports.c.step == bindparam("at_step"), reports.c.fold == bindparam("fold")
+    reports.c.trial_id == bindparam("trial"),
+    reports.c.step == bindparam("at_step"),
+    reports.c.fold == bindparam("fold"),
 )
 
 DECISION = select(decisions).where(

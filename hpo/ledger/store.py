@@ -87,10 +87,12 @@ class Ledger:
         if version == SCHEMA_VERSION:
             return
         if version is None and not create:
-            raise StorageError(f"{self.shown} holds no ledger: run a study first, or name the right --home or --storage.")
+            raise StorageError(
+                f"{self.shown} holds no ledger: run a study first, or name the right --home or --storage."
+            )
         if version is not None and version > SCHEMA_VERSION:
             raise StorageError(
-                f"{self.shown} was written by a newer release (schema {version}, this one knows {SCHEMA_VERSION}): upgrade hpo."
+                f"{self.shown} was written by a newer release (schema {version}, known {SCHEMA_VERSION}): upgrade hpo."
             )
         with self._writer.begin() as connection:
             _migrate(connection)
@@ -100,7 +102,9 @@ def _engine(url: str, create: bool) -> Engine:
     try:
         parsed = make_url(url)
     except exc.ArgumentError as error:
-        raise UserError(f"--storage {url!r} is not a database URL: use sqlite:///PATH or postgresql+psycopg://...") from error
+        raise UserError(
+            f"--storage {url!r} is not a database URL: use sqlite:///PATH or postgresql+psycopg://..."
+        ) from error
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed, create)
     if parsed.get_backend_name() == "postgresql":

@@ -58,7 +58,9 @@ studies = Table(
     Column("created_at", Double, nullable=False),
     Column("state", String(16), nullable=False),  # open | complete | stopped (after equal tracebacks)
     Column("requested", Integer, nullable=False),  # trials asked for in total, over all resumptions
-    Column("spec", JSON, nullable=False),  # hpo.study.StudySpec: reference, overrides, sampler, strategy, order, window, seed ...
+    Column(
+        "spec", JSON, nullable=False
+    ),  # hpo.study.StudySpec: reference, overrides, sampler, strategy, order, window, seed ...
     Column("identity", JSON, nullable=False),  # component -> hash or value; a change is drift
     Column("environment", JSON, nullable=False),  # versions, git commit, host
     Column("revision", Integer, nullable=False, server_default="0"),  # bumped by study-level changes, for mirrors

@@ -235,7 +235,9 @@ def _insert_values(connection: Connection, lane: LaneReport, revision: int) -> N
         "revision": revision,
         "at": time.time(),
     }
-    rows = [shared | {"key": key, "value": None if value != value else float(value)} for key, value in lane.metrics.items()]
+    rows = [
+        shared | {"key": key, "value": None if value != value else float(value)} for key, value in lane.metrics.items()
+    ]
     connection.execute(sql.insert_new(connection, reports), rows)
 
 

@@ -1,0 +1,56 @@
+"""Where a study runs: versions, host, git commit. Recorded, and partly watched for drift."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hpo.study import Study
+
+_PACKAGES = ("hpo", "torch", "numpy", "scipy", "optuna", "mlflow-skinny", "sqlalchemy", "pydantic", "safetensors")
+_DECIDING = ("torch", "numpy", "scipy", "optuna")  # another version may draw or train other numbers
+
+
+def deciding_versions() -> str:
+    """Versions of what proposals and weights depend on; a change is drift."""
+    versions = _versions(_DECIDING)
+    return " ".join(f"{name} {found}" for name, found in versions.items())
+
+
+def describe(study: Study) -> dict[str, Any]:
+    """Host, platform, versions and, where the study's code is in a git checkout, its commit."""
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": _versions(_PACKAGES),
+        "git": git_commit(study.directory()),
+    }
+
+
+def git_commit(directory: Path) -> dict[str, Any] | None:
+    """{"commit", "dirty"} of the checkout that holds `directory`; None outside one, or without git."""
+    try:
+        commit = _git(directory, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git(directory, "status", "--porcelain", "--untracked-files=no"))}
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(directory), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
