@@ -1,0 +1,125 @@
+"""Trials side by side: one row per trial, best first; as text, JSON, CSV or Parquet.
+
+Column names follow MLflow's `search_runs`: `metrics.<key>` and `params.<path>`, and `values.<metric>` for what
+the trial was judged by.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.errors import UserError
+from hpo.ledger import reads
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+_FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+)  # what a spreadsheet takes for the start of a formula (OWASP, CSV injection)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`rows` are flat: each holds every one of `columns`, None where the trial has no such value."""
+
+    study: str
+    objectives: list[dict[str, Any]]
+    columns: list[str]
+    rows: list[dict[str, Any]]
+
+    def differing(self) -> list[str]:
+        """The `params.` columns in which the rows are not all the same."""
+        params = [column for column in self.columns if column.startswith("params.")]
+        return [column for column in params if len({json.dumps(row[column]) for row in self.rows}) > 1]
+
+
+def compare(connection: Connection, name: str, top: int | None = None) -> Comparison:
+    """The `top` trials of a study, or all: complete ones first, by the first objective, then by number."""
+    study = reads.study_row(connection, name)
+    objectives = study["spec"]["objectives"]
+    sign = -1.0 if objectives[0]["direction"] == "maximize" else 1.0
+
+    def rank(trial: dict[str, Any]) -> tuple[bool, bool, float, int]:
+        value = trial["values"][0] if trial["values"] else None
+        missing = value is None or math.isnan(value)
+        return trial["state"] != "complete", missing, 0.0 if missing else sign * value, trial["number"]
+
+    trials = sorted(reads.trial_rows(connection, study["id"]), key=rank)[:top]
+    last: dict[int, dict[str, float]] = {}
+    for number, key, _, _, value in reads.curves(connection, study["id"], numbers=[t["number"] for t in trials]):
+        last.setdefault(number, {})[key] = value
+    rows = [_row(trial, objectives, last.get(trial["number"], {})) for trial in trials]
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    leading = [column for column in columns if not column.startswith(("params.", "metrics."))]
+    columns = leading + sorted(column for column in columns if column not in leading)
+    return Comparison(name, objectives, columns, [{column: row.get(column) for column in columns} for row in rows])
+
+
+def _row(trial: dict[str, Any], objectives: Sequence[dict[str, Any]], last: dict[str, float]) -> dict[str, Any]:
+    values = trial["values"] or [None] * len(objectives)
+    return {
+        "number": trial["number"],
+        "state": trial["state"],
+        "epoch": trial["epoch"],
+        "step": trial["step"],
+        **{f"values.{objective['metric']}": value for objective, value in zip(objectives, values, strict=True)},
+        **{f"metrics.{key}": value for key, value in last.items()},
+        **{f"params.{path}": value for path, value in trial["params"].items()},
+    }
+
+
+def to_json(comparison: Comparison) -> str:
+    """A list of objects; numbers that JSON cannot hold (NaN, infinities) are null."""
+    rows = [{column: _finite(value) for column, value in row.items()} for row in comparison.rows]
+    return json.dumps(rows, indent=2, ensure_ascii=False)
+
+
+def write_csv(comparison: Comparison, path: Path) -> None:
+    """UTF-8. A text that a spreadsheet would run as a formula is preceded by an apostrophe."""
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([_inert(column) for column in comparison.columns])
+            writer.writerows([_inert(row[column]) for column in comparison.columns] for row in comparison.rows)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file.") from error
+
+
+def write_parquet(comparison: Comparison, path: Path) -> None:
+    """One Parquet column per column; where a column mixes types, each value is its JSON text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({column: _uniform([row[column] for row in comparison.rows]) for column in comparison.columns})
+    try:
+        pq.write_table(table, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}): name another file.") from error
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _inert(value: Any) -> Any:
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+    return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
+
+
+def _uniform(values: Sequence[Any]) -> Sequence[Any]:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float} or (len(kinds) == 1 and not kinds & {list, dict}):
+        return values
+    return [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]

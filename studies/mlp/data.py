@@ -1,0 +1,27 @@
+"""The digits, split once: 1077 images to train on, 360 to select by, 360 to judge what was selected."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TRAIN, VAL = 1077, 360
+
+
+@lru_cache(maxsize=4)
+def digits(split_seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """train, val and test as (x [n, 64] in [0, 1], y [n]); the split is a permutation drawn from `split_seed`.
+
+    Read-only: trials of one process share it.
+    """
+    from sklearn.datasets import load_digits
+
+    pixels, classes = load_digits(return_X_y=True)
+    order = np.random.default_rng(split_seed).permutation(len(classes))
+    x = torch.from_numpy(pixels[order] / 16.0).float()
+    y = torch.from_numpy(classes[order]).long()
+    cuts = {"train": slice(0, TRAIN), "val": slice(TRAIN, TRAIN + VAL), "test": slice(TRAIN + VAL, None)}
+    return {name: (x[cut], y[cut]) for name, cut in cuts.items()}
