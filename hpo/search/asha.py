@@ -1,0 +1,63 @@
+"""Asynchronous successive halving, stopping variant (Li et al. 2020, "A System for Massively Parallel
+Hyperparameter Tuning", MLSys): no trial waits at a rung, the losing ones stop there."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpo.search.strategy import History
+from trainer.report import CONTINUE, Verdict
+
+
+class Asha(BaseModel):
+    """Rungs at min_epochs * eta^k epochs; a trial goes on from a rung if it is among the best 1/eta seen there.
+
+    min_epochs   r, the first rung
+    eta          the reduction factor, 2 or more
+    max_epochs   R, the full length of a trial: no rung at or above it. None puts no bound.
+
+    Of n losses recorded at a rung, the trial's own included, the best max(1, floor(n / eta)) go on, ties too:
+    the paper promotes floor(n / eta); as nothing waits here, the best so far goes on while that is 0. A trial
+    whose loss is not finite stops at its rung and counts there as the worst. Trials that do not report at every epoch
+    meet a rung at their first report from it on, and are compared with those that reported at that same epoch.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Literal["asha"] = "asha"
+    min_epochs: int = Field(default=1, ge=1)
+    eta: int = Field(default=3, ge=2)
+    max_epochs: int | None = Field(default=None, ge=1)
+
+    def wants(self, epoch: int) -> bool:
+        return self.rung(epoch) is not None
+
+    def rung(self, epoch: int) -> int | None:
+        """k of the highest rung at or below `epoch`; None below the first one and from `max_epochs` on."""
+        if epoch < self.min_epochs or (self.max_epochs is not None and epoch >= self.max_epochs):
+            return None
+        rung, level = 0, self.min_epochs * self.eta
+        while level <= epoch:
+            rung, level = rung + 1, level * self.eta
+        return rung
+
+    def decide(self, history: History) -> Verdict:
+        epoch, curve = history.epoch, history.curve
+        rung = self.rung(epoch)
+        if rung is None or (len(curve) > 1 and self.rung(curve[-2][0]) == rung):
+            return CONTINUE  # no rung here, or it was met by an earlier report
+        own = history.value
+        if math.isnan(own):
+            return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
+        others = history.at(epoch).values()
+        ahead = sum(loss < own for loss in others)
+        keep = max(1, (len(others) + 1) // self.eta)
+        if ahead >= keep:
+            return Verdict(
+                "stop",
+                reason=f"rank {ahead + 1} of {len(others) + 1} at rung {rung} (epoch {epoch}); the best {keep} go on",
+            )
+        return CONTINUE

@@ -1,0 +1,141 @@
+"""When to stop a trial: the contract of strategies.
+
+A strategy is a frozen pydantic model, its options are its fields, and its JSON is its specification. It holds no
+state: a decision is a function of the history alone, so it is the same after any restart. Values are losses
+(lower is better); a NaN is a value that is not finite and ranks behind every other.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from hpo.config import near
+from hpo.errors import UserError
+from trainer.report import Verdict
+
+Curve = Sequence[tuple[int, float]]
+
+
+class History(Protocol):
+    """What a decision about one trial may read, as of the report that closed `epoch`.
+
+    In ordered mode with window W "the others" are the trials <= number - W.
+    """
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def value(self) -> float:
+        """The trial's own loss at `epoch`."""
+        ...
+
+    @property
+    def curve(self) -> Curve:
+        """The trial's own (epoch, loss), ascending, up to and including `epoch`."""
+        ...
+
+    def at(self, epoch: int) -> Mapping[int, float]:
+        """Number -> loss of the others that closed exactly this epoch, whatever became of them."""
+        ...
+
+    def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
+        """Number -> whole curve of the others that are in one of `states`."""
+        ...
+
+
+class Strategy(Protocol):
+    """`name` is its key in STRATEGIES."""
+
+    name: Any
+
+    def wants(self, epoch: int) -> bool:
+        """Whether a report that closes `epoch` needs a decision; cheap, asked at every one."""
+        ...
+
+    def decide(self, history: History) -> Verdict:
+        """The verdict on the report that closed `history.epoch`. Pure."""
+        ...
+
+    def model_dump(self) -> dict[str, Any]:
+        """The specification that `make_strategy` takes."""
+        ...
+
+
+# name -> where it is. To add one is to add its line here.
+STRATEGIES = {
+    "none": "hpo.search.none:NoStrategy",
+    "median": "hpo.search.median:Median",
+    "asha": "hpo.search.asha:Asha",
+}
+
+
+def make_strategy(spec: str | Mapping[str, Any]) -> Strategy:
+    """The strategy of a name or of `{"name": ..., option: value}`. Raises UserError naming option, value and fix."""
+    options = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = options.get("name")
+    if name not in STRATEGIES:
+        raise UserError(
+            f"unknown strategy {name!r}: choose one of {', '.join(STRATEGIES)}{near(str(name), STRATEGIES) or '.'}"
+        )
+    module, _, attribute = STRATEGIES[name].partition(":")
+    strategy = getattr(import_module(module), attribute)
+    try:
+        return strategy.model_validate(options, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            known = [key for key in strategy.model_fields if key != "name"]
+            raise UserError(
+                f"strategy {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}{near(option, known) or '.'}"
+            ) from error
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        raise UserError(f"strategy {name!r}: {option}={first['input']!r} is refused: {reason}.") from error
+
+
+@dataclass(frozen=True)
+class TableHistory:
+    """A history in memory, for simulation and tests.
+
+    tables   number -> ascending (epoch, loss) of every trial, the decided one included
+    states   number -> state; a trial that is not named runs
+    visible  the highest number among the others that may be read; None for all
+    """
+
+    number: int
+    epoch: int
+    tables: Mapping[int, Curve]
+    states: Mapping[int, str] = field(default_factory=dict)
+    visible: int | None = None
+
+    @property
+    def value(self) -> float:
+        return self.curve[-1][1]
+
+    @property
+    def curve(self) -> Curve:
+        own = self.tables[self.number]
+        return own[: bisect_right(own, self.epoch, key=lambda point: point[0])]
+
+    def _others(self) -> Mapping[int, Curve]:
+        limit = math.inf if self.visible is None else self.visible
+        return {number: curve for number, curve in self.tables.items() if number != self.number and number <= limit}
+
+    def at(self, epoch: int) -> Mapping[int, float]:
+        return {number: loss for number, curve in self._others().items() for reached, loss in curve if reached == epoch}
+
+    def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
+        return {
+            number: curve for number, curve in self._others().items() if self.states.get(number, "running") in states
+        }
