@@ -1,12 +1,12 @@
 """The home: the one directory everything is written to.
 
-    .hpo/
-      ledger.db         the ledger, unless --storage names another
-      mlflow.db         MLflow's store, unless --tracking-uri names another
-      artifacts/        MLflow's artifacts
-      checkpoints/      <study>/<trial number>/step-<step>.f<fence>.<random>/
-      files/            <study>/<trial number>/: what trials handed over by Reporter.artifact
-      logs/             what workers and the mirror print
+.hpo/
+  ledger.db         the ledger, unless --storage names another
+  mlflow.db         MLflow's store, unless --tracking-uri names another
+  artifacts/        MLflow's artifacts
+  checkpoints/      <study>/<trial number>/step-<step>.f<fence>.<random>/
+  files/            <study>/<trial number>/: what trials handed over by Reporter.artifact
+  logs/             what workers and the mirror print
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ class Inline:
         from hpo.errors import UserError
 
         if workers != 1:
-            raise UserError(f"--workers {workers} with --executor inline: it trains in one process; use --executor local.")
+            raise UserError(
+                f"--workers {workers} with --executor inline: it trains in one process; use --executor local."
+            )
 
     def start(self, context: WorkerContext) -> None:
         from hpo.worker import Worker

@@ -63,7 +63,7 @@ def status(connection: Connection, name: str) -> Status:
     study = study_row(connection, name)
     mine = trials.c.study_id == study["id"]
     counted = connection.execute(select(trials.c.state, func.count()).where(mine).group_by(trials.c.state))
-    counts = dict.fromkeys(STATES, 0) | dict(counted.tuples())
+    counts = dict.fromkeys(STATES, 0) | dict(map(tuple, counted))
     return Status(
         study=name,
         state=study_state(connection, study),

@@ -33,8 +33,12 @@ class Ledger:
     def __init__(self, url: str, *, create: bool = True) -> None:
         self.url = url
         self.engine = _engine(url, create)
-        with _one_sentence(self):
-            self._prepare(create)
+        try:
+            with _one_sentence(self):
+                self._prepare(create)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def shown(self) -> str:

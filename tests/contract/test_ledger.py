@@ -1,0 +1,318 @@
+"""What every ledger must do, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import func, insert, select
+
+from hpo.clock import FakeClock, SystemClock
+from hpo.errors import Busy, StorageError
+from hpo.ledger import Ledger, reads, tables, writes
+from hpo.ledger.leases import acquire
+from hpo.ledger.migrations import upgrade
+from hpo.ledger.process import Process, is_dead, start_time
+from trainer.errors import Fenced
+from trainer.report import CONTINUE, Outcome, Verdict
+
+SPEC = {"objectives": [{"metric": "val/loss", "direction": "minimize"}], "metrics": ["train/loss", "val/*"]}
+ME = Process.current()
+
+
+def new_study(ledger: Ledger, name: str = "s") -> int:
+    row = {"name": name, "uid": "u" * 32, "created_at": 0.0, "state": "open", "requested": 4, "spec": SPEC}
+    with ledger.write() as connection:
+        query = insert(tables.studies).values(**row, identity={}, environment={}).returning(tables.studies.c.id)
+        study_id = connection.execute(query).scalar_one()
+        writes.register(connection, ME, "inline")
+    return study_id
+
+
+def ask(ledger: Ledger, study_id: int, *numbers: int) -> None:
+    asks = [
+        writes.Ask(n, 0, 7, 0, {"train.optim.lr": 0.1 * (n + 1)}, {"train.optim.lr": 0.1}, {"a": n}, "h" * 64)
+        for n in numbers
+    ]
+    ledger.transact(lambda connection: writes.ask(connection, study_id, asks))
+
+
+def claim(ledger: Ledger) -> writes.Claim:
+    [taken] = ledger.transact(lambda connection: writes.claim(connection, ME.id))
+    return taken
+
+
+def report(ledger: Ledger, taken: writes.Claim, step: int, decide=None, epoch=None, **metrics: float):
+    lane = writes.LaneReport(taken, step, metrics, epoch=epoch or step, decide=decide, strategy="x")
+    [answer] = ledger.transact(lambda connection: writes.commit(connection, [lane]))
+    return answer
+
+
+def values(ledger: Ledger) -> dict[tuple[int, str], float]:
+    with ledger.read() as connection:
+        return {(step, key): value for _, key, step, _, value in reads.curves(connection, 1)}
+
+
+def count(ledger: Ledger, table: sa.Table) -> int:
+    with ledger.read() as connection:
+        return connection.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+def test_the_migrations_give_the_tables(storage):
+    engine = sa.create_engine(storage)
+    with engine.begin() as connection:
+        upgrade(connection)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+    engine.dispose()
+    Ledger(storage, create=False).close()  # and are taken for what they are
+
+
+def test_many_processes_may_open_a_new_database_at_once(storage):
+    code = f"from hpo.ledger import Ledger; Ledger({storage!r}).close()"
+    opened = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(8)]
+    assert [(p.wait(), p.communicate()[1]) for p in opened] == [(0, b"")] * 8
+
+
+def test_a_trial_is_claimed_once_however_many_ask_for_it(ledger):
+    study_id = new_study(ledger)
+    ask(ledger, study_id, *range(12))
+    taken: list[int] = []
+    lock, start = threading.Lock(), threading.Barrier(4)
+
+    def grab() -> None:
+        start.wait()
+        while claims := ledger.transact(lambda connection: writes.claim(connection, ME.id, 2)):
+            with lock:
+                taken.extend(c.number for c in claims)
+
+    threads = [threading.Thread(target=grab) for _ in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert sorted(taken) == list(range(12))
+
+
+def test_claims_come_lowest_number_first_and_carry_the_ask(ledger):
+    ask(ledger, new_study(ledger), 0, 1)
+    first, second = claim(ledger), claim(ledger)
+    assert (first.number, second.number) == (0, 1)
+    assert (first.params, first.config, first.fence) == ({"train.optim.lr": 0.1}, {"a": 0}, 1)
+    assert ledger.transact(lambda connection: writes.claim(connection, ME.id)) == []
+
+
+def test_the_same_ask_twice_is_one_trial(ledger):
+    study_id = new_study(ledger)
+    ask(ledger, study_id, 0, 1)
+    ask(ledger, study_id, 0, 1, 2)
+    assert count(ledger, tables.trials) == count(ledger, tables.asks) == 3
+
+
+def test_floats_come_back_to_the_last_bit(ledger):
+    ask(ledger, new_study(ledger), 0)
+    taken = claim(ledger)
+    odd = {"a": 0.1 + 0.2, "b": 5e-324, "c": math.inf, "d": -math.inf, "e": math.nan, "f": 1.7976931348623157e308}
+    report(ledger, taken, 1, **odd)
+    assert {key: repr(value) for (_, key), value in values(ledger).items()} == {k: repr(v) for k, v in odd.items()}
+
+
+def test_the_first_value_stands_and_a_differing_replay_is_shown(ledger):
+    ask(ledger, new_study(ledger), 0)
+    taken = claim(ledger)
+    report(ledger, taken, 1, **{"val/loss": 1.0, "time/epoch": 3.0})
+    ledger.transact(lambda c: writes.lose(c, taken.trial_id, taken.fence, "test"))
+    again = claim(ledger)
+    assert again.high_step == 1
+    report(ledger, again, 1, **{"val/loss": 2.0, "time/epoch": 4.0, "late": 5.0})
+    assert values(ledger) == {(1, "val/loss"): 1.0, (1, "time/epoch"): 3.0, (1, "late"): 5.0}
+    with ledger.read() as connection:
+        [fields] = connection.execute(
+            select(tables.events.c.fields).where(tables.events.c.kind == "replay_differs")
+        ).scalars()
+    assert fields == {"step": 1, "metrics": {"val/loss": {"first": 1.0, "replay": 2.0}}}
+
+
+def test_a_decision_is_taken_once_and_replayed(ledger):
+    ask(ledger, new_study(ledger), 0)
+    taken = claim(ledger)
+    stop = Verdict("stop", reason="worse than most")
+    assert report(ledger, taken, 3, decide=lambda _: stop, **{"val/loss": 1.0}).kind == "stop"
+    ledger.transact(lambda c: writes.lose(c, taken.trial_id, taken.fence, "test"))
+    answer = report(ledger, claim(ledger), 3, decide=lambda _: CONTINUE, **{"val/loss": 1.0})
+    assert answer == Verdict("stop", step=3, reason="worse than most")
+    assert count(ledger, tables.decisions) == 1
+
+
+def test_a_decision_that_raises_leaves_no_report_behind(ledger):
+    ask(ledger, new_study(ledger), 0)
+    taken = claim(ledger)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        report(ledger, taken, 1, decide=fail, **{"val/loss": 1.0})
+    assert values(ledger) == {}
+
+
+def test_after_the_fence_has_moved_on_nothing_is_written(ledger):
+    ask(ledger, new_study(ledger), 0)
+    old = claim(ledger)
+    report(ledger, old, 1, **{"val/loss": 1.0})
+    ledger.transact(lambda c: writes.lose(c, old.trial_id, old.fence, "silent"))
+    new = claim(ledger)
+    before = [count(ledger, table) for table in tables.metadata.sorted_tables]
+    assert isinstance(report(ledger, old, 2, **{"val/loss": 9.0}), Fenced)
+    for body in (
+        lambda c: writes.renew(c, old),
+        lambda c: writes.record(c, old, "e", {}, "uid"),
+        lambda c: writes.set_checkpoint(c, old, "p", state="deleted"),
+        lambda c: writes.finish(c, old, Outcome("complete"), [9.0]),
+    ):
+        with pytest.raises(Fenced):
+            ledger.transact(body)
+    assert [count(ledger, table) for table in tables.metadata.sorted_tables] == before
+    ledger.transact(lambda c: writes.finish(c, new, Outcome("complete", 1, 1), [1.0]))
+    with ledger.read() as connection:
+        [row] = reads.trial_rows(connection, 1)
+    assert (row["state"], row["values"], row["fence"]) == ("complete", [1.0], new.fence)
+
+
+def test_every_transaction_may_run_twice(ledger):
+    """The outcome of a commit that broke is unknown, so it is retried."""
+    study_id = new_study(ledger)
+    ask(ledger, study_id, 0)
+    taken = claim(ledger)
+    lane = writes.LaneReport(taken, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _: CONTINUE)
+    for body in (
+        lambda c: writes.commit(c, [lane]),
+        lambda c: writes.record(c, taken, "e", {"x": math.nan}, "uid"),
+        lambda c: writes.finish(c, taken, Outcome("complete", 1, 1), [1.0]),
+        lambda c: writes.note(c, study_id, "n", {}, "uid2"),
+    ):
+        ledger.transact(body)
+        ledger.transact(body)
+    assert [count(ledger, t) for t in (tables.reports, tables.decisions, tables.events, tables.attempts)] == [
+        1,
+        1,
+        2,
+        1,
+    ]
+
+
+def test_a_group_of_lanes_commits_together_with_a_verdict_each(ledger):
+    ask(ledger, new_study(ledger), 0, 1, 2)
+    lanes = ledger.transact(lambda c: writes.claim(c, ME.id, 3))
+    ledger.transact(lambda c: writes.lose(c, lanes[1].trial_id, lanes[1].fence, "test"))
+    reports = [
+        writes.LaneReport(
+            lane, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _, i=i: Verdict("stop" if i else "continue")
+        )
+        for i, lane in enumerate(lanes)
+    ]
+    first, second, third = ledger.transact(lambda c: writes.commit(c, reports))
+    assert (first.kind, third.kind) == ("continue", "stop")
+    assert isinstance(second, Fenced)
+    assert count(ledger, tables.reports) == 2
+
+
+def test_a_trial_that_keeps_losing_its_worker_fails_in_the_end(ledger):
+    ask(ledger, new_study(ledger), 0)
+    for _ in range(writes.MAX_LOSSES + 1):
+        taken = claim(ledger)
+        ledger.transact(lambda c, taken=taken: writes.lose(c, taken.trial_id, taken.fence, "killed"))
+    with ledger.read() as connection:
+        [row] = reads.trial_rows(connection, 1)
+    assert (row["state"], row["outcome"]) == ("failed", "lost")
+    assert row["error"].endswith("last: killed")
+
+
+def test_a_paused_trial_is_counted_and_digested_but_never_claimed(ledger):
+    ask(ledger, new_study(ledger), 0)
+    taken = claim(ledger)
+    with ledger.read() as connection:
+        running = reads.digest(connection, reads.study_row(connection, "s"))
+    ledger.transact(lambda c: writes.finish(c, taken, Outcome("paused", 1, 1), None))
+    assert ledger.transact(lambda c: writes.claim(c, ME.id)) == []
+    with ledger.read() as connection:
+        assert reads.status(connection, "s").trials["paused"] == 1
+        assert reads.digest(connection, reads.study_row(connection, "s")) != running
+
+
+def test_the_digest_is_the_same_on_every_database_and_sees_every_part(ledger):
+    def digest() -> str:
+        with ledger.read() as connection:
+            return reads.digest(connection, reads.study_row(connection, "s"))
+
+    ask(ledger, new_study(ledger), 0)
+    seen = [digest()]
+    taken = claim(ledger)
+    for step, metrics in ((1, {"val/loss": 0.1}), (1, {"train/loss": 1.0}), (2, {"val/B": 1.0, "val/a": math.nan})):
+        report(ledger, taken, step, **metrics)
+        seen.append(digest())
+    report(ledger, taken, 2, **{"time/epoch": 1.0, "train/lr": 0.1, "system/cpu": 2.0})
+    assert digest() == seen[-1], "only declared metrics enter"
+    ledger.transact(lambda c: writes.finish(c, taken, Outcome("complete", 2, 2), [1.0]))
+    seen.append(digest())
+    assert len(set(seen)) == len(seen)
+    assert seen[-1] == "02910d6f94320b136a9d9b237617f3dcdc70d133baa0bcf58acc2fde1340310a", (
+        "the same bytes on SQLite and PostgreSQL"
+    )
+
+
+def test_a_lease_is_one_owners_until_it_is_released(ledger):
+    clock = SystemClock()
+    held = acquire(ledger, "driver:1", ME, clock, timeout=5)
+    other = Process.current()
+    with pytest.raises(Busy, match=rf"host {ME.host}, pid {ME.pid}, since 20\d\d-"):
+        acquire(ledger, "driver:1", other, clock, timeout=5)
+    held.release()
+    taken = acquire(ledger, "driver:1", other, clock, timeout=5)
+    assert taken.fence > held.fence
+    with pytest.raises(Busy, match="taken over"):
+        held.renew()
+
+
+def test_the_lease_of_a_dead_process_is_taken_at_once(ledger):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = Process(ME.host, child.pid, start_time(child.pid) or "")
+    assert not is_dead(process.host, process.pid, process.started)
+    acquire(ledger, "driver:1", process, SystemClock(), timeout=60)
+    child.kill()
+    child.wait()
+    child.stdin.close()
+    clock = FakeClock()
+    assert acquire(ledger, "driver:1", ME, clock, timeout=60).fence == 2
+    assert clock.now == 0
+
+
+def test_a_silent_owner_elsewhere_loses_its_lease_after_the_timeout_of_our_own_clock(ledger):
+    far = Process("elsewhere", 1, "then")
+    acquire(ledger, "driver:1", far, FakeClock(), timeout=30)
+    clock = FakeClock(start=-1e6)  # whatever wall clocks say
+    acquire(ledger, "driver:1", ME, clock, timeout=30)
+    assert 30 <= clock.now + 1e6 <= 32
+
+
+def test_an_owner_elsewhere_that_renews_keeps_its_lease(ledger):
+    far = acquire(ledger, "driver:1", Process("elsewhere", 1, "then"), FakeClock(), timeout=30)
+
+    class Renewing(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            far.renew()
+
+    with pytest.raises(Busy, match="host elsewhere"):
+        acquire(ledger, "driver:1", ME, Renewing(), timeout=30)
+
+
+def test_a_ledger_of_a_newer_release_is_refused(ledger):
+    with ledger.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StorageError, match="newer release"):
+        Ledger(ledger.url)
