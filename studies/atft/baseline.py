@@ -1,0 +1,65 @@
+"""The linear reference: ridge on the features of the day, beside the oracle. Torch-free.
+
+python -m studies.atft.baseline [SEEDS]     mean over synthetic markets of that many seeds
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from studies.atft.config import DataConfig
+from studies.atft.metrics import daily_ic, oracle_rank_ic
+from studies.atft.panel import Panel, prepare
+
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)
+
+
+def ridge_predictions(panel: Panel, horizon: int, days: np.ndarray, min_stocks: int) -> np.ndarray:
+    """Predictions [days, stocks], NaN where not ranked, of the horizon with index `horizon`.
+
+    Fitted on the training days; the penalty (per row) is the best on the last fifth of them, purged by 20 days.
+    """
+    train = panel.split.train
+    cut = len(train) * 4 // 5
+    early, late = train[: max(1, cut - 20)], train[cut:]
+    scores = []
+    for penalty in PENALTIES:
+        guess = _predict(panel, _fit(panel, horizon, early, penalty), late)
+        values, _ = daily_ic(guess, panel.returns[late, :, horizon], rank=True, min_stocks=min_stocks)
+        scores.append(np.nanmean(values))
+    return _predict(panel, _fit(panel, horizon, train, PENALTIES[int(np.argmax(scores))]), days)
+
+
+def _fit(panel: Panel, horizon: int, days: np.ndarray, penalty: float) -> np.ndarray:
+    y = panel.targets[days, :, horizon]
+    known = np.isfinite(y)
+    x, y = panel.x[days][known].astype(float), y[known].astype(float)
+    return np.linalg.solve(x.T @ x + penalty * len(x) * np.eye(x.shape[1]), x.T @ y)
+
+
+def _predict(panel: Panel, coefficients: np.ndarray, days: np.ndarray) -> np.ndarray:
+    return np.where(panel.mask[days], panel.x[days] @ coefficients, np.nan)
+
+
+def main(seeds: int) -> None:
+    rows = []
+    for seed in range(seeds):
+        config = DataConfig(seed=seed)
+        panel = prepare(config)
+        days = panel.split.val
+        for j in range(len(config.horizons)):
+            guess = ridge_predictions(panel, j, days, config.min_stocks)
+            values, _ = daily_ic(guess, panel.returns[days, :, j], rank=True, min_stocks=config.min_stocks)
+            assert panel.oracle is not None
+            ceiling = oracle_rank_ic(panel.oracle[days, :, j], panel.returns[days, :, j], config.min_stocks)
+            rows.append((np.nanmean(values), ceiling))
+    table = np.array(rows).reshape(seeds, -1, 2).mean(axis=0)
+    print(f"mean RankIC on the validation days of {seeds} markets")
+    for h, (ridge, ceiling) in zip(DataConfig().horizons, table, strict=True):
+        print(f"h={h:<3d} ridge {ridge:.4f}  oracle {ceiling:.4f}  ratio {ridge / ceiling:.2f}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)

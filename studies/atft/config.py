@@ -1,0 +1,151 @@
+"""What can be set in the atft study. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config import Frozen, TrainConfig
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class MarketConfig(Frozen):
+    """The embedded synthetic market: `snr` is the standard deviation of alpha over that of the noise."""
+
+    num_days: Annotated[int, Field(ge=200)] = 720
+    num_stocks: Annotated[int, Field(ge=24)] = 64
+    snr: Annotated[float, Field(ge=0.0, le=1.0)] = 0.10
+
+
+class GraphConfig(Frozen):
+    """The day's graph: correlation of the excess returns of the last `window` days, built every `refresh` days."""
+
+    window: Annotated[int, Field(ge=5)] = 60
+    min_observations: Annotated[int, Field(ge=3)] = 40
+    min_correlation: Share = 0.3
+    top_k: PositiveInt = 10
+    refresh: PositiveInt = 5
+
+    @model_validator(mode="after")
+    def _observable(self) -> GraphConfig:
+        if self.min_observations > self.window:
+            raise ValueError(f"min_observations {self.min_observations} exceeds the window of {self.window} days")
+        return self
+
+
+class SplitConfig(Frozen):
+    """Walk-forward, in trading days. `fold` counts from the earliest validation block; `test` evaluates the last block."""
+
+    val_days: PositiveInt = 120
+    test_days: PositiveInt = 80
+    purge: PositiveInt = 20
+    embargo: Annotated[int, Field(ge=0)] = 5
+    num_folds: PositiveInt = 1
+    fold: Annotated[int, Field(ge=0)] = 0
+    min_train_days: PositiveInt = 100
+    test: bool = False
+
+    @model_validator(mode="after")
+    def _fold_exists(self) -> SplitConfig:
+        if self.fold >= self.num_folds:
+            raise ValueError(f"fold {self.fold} does not exist among {self.num_folds}: count from 0")
+        return self
+
+
+class DataConfig(Frozen):
+    """Where the panel comes from and how it is prepared. An empty `path` is the synthetic market.
+
+    `max_stocks` keeps the most traded stocks of the training span (0: all); `control="shuffled"` permutes the training
+    targets within each day, so that nothing can be learnt: the negative control.
+    """
+
+    path: str = ""
+    seed: Annotated[int, Field(ge=0)] = 0
+    market: MarketConfig = MarketConfig()
+    graph: GraphConfig = GraphConfig()
+    split: SplitConfig = SplitConfig()
+    lookback: Annotated[int, Field(ge=4)] = 20
+    horizons: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 5, 10, 20)
+    target: Literal["zscore", "rank_normal"] = "zscore"
+    winsor: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.005
+    max_stocks: Annotated[int, Field(ge=0)] = 100
+    min_stocks: Annotated[int, Field(ge=5)] = 20
+    block_days: Annotated[int, Field(ge=8)] = 10
+    control: Literal["none", "shuffled"] = "none"
+
+    @model_validator(mode="after")
+    def _horizons_fit(self) -> DataConfig:
+        if list(self.horizons) != sorted(set(self.horizons)):
+            raise ValueError(f"horizons {self.horizons} must increase")
+        if 5 not in self.horizons:
+            raise ValueError(f"horizons {self.horizons} must contain 5: trials are compared on val/rank_ic_5d")
+        if self.split.purge < self.horizons[-1]:
+            raise ValueError(f"split.purge {self.split.purge} is shorter than the longest horizon {self.horizons[-1]}")
+        return self
+
+
+class ModelConfig(Frozen):
+    """`num_frequencies` is FAN's K (0: no FAN), `graph` switches the GAT."""
+
+    hidden_size: PositiveInt = 32
+    num_heads: PositiveInt = 4
+    num_layers: PositiveInt = 2
+    dropout: Share = 0.1
+    num_frequencies: Annotated[int, Field(ge=0)] = 3
+    graph: bool = True
+    selection: Literal["softmax", "sigmoid"] = "softmax"
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelConfig:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}")
+        return self
+
+
+class TermScale(Frozen):
+    """Factors on the weights of the phase, one per term: what a search varies."""
+
+    mse: Annotated[float, Field(ge=0.0)] = 1.0
+    rank_ic: Annotated[float, Field(ge=0.0)] = 1.0
+    cs_ic: Annotated[float, Field(ge=0.0)] = 1.0
+    sharpe: Annotated[float, Field(ge=0.0)] = 1.0
+
+
+class LossConfig(Frozen):
+    """The composite loss. `phase` picks the row of `losses.PHASES`; `horizon_weights` empty weighs horizons equally."""
+
+    phase: str = "3"
+    scale: TermScale = TermScale()
+    point: Literal["mse", "huber"] = "mse"
+    tau: Annotated[float, Field(gt=0.0, le=5.0)] = 0.2
+    horizon_weights: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
+
+
+class EvalConfig(Frozen):
+    """`cost` is the cost of one unit of turnover (0.0005: five basis points); `max_undefined` fails a trial beyond it."""
+
+    cost: Annotated[float, Field(ge=0.0)] = 0.0005
+    max_undefined: Share = 0.05
+
+
+class Config(Frozen):
+    """The whole configuration of the study."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    evaluation: EvalConfig = EvalConfig()
+    train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        bins = self.data.lookback // 2 + 1
+        if self.model.num_frequencies > bins:
+            raise ValueError(f"num_frequencies {self.model.num_frequencies} exceeds the {bins} bins of the window")
+        weights = self.loss.horizon_weights
+        if weights and (len(weights) != len(self.data.horizons) or not sum(weights) > 0):
+            raise ValueError(f"horizon_weights {weights} must give each of {self.data.horizons} a weight, not all 0")
+        return self

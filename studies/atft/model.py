@@ -1,0 +1,208 @@
+"""ATFT-GAT-FAN. Torch only.
+
+    x -> FAN -> residual -> variable selection -> gated convolutions -> attention over the window -> z
+          \\-> main signal -> MLP ----------------------------------------------------------------> m
+    z -> GATv2 over the day's graph -> gated fusion with z -> (+ m) -> gated residual network -> head per horizon
+
+Letters in shapes: D days, N stocks, L days of the window, F features, K neighbours, H hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class FrequencyNormalisation(nn.Module):
+    """FAN (Ye et al., NeurIPS 2024, arXiv 2409.20371): split a window into its K strongest frequencies and the rest.
+
+    x: [..., L] -> (rest, main), rest + main = x. K = 0 is the identity: main is 0 and rest is x itself.
+    """
+
+    def __init__(self, num_frequencies: int) -> None:
+        super().__init__()
+        self.num_frequencies = num_frequencies
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.num_frequencies == 0:
+            return x, torch.zeros_like(x)
+        spectrum = torch.fft.rfft(x.float(), dim=-1)
+        chosen = spectrum.abs().topk(self.num_frequencies, dim=-1).indices
+        kept = torch.zeros_like(spectrum).scatter(-1, chosen, spectrum.gather(-1, chosen))
+        main = torch.fft.irfft(kept, n=x.shape[-1], dim=-1).to(x.dtype)
+        return x - main, main
+
+
+class GatedResidual(nn.Module):
+    """Gated residual network (Lim et al., arXiv 1912.09363, eq. 2 to 4): LayerNorm(skip(a) + GLU(W ELU(W a + W c)))."""
+
+    def __init__(self, size: int, hidden: int, out: int, dropout: float, context: int = 0) -> None:
+        super().__init__()
+        self.enter = nn.Linear(size, hidden)
+        self.context = nn.Linear(context, hidden, bias=False) if context else None
+        self.middle = nn.Linear(hidden, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.gate = nn.Linear(hidden, 2 * out)
+        self.skip = nn.Identity() if size == out else nn.Linear(size, out)
+        self.norm = nn.LayerNorm(out)
+
+    def forward(self, a: Tensor, context: Tensor | None = None) -> Tensor:
+        hidden = self.enter(a)
+        if self.context is not None and context is not None:
+            hidden = hidden + self.context(context)
+        hidden = self.dropout(self.middle(F.elu(hidden)))
+        return self.norm(self.skip(a) + F.glu(self.gate(hidden), dim=-1))
+
+
+class VariableSelection(nn.Module):
+    """Weights of the features of a window (TFT, section 4.2), one per stock and day: their mean is 1.
+
+    Computed from the window's last day and mean, with the sector as context, and shared by the days of the window:
+    a selection per day of the window costs L times as much. x: [D, N, L, F], context: [D, N, H] -> [D, N, F].
+    """
+
+    def __init__(self, features: int, hidden: int, dropout: float, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.features = features
+        self.network = GatedResidual(2 * features, hidden, features, dropout, context=hidden)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        scores = self.network(torch.cat([x[..., -1, :], x.mean(dim=-2)], dim=-1), context)
+        if self.kind == "softmax":
+            return self.features * scores.softmax(dim=-1)
+        return 2 * scores.sigmoid()
+
+
+class GatedConvolution(nn.Module):
+    """Causal dilated convolution over time, gated, residual (Dauphin et al., arXiv 1612.08083). x: [..., L, H]."""
+
+    def __init__(self, hidden: int, dilation: int, dropout: float, kernel: int = 3) -> None:
+        super().__init__()
+        self.shifts = [k * dilation for k in range(kernel)]
+        self.mix = nn.Linear(kernel * hidden, 2 * hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # As shifted copies and one product: on a CPU faster than conv1d, and vmap batches it over trials.
+        length = x.shape[-2]
+        past = [x if s == 0 else F.pad(x[..., : max(length - s, 0), :], (0, 0, min(s, length), 0)) for s in self.shifts]
+        return self.norm(x + self.dropout(F.glu(self.mix(torch.cat(past, dim=-1)), dim=-1)))
+
+
+class WindowAttention(nn.Module):
+    """Interpretable multi-head attention (TFT, section 4.4) of the last day over its window: heads share the values.
+
+    x: [..., L, H] -> [..., H].
+    """
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.size = heads, hidden // heads
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, self.size)
+        self.out = nn.Linear(self.size, hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.query(x[..., -1, :]).unflatten(-1, (self.heads, self.size))
+        # Bilinear form moved to the query: (Wk x) . q = x . (Wk^T q) spares a projection of every day of the window;
+        # the key's bias adds the same to all days and falls out of the softmax.
+        folded = torch.einsum("...hs,hsd->...hd", query, self.key.weight.unflatten(0, (self.heads, self.size)))
+        share = (folded @ x.transpose(-1, -2) / self.size**0.5).softmax(dim=-1)
+        pooled = self.dropout(share).mean(dim=-2, keepdim=True) @ x
+        return self.out(self.value(pooled.squeeze(-2)))
+
+
+class GraphAttention(nn.Module):
+    """GATv2 (Brody et al., arXiv 2105.14491) over padded neighbour lists, masked; the first neighbour is the stock itself.
+
+    score = a . LeakyReLU(W_s h_source + W_t h_target + W_e edge), per head.
+    h: [D, N, H]; neighbours: [D, N, K] int; valid: [D, N, K]; edges: [D, N, K, E] -> [D, N, H].
+    """
+
+    def __init__(self, hidden: int, heads: int, edge_features: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.size = heads, hidden // heads
+        self.source = nn.Linear(hidden, hidden)
+        self.target = nn.Linear(hidden, hidden)
+        self.edge = nn.Linear(edge_features, hidden, bias=False)
+        self.score = nn.Parameter(torch.empty(heads, self.size))
+        nn.init.xavier_uniform_(self.score)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, h: Tensor, neighbours: Tensor, valid: Tensor, edges: Tensor) -> Tensor:
+        days, stocks, k = neighbours.shape
+        flat = neighbours.reshape(days, stocks * k, 1).expand(-1, -1, h.shape[-1])
+        source = self.source(h).gather(1, flat).unflatten(1, (stocks, k))
+        mixed = F.leaky_relu(source + self.target(h)[:, :, None] + self.edge(edges), 0.2)
+        scores = (mixed.unflatten(-1, (self.heads, self.size)) * self.score).sum(dim=-1)
+        share = scores.masked_fill(~valid[..., None], float("-inf")).softmax(dim=2)
+        gathered = self.dropout(share)[..., None] * source.unflatten(-1, (self.heads, self.size))
+        return gathered.sum(dim=2).flatten(-2)
+
+
+class Atft(nn.Module):
+    """The whole model.
+
+    forward(x [D, N, L, F], mask [D, N], sectors [N], neighbours [D, N, K], valid [D, N, K], edges [D, N, K, E])
+    -> [D, N, horizons]; what it gives where the mask is False means nothing. `sectors` are 0 for unknown.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_horizons: int,
+        num_sectors: int,
+        edge_features: int,
+        *,
+        lookback: int,
+        hidden_size: int,
+        num_heads: int,
+        num_layers: int,
+        dropout: float,
+        num_frequencies: int,
+        graph: bool,
+        selection: str,
+    ) -> None:
+        super().__init__()
+        self.fan = FrequencyNormalisation(num_frequencies)
+        if num_frequencies:
+            self.main_window = nn.Linear(lookback, 8)
+            self.main_mix = nn.Linear(8 * num_features, hidden_size)
+        self.sector = nn.Embedding(num_sectors + 1, hidden_size)
+        self.select = VariableSelection(num_features, hidden_size, dropout, selection)
+        self.embed = nn.Linear(num_features, hidden_size)
+        self.position = nn.Parameter(0.02 * torch.randn(lookback, hidden_size))
+        self.temporal = nn.ModuleList(GatedConvolution(hidden_size, 3**i, dropout) for i in range(num_layers))
+        self.attention = WindowAttention(hidden_size, num_heads, dropout)
+        self.attention_gate = nn.Linear(hidden_size, 2 * hidden_size)
+        self.attention_norm = nn.LayerNorm(hidden_size)
+        self.gat = GraphAttention(hidden_size, num_heads, edge_features, dropout) if graph else None
+        self.fusion = nn.Linear(2 * hidden_size, hidden_size) if graph else None
+        self.refine = GatedResidual(hidden_size, hidden_size, hidden_size, dropout)
+        self.head = nn.Linear(hidden_size, num_horizons)
+
+    def forward(
+        self, x: Tensor, mask: Tensor, sectors: Tensor, neighbours: Tensor, valid: Tensor, edges: Tensor
+    ) -> Tensor:
+        rest, main = self.fan(x.transpose(-1, -2))
+        rest = rest.transpose(-1, -2)
+        context = self.sector(sectors).expand(x.shape[0], -1, -1)
+        z = self.embed(rest * self.select(x, context)[..., None, :]) + self.position
+        for layer in self.temporal:
+            z = layer(z)
+        z = self.attention_norm(z[..., -1, :] + F.glu(self.attention_gate(self.attention(z)), dim=-1))
+        if self.gat is not None and self.fusion is not None:
+            # A neighbour that is absent that day is masked; the stock itself always stays.
+            there = mask.gather(1, neighbours.flatten(1)).view_as(neighbours) & valid
+            there = torch.cat([torch.ones_like(there[..., :1]), there[..., 1:]], dim=-1)
+            message = self.gat(z, neighbours, there, edges)
+            gate = torch.sigmoid(self.fusion(torch.cat([z, message], dim=-1)))
+            z = gate * message + (1 - gate) * z
+        if self.fan.num_frequencies:
+            z = z + self.main_mix(F.gelu(self.main_window(main)).flatten(-2))
+        return self.head(self.refine(z))

@@ -1,0 +1,216 @@
+"""From a table, real or synthetic, to what the model trains on. Torch-free.
+
+Everything fitted (scalers, winsor limits, the universe) is fitted on the training days of the fold.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+from studies.atft.config import Config, DataConfig
+from studies.atft.features import Grid, features, forward_returns, to_grid
+from studies.atft.graph import Graphs, build_graphs
+from studies.atft.market import simulate
+from studies.atft.split import Split, walk_forward
+from studies.atft.table import clean, read_table
+from trainer.errors import DataError
+
+CLIP_SD = 5.0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A prepared panel; its arrays are shared by all trials of a process and cannot be written to.
+
+    x: [days, stocks, features] float32, standardised, 0 where missing; mask: [days, stocks], what is to be ranked;
+    targets: [days, stocks, horizons] float32 of the day's z-scores, returns: raw log returns, both NaN where unknown;
+    next_returns: [days, stocks] raw one-day log returns; oracle: like returns, or None for a real panel.
+    """
+
+    days: np.ndarray
+    codes: np.ndarray
+    sectors: np.ndarray
+    feature_names: tuple[str, ...]
+    x: np.ndarray
+    mask: np.ndarray
+    targets: np.ndarray
+    returns: np.ndarray
+    next_returns: np.ndarray
+    return_scale: np.ndarray
+    graphs: Graphs
+    split: Split
+    oracle: np.ndarray | None
+    report: dict[str, int]
+
+    @property
+    def num_sectors(self) -> int:
+        return int(self.sectors.max(initial=-1)) + 1
+
+
+def check(config: Config) -> dict[str, int]:
+    """Refuse, as DataError, data no trial could use; return the data report. Called before a study is written."""
+    return prepare(config.data).report
+
+
+def prepare(config: DataConfig) -> Panel:
+    """The panel of a configuration; kept per process, and made anew when the file changes."""
+    return _prepare(config, _stamp(config.path))
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    if not path or not Path(path).is_file():
+        return (0, 0)
+    stat = Path(path).stat()
+    return (stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=2)
+def _prepare(config: DataConfig, stamp: tuple[int, int]) -> Panel:
+    grid, report, oracle = _load(config)
+    split = walk_forward(len(grid.days), config)
+    kept = _universe(grid, split, config.max_stocks)
+    grid = _select(grid, kept)
+    names, raw = features(grid)
+    mask = _rankable(grid, config)
+    returns = forward_returns(grid, config.horizons)
+    returns[~mask] = np.nan
+    targets = _targets(returns, split.train, config)
+    report |= _shape_report(grid, mask, split, names)
+    if report["train_days"] < config.block_days:
+        raise DataError(
+            f"{config.path or 'the synthetic market'} has {report['train_days']} training days with at least "
+            f"{config.min_stocks} stocks: lower data.min_stocks or give more stocks."
+        )
+    panel = Panel(
+        days=grid.days,
+        codes=grid.codes,
+        sectors=grid.sectors,
+        feature_names=names,
+        x=_standardise(raw, split.train),
+        mask=mask,
+        targets=targets,
+        returns=returns,
+        next_returns=forward_returns(grid, (1,))[..., 0],
+        return_scale=np.nanstd(returns[split.train], axis=(0, 1)),
+        graphs=build_graphs(grid.returns, grid.sectors, config.graph),
+        split=split,
+        oracle=None if oracle is None else oracle[:, kept],
+        report=report,
+    )
+    for array in (*vars(panel).values(), *vars(panel.graphs).values()):
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
+    return panel
+
+
+def _load(config: DataConfig) -> tuple[Grid, dict[str, int], np.ndarray | None]:
+    """The grid, the report so far, and the oracle [days, stocks, horizons] where there is one."""
+    if config.path:
+        table, report = clean(read_table(config.path))
+        return to_grid(table), report, None
+    market = simulate(config.market, config.seed, config.horizons)
+    table, report = clean(market.table)
+    grid = to_grid(table)
+    if len(grid.days) != config.market.num_days:
+        raise AssertionError("a day of the synthetic market has no row at all")
+    return grid, report, np.stack([market.oracle[h] for h in config.horizons], axis=-1)
+
+
+def _universe(grid: Grid, split: Split, max_stocks: int) -> np.ndarray:
+    """The stocks kept, in order: the most traded of the training days, by median dollar volume."""
+    seen = grid.observed[split.train]
+    dollars = np.where(seen, np.nan_to_num((grid.columns["volume"] * grid.columns["close"])[split.train]), 0.0)
+    if not max_stocks or len(grid.codes) <= max_stocks:
+        return np.arange(len(grid.codes))
+    return np.sort(np.argsort(-np.median(dollars, axis=0), kind="stable")[:max_stocks])
+
+
+def _select(grid: Grid, kept: np.ndarray) -> Grid:
+    return Grid(
+        days=grid.days,
+        codes=grid.codes[kept],
+        sectors=grid.sectors[kept],
+        columns={name: values[:, kept] for name, values in grid.columns.items()},
+        returns=grid.returns[:, kept],
+        index=grid.index[:, kept],
+        jumps=grid.jumps,
+    )
+
+
+def _rankable(grid: Grid, config: DataConfig) -> np.ndarray:
+    """[days, stocks]: observed that day and on at least half of the window; none on a thin day.
+
+    A day is thin with fewer than min_stocks stocks, or half of the median of the last 20 days.
+    """
+    seen = grid.observed
+    history = np.cumsum(seen, axis=0)
+    history[config.lookback :] = history[config.lookback :] - history[: -config.lookback]
+    mask = seen & (history >= (config.lookback + 1) // 2)
+    count = seen.sum(axis=1)
+    usual = np.array([np.median(count[max(0, t - 19) : t + 1]) for t in range(len(count))])
+    thin = (mask.sum(axis=1) < config.min_stocks) | (count < usual / 2)
+    return mask & ~thin[:, None]
+
+
+def _standardise(raw: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Clip to the training span's 0.5 and 99.5 % quantiles, scale to its mean and deviation, fill the missing with 0."""
+    span = raw[train].reshape(-1, raw.shape[-1])
+    span = np.where(np.isfinite(span).any(axis=0), span, np.float32(0))
+    low, high = np.nanquantile(span, [0.005, 0.995], axis=0)
+    span = np.clip(span, low, high)
+    scale = np.nanstd(span, axis=0)
+    x = (np.clip(raw, low, high) - np.nanmean(span, axis=0)) / np.where(scale > 1e-9, scale, 1.0)
+    return np.nan_to_num(np.clip(x, -CLIP_SD, CLIP_SD)).astype(np.float32)
+
+
+def _targets(returns: np.ndarray, train: np.ndarray, config: DataConfig) -> np.ndarray:
+    """Per-day z-scores (or normal scores of the ranks) of the winsorised returns, limits from the training days."""
+    low, high = np.nanquantile(returns[train], [config.winsor, 1 - config.winsor], axis=(0, 1))
+    clipped = np.clip(returns, low, high)
+    if config.target == "rank_normal":
+        count = np.isfinite(clipped).sum(axis=1, keepdims=True)
+        clipped = ndtri((rankdata(clipped, axis=1, nan_policy="omit") - 0.5) / np.maximum(count, 1))
+    count = np.maximum(np.isfinite(clipped).sum(axis=1, keepdims=True), 1)
+    centred = clipped - np.nansum(clipped, axis=1, keepdims=True) / count
+    scale = np.sqrt(np.nansum(centred**2, axis=1, keepdims=True) / count)
+    targets = np.divide(centred, scale, out=np.zeros_like(centred), where=scale > 1e-12)
+    if config.control == "shuffled":
+        targets = _shuffle(targets, train, config.seed)
+    return targets.astype(np.float32)
+
+
+def _shuffle(targets: np.ndarray, train: np.ndarray, seed: int) -> np.ndarray:
+    """Permute the stocks' targets within each training day: the negative control."""
+    rng = np.random.default_rng([seed, 0x5F])
+    targets = targets.copy()
+    for day in train:
+        known = np.flatnonzero(np.isfinite(targets[day]).all(axis=1))
+        targets[day, known] = targets[day, rng.permutation(known)]
+    return targets
+
+
+def _shape_report(grid: Grid, mask: np.ndarray, split: Split, names: tuple[str, ...]) -> dict[str, int]:
+    full = mask.any(axis=1)
+    return {
+        "days": len(grid.days),
+        "stocks": len(grid.codes),
+        "features": len(names),
+        "jumps_over_40_percent": grid.jumps,
+        "unknown_sector": int((grid.sectors < 0).sum()),
+        "days_not_ranked": int((~full[split.train[0] :]).sum()),
+        "train_days": int(full[split.train].sum()),
+        "val_days": int(full[split.val].sum()),
+        "test_days": int(full[split.test].sum()),
+    }
+
+
+if __name__ == "__main__":
+    json.dump(check(Config(data=DataConfig(path=sys.argv[1] if len(sys.argv) > 1 else ""))), sys.stdout, indent=2)

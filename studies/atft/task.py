@@ -1,0 +1,146 @@
+"""The atft study as the trainer sees it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from studies.atft.config import Config
+from studies.atft.graph import EDGE_FEATURES
+from studies.atft.losses import Composite, composite, term_weights
+from studies.atft.metrics import metric_block, oracle_rank_ic
+from studies.atft.model import Atft
+from studies.atft.panel import Panel, prepare
+from studies.atft.split import blocks
+from trainer.task import Loss, Task
+
+Batch = dict[str, Tensor]
+INPUTS = ("x", "mask", "sectors", "neighbours", "valid", "edges")
+
+
+class Blocks:
+    """Blocks of consecutive days of a panel. A batch of blocks is a dict of tensors:
+
+    x [D, N, L, F], mask [D, N], sectors [N], neighbours and valid [D, N, K], edges [D, N, K, E], targets and returns
+    [D, horizons, N] (returns in training deviations), blocks [B, D] of membership, days [D].
+    """
+
+    def __init__(self, panel: Panel, days: np.ndarray, size: int, lookback: int) -> None:
+        self.panel = panel
+        self.blocks = blocks(days[panel.mask[days].any(axis=1)], size)
+        self.window = np.arange(1 - lookback, 1)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        panel, graphs = self.panel, self.panel.graphs
+        parts = [self.blocks[i] for i in indices]
+        days = np.concatenate(parts)
+        graph = graphs.of_day[days]
+        member = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
+        return {
+            "x": torch.from_numpy(panel.x[days[:, None] + self.window]).transpose(1, 2),
+            "mask": torch.from_numpy(panel.mask[days]),
+            "sectors": torch.from_numpy(panel.sectors + 1),
+            "neighbours": torch.from_numpy(graphs.neighbours[graph]),
+            "valid": torch.from_numpy(graphs.valid[graph]),
+            "edges": torch.from_numpy(graphs.edges[graph]),
+            "targets": torch.from_numpy(panel.targets[days].swapaxes(1, 2)),
+            "returns": torch.from_numpy((panel.returns[days] / panel.return_scale).astype(np.float32).swapaxes(1, 2)),
+            "blocks": torch.from_numpy((member == np.arange(len(parts))[:, None]).astype(np.float32)),
+            "days": torch.from_numpy(days),
+        }
+
+
+class AtftTask(Task):
+    """Ranks the stocks of a day by their return over several horizons; a sample is a block of consecutive days."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.data, self.panel = config.data, prepare(config.data)
+        omega = np.array(config.loss.horizon_weights or [1.0] * len(self.data.horizons))
+        self.omega = torch.tensor(omega / omega.sum(), dtype=torch.float32)
+        self.composite = partial(
+            composite,
+            weights=term_weights(config.loss.phase, dict(config.loss.scale)),
+            tau=config.loss.tau,
+            point=config.loss.point,
+            min_stocks=self.data.min_stocks,
+        )
+
+    def model(self) -> nn.Module:
+        return Atft(
+            len(self.panel.feature_names),
+            len(self.data.horizons),
+            self.panel.num_sectors,
+            len(EDGE_FEATURES),
+            lookback=self.data.lookback,
+            **dict(self.config.model),
+        )
+
+    def train_set(self) -> Blocks:
+        return Blocks(self.panel, self.panel.split.train, self.data.block_days, self.data.lookback)
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        total = self._composite(model(*(batch[name] for name in INPUTS)), batch)
+        return Loss(total.sum, total.count, total.terms)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """The metric block of each horizon on the validation days, `val/rank_ic_5d` and so on, and `val/loss`.
+
+        On the synthetic market `val/oracle_ratio_5d` is RankIC over that of the known conditional mean. With
+        data.split.test the same for the test days, as `test/...`.
+        """
+        metrics = self._evaluate_span(model, self.panel.split.val, "val")
+        if self.data.split.test:
+            metrics |= self._evaluate_span(model, self.panel.split.test, "test")
+        return metrics
+
+    def _composite(self, predictions: Tensor, batch: Batch) -> Composite:
+        return self.composite(
+            predictions.transpose(1, 2),
+            batch["targets"],
+            batch["returns"],
+            batch["mask"],
+            batch["blocks"],
+            horizon_weights=self.omega.to(predictions.device),
+        )
+
+    def _evaluate_span(self, model: nn.Module, days: np.ndarray, prefix: str) -> dict[str, float]:
+        predictions, loss = self._predict(model, days)
+        metrics = {f"{prefix}/loss": loss}
+        for j, h in enumerate(self.data.horizons):
+            returns = self.panel.returns[days, :, j]
+            block = metric_block(
+                predictions[..., j],
+                returns,
+                self.panel.next_returns[days],
+                h,
+                min_stocks=self.data.min_stocks,
+                **dict(self.config.evaluation),
+            )
+            if self.panel.oracle is not None:
+                ceiling = oracle_rank_ic(self.panel.oracle[days, :, j], returns, self.data.min_stocks)
+                block["oracle_ratio"] = block["rank_ic"] / ceiling
+            metrics |= {f"{prefix}/{name}_{h}d": value for name, value in block.items()}
+        return metrics
+
+    def _predict(self, model: nn.Module, days: np.ndarray) -> tuple[np.ndarray, float]:
+        """(predictions [days, stocks, horizons], NaN where not ranked; mean composite loss per day)."""
+        device = next(model.parameters()).device
+        data = Blocks(self.panel, days, self.data.block_days, self.data.lookback)
+        predictions = np.full((len(self.panel.days), *self.panel.returns.shape[1:]), np.nan)
+        total, count = 0.0, 0.0
+        for i in range(len(data)):
+            batch = {name: value.to(device) for name, value in data.__getitems__([i]).items()}
+            out = model(*(batch[name] for name in INPUTS)).float()
+            loss = self._composite(out, batch)
+            total, count = total + float(loss.sum), count + float(loss.count)
+            masked = torch.where(batch["mask"][..., None], out, torch.nan)
+            predictions[batch["days"].cpu().numpy()] = masked.cpu().numpy()
+        return predictions[days], total / count if count else float("nan")
