@@ -1,0 +1,208 @@
+"""The checkpoints of one trial, as one attempt sees them.
+
+A save is durable before anyone hears of it: written under a temporary name, every file synced, then the manifest, then
+renamed, then the parent directory synced. No name is used twice, so an old checkpoint is never written over. It counts
+only once the ledger has a row for it; until then it is an orphan, and swept by a later attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from trainer.checkpoint import files
+from trainer.config import CheckpointConfig
+from trainer.errors import CheckpointError
+from trainer.failpoint import failpoint
+from trainer.report import CheckpointRef
+
+_NAME = re.compile(r"step-\d{8,}\.f(?P<fence>\d+)\.[0-9a-f]+(?P<tmp>\.tmp)?$")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A committed checkpoint that could not be used, and why; `path` is where it lies now."""
+
+    ref: CheckpointRef
+    path: Path
+    reason: str
+
+
+class CheckpointStore:
+    """Saves, loads and drops the checkpoints in `directory` for the attempt that holds `fence`.
+
+    `committed` are those the ledger has kept, newest first, and `metrics` by directory name what was reported with
+    them. `on_change(ref, **values)` is told what a row is to become (`state="deleted"` before the files go,
+    `state="damaged"`, `best=0 | 1`); what it raises, such as Fenced, leaves the files. `config_hash` is noted in each
+    manifest.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        fence: int,
+        committed: Sequence[CheckpointRef] = (),
+        *,
+        metrics: Mapping[str, Mapping[str, float]] | None = None,
+        config_hash: str = "",
+        on_change: Callable[..., None] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.fence = fence
+        self.kept = list(committed)
+        self.metrics = dict(metrics or {})
+        self.damaged: list[Damage] = []
+        self.config_hash = config_hash
+        self._on_change = on_change or (lambda ref, **values: None)
+
+    def save(self, state: dict[str, Any], *, step: int, epoch: int) -> CheckpointRef:
+        """Write `state` and make it durable; it is an orphan until `commit`. Raises CheckpointError."""
+        path = self.directory / f"step-{step:08d}.f{self.fence}.{os.urandom(4).hex()}"
+        tmp = path.with_name(f"{path.name}.tmp")
+        header = {"step": step, "epoch": epoch, "fence": self.fence, "config_hash": self.config_hash}
+        try:
+            _make_durably(self.directory)
+            tmp.mkdir()
+            sha256, size = files.write(tmp, state, {**header, "torch": torch.__version__})
+            failpoint("checkpoint.after_files")
+            failpoint("checkpoint.before_rename")
+            tmp.rename(path)
+            files.sync(self.directory)
+        except OSError as error:
+            # After the rename, a failed sync leaves a directory of which nobody can tell whether it is durable.
+            shutil.rmtree(tmp, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self.directory}: "
+                f"{error.strerror or error}; the ones before it are intact."
+            ) from error
+        failpoint("checkpoint.after_rename")
+        return CheckpointRef(path=path, step=step, epoch=epoch, sha256=sha256, size=size)
+
+    def commit(self, ref: CheckpointRef, metrics: Mapping[str, float], keep: CheckpointConfig) -> None:
+        """The ledger has the row of `ref` now, reported with `metrics`: keep it, and drop what `keep` does not ask
+        for."""
+        before = self._best(keep)[:1]
+        self.kept.insert(0, ref)
+        self.metrics[ref.path.name] = metrics
+        best = self._best(keep)
+        if best[:1] != before:
+            for old in before:
+                self._on_change(old, best=0)
+            self._on_change(best[0], best=1)
+        for old in expired(self.kept, keep.keep_last, best):
+            self._on_change(old, state="deleted")
+            failpoint("retention.after_row")
+            self.remove(old)
+            failpoint("retention.after_files")
+
+    def _best(self, keep: CheckpointConfig) -> list[CheckpointRef]:
+        if keep.monitor is None:
+            return []
+        values = {ref.path: self.metrics.get(ref.path.name, {}).get(keep.monitor, math.nan) for ref in self.kept}
+        return best_of(self.kept, values, keep.mode)[: keep.keep_best]
+
+    def load_latest(self) -> tuple[dict[str, Any], CheckpointRef] | None:
+        """The newest committed state that is undamaged, its tensors on the CPU; None where there is none.
+
+        A damaged checkpoint is renamed `*.corrupt`, leaves `kept` and enters `damaged`. One that lies outside
+        `directory` belongs to another trial and cannot be trained anew here: it stays, and CheckpointError is raised.
+        """
+        while self.kept:
+            ref = self.kept[0]
+            try:
+                state, _ = files.read(ref.path, ref.sha256)
+                return state, ref
+            except files.Damaged as damage:
+                if not self.owns(ref):
+                    raise CheckpointError(f"checkpoint {ref.path} is damaged: {damage}.") from damage
+                self._on_change(ref, state="damaged")
+                self.damaged.append(Damage(ref, self._quarantine(ref.path), str(damage)))
+                self.kept.pop(0)
+        return None
+
+    def owns(self, ref: CheckpointRef) -> bool:
+        """Whether `ref` is this trial's own, and not one to start from that another trial has left."""
+        return ref.path.parent == self.directory
+
+    def remove(self, ref: CheckpointRef) -> None:
+        """Remove the files of a checkpoint whose row is gone; what cannot be removed now is swept later."""
+        self.kept = [kept for kept in self.kept if kept.path != ref.path]
+        if self.owns(ref):
+            self._discard(ref.path)
+
+    def sweep(self) -> list[Path]:
+        """Remove what no row vouches for: orphans and unfinished saves of this attempt and those before it.
+
+        A later attempt's are left alone, so one that has been fenced without knowing does no harm.
+        """
+        kept = {ref.path.name for ref in self.kept}
+        entries = sorted(self.directory.iterdir()) if self.directory.is_dir() else []
+        orphans = [
+            path
+            for path in entries
+            if (match := _NAME.match(path.name)) and int(match["fence"]) <= self.fence and path.name not in kept
+        ]
+        for path in orphans:
+            self._discard(path)
+        return orphans
+
+    def _discard(self, path: Path) -> None:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("checkpoint %s could not be removed: %s", path, error.strerror)
+
+    def _quarantine(self, path: Path) -> Path:
+        corrupt = path.with_name(f"{path.name}.corrupt")
+        try:
+            path.rename(corrupt)
+        except OSError:
+            return path  # gone, or on a disk that takes no changes; either way it is not loaded again
+        return corrupt
+
+
+def expired(committed: Sequence[CheckpointRef], keep_last: int, best: Sequence[CheckpointRef]) -> list[CheckpointRef]:
+    """Which of `committed` (newest first) to drop: all but the newest `keep_last` and the `best`."""
+    keep = {ref.path for ref in (*committed[:keep_last], *best)}
+    return [ref for ref in committed if ref.path not in keep]
+
+
+def best_of(
+    committed: Sequence[CheckpointRef], values: Mapping[Path, float], mode: Literal["min", "max"]
+) -> list[CheckpointRef]:
+    """`committed` (newest first) from best to worst: the earlier step of equals, one of each step, none that is NaN."""
+    of_step: dict[int, CheckpointRef] = {}
+    for ref in committed:
+        if not math.isnan(values[ref.path]):
+            of_step.setdefault(ref.step, ref)
+    sign = 1 if mode == "min" else -1
+    return sorted(of_step.values(), key=lambda ref: (sign * values[ref.path], ref.step))
+
+
+def _make_durably(directory: Path) -> None:
+    """Make the directory and its missing parents, each of them synced into its own parent."""
+    if not directory.is_dir():
+        _make_durably(directory.parent)
+        directory.mkdir(exist_ok=True)
+        files.sync(directory.parent)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint directory that a user names. Raises CheckpointError."""
+    try:
+        return files.read(path, expected=None)[0]
+    except files.Damaged as damage:
+        raise CheckpointError(f"checkpoint {path} cannot be used: {damage}.") from damage

@@ -1,0 +1,53 @@
+"""Watching a metric over the epochs: is it better, has it stopped improving."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config import EarlyStoppingConfig, Mode
+from trainer.errors import ConfigError
+
+
+def improved(value: float, best: float | None, mode: Mode, margin: float = 0.0) -> bool:
+    """Whether `value` beats `best` by more than `margin`. NaN never does; anything else beats None."""
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    return value < best - margin if mode == "min" else value > best + margin
+
+
+def read(metrics: Mapping[str, float], name: str, path: str) -> float:
+    """The metric `name` that field `path` of the configuration asks for."""
+    if name not in metrics:
+        known = ", ".join(sorted(metrics))
+        raise ConfigError(f"train.{path} is {name!r}, which this task does not report: give one of {known}.")
+    return metrics[name]
+
+
+class EarlyStopping:
+    """Counts the epochs since the monitored metric last improved."""
+
+    def __init__(self, config: EarlyStoppingConfig) -> None:
+        self.config = config
+        self.best: float | None = None
+        self.bad_epochs = 0
+
+    @property
+    def stopped(self) -> bool:
+        return self.bad_epochs >= self.config.patience
+
+    def update(self, value: float) -> None:
+        """Take in the metric of one epoch."""
+        if improved(value, self.best, self.config.mode, self.config.min_delta):
+            self.best, self.bad_epochs = value, 0
+        else:
+            self.bad_epochs += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "bad_epochs": self.bad_epochs}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.best, self.bad_epochs = state["best"], state["bad_epochs"]

@@ -1,0 +1,46 @@
+"""Stateless randomness: every random number is a function of (seed, stream, counters).
+
+No generator's state is ever saved. Before anything that may draw, the generators are seeded anew from the run's seed,
+the name of what is about to draw, and where it stands: the epoch, the step and micro-step, or the sample's index. So
+resuming needs no more than the step, and the number of loader workers changes nothing.
+
+    init       model()
+    data       train_set()
+    shuffle    (epoch)                 the order of the samples
+    fetch      (epoch, first index)    reading one micro-batch of the data set
+    augment    (epoch, index)          one sample's augmentation
+    step       (step, micro-step)      dropout and whatever else the loss draws
+    evaluate   (step)                  evaluation
+"""
+
+from __future__ import annotations
+
+import random
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+
+def derive(seed: int, stream: str, *counters: int) -> int:
+    """63 bits that depend on all arguments: blake2b of their text. Torch's CPU generator uses the low 32 of them."""
+    text = f"{seed}/{stream}/{counters}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def seed_all(value: int) -> None:
+    """Seed the global generators of torch (CPU and the current CUDA device), numpy and python.
+
+    `torch.manual_seed` walks all backends and takes some 80 us; seeding the generators themselves takes about one.
+    """
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    random.seed(value)
+
+
+def shuffled(seed: int, epoch: int, size: int) -> list[int]:
+    """The order in which epoch `epoch` visits the `size` samples: a permutation."""
+    generator = torch.Generator().manual_seed(derive(seed, "shuffle", epoch))
+    return torch.randperm(size, generator=generator).tolist()

@@ -1,0 +1,127 @@
+"""Everything that must survive: one dict with a named item for each thing that training changes.
+
+What the configuration or the seed determines is not state: no random generator, no schedule but its plateau, no
+hyperparameter. So a checkpoint can be trained on under another configuration.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainer.errors import ConfigError
+from trainer.meter import Meter
+from trainer.monitor import EarlyStopping
+from trainer.schedule import Plateau
+
+STATE_ITEMS = (
+    "model",
+    "optimizer",
+    "plateau",
+    "early_stopping",
+    "guard",
+    "meter",
+    "step",
+    "epoch",
+    "position",
+    "report",
+)
+
+
+@dataclass
+class TrainState:
+    """The moving parts of a fit. `step` windows are done in all, `position` of the `windows` of epoch `epoch`.
+
+    `report` is the report of a closed epoch that the state is saved with, so that it can be made again.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    plateau: Plateau
+    early_stopping: EarlyStopping
+    meter: Meter
+    windows: int
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    report: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The items by name; their leaves are tensors and JSON values. Tensors are those in use, not copies."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": _optimizer_state(self.optimizer, self.model),
+            "plateau": self.plateau.state(),
+            "early_stopping": self.early_stopping.state(),
+            "guard": {"consecutive": self.meter.consecutive},
+            "meter": self.meter.state(),
+            "step": self.step,
+            "epoch": self.epoch,
+            "position": {"window": self.position, "of": self.windows},
+            "report": self.report,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what `state_dict` gave. Raises ConfigError where it belongs to another model or batch size."""
+        omitted = _omitted()
+        for item, load in {
+            "model": self._load_model,
+            "optimizer": lambda value: _load_optimizer(self.optimizer, self.model, value),
+            "plateau": self.plateau.load,
+            "early_stopping": self.early_stopping.load,
+            "guard": lambda value: setattr(self.meter, "consecutive", value["consecutive"]),
+            "meter": self.meter.load,
+            "step": lambda value: setattr(self, "step", value),
+            "epoch": lambda value: setattr(self, "epoch", value),
+            "position": self._load_position,
+            "report": lambda value: setattr(self, "report", value),
+        }.items():
+            if item not in omitted:
+                load(state[item])
+
+    def _load_model(self, value: dict[str, Any]) -> None:
+        try:
+            self.model.load_state_dict(value)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"the checkpoint holds another model than the configuration's: {reason}") from error
+
+    def _load_position(self, value: dict[str, Any]) -> None:
+        if value["window"] and value["of"] != self.windows:
+            raise ConfigError(
+                f"the checkpoint lies inside an epoch of {value['of']} steps, and this configuration's has "
+                f"{self.windows}: keep batch_size and the data, or start from a checkpoint at the end of an epoch."
+            )
+        self.position = value["window"]
+
+
+def _omitted() -> set[str]:
+    """Items that a test leaves out, to show that each of them matters."""
+    return set(os.environ.get("HPO_OMIT_STATE", "").split(",")) if os.environ.get("HPO_TESTING") == "1" else set()
+
+
+def _names(model: nn.Module) -> dict[torch.Tensor, str]:
+    return {p: name for name, p in model.named_parameters()}
+
+
+def _optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    """What the optimizer keeps for each parameter, by the parameter's name."""
+    names = _names(model)
+    return {names[p]: dict(state) for p, state in optimizer.state.items()}
+
+
+def _load_optimizer(optimizer: Optimizer, model: nn.Module, value: dict[str, Any]) -> None:
+    """Put back what was kept. Torch's own loader places and casts it; it numbers the parameters in group order."""
+    names = _names(model)
+    packed = optimizer.state_dict()
+    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
+    unknown = value.keys() - set(order)
+    if unknown:
+        raise ConfigError(f"the checkpoint's optimizer knows a parameter {min(unknown)!r} that the model lacks.")
+    packed["state"] = {i: value[name] for i, name in enumerate(order) if name in value}
+    optimizer.load_state_dict(packed)
