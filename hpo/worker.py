@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
-from hpo.errors import StorageError, UserError
+from hpo.errors import HpoError, StorageError, UserError
 from hpo.executors.base import WorkerContext
 from hpo.executors.process import die_with_parent
 from hpo.home import Home
@@ -28,7 +28,7 @@ from hpo.ledger.tables import studies
 from hpo.ledger.writes import Claim, LaneReport
 from hpo.search.strategy import make_strategy
 from hpo.study import Study, StudySpec, load
-from trainer.errors import ConfigError, DataError, Fenced
+from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, TrainerError
 from trainer.failpoint import failpoint
 from trainer.report import CheckpointRef, Outcome, Verdict
 
@@ -88,7 +88,11 @@ class Worker:
         opened = self._open(claim.study_id)
         with self._lease.on(claim):
             reporter = LedgerReporter(self._ledger, self._context.home, opened, claim, self._lease, self.leaving)
-            outcome = self._fit(opened, claim, reporter)
+            try:
+                outcome = self._fit(opened, claim, reporter)
+            except CheckpointError as error:  # the disk is at fault, not the trial: it waits, and this worker is no use
+                self._finish(claim, Outcome("preempted", error=str(error)), None)
+                raise
             failpoint("worker.before_finish")
             self._finish(claim, outcome, opened)
             failpoint("worker.after_finish")
@@ -101,13 +105,11 @@ class Worker:
         return self._studies[study_id]
 
     def _fit(self, opened: Opened, claim: Claim, reporter: LedgerReporter) -> Outcome:
-        from trainer.loop import fit
-
         try:
             config = opened.study.rebuild(claim.config, claim.config_hash)
             task = opened.study.task_class()(config)
-            return fit(task, config.train, reporter, reporter.store())
-        except (Fenced, StorageError):
+            return task.fit(reporter, reporter.store())
+        except (Fenced, CheckpointError, StorageError):
             raise
         except (ConfigError, DataError, UserError) as error:
             return Outcome("bad_config", error=str(error))
@@ -206,6 +208,7 @@ class LedgerReporter:
             fence=self._claim.fence,
             committed=committed,
             metrics=metrics,
+            config_hash=self._claim.config_hash,
             on_change=self._checkpoint_changed,
         )
 
@@ -277,6 +280,9 @@ def serve(context: WorkerContext, executor: str, idle: float = 0.1) -> int:
     except Fenced as error:
         print(f"fenced: {error}", file=sys.stderr)
         return FENCED
+    except (HpoError, TrainerError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     worker.close()
     return 0
 

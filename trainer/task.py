@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from trainer.report import Outcome, Reporter
+
+if TYPE_CHECKING:
+    from trainer.checkpoint import CheckpointStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,10 @@ class Task:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the model, named `val/...`; called after each epoch in eval mode and without gradient."""
         return {}
+
+    def fit(self, reporter: Reporter, checkpoints: CheckpointStore) -> Outcome:
+        """Train, with the shared loop. A study that has a loop of its own overrides this: it calls `reporter.report`
+        after each epoch, obeys the verdict, and returns an Outcome; `checkpoints.load_latest()` is where to go on."""
+        from trainer.loop import fit
+
+        return fit(self, self.config.train, reporter, checkpoints)
