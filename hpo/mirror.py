@@ -1,0 +1,167 @@
+"""The mirror: a process of its own that drains a study's rows from the ledger to a tracker.
+
+    python -m hpo.mirror --study NAME --home DIR [--storage URL] [--tracking-uri URI] [--once]
+
+Training never waits for a tracker and never calls one. While the tracker is away the mirror waits and looks again;
+what is still missing when it must leave, `hpo sync` or the next run sends.
+
+SIGTERM: send what is left, then leave. A second one: leave at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from hpo.clock import SystemClock
+from hpo.errors import Busy, HpoError
+from hpo.executors.process import die_with_parent, orphaned
+from hpo.executors.process import spawn as spawn_process
+from hpo.home import Home
+from hpo.ledger import Ledger, leases, reads
+from hpo.ledger.process import Process
+from hpo.tracking.base import Unreachable
+from hpo.tracking.draining import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
+from hpo.tracking.mlflow import MlflowTracker, tracker_name
+
+__all__ = ["DrainResult", "Mirroring", "behind", "drain", "finish", "forget", "lag", "main", "spawn"]
+
+T = TypeVar("T")
+
+
+class Mirroring:
+    """The mirror's process as the driver holds it. It dies with this process."""
+
+    def __init__(self, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+        self._start = start
+        self.process = start()
+
+    def kill(self) -> None:
+        """End it at once; safe in a signal handler."""
+        self.process.kill()
+
+    def revive(self, *arguments: str) -> None:
+        """Start it again if it is dead."""
+        if self.process.poll() is not None:
+            self.process = self._start(*arguments)
+
+
+def spawn(home: Home, storage: str, tracking_uri: str, study: str) -> Mirroring:
+    """Start the mirror of a study; its output goes to `logs/mirror-<study>.log`."""
+    log = home.logs / f"mirror-{study}.log"
+    arguments = ["--study", study, "--home", str(home.root)]
+    secret = {"HPO_STORAGE": storage, "HPO_TRACKING_URI": tracking_uri}
+    return Mirroring(lambda *more: spawn_process("hpo.mirror", [*arguments, *more], log, **secret))
+
+
+def finish(mirroring: Mirroring, ledger: Ledger, tracking_uri: str, study: str) -> int:
+    """Let the mirror send what is left and leave; how far the tracker is behind then.
+
+    It may take as long as it makes progress. One that was killed, or that the signal met before it could listen, is
+    started once more.
+    """
+    name = tracker_name(tracking_uri)
+    mirroring.process.terminate()
+    _await(mirroring.process, lambda: behind(ledger, name, study))
+    left = behind(ledger, name, study)
+    if left and mirroring.process.returncode < 0:
+        mirroring.revive("--once")
+        _await(mirroring.process, lambda: behind(ledger, name, study))
+        left = behind(ledger, name, study)
+    return left
+
+
+def _await(process: subprocess.Popen[bytes], progress: Callable[[], int]) -> None:
+    """Wait for `process` to end; kill it once `progress` has not changed for long."""
+    before, since = progress(), time.monotonic()
+    while True:
+        try:
+            process.wait(1.0)
+            return
+        except subprocess.TimeoutExpired:
+            if (now := progress()) != before:
+                before, since = now, time.monotonic()
+            elif time.monotonic() - since > 3 * GRACE:
+                process.kill()
+
+
+class _Leave:
+    """Told by SIGTERM, or by the death of the process that started this one; a second SIGTERM ends it at once."""
+
+    def __init__(self, now: bool) -> None:
+        self.now = now
+        signal.signal(signal.SIGTERM, self._signalled)
+
+    def _signalled(self, number: int, _: Any) -> None:
+        if self.now:
+            os._exit(128 + number)
+        self.now = True
+
+    def __call__(self) -> bool:
+        return self.now or orphaned()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but no longer than until it is time to leave."""
+        end, leaving = time.monotonic() + seconds, self()
+        while (left := end - time.monotonic()) > 0 and self() == leaving:
+            time.sleep(min(left, 0.1))
+
+    def until(self, attempt: Callable[[], T], error: type[HpoError]) -> T:
+        """`attempt` until it does not raise `error`; raise it when it is time to leave."""
+        pause = POLL
+        while True:
+            try:
+                return attempt()
+            except error as reason:
+                if self():
+                    raise
+                print(reason, flush=True)
+            self.wait(pause)
+            pause = min(2 * pause, MAX_PAUSE)
+
+
+def _run(options: argparse.Namespace, leave: _Leave) -> int:
+    home = Home.at(options.home)
+    ledger = Ledger(options.storage or home.storage, create=False)
+    uri = options.tracking_uri or home.tracking_uri
+    clock = SystemClock()
+    with ledger.read() as connection:
+        name = f"mirror:{reads.study_row(connection, options.study)['id']}"
+    try:
+        tracker = leave.until(lambda: MlflowTracker(uri, home.artifacts), Unreachable)
+    except Unreachable as error:
+        result = DrainResult(0, behind(ledger, tracker_name(uri), options.study), str(error))
+    else:
+        lease = leave.until(lambda: leases.acquire(ledger, name, Process.current(), clock, LEASE_TIMEOUT), Busy)
+        result = Mirror(ledger, tracker, options.study, home, lease, clock).follow(leave, GRACE, leave.wait)
+        lease.release()
+    if text := lag(result, tracker_name(uri)):
+        print(text, flush=True)
+    return 1 if result.behind else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 once all is sent, 1 if something is left, 2 and 3 as `hpo.errors` says."""
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog="python -m hpo.mirror")
+    parser.add_argument("--study", required=True)
+    parser.add_argument("--home")
+    parser.add_argument("--storage", default=os.environ.get("HPO_STORAGE"))
+    parser.add_argument("--tracking-uri", default=os.environ.get("HPO_TRACKING_URI"))
+    parser.add_argument("--once", action="store_true", help="send what there is, then leave")
+    options = parser.parse_args(argv)
+    try:
+        return _run(options, _Leave(options.once))
+    except HpoError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""Draining: what is new in the ledger goes to the tracker, batch by batch, and then the cursor moves.
+
+Whoever drains holds the lease `mirror:<study id>`, so one process at a time does. Killed between a send and the commit
+of its cursor, the next one sends the same again, which changes nothing; a run that was created but not yet recorded is
+found again by its tag.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo.clock import Clock, SystemClock
+from hpo.errors import StorageError
+from hpo.home import Home
+from hpo.ledger import Ledger, leases, reads
+from hpo.ledger.process import Process
+from hpo.ledger.tables import mirrors
+from hpo.tracking import projection
+from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
+from trainer.failpoint import failpoint
+
+POLL = 0.3  # seconds between looks
+MAX_PAUSE = 30.0  # seconds between looks at a tracker that is away
+LEASE_TIMEOUT = 60.0  # seconds; longer than one call to a tracker may hang
+GRACE = 10.0  # seconds of trying once it is time to leave
+
+
+@dataclass(frozen=True)
+class DrainResult:
+    """`sent` batches were taken by the tracker; it is `behind` by so many of the ledger's transactions, and why."""
+
+    sent: int
+    behind: int
+    why: str = ""
+
+
+def behind(ledger: Ledger, tracker_name: str, study: str) -> int:
+    """How many of the ledger's transactions on a study the tracker has not got; from the cursors alone."""
+    with ledger.read() as connection:
+        return projection.behind(connection, tracker_name, reads.study_row(connection, study))
+
+
+def drain(
+    ledger: Ledger, tracker: Tracker, study: str, home: Home, *, seconds: float = GRACE, clock: Clock | None = None
+) -> DrainResult:
+    """Send all there is, trying for up to `seconds`; raise Busy while another process mirrors the study."""
+    with ledger.read() as connection:
+        study_id = reads.study_row(connection, study)["id"]
+    clock = clock or SystemClock()
+    lease = leases.acquire(ledger, f"mirror:{study_id}", Process.current(), clock, LEASE_TIMEOUT)
+    try:
+        return Mirror(ledger, tracker, study, home, lease, clock).follow(lambda: True, seconds, clock.sleep)
+    finally:
+        lease.release()
+
+
+class Mirror:
+    """Sends one study to one tracker. Holds only what can be lost: what it sent last, to send less next time."""
+
+    def __init__(
+        self, ledger: Ledger, tracker: Tracker, study: str, home: Home, lease: leases.Lease, clock: Clock
+    ) -> None:
+        self._ledger, self._tracker, self._study, self._home = ledger, tracker, study, home
+        self._lease, self._clock = lease, clock
+        self._renewed = clock.monotonic()
+        self._parent: str | None = None
+        self._unrecorded: dict[str, str] | None = None  # uid -> run id of runs that no cursor names
+        self._shown: dict[str, tuple[dict[str, str], str | None]] = {}  # run id -> tags and status it shows
+        self._refused: dict[int, tuple[int, str]] = {}  # number -> revision that was refused, and why
+        self.sent = 0
+
+    def follow(self, leaving: Callable[[], bool], grace: float, wait: Callable[[float], Any]) -> DrainResult:
+        """Look again and again; once `leaving`, until one look has sent all or `grace` seconds are over."""
+        pause, why, deadline = POLL, "", math.inf
+        while True:
+            last = leaving()
+            deadline = min(deadline, self._clock.monotonic() + grace) if last else deadline
+            try:
+                self.look(leaving=last)
+                if last:
+                    return self._result("; ".join(text for _, text in self._refused.values()))
+                pause, why = POLL, ""
+            except (Unreachable, Refused, StorageError) as error:
+                if self._clock.monotonic() >= deadline:
+                    return self._result(str(error))
+                if str(error) != why:
+                    print(error, flush=True)
+                pause, why = min(2 * pause, MAX_PAUSE), str(error)
+            wait(min(pause, 1.0) if last else pause)
+            self._renew()
+
+    def look(self, *, leaving: bool = False) -> None:
+        """Send everything that is new now. Raises Unreachable; a trial that is refused is left out and remembered."""
+        with self._ledger.read() as connection:
+            study = reads.study_row(connection, self._study)
+            where = {"tracker": self._tracker.name, "study": study["id"]}
+            cursor = connection.execute(projection.STUDY_CURSOR, where).first()
+        parent = self._open_study(study, cursor.run_id if cursor else None)
+        changed = cursor is None or cursor.revision < study["revision"] or parent not in self._shown
+        ended = self._send_all_trials(study, parent)
+        if changed or ended or leaving:
+            self._send_study(study, parent, leaving, whole=changed)
+
+    def _send_all_trials(self, study: RowMapping, parent: str) -> bool:
+        """Send page after page of the trials that have something new; True if one of them has ended."""
+        after, ended = -1, False
+        while True:
+            with self._ledger.read() as connection:
+                found = projection.pending(connection, self._tracker.name, study, self._home, after)
+            if not found:
+                return ended
+            after = found[-1].number
+            ended = ended or any(trial.batch.ended_at is not None for trial in found)
+            self._send_trials(study, parent, [p for p in found if self._refused.get(p.number, (0,))[0] < p.revision])
+
+    def _open_study(self, study: RowMapping, recorded: str | None) -> str:
+        """The id of the study's run: recorded, found by its tag, or new."""
+        if self._parent is None:
+            self._parent = recorded
+        if self._parent is None:
+            found = self._tracker.find(self._study, study["uid"])
+            if found:
+                self._parent = found[0].run_id
+                self._discard([view.run_id for view in found[1:]])
+            else:
+                self._parent = self._tracker.open_study(self._study, projection.study_run(study))
+                self._unrecorded = {}
+                failpoint("mirror.after_create_run")
+            self._commit(study, [(projection.STUDY, self._parent, -1)])
+        return self._parent
+
+    def _send_trials(self, study: RowMapping, parent: str, trials: Sequence[projection.Pending]) -> None:
+        """Send each; commit the cursors of those sent, also when one of them fails."""
+        cursors: list[tuple[int, str, int]] = []
+        try:
+            for trial in trials:
+                try:
+                    run_id = self._send_trial(study, parent, trial)
+                except Refused as error:
+                    self._refused[trial.number] = (trial.revision, f"trial {trial.number}: {error}")
+                    print(f"trial {trial.number}: {error}", flush=True)
+                    continue
+                self._refused.pop(trial.number, None)
+                cursors.append((trial.number, run_id, trial.revision))
+                self._renew()
+        finally:
+            self._commit(study, cursors)
+            failpoint("mirror.after_cursor")
+
+    def _send_trial(self, study: RowMapping, parent: str, trial: projection.Pending) -> str:
+        run_id, batch = trial.run_id or self._recover(study, trial.run.uid), trial.batch
+        if run_id is None:
+            try:
+                run_id = self._tracker.open_trial(parent, replace(trial.run, tags={**trial.run.tags, **batch.tags}))
+            except Unreachable:
+                self._unrecorded = None  # it may have been created all the same
+                raise
+            failpoint("mirror.after_create_run")
+            self._shown[run_id] = (dict(batch.tags), "RUNNING")
+        self._send(run_id, batch)
+        if batch.ended_at is not None:
+            del self._shown[run_id]
+        failpoint("mirror.after_send")
+        return run_id
+
+    def _send(self, run_id: str, batch: Batch) -> None:
+        """Send `batch` without the tags and the status that the run is known to show."""
+        tags, status = self._shown.get(run_id, ({}, None))
+        new = {key: value for key, value in batch.tags.items() if tags.get(key) != value}
+        unchanged = batch.status == status and batch.ended_at is None
+        self._tracker.send(run_id, replace(batch, tags=new, status=None if unchanged else batch.status))
+        self._shown[run_id] = ({**tags, **new}, batch.status)
+        self.sent += 1
+
+    def _recover(self, study: RowMapping, uid: str) -> str | None:
+        """The id of a run that was created before a crash or a lost answer, and never recorded."""
+        if self._unrecorded is None:
+            self._unrecorded = self._search(study)
+        return self._unrecorded.get(uid)
+
+    def _search(self, study: RowMapping) -> dict[str, str]:
+        """uid -> run id of the runs that no cursor names; where two stand for one trial, the later is deleted."""
+        mine = (mirrors.c.tracker == self._tracker.name) & (mirrors.c.study_id == study["id"])
+        with self._ledger.read() as connection:
+            rows = connection.execute(mirrors.select().where(mine)).mappings().all()
+        recorded = {f"{study['uid']}/{row['number']}": row["run_id"] for row in rows}
+        unrecorded: dict[str, str] = {}
+        superfluous = []
+        for view in self._tracker.find(self._study, study["uid"], children=True):
+            standing = recorded.get(view.uid) or unrecorded.setdefault(view.uid, view.run_id)
+            if standing != view.run_id:
+                superfluous.append(view.run_id)
+        self._discard(superfluous)
+        return unrecorded
+
+    def _discard(self, run_ids: Sequence[str]) -> None:
+        for run_id in run_ids:
+            print(f"run {run_id} stands twice; it is deleted.", flush=True)
+            self._tracker.discard(run_id)
+
+    def _send_study(self, study: RowMapping, parent: str, leaving: bool, whole: bool) -> None:
+        with self._ledger.read() as connection:
+            state = reads.study_state(connection, study)
+            if leaving and state == "running":
+                state = "interrupted"  # nobody will be left to say so
+            batch = projection.study_batch(connection, study, state)
+        if whole or self._shown.get(parent) != (batch.tags, batch.status):
+            self._send(parent, batch if whole else replace(batch, texts={}))
+        if whole:
+            self._commit(study, [(projection.STUDY, parent, study["revision"])])
+
+    def _commit(self, study: RowMapping, cursors: Sequence[tuple[int, str, int]]) -> None:
+        """Record runs and how far they have come; raise Busy if another process mirrors the study by now."""
+        if not cursors:
+            return
+        rows = [
+            {
+                "tracker": self._tracker.name,
+                "study_id": study["id"],
+                "number": number,
+                "run_id": run_id,
+                "revision": revision,
+            }
+            for number, run_id, revision in cursors
+        ]
+
+        def body(connection: Connection) -> None:
+            self._lease.check(connection)
+            insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(mirrors)
+            new = {"run_id": insert.excluded.run_id, "revision": insert.excluded.revision}
+            connection.execute(insert.on_conflict_do_update(index_elements=list(mirrors.primary_key), set_=new), rows)
+
+        self._ledger.transact(body)
+        self._renewed = self._clock.monotonic()
+
+    def _renew(self) -> None:
+        if self._clock.monotonic() - self._renewed > LEASE_TIMEOUT / 6:
+            self._lease.renew()
+            self._renewed = self._clock.monotonic()
+
+    def _result(self, why: str) -> DrainResult:
+        return DrainResult(self.sent, behind(self._ledger, self._tracker.name, self._study), why)
+
+
+def forget(ledger: Ledger, tracker_name: str, study: str) -> None:
+    """Drop the cursors of a study: the next drain finds its runs by their tags, or makes them, and sends all again."""
+
+    def body(connection: Connection) -> None:
+        study_id = reads.study_row(connection, study)["id"]
+        connection.execute(mirrors.delete().where(mirrors.c.tracker == tracker_name, mirrors.c.study_id == study_id))
+
+    ledger.transact(body)
+
+
+def lag(result: DrainResult, tracker_name: str) -> str:
+    """What to tell the user about a drain; empty if nothing is missing."""
+    if not result.behind:
+        return ""
+    why = f" ({result.why})" if result.why else ""
+    return f"MLflow at {tracker_name} is behind by {result.behind}{why}: run `hpo sync`; nothing is lost."

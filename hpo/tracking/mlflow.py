@@ -1,0 +1,348 @@
+"""MLflow as a tracker: one experiment per study name, a run per study, a nested run per trial.
+
+Needs mlflow-skinny, SQLAlchemy and Alembic; full MLflow only serves the pages. It is imported on first use, since that
+takes seconds. Facts behind the choices here, measured with MLflow 3.17: a point sent again with the same step,
+timestamp and value is stored once; parameters never change; the client repeats a POST whose answer was lost, and so
+makes a second run; the first opening of a new database is a race that only a lock decides.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import hashlib
+import ipaddress
+import logging
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from hpo.errors import UserError
+from hpo.tracking.base import Batch, Point, Refused, Run, RunView, Unreachable
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE")
+_PAGE = 1000
+_ALL = 2**31 - 1
+
+# Read by MLflow at each call. An unanswered POST must not be repeated behind our back, nor may a dead server hold the
+# mirror for minutes.
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def tracker_name(uri: str) -> str:
+    """`uri` without user and password, cut to what the ledger's cursors hold."""
+    parts = urlsplit(uri)
+    name = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else uri
+    return name if len(name) <= 250 else f"{name[:200]}#{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+class MlflowTracker:
+    """A tracker at `uri`: sqlite:///PATH or another database MLflow knows, or http(s)://SERVER.
+
+    `artifacts` is the directory for new experiments of a database without a server. Raises UserError for a URI of
+    another kind, Unreachable when the store cannot be opened.
+    """
+
+    def __init__(self, uri: str, artifacts: Path) -> None:
+        scheme = urlsplit(uri).scheme.partition("+")[0]
+        if scheme not in (*_DATABASES, "http", "https"):
+            raise UserError(
+                f"--tracking-uri {tracker_name(uri)!r} cannot be used: give sqlite:///PATH, another database or http(s)://HOST."
+            )
+        os.environ.update({key: value for key, value in _SETTINGS.items() if key not in os.environ})
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        self.name = tracker_name(uri)
+        self._is_database = scheme in _DATABASES
+        self._artifacts = artifacts
+        self._experiments: dict[str, str] = {}
+        self._roots: dict[str, str] = {}  # run id -> artifact URI
+        with self._speaking():
+            if scheme == "sqlite":
+                initialise(Path(uri.partition(":///")[2]), artifacts)
+            from mlflow import MlflowClient
+
+            self._client: MlflowClient = MlflowClient(uri)
+
+    def open_study(self, study: str, run: Run) -> str:
+        return self._create(self._experiment(study), run, {})
+
+    def open_trial(self, parent: str, run: Run) -> str:
+        return self._create(self._experiment(run.tags["hpo.study"]), run, {"mlflow.parentRunId": parent})
+
+    def find(self, study: str, uid: str, *, children: bool = False) -> list[RunView]:
+        which = f"tags.`hpo.run_uid` LIKE '{uid}/%'" if children else f"tags.`hpo.run_uid` = '{uid}'"
+        found: list[RunView] = []
+        token: str | None = None
+        with self._speaking():
+            while True:
+                page = self._client.search_runs(
+                    [self._experiment(study)],
+                    which,
+                    max_results=_PAGE,
+                    order_by=["attributes.start_time ASC"],
+                    page_token=token,
+                )
+                found += [self._view(run) for run in page]
+                token = page.token
+                if not token:
+                    return found
+
+    def send(self, run_id: str, batch: Batch) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        with self._speaking():
+            self._send_artifacts(run_id, batch)
+            self._client.log_batch(
+                run_id,
+                metrics=[Metric(p.key, p.value, p.timestamp, p.step) for p in batch.points],
+                params=[Param(key, value) for key, value in batch.params.items()],
+                tags=[RunTag(key, value) for key, value in batch.tags.items()],
+            )
+            if batch.ended_at is not None:
+                self._client.set_terminated(run_id, batch.status, batch.ended_at)
+            elif batch.status is not None:
+                self._client.update_run(run_id, batch.status)
+
+    def discard(self, run_id: str) -> None:
+        with self._speaking():
+            self._client.delete_run(run_id)
+
+    def points(self, runs: Sequence[RunView]) -> Iterator[tuple[str, Point]]:
+        store = self._client._tracking_client.store
+        with self._speaking():
+            if self._is_database:  # one query for a metric of many runs; a server would take one for each
+                for key in sorted(set().union(*(run.keys for run in runs))):
+                    ids = [run.run_id for run in runs if key in run.keys]
+                    for start in range(0, len(ids), 500):
+                        for m in store.get_metric_history_bulk(ids[start : start + 500], key, _ALL):
+                            yield m.run_id, Point(m.key, m.step, m.timestamp, m.value)
+                return
+            for run in runs:
+                for key in sorted(run.keys):
+                    for m in self._client.get_metric_history(run.run_id, key):
+                        yield run.run_id, Point(m.key, m.step, m.timestamp, m.value)
+
+    def digests(self, run_id: str) -> dict[str, str]:
+        with self._speaking():
+            root = self._local(run_id)
+            if root is not None:
+                return _digests(root)
+            with tempfile.TemporaryDirectory() as copy:
+                self._client.download_artifacts(run_id, "", copy)
+                return _digests(Path(copy))
+
+    def close(self) -> None:
+        if self._is_database:
+            self._client._tracking_client.store._dispose_engine()
+
+    def _create(self, experiment: str, run: Run, tags: dict[str, str]) -> str:
+        tags = {"mlflow.user": getpass.getuser(), "mlflow.source.type": "LOCAL", **run.tags, **tags}
+        tags |= {"mlflow.source.name": run.source} if run.source else {}
+        tags |= {"mlflow.source.git.commit": run.commit} if run.commit else {}
+        with self._speaking():
+            created = self._client.create_run(experiment, run.started_at, tags, run.name)
+            self._roots[created.info.run_id] = str(created.info.artifact_uri)
+            return created.info.run_id
+
+    def _experiment(self, study: str) -> str:
+        if study not in self._experiments:
+            with self._speaking():
+                found = self._client.get_experiment_by_name(study)
+                if found is None:
+                    place = str(self._artifacts / study) if self._is_database else None
+                    self._experiments[study] = self._client.create_experiment(study, place)
+                elif found.lifecycle_stage == "deleted":
+                    raise Unreachable(
+                        f"MLflow's experiment {study!r} was deleted: restore it, or give the study another --name."
+                    )
+                else:
+                    self._experiments[study] = found.experiment_id
+        return self._experiments[study]
+
+    def _view(self, run: Any) -> RunView:
+        self._roots[run.info.run_id] = run.info.artifact_uri
+        return RunView(
+            run.info.run_id,
+            run.data.tags["hpo.run_uid"],
+            run.info.status,
+            run.info.end_time,
+            run.data.tags,
+            run.data.params,
+            frozenset(run.data.metrics),
+        )
+
+    def _send_artifacts(self, run_id: str, batch: Batch) -> None:
+        if not (batch.texts or batch.files or batch.removed):
+            return
+        root = self._local(run_id)
+        for name in batch.removed:
+            self._remove(run_id, name, root)
+        for name, text in batch.texts.items():
+            if root is not None:
+                _write(root / name, text)
+            else:
+                self._client.log_text(run_id, text, name)
+        for name, source in batch.files.items():
+            try:
+                self._add(run_id, name, source, root)
+            except FileNotFoundError:
+                if source.exists():
+                    raise
+                # Retention records a removal before it removes: the row that says so is next. Leave no half behind.
+                self._remove(run_id, name, root)
+                print(f"{source} is gone; it is not mirrored.", flush=True)
+
+    def _add(self, run_id: str, name: str, source: Path, root: Path | None) -> None:
+        if root is not None:
+            link(source, root / name)
+        elif source.is_dir():
+            self._client.log_artifacts(run_id, str(source), name)
+        else:
+            with tempfile.TemporaryDirectory() as copy:  # the client keeps the file's own name
+                named = Path(copy) / PurePosixPath(name).name
+                shutil.copyfile(source, named)
+                parent = str(PurePosixPath(name).parent)
+                self._client.log_artifact(run_id, str(named), None if parent == "." else parent)
+
+    def _remove(self, run_id: str, name: str, root: Path | None) -> None:
+        if root is not None:
+            shutil.rmtree(root / name, ignore_errors=not (root / name).exists())
+            return
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        if self._client.list_artifacts(run_id, name):
+            get_artifact_repository(self._artifact_uri(run_id)).delete_artifacts(name)
+
+    def _artifact_uri(self, run_id: str) -> str:
+        if run_id not in self._roots:
+            self._roots[run_id] = str(self._client.get_run(run_id).info.artifact_uri)
+        return self._roots[run_id]
+
+    def _local(self, run_id: str) -> Path | None:
+        """The run's artifact directory if this host has it, None if artifacts go through a server or a store."""
+        from mlflow.utils.file_utils import local_file_uri_to_path
+
+        uri = self._artifact_uri(run_id)
+        if urlsplit(uri).scheme not in ("", "file"):
+            return None
+        root = Path(local_file_uri_to_path(uri))
+        if not self._is_database and not _loopback(self.name) and not root.parents[1].exists():
+            raise Unreachable(
+                f"MLflow at {self.name} keeps artifacts in {root.parents[1]} on its own host: start it with "
+                "--serve-artifacts, or give both hosts that directory."
+            )
+        return root
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """Turn what MLflow, the network and the disk raise into Unreachable or Refused, in one sentence."""
+        from mlflow.exceptions import MlflowException
+        from requests import RequestException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise Refused(f"{error.filename} is missing.") from error
+        except (MlflowException, RequestException, SQLAlchemyError, sqlite3.Error, OSError) as error:
+            text = " ".join(str(error).split())[:300]
+            if getattr(error, "error_code", None) in _REFUSALS:
+                raise Refused(f"MLflow at {self.name} refuses this: {text}") from error
+            raise Unreachable(f"MLflow at {self.name} cannot be reached: {text}") from error
+
+
+def initialise(database: Path, artifacts: Path) -> None:
+    """Make or upgrade MLflow's SQLite database in WAL mode, one process at a time."""
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{database}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = sqlite3.connect(database, timeout=30.0)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        finally:
+            connection.close()
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        SqlAlchemyStore(f"sqlite:///{database}", str(artifacts))
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a finished file, or every file below a directory, a second name; copy where the file system cannot."""
+    files = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
+    if not files:
+        raise FileNotFoundError(2, os.strerror(2), str(source))
+    for path in files:
+        _link_file(path, target / path.relative_to(source) if source.is_dir() else target)
+
+
+def _link_file(source: Path, target: Path) -> None:
+    if target.exists() and target.samefile(source):
+        return
+    with _replacing(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(source, temporary)
+            _sync(temporary)
+
+
+def _write(target: Path, text: str) -> None:
+    with _replacing(target) as temporary:
+        temporary.write_text(text)
+        _sync(temporary)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A temporary name that becomes `target`, durably, at the end of the block."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    yield temporary
+    os.replace(temporary, target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digests(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): sha256(path) for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _loopback(uri: str) -> bool:
+    host = urlsplit(uri).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

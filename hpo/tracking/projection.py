@@ -1,0 +1,343 @@
+"""What a tracker should show of a study: runs, batches and their order, all computed from the ledger's rows.
+
+The mirror sends these batches and `verify` compares them with what the tracker has, so the two cannot disagree about
+what ought to be there. A state of the ledger and what the tracker shows:
+
+    running              RUNNING
+    waiting, paused      SCHEDULED     a trial that is to go on
+    complete             FINISHED
+    pruned               KILLED        stopped on purpose before its end
+    infeasible, failed   FAILED
+
+The tag `hpo.state` holds the ledger's own word. A trial gets its run when a worker first claims it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import and_, bindparam, func, not_, or_, select
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo.home import Home
+from hpo.ledger import reads
+from hpo.ledger.tables import TERMINAL_STATES, asks, checkpoints, decisions, events, mirrors, reports, trials
+from hpo.tracking.base import Batch, Point, Run, Status
+
+STUDY = -1  # the number under which `mirrors` keeps the cursor of a study's own run
+
+TRIAL_STATUS: dict[str, Status] = {
+    "waiting": "SCHEDULED",
+    "running": "RUNNING",
+    "paused": "SCHEDULED",
+    "complete": "FINISHED",
+    "pruned": "KILLED",
+    "infeasible": "FAILED",
+    "failed": "FAILED",
+}
+STUDY_STATUS: dict[str, Status] = {
+    "running": "RUNNING",
+    "interrupted": "SCHEDULED",
+    "complete": "FINISHED",
+    "stopped": "FAILED",
+}
+
+# Limits that every release of MLflow 3 keeps.
+MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 5000
+_LARGEST = 1.7976931348623157e308
+
+_cursor = and_(
+    mirrors.c.tracker == bindparam("tracker"),
+    mirrors.c.study_id == trials.c.study_id,
+    mirrors.c.number == trials.c.number,
+)
+_sent = func.coalesce(mirrors.c.revision, 0)
+_with_cursor = trials.outerjoin(mirrors, _cursor)
+_pending = and_(trials.c.study_id == bindparam("study"), trials.c.fence > 0, trials.c.revision > _sent)
+
+BEHIND = select(func.coalesce(func.sum(trials.c.revision - _sent), 0)).select_from(_with_cursor).where(_pending)
+STUDY_CURSOR = select(mirrors.c.run_id, mirrors.c.revision).where(
+    mirrors.c.tracker == bindparam("tracker"), mirrors.c.study_id == bindparam("study"), mirrors.c.number == STUDY
+)
+_ASKED = (asks.c.params, asks.c.config, asks.c.config_hash, asks.c.seed)
+PENDING = (
+    select(trials, *_ASKED, _sent.label("sent"), mirrors.c.run_id)
+    .select_from(_with_cursor.join(asks, asks.c.trial_id == trials.c.id))
+    .where(_pending, trials.c.number > bindparam("after"))
+    .order_by(trials.c.number)
+    .limit(bindparam("n"))
+)
+_earlier = reports.alias()
+_VALUES = (
+    select(
+        *(reports.c[name] for name in ("trial_id", "step", "key", "fold", "epoch", "value", "at", "revision")),
+        # The step's epoch is sent once, with the timestamp of the first transaction that closed it.
+        not_(
+            select(_earlier.c.step)
+            .where(
+                _earlier.c.trial_id == reports.c.trial_id,
+                _earlier.c.step == reports.c.step,
+                _earlier.c.fold == reports.c.fold,
+                _earlier.c.epoch.is_not(None),
+                _earlier.c.revision < reports.c.revision,
+            )
+            .exists()
+        ).label("first"),
+    )
+    .select_from(reports.join(trials, trials.c.id == reports.c.trial_id).outerjoin(mirrors, _cursor))
+    .where(reports.c.trial_id.in_(bindparam("trials", expanding=True)), reports.c.revision > _sent)
+    .order_by(reports.c.trial_id, reports.c.step, reports.c.fold, reports.c.key)
+)
+_NONFINITE = (
+    select(reports.c.trial_id, reports.c.key, reports.c.fold)
+    .where(
+        reports.c.trial_id.in_(bindparam("trials", expanding=True)),
+        or_(reports.c.value.is_(None), reports.c.value > _LARGEST, reports.c.value < -_LARGEST),
+    )
+    .distinct()
+)
+_CHECKPOINTS = (
+    select(checkpoints)
+    .where(checkpoints.c.trial_id.in_(bindparam("trials", expanding=True)))
+    .order_by(checkpoints.c.trial_id, checkpoints.c.step, checkpoints.c.id)
+)
+_ARTIFACTS = (
+    select(events.c.trial_id, events.c.fields, events.c.revision)
+    .where(events.c.trial_id.in_(bindparam("trials", expanding=True)), events.c.kind == "artifact")
+    .order_by(events.c.trial_id, events.c.id)
+)
+_STOPS = (
+    select(decisions.c.trial_id, decisions.c.step, decisions.c.strategy, decisions.c.reason)
+    .where(decisions.c.trial_id.in_(bindparam("trials", expanding=True)), decisions.c.verdict == "stop")
+    .order_by(decisions.c.trial_id, decisions.c.step)
+)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A trial with what its run has yet to get. `run_id` is None where no run is recorded."""
+
+    number: int
+    revision: int  # the ledger's, once `batch` is sent
+    run_id: str | None
+    run: Run
+    batch: Batch
+
+
+def behind(connection: Connection, tracker: str, study: RowMapping) -> int:
+    """How many of the ledger's transactions on the study and its trials the tracker has not got; one cheap query."""
+    count = connection.execute(BEHIND, {"tracker": tracker, "study": study["id"]}).scalar_one()
+    cursor = connection.execute(STUDY_CURSOR, {"tracker": tracker, "study": study["id"]}).first()
+    return int(count) + study["revision"] - (-1 if cursor is None else cursor.revision)
+
+
+def pending(
+    connection: Connection, tracker: str, study: RowMapping, home: Home, after: int = -1, n: int = 32
+) -> list[Pending]:
+    """The next `n` trials, by number, with a number above `after`, that the tracker is behind on.
+
+    Trials are read first: rows committed in between belong to a later revision and are at worst sent twice.
+    """
+    where = {"tracker": tracker, "study": study["id"], "after": after, "n": n}
+    rows = connection.execute(PENDING, where).mappings().all()
+    if not rows:
+        return []
+    facts = _Facts(connection, tracker, rows)
+    batches = [_batch(study["name"], row, facts, home) for row in rows]
+    return [
+        Pending(row["number"], row["revision"], row["run_id"], trial_run(study, row), batch)
+        for row, batch in zip(rows, batches, strict=True)
+    ]
+
+
+def study_run(study: RowMapping) -> Run:
+    """What opens the study's own run."""
+    tags = {"hpo.run_uid": study["uid"], "hpo.kind": "study", "hpo.study": study["name"]}
+    return Run(study["uid"], study["name"], _ms(study["created_at"]), tags, *_provenance(study))
+
+
+def study_batch(connection: Connection, study: RowMapping, state: str) -> Batch:
+    """What the study's run shows now; `state` is running, interrupted, complete or stopped."""
+    tags = {"hpo.state": state, "hpo.requested": str(study["requested"])}
+    tags |= {f"hpo.spec.{key}": _text(value, MAX_TAG) for key, value in study["spec"].items() if _scalar(value)}
+    tags["hpo.spec.strategy"] = study["spec"].get("strategy", {}).get("name", "none")
+    best = reads.best(connection, study)
+    if best is not None:
+        tags |= {"hpo.best.trial": str(best.number), "hpo.best.value": repr(best.value)}
+    ended = None
+    if STUDY_STATUS[state] in ("FINISHED", "FAILED"):
+        mine = trials.c.study_id == study["id"]
+        ended = connection.execute(select(func.max(trials.c.ended_at)).where(mine)).scalar_one()
+    declared = {name: study[name] for name in ("name", "uid", "spec", "identity")}
+    here = ("home", "tracking_uri")  # of this host alone, and a URI may hold a password
+    declared["environment"] = {key: value for key, value in study["environment"].items() if key not in here}
+    texts = {"study.json": json.dumps(declared, indent=2, sort_keys=True) + "\n"}
+    return Batch(tags=tags, texts=texts, status=STUDY_STATUS[state], ended_at=None if ended is None else _ms(ended))
+
+
+def trial_run(study: RowMapping, trial: RowMapping) -> Run:
+    """What opens a trial's run."""
+    tags = {
+        "hpo.run_uid": f"{study['uid']}/{trial['number']}",
+        "hpo.kind": "trial",
+        "hpo.study": study["name"],
+        "hpo.trial": str(trial["number"]),
+        "hpo.seed": str(trial["seed"]),
+        "hpo.config_hash": trial["config_hash"],
+    }
+    if trial["parent"] is not None:
+        tags |= {"hpo.parent": str(trial["parent"]), "hpo.generation": str(trial["generation"])}
+    if trial["ranks"] > 1:
+        tags["hpo.ranks"] = str(trial["ranks"])
+    started = _ms(trial["started_at"] or trial["created_at"])
+    name = f"{study['name']}-{trial['number']:04d}"
+    return Run(tags["hpo.run_uid"], name, started, tags, *_provenance(study))
+
+
+def metric_key(key: str, fold: int = 0) -> str:
+    """The name of a metric in the tracker: folds above 0 are prefixed, what MLflow refuses is replaced, uniquely."""
+    name = f"fold{fold}/{key}" if fold else key
+    clean = re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
+    plain = posixpath.normpath(clean).lstrip("/.") or "_"
+    if plain == name and len(name) <= MAX_KEY:
+        return name
+    return f"{plain[: MAX_KEY - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def stored(value: float) -> float:
+    """A metric's value as MLflow stores it: infinities become the largest floats."""
+    return math.copysign(_LARGEST, value) if math.isinf(value) else value
+
+
+class _Facts:
+    """The rows that belong to some trials, read in one query per table."""
+
+    def __init__(self, connection: Connection, tracker: str, rows: Sequence[RowMapping]) -> None:
+        ids = [row["id"] for row in rows]
+        self.values = _grouped(connection.execute(_VALUES, {"tracker": tracker, "trials": ids}).mappings())
+        self.checkpoints = _grouped(connection.execute(_CHECKPOINTS, {"trials": ids}).mappings())
+        self.artifacts = _grouped(connection.execute(_ARTIFACTS, {"trials": ids}).mappings())
+        pruned = [row["id"] for row in rows if row["state"] == "pruned"]
+        self.stops = _grouped(connection.execute(_STOPS, {"trials": pruned}).mappings()) if pruned else {}
+        odd = [trial for trial, values in self.values.items() if any(not _finite(row["value"]) for row in values)]
+        self.nonfinite = _grouped(connection.execute(_NONFINITE, {"trials": odd}).mappings()) if odd else {}
+
+
+def _grouped(rows: Any) -> dict[int, list[Any]]:
+    groups: dict[int, list[Any]] = defaultdict(list)
+    for row in rows:
+        groups[row["trial_id"]].append(row)
+    return groups
+
+
+def _batch(study: str, trial: RowMapping, facts: _Facts, home: Home) -> Batch:
+    checkpoints_ = facts.checkpoints.get(trial["id"], [])
+    files, removed = _checkpoint_changes(checkpoints_, trial["sent"], home.checkpoints(study, trial["number"]))
+    for row in facts.artifacts.get(trial["id"], []):
+        if row["revision"] > trial["sent"]:
+            name = row["fields"]["path"]
+            files[f"files/{name}"] = _inside(home.files(study, trial["number"]), name)
+    new = trial["sent"] == 0
+    return Batch(
+        points=_points(trial, facts.values.get(trial["id"], [])),
+        params={path: _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},
+        tags=_tags(trial, facts) | _checkpoint_tags(checkpoints_),
+        texts={"config.json": json.dumps(trial["config"], indent=2, sort_keys=True) + "\n"} if new else {},
+        files=files,
+        removed=removed,
+        status=TRIAL_STATUS[trial["state"]],
+        ended_at=_ms(trial["ended_at"]) if trial["state"] in TERMINAL_STATES else None,
+    )
+
+
+def _points(trial: RowMapping, values: Sequence[RowMapping]) -> list[Point]:
+    """Every value with its own time, the epoch a step closed, and at the end the objective's value."""
+    points = []
+    for row in values:
+        value = math.nan if row["value"] is None else row["value"]
+        points.append(Point(metric_key(row["key"], row["fold"]), row["step"], _ms(row["at"]), value))
+        if row["epoch"] is not None and row["first"]:
+            points.append(Point(metric_key("epoch", row["fold"]), row["step"], _ms(row["at"]), float(row["epoch"])))
+    if trial["state"] in TERMINAL_STATES and trial["values"]:
+        names = [f"objective/{i}" for i in range(len(trial["values"]))] if len(trial["values"]) > 1 else ["objective"]
+        ended = _ms(trial["ended_at"])
+        points += [
+            Point(name, trial["step"], ended, v)
+            for name, v in zip(names, trial["values"], strict=True)
+            if v is not None
+        ]
+    return list(dict.fromkeys(points))
+
+
+def _tags(trial: RowMapping, facts: _Facts) -> dict[str, str]:
+    tags = {"hpo.state": trial["state"], "hpo.fence": str(trial["fence"]), "hpo.losses": str(trial["losses"])}
+    if trial["outcome"]:
+        tags["hpo.outcome"] = trial["outcome"]
+    if trial["error"]:
+        tags["hpo.error"] = trial["error"][:MAX_TAG]
+    for stop in facts.stops.get(trial["id"], [])[-1:]:
+        tags["hpo.stopped_by"] = f"{stop['strategy']} at step {stop['step']}: {stop['reason']}"[:MAX_TAG]
+    odd = sorted({metric_key(row["key"], row["fold"]) for row in facts.nonfinite.get(trial["id"], [])})
+    if odd:
+        tags["hpo.nonfinite"] = ", ".join(odd)[:MAX_TAG]
+    return tags
+
+
+def _checkpoint_changes(found: Sequence[RowMapping], sent: int, root: Path) -> tuple[dict[str, Path], list[str]]:
+    """Artifacts to add and to take away: for each step touched since `sent`, its newest kept checkpoint or nothing."""
+    kept = {row["step"]: row for row in found if row["state"] == "kept"}
+    touched = sorted({row["step"] for row in found if row["revision"] > sent})
+    files = {checkpoint_name(step): _inside(root, kept[step]["path"]) for step in touched if step in kept}
+    return files, [checkpoint_name(step) for step in touched if step not in kept]
+
+
+def _checkpoint_tags(found: Sequence[RowMapping]) -> dict[str, str]:
+    kept = [row for row in found if row["state"] == "kept"]
+    best = [row for row in kept if row["best"]]
+    named = {"hpo.checkpoint.last": kept[-1:], "hpo.checkpoint.best": best[-1:]}
+    return {tag: checkpoint_name(rows[0]["step"]) for tag, rows in named.items() if rows}
+
+
+def checkpoint_name(step: int) -> str:
+    """The artifact directory of the checkpoint taken at `step`."""
+    return f"checkpoints/step-{step:08d}"
+
+
+def _inside(root: Path, relative: str) -> Path:
+    """`root/relative`; ValueError if that leads outside of `root`."""
+    path = root / relative
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{relative!r} leads outside of {root}.")
+    return path
+
+
+def _provenance(study: RowMapping) -> tuple[str, str]:
+    git = study["environment"].get("git") or {}
+    return study["spec"].get("reference", ""), git.get("commit", "")
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)
+
+
+def _text(value: Any, limit: int) -> str:
+    """A value exactly, floats by their shortest representation; longer text is cut, `config.json` has it whole."""
+    text = value if isinstance(value, str) else repr(value)
+    return text[:limit]
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
