@@ -1,0 +1,37 @@
+"""Hyperparameter search and experiment tracking for PyTorch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["Bool", "Choice", "Float", "Int", "Objective", "Study", "__version__", "load"]
+
+if TYPE_CHECKING:
+    from hpo.dimensions import Bool, Choice, Float, Int
+    from hpo.study import Objective, Study, load
+
+# Imported at first use, so that `import hpo` costs nothing.
+_EXPORTS = {
+    "Bool": "hpo.dimensions",
+    "Choice": "hpo.dimensions",
+    "Float": "hpo.dimensions",
+    "Int": "hpo.dimensions",
+    "Objective": "hpo.study",
+    "Study": "hpo.study",
+    "load": "hpo.study",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'hpo' has no attribute {name!r}")
+    value = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -97,9 +97,8 @@ def make_strategy(spec: str | Mapping[str, Any]) -> Strategy:
         option = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             known = [key for key in strategy.model_fields if key != "name"]
-            raise UserError(
-                f"strategy {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}{near(option, known) or '.'}"
-            ) from error
+            has = f"it has {', '.join(known) or 'none'}{near(option, known) or '.'}"
+            raise UserError(f"strategy {name!r} has no option {option!r}; {has}") from error
         reason = first["msg"][:1].lower() + first["msg"][1:]
         raise UserError(f"strategy {name!r}: {option}={first['input']!r} is refused: {reason}.") from error
 

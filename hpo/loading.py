@@ -1,0 +1,100 @@
+"""Finding the module a study is declared in: a shipped one by name, a user's own by file."""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+import re
+import sys
+import traceback
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from hpo.config import near
+from hpo.errors import HpoError, StudyError
+
+_PACKAGE = "studies"  # by string: hpo never imports a study statically
+_REFERENCE = re.compile(r"(?P<where>.+?)(?::(?P<attribute>[A-Za-z_]\w*))?", re.DOTALL)
+
+
+def load_module(reference: str) -> tuple[ModuleType, str, str]:
+    """(module, attribute, the reference by which any process finds them again)."""
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
+        raise StudyError(f"study {reference!r}: give a name, such as {_shipped_example()}, or a Python file.")
+    where, attribute = match["where"], match["attribute"] or "STUDY"
+    suffix = f":{attribute}" if match["attribute"] else ""
+    if where.endswith(".py"):
+        path = Path(where).expanduser().absolute()
+        return _load_file(path), attribute, f"{path}{suffix}"
+    return _load_shipped(where), attribute, f"{where}{suffix}"
+
+
+def shipped() -> list[str]:
+    """The names of the studies that come with the platform; none of them is imported."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    places = spec.submodule_search_locations if spec else None
+    return sorted(module.name for module in pkgutil.iter_modules(places)) if places else []
+
+
+def _shipped_example() -> str:
+    return repr(next(iter(shipped()), "name"))
+
+
+def _load_shipped(name: str) -> ModuleType:
+    if name not in (known := shipped()):
+        is_path = "/" in name or "\\" in name
+        hint = " (a file's name ends in .py)" if is_path else ""
+        shown = f"there are {', '.join(known)}" if known else "none is installed"
+        raise StudyError(f"unknown study {name!r}{hint}: {shown}{near(name, known) or '.'}")
+    module = f"{_PACKAGE}.{name}"
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    try:
+        return import_module(module)
+    except (Exception, SystemExit) as error:
+        raise _explained(error, Path(spec.origin)) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Import a file under a name of its own; again only if its text has changed.
+
+    The name is the same in every process, and the file's directory is importable, so that its siblings are.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StudyError(f"study file {path} cannot be read: {error.strerror}.") from error
+    name = f"hpo_study_{sha256(str(path).encode()).hexdigest()[:12]}_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
+    version = sha256(text).hexdigest()
+    if getattr(loaded := sys.modules.get(name), "__hpo_version__", None) == version and loaded is not None:
+        return loaded
+    if (directory := str(path.parent)) not in sys.path:
+        sys.path.insert(0, directory)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _explained(error, path) from error
+    module.__dict__["__hpo_version__"] = version
+    return module
+
+
+def _explained(error: BaseException, file: Path) -> HpoError:
+    """One sentence: the place in the study's own code and the exception; the traceback stays on the cause."""
+    if isinstance(error, SyntaxError):
+        return StudyError(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}.")
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == file.parent
+    ]
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(file)
+    if isinstance(error, HpoError):
+        return type(error)(f"{place}: {error}")
+    text = " ".join(str(error).split()).rstrip(".")
+    return StudyError(f"{place}: {type(error).__name__}{f': {text}' if text else ''}.")

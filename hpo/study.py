@@ -1,0 +1,337 @@
+"""Study declarations: what is searched, how it is judged, and how a worker process finds it again.
+
+Torch-free, and free of Optuna: a declaration names its task by a string, imported where it is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import file_digest, sha256
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpo.config import apply, as_json, assign, check_path, config_hash, flatten, from_json, near, resolve
+from hpo.dimensions import Dimension
+from hpo.errors import SpaceError, StudyError, UserError
+from hpo.home import check_name
+from hpo.loading import load_module
+from hpo.search.samplers import SAMPLERS
+from hpo.search.strategy import make_strategy
+from hpo.space import Space
+
+if TYPE_CHECKING:
+    import optuna
+
+    from hpo.home import Home
+
+DIRECTIONS = ("minimize", "maximize")
+SELECTIONS = ("last", "best")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric to minimise or maximise; `select` takes its last value or the best one of the curve."""
+
+    metric: str
+    direction: Literal["minimize", "maximize"] = "minimize"
+    select: Literal["last", "best"] = "last"
+
+    def __post_init__(self) -> None:
+        if not self.metric or not isinstance(self.metric, str):
+            raise StudyError(f"objective {self.metric!r} must be the name of a metric, such as 'val/loss'.")
+        for name, known in (("direction", DIRECTIONS), ("select", SELECTIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise StudyError(f"objective {self.metric!r}: {name}={value!r} must be {' or '.join(known)}.")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class StudySpec(BaseModel):
+    """All that a process needs to take part in a study, as the ledger stores it: plain JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reference: str
+    name: str
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    sampler: str
+    strategy: dict[str, Any]
+    order: Literal["ordered", "async"] = "ordered"
+    window: int = Field(ge=1)
+    seed: int = 0
+    objectives: list[dict[str, Any]]
+    metrics: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StudySpec:
+        return cls.model_validate(data)
+
+    def identity(self) -> dict[str, str]:
+        """The components of the study's identity that the command line decides."""
+        strategy = json.dumps(make_strategy(self.strategy).model_dump(), sort_keys=True)
+        parts = {"sampler": self.sampler, "strategy": strategy, "order": self.order}
+        return parts | {"window": str(self.window), "seed": str(self.seed)}
+
+
+@dataclass(frozen=True, init=False)
+class Study:
+    """A search: a configuration, the task it configures, the space around it and what is judged.
+
+    name         the study's name where --name gives no other
+    config       a frozen pydantic model, the base every trial changes; JSON must hold it exactly
+    task         the task's class, or "package.module:Class", or ".module:Class" beside the declaration
+    space        dotted path -> dimension
+    objectives   one or several Objective
+    metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives
+    presets      name -> {path: value}, chosen by `-o preset=name`
+    data_paths   fields that name data files; their contents belong to the study's identity
+    sampler      a name in hpo.search.samplers.SAMPLERS
+    strategy     a name in hpo.search.strategy.STRATEGIES, or {"name": ..., option: value}
+    check        "package.module:function" (or ".module:function"), called with the configuration before anything is
+                 written: it looks at the data and raises UserError or trainer.errors.DataError; it imports no torch
+
+    Raises StudyError or SpaceError in one sentence where something does not fit. `configure` gives the study that
+    is run: overrides applied, what they name taken out of the space.
+    """
+
+    name: str
+    config: BaseModel
+    task: type | str
+    space: Space
+    objectives: tuple[Objective, ...]
+    metrics: tuple[str, ...]
+    presets: Mapping[str, Mapping[str, Any]]
+    data_paths: tuple[str, ...]
+    sampler: str
+    strategy: Mapping[str, Any]
+    check: str | None
+    overrides: Mapping[str, Any]  # set by `configure`, as JSON values
+    reference: str  # set by `load`: by this string any process loads the study again
+    module: str  # set by `load`: the name of the declaring module
+
+    def __init__(
+        self,
+        name: str,
+        config: BaseModel,
+        task: type | str,
+        space: Space | Mapping[str, Dimension],
+        objectives: Sequence[Objective],
+        *,
+        metrics: Sequence[str] = ("train/loss", "val/*"),
+        presets: Mapping[str, Mapping[str, Any]] | None = None,
+        data_paths: Sequence[str] = (),
+        sampler: str = "tpe",
+        strategy: str | Mapping[str, Any] = "none",
+        check: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        reference: str = "",
+        module: str = "",
+    ) -> None:
+        where = f"study {check_name(name)!r}"
+        if not isinstance(config, BaseModel):
+            raise StudyError(f"{where}: config={config!r} must be an instance of a pydantic model.")
+        for field, value in (("objectives", objectives), ("metrics", metrics), ("data_paths", data_paths)):
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise StudyError(f"{where}: {field}={value!r} must be a list.")
+        if not objectives or not all(isinstance(one, Objective) for one in objectives):
+            raise StudyError(f"{where}: objectives={objectives!r} must be a list of at least one Objective.")
+        if sampler not in SAMPLERS:
+            known = f"choose one of {', '.join(SAMPLERS)}{near(str(sampler), SAMPLERS) or '.'}"
+            raise StudyError(f"{where}: unknown sampler {sampler!r}: {known}")
+        if from_json(type(config), as_json(config)) != config:
+            raise StudyError(f"{where}: {type(config).__name__} does not survive JSON; use fields that do.")
+        vars(self).update(
+            name=name,
+            config=config,
+            task=task,
+            space=space if isinstance(space, Space) else Space(dict(space)),
+            objectives=tuple(objectives),
+            metrics=tuple(metrics),
+            presets=dict(presets or {}),
+            data_paths=tuple(data_paths),
+            sampler=sampler,
+            strategy=make_strategy(strategy).model_dump(),
+            check=check,
+            overrides=dict(overrides or {}),
+            reference=reference,
+            module=module,
+        )
+        for path in [*data_paths, *(path for preset in self.presets.values() for path in flatten(preset))]:
+            check_path(type(config), path)
+        self.space.check(config)
+
+    # --- What is run
+
+    def configure(self, overrides: Mapping[str, Any]) -> Study:
+        """The study with `overrides` applied: path -> JSON value, or text read by the field's type.
+
+        The key `preset` names a preset, applied before everything else. Dimensions that overrides name are no longer
+        searched. Relative paths in `data_paths` become absolute. Raises SpaceError for whatever does not fit.
+        """
+        given = dict(overrides)
+        preset = given.pop("preset", None)
+        if preset is not None and preset not in self.presets:
+            known = f"this study has {', '.join(self.presets) or 'none'}{near(str(preset), self.presets) or '.'}"
+            raise SpaceError(f"unknown preset {preset!r}: {known}")
+        values = flatten(self.presets[preset]) if preset is not None else {}
+        values |= flatten(given)
+        config_type = type(self.config)
+        values = {path: resolve(config_type, path, value) for path, value in values.items()}
+        for path in self.data_paths:
+            if isinstance(value := values.get(path), str) and value:
+                values[path] = str(Path(value).expanduser().absolute())
+        config = from_json(config_type, assign(config_type, as_json(self.config), values))
+        space = self.space.pinned(values)
+        space.check(config)
+        study = replace(
+            self,
+            config=config,
+            space=space.bound(config),
+            overrides={**({} if preset is None else {"preset": preset}), **values},
+        )
+        for u in (0.0, 0.5, 1.0):
+            study.build(study.space.decode(study.space.from_unit([u] * len(study.space))))
+        return study
+
+    def fixed(self) -> Mapping[str, Any]:
+        """Values of the fields that conditions and divisors of the space name and that are not searched."""
+        return self.space.fixed
+
+    def build(self, params: Mapping[str, Any]) -> BaseModel:
+        """The whole configuration of a trial. Raises SpaceError where the configuration's own rules refuse it."""
+        try:
+            return apply(self.config, params)
+        except SpaceError as error:
+            raise SpaceError(f"the space of study {self.name!r} leads to a refused configuration: {error}") from error
+
+    def rebuild(self, config: Mapping[str, Any], expected_hash: str) -> BaseModel:
+        """The configuration stored with a trial. Raises StudyError where it is no longer the same."""
+        rebuilt = from_json(type(self.config), config)
+        if (found := config_hash(rebuilt)) != expected_hash:
+            raise StudyError(
+                f"study {self.name!r}: a stored configuration reads back as {found[:12]}, not {expected_hash[:12]}; "
+                "its type has changed since."
+            )
+        return rebuilt
+
+    def task_class(self) -> type:
+        """The class of the task, imported now. Raises StudyError where the name leads nowhere."""
+        return self._named("task", self.task, type) if isinstance(self.task, str) else self.task
+
+    def check_data(self) -> None:
+        """Have the study look at its data, before anything is written."""
+        if self.check is not None:
+            self._named("check", self.check, FunctionType)(self.config)
+
+    def _named(self, what: str, given: str, kind: type) -> Any:
+        """What "package.module:name" names, absolute or relative to the declaring module."""
+        where, colon, name = given.partition(":")
+        if not colon or not name:
+            raise StudyError(f"study {self.name!r}: {what}={given!r} must read 'package.module:name'.")
+        if where.startswith(".") or not where:
+            if not self.module:
+                raise StudyError(f"study {self.name!r}: {what}={given!r} is relative; load the study with hpo.load.")
+            package = getattr(sys.modules[self.module], "__package__", None)
+            where = (package + where if package else where.lstrip(".")) if where.strip(".") else self.module
+        try:
+            module = import_module(where)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+                raise  # a bug in the module's own imports: its traceback is wanted
+            raise StudyError(f"study {self.name!r}: {what}={given!r}: there is no module {where!r}.") from error
+        if not isinstance(found := getattr(module, name, None), kind):
+            hint = near(name, (key for key, value in vars(module).items() if isinstance(value, kind))) or "."
+            raise StudyError(f"study {self.name!r}: {what}={given!r}: {where} has no {kind.__name__} {name!r}{hint}")
+        return found
+
+    # --- What it is
+
+    def directory(self) -> Path:
+        """The directory of the declaration; the working directory where it was not loaded from a file."""
+        file = getattr(sys.modules.get(self.module), "__file__", None)
+        return Path(file).parent if file else Path.cwd()
+
+    def identity(self) -> dict[str, str]:
+        """Component -> sha256 of what decides the study's results; see `drift`."""
+        return {
+            "space": _sha256(self.space.describe()),
+            "objectives": _sha256([one.to_json() for one in self.objectives]),
+            "config": config_hash(self.config),
+            "data": self._data_sha256(),
+            "code": self._code_sha256(),
+        }
+
+    def _data_sha256(self) -> str:
+        values, found = flatten(as_json(self.config)), {}
+        for path in self.data_paths:
+            if value := values.get(path):
+                try:
+                    found[path] = _tree_sha256(Path(value).expanduser(), "*")
+                except OSError as error:
+                    raise UserError(f"{path}={value!r} cannot be read: {error.strerror}.") from error
+        return _sha256(found)
+
+    def _code_sha256(self) -> str:
+        module = sys.modules.get(self.module) or sys.modules.get(getattr(self.task, "__module__", ""))
+        file = getattr(module, "__file__", None)
+        if file is None:
+            return _sha256({})
+        return _tree_sha256(Path(file).parent if hasattr(module, "__path__") else Path(file), "*.py")
+
+    def to_optuna(self, home: Home | str | None = None, name: str | None = None) -> optuna.Study:
+        """What the ledger of `home` knows of this study (or of `name`), as an Optuna study in memory."""
+        from hpo.analysis.optuna import to_optuna
+
+        return to_optuna(home, name or self.name)
+
+
+def load(reference: str) -> Study:
+    """The study a reference names: `atft`, `path/to/my_study.py` or either with `:NAME`, the attribute (STUDY).
+
+    Raises StudyError in one sentence: unknown name with near ones, a file that raises with its line, no such attribute.
+    """
+    module, attribute, stable = load_module(reference)
+    study = getattr(module, attribute, None)
+    if study is None:
+        studies = [key for key, value in vars(module).items() if isinstance(value, Study)]
+        hint = f"it has {', '.join(studies)}" if studies else f"write {attribute} = Study(...)"
+        raise StudyError(f"{module.__file__} has no {attribute}; {hint}.")
+    if not isinstance(study, Study):
+        raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not a hpo.Study.")
+    return replace(study, reference=stable, module=module.__name__)
+
+
+def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs between two identities, a clause each: `the space changed`, `seed changed from 0 to 1`."""
+    clauses = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if before == after:
+            continue
+        hashed = any(isinstance(value, str) and len(value) == 64 for value in (before, after))
+        clauses.append(f"the {key} changed" if hashed else f"{key} changed from {before} to {after}")
+    return clauses
+
+
+def _sha256(data: Any) -> str:
+    return sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _tree_sha256(path: Path, pattern: str) -> str:
+    """sha256 of a file, or over the names and contents of the files below a directory."""
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    files = sorted(one for one in path.rglob(pattern) if one.is_file())
+    return _sha256({str(one.relative_to(path)): _tree_sha256(one, pattern) for one in files})
