@@ -1,0 +1,246 @@
+"""One trial in full: what was asked, what came of it, and how it got there."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import bindparam, select
+
+from hpo.errors import HpoError, UserError
+from hpo.home import Home
+from hpo.ledger import reads
+from hpo.ledger.tables import asks, attempts, checkpoints, events, trials, workers
+from hpo.render import duration, number, sparkline
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+_TRIAL = ("number", "state", "outcome", "epoch", "step", "error", "traceback", "losses", "parent", "generation")
+
+
+def detail(connection: Connection, home: Home, name: str, number: int) -> dict[str, Any]:
+    """Everything the ledger holds about a trial, as JSON values; UserError where there is no such trial."""
+    study = reads.study_row(connection, name)
+    row = (
+        connection.execute(
+            select(trials, asks.c.params, asks.c.config, asks.c.config_hash)
+            .join(asks, asks.c.trial_id == trials.c.id)
+            .where(trials.c.study_id == study["id"], trials.c.number == number)
+        )
+        .mappings()
+        .first()
+    )
+    if row is None:
+        count = len(reads.trial_rows(connection, study["id"]))
+        there = f"it has trials 0 to {count - 1}" if count else "it has none yet"
+        raise UserError(f"study {name!r} has no trial {number}: {there}.")
+    metrics = [objective["metric"] for objective in study["spec"]["objectives"]]
+    curves: dict[str, list[list[Any]]] = {}
+    for _, key, step, epoch, value in reads.curves(connection, study["id"], numbers=[number]):
+        curves.setdefault(key, []).append([step, epoch, _plain(value)])
+    return {
+        "study": name,
+        **{column: row[column] for column in _TRIAL},
+        "values": dict(zip(metrics, row["values"] or [None] * len(metrics), strict=True)),
+        "seconds": row["ended_at"] - row["started_at"] if row["ended_at"] and row["started_at"] else None,
+        "params": row["params"],
+        "config": row["config"],
+        "config_hash": row["config_hash"],
+        "curves": curves,
+        "attempts": [dict(one) for one in connection.execute(_ATTEMPTS, {"trial": row["id"]}).mappings()],
+        "checkpoints": [
+            {**one, "path": str(home.checkpoints(name, number) / one["path"])}
+            for one in connection.execute(_CHECKPOINTS, {"trial": row["id"]}).mappings()
+        ],
+        "events": [dict(one) for one in connection.execute(_EVENTS, {"trial": row["id"]}).mappings()],
+    }
+
+
+def _by_trial(table: Any, *columns: Any) -> Any:
+    return select(*columns).where(table.c.trial_id == bindparam("trial"))
+
+
+_ATTEMPTS = (
+    _by_trial(
+        attempts,
+        attempts.c.fence,
+        attempts.c.from_step,
+        attempts.c.step,
+        attempts.c.outcome,
+        attempts.c.started_at,
+        attempts.c.ended_at,
+        workers.c.host,
+        workers.c.pid,
+    )
+    .join(workers, workers.c.id == attempts.c.worker_id)
+    .order_by(attempts.c.fence)
+)
+_CHECKPOINTS = _by_trial(
+    checkpoints,
+    checkpoints.c.step,
+    checkpoints.c.epoch,
+    checkpoints.c.path,
+    checkpoints.c.state,
+    checkpoints.c.best,
+    checkpoints.c.size,
+    checkpoints.c.sha256,
+).order_by(checkpoints.c.step, checkpoints.c.id)
+_EVENTS = _by_trial(events, events.c.kind, events.c.fields, events.c.at).order_by(events.c.at, events.c.id)
+
+
+def best_trial(connection: Connection, home: Home, name: str) -> dict[str, Any]:
+    """The best complete trial: number, value, params, the path of its checkpoint, and the overrides that train it."""
+    study = reads.study_row(connection, name)
+    found = reads.best(connection, study)
+    if found is None:
+        raise HpoError(f"study {name!r} has no complete trial yet: `hpo status` shows how far it is.")
+    checkpoint = kept_checkpoint(detail(connection, home, name, found.number))
+    return {
+        "study": name,
+        "reference": study["spec"]["reference"],
+        "metric": study["spec"]["objectives"][0]["metric"],
+        "number": found.number,
+        "value": found.value,
+        "params": found.params,
+        "checkpoint": checkpoint and checkpoint["path"],
+        "overrides": study["spec"]["overrides"] | found.params,
+    }
+
+
+def describe_best(best: Mapping[str, Any]) -> str:
+    """The best trial as text, with the command that trains it."""
+    overrides = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
+    reference, name = shlex.quote(best["reference"]), f"{best['study']}-best"
+    return "\n".join(
+        [
+            f"{best['study']}, trial {best['number']}: {best['metric']} {best['value']:.6g}",
+            *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
+            f"checkpoint: {best['checkpoint'] or 'none is kept'}",
+            f"train it: hpo run --study {reference} --name {name} --trials 1 --strategy none {overrides}",
+        ]
+    )
+
+
+def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The best checkpoint of those still kept, else the newest."""
+    kept = [checkpoint for checkpoint in trial["checkpoints"] if checkpoint["state"] == "kept"]
+    return max(kept, key=lambda checkpoint: (checkpoint["best"], checkpoint["step"]), default=None)
+
+
+def base_config(connection: Connection, name: str) -> dict[str, Any]:
+    """The study's configuration as its trials start from it, before their own parameters; loads the declaration."""
+    from hpo.config import as_json
+    from hpo.study import StudySpec, load
+
+    spec = StudySpec.from_json(reads.study_row(connection, name)["spec"])
+    return as_json(load(spec.reference).configure(spec.overrides).config)
+
+
+def differences(base: Any, config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, base value, trial's value) wherever two configurations differ; a part that is missing is None."""
+    if isinstance(base, dict) and isinstance(config, dict):
+        for key in dict.fromkeys([*base, *config]):
+            yield from differences(base.get(key), config.get(key), f"{prefix}{key}.")
+    elif base != config:
+        yield prefix.removesuffix("."), base, config
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def describe(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> str:
+    """The trial as text. `base` is the configuration to compare with, or why there is none."""
+    return "\n".join(_lines(trial, base))
+
+
+def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[str]:
+    took = f", {duration(trial['seconds'])}" if trial["seconds"] is not None else ""
+    yield f"{trial['study']}, trial {trial['number']}: {trial['state']}"
+    yield f"epoch {trial['epoch']}, step {trial['step']}{took}"
+    if trial["error"]:
+        yield f"error: {trial['error']}"
+    yield from (f"{metric}: {number(value)}" for metric, value in trial["values"].items() if value is not None)
+    yield from _section("parameters", _parameters(trial, base))
+    yield from _section("curves", map(_curve, trial["curves"].items()))
+    yield from _section(
+        "attempts",
+        (
+            [
+                f"{a['fence']}",
+                f"{a['host']}:{a['pid']}",
+                f"steps {a['from_step']} to {a['step']}",
+                a["outcome"] or "running",
+            ]
+            for a in trial["attempts"]
+        ),
+    )
+    yield from _section(
+        "checkpoints",
+        (
+            [f"step {c['step']}", "best" if c["best"] else "", c["state"], f"{c['size'] / 1e6:.2f} MB", c["path"]]
+            for c in trial["checkpoints"]
+        ),
+    )
+    yield from _section("events", ([event["kind"], json.dumps(event["fields"])] for event in trial["events"]))
+    if trial["traceback"]:
+        yield from ("", trial["traceback"].rstrip())
+
+
+def _parameters(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[list[str]]:
+    """Each parameter, and whatever else differs from the study's own configuration, beside what stands there."""
+    if isinstance(base, str):
+        yield from ([path, json.dumps(value), ""] for path, value in trial["params"].items())
+        yield [f"({base})", "", ""]
+        return
+    changed = {path: (old, new) for path, old, new in differences(base, trial["config"])}
+    for path, value in trial["params"].items():
+        old, _ = changed.pop(path, (value, value))
+        yield [path, json.dumps(value), f"study: {json.dumps(old)}"]
+    yield from ([path, json.dumps(new), f"study: {json.dumps(old)}"] for path, (old, new) in changed.items())
+
+
+def _curve(item: tuple[str, list[list[Any]]]) -> list[str]:
+    key, curve = item
+    values = [math.nan if value is None else value for _, _, value in curve]
+    low, high = min(values), max(values)
+    return [key, sparkline(values, 32), f"last {number(values[-1])}", f"min {number(low)}", f"max {number(high)}"]
+
+
+def _section(title: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A title and its rows in columns; nothing where there is no row."""
+    cells = list(rows)
+    if not cells:
+        return
+    yield from ("", title)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def overrides_of(params: Mapping[str, Any]) -> list[str]:
+    """`path=value` for each parameter, as `-o` takes them."""
+    return [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in params.items()]
+
+
+def save_overrides(params: Mapping[str, Any], path: Path) -> None:
+    """Write parameters as a file for `--config`."""
+    import yaml
+
+    nested: dict[str, Any] = {}
+    for dotted, value in params.items():
+        *parents, leaf = dotted.split(".")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(nested, sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file.") from error
