@@ -289,11 +289,13 @@ class Study:
             return _sha256({})
         return _tree_sha256(Path(file).parent if hasattr(module, "__path__") else Path(file), "*.py")
 
-    def to_optuna(self, home: Home | str | None = None, name: str | None = None) -> optuna.Study:
-        """What the ledger of `home` knows of this study (or of `name`), as an Optuna study in memory."""
+    def to_optuna(
+        self, home: Home | str | None = None, name: str | None = None, *, storage: str | None = None
+    ) -> optuna.Study:
+        """What the ledger of `home`, or at `storage`, knows of study `name` (by default this), as an Optuna study."""
         from hpo.analysis.optuna import to_optuna
 
-        return to_optuna(home, name or self.name)
+        return to_optuna(self, home, name or self.name, storage)
 
 
 def load(reference: str) -> Study:

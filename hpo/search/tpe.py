@@ -7,7 +7,7 @@ Optuna is a library here: an in-memory study mirrors the trials told and open, a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -34,6 +34,16 @@ def distribution(coordinate: Coordinate) -> BaseDistribution:
     if kind == "choice":
         return CategoricalDistribution(range(rest[0]))
     return FloatDistribution(0.0, 1.0)
+
+
+def quiet_study(directions: Sequence[Literal["minimize", "maximize"]], name: str | None = None) -> optuna.Study:
+    """A new study in memory, without the line that Optuna logs about it."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(directions=directions, study_name=name)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
 
 
 class _Replay(BaseSampler):
@@ -68,19 +78,14 @@ class Tpe:
 
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, n_startup_trials: int = 10) -> None:
         self._seed, self._startup = seed, n_startup_trials
-        self._directions = [objective.direction for objective in objectives]
+        self._directions: list[Literal["minimize", "maximize"]] = [objective.direction for objective in objectives]
         self._distributions = {path: distribution(seen) for path, seen in space.coordinates.items()}
         self._records: dict[int, TrialRecord] = {}
         self._clear()
 
     def _clear(self) -> None:
         """Forget Optuna's study; the next ask fills a new one from the records."""
-        verbosity = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # of "A new study created", which nobody asked about
-        try:
-            self._study = optuna.create_study(directions=self._directions)
-        finally:
-            optuna.logging.set_verbosity(verbosity)
+        self._study = quiet_study(self._directions)
         self._trials: list[optuna.Trial] = []
 
     def adopt(self, record: TrialRecord) -> None:

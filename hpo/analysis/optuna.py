@@ -1,0 +1,99 @@
+"""A study of the ledger as an Optuna study: for its plots, its importances and optuna-dashboard."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from hpo.dimensions import Choice, Dimension, Float, Int
+from hpo.errors import StudyError
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.search.tpe import quiet_study
+
+if TYPE_CHECKING:
+    from hpo.study import Study
+
+_STATES = {
+    "waiting": TrialState.WAITING,
+    "running": TrialState.RUNNING,
+    "paused": TrialState.RUNNING,  # Optuna knows no pause; the trial is not over
+    "complete": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "infeasible": TrialState.PRUNED,  # with a violated constraint, as the sampler is told
+    "failed": TrialState.FAIL,
+}
+
+
+def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | None = None) -> optuna.Study:
+    """An in-memory Optuna study with every trial of study `name`, numbers, parameters, curves and times as they are.
+
+    User attributes of a trial: `state`, `outcome` and `error` of the ledger, `config_hash`, and the last value of
+    every metric. Raises StudyError for an unknown name, or parameters that the declared space does not hold.
+    """
+    url = storage or (home if isinstance(home, Home) else Home.at(home)).storage
+    ledger = Ledger(url, create=False)
+    try:
+        with ledger.read() as connection:
+            row = reads.study_row(connection, name)
+            trials = reads.trial_rows(connection, row["id"])
+            metrics = reads.last_values(connection, row["id"])
+            curves: dict[int, dict[int, float]] = {}
+            for number, _, _, epoch, value in reads.curves(connection, row["id"], [study.objectives[0].metric]):
+                if epoch is not None:
+                    curves.setdefault(number, {})[epoch] = value
+    finally:
+        ledger.close()
+    copy = quiet_study([objective.direction for objective in study.objectives], name)
+    copy.set_metric_names([objective.metric for objective in study.objectives])
+    for trial in trials:
+        curve = curves.get(trial["number"], {}) if len(study.objectives) == 1 else {}
+        copy.add_trial(_frozen(study, trial, curve, metrics.get(trial["number"], {})))
+    return copy
+
+
+def _frozen(study: Study, trial: dict[str, Any], curve: dict[int, float], metrics: dict[str, float]) -> FrozenTrial:
+    state = _STATES[trial["state"]]
+    params, distributions = {}, {}
+    for path, value in trial["params"].items():
+        if path not in study.space.dimensions:
+            raise StudyError(f"trial {trial['number']} has {path}={value!r}, which the declared space does not search.")
+        distributions[path] = value_distribution(study.space.dimensions[path])
+        params[path] = value if not isinstance(value, list | dict) else json.dumps(value)
+    values = trial["values"]
+    try:
+        frozen = create_trial(
+            state=state,
+            values=None if values is None or None in values else values,
+            params=params,
+            distributions=distributions,
+            intermediate_values=curve,
+            constraints={"feasible": 1.0} if trial["state"] == "infeasible" else None,
+            user_attrs={key: trial[key] for key in ("state", "outcome", "error", "config_hash")} | metrics,
+        )
+    except ValueError as error:  # a value outside its distribution: the space has changed since
+        raise StudyError(f"trial {trial['number']} does not fit the declared space: {error}") from error
+    if state is not TrialState.WAITING:
+        frozen.datetime_start = datetime.fromtimestamp(trial["started_at"] or trial["created_at"])
+    if state.is_finished():
+        frozen.datetime_complete = datetime.fromtimestamp(trial["ended_at"])
+    return frozen
+
+
+def value_distribution(dimension: Dimension) -> BaseDistribution:
+    """Optuna's distribution of a dimension's values, as a plot's axis wants it."""
+    if isinstance(dimension, Float):
+        return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+    if isinstance(dimension, Int):
+        return IntDistribution(
+            dimension.low, dimension.high, log=dimension.log or dimension.powers_of_two, step=dimension.step
+        )
+    assert isinstance(dimension, Choice)
+    return CategoricalDistribution(
+        [json.dumps(option) if isinstance(option, list | tuple | dict) else option for option in dimension.options]
+    )
