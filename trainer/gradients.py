@@ -3,6 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,19 +46,25 @@ def accumulate(batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> W
 
 
 @torch.no_grad()
-def divide_and_clip(params: Sequence[nn.Parameter], count: float | Tensor, clip: ClipConfig) -> Tensor:
+def divide_and_clip(
+    params: Sequence[nn.Parameter], count: float | Tensor, clip: ClipConfig, *, wait: bool
+) -> float | Tensor:
     """Divide the accumulated gradients by `count` and clip them, by norm and then by value; give their norm before.
 
     Division and clipping by norm are one multiplication by min(1, clip / |g|) / count, where |g| = |sum| / count
-    (Pascanu et al. 2013, arXiv 1211.5063). A count of 0 gives a norm that is not finite.
+    (Pascanu et al. 2013, arXiv 1211.5063). A count of 0 gives a norm that is not finite. With `wait` the norm is read,
+    and a float; without, all of it stays on the device.
     """
     grads = [p.grad for p in params if p.grad is not None]
-    norm = nn.utils.get_total_norm(grads) / count
-    if not grads:
-        return norm
-    scale = 1.0 if clip.norm is None else torch.clamp(clip.norm / (norm + 1e-6), max=1.0)
-    torch._foreach_mul_(grads, scale / count)
-    if clip.value is not None:
+    norm = nn.utils.get_total_norm(grads)
+    if wait:
+        norm, count = norm.item(), float(count) or math.nan
+    norm = norm / count
+    scale = 1.0 if clip.norm is None else clip.norm / (norm + 1e-6)
+    if grads:
+        at_most_one = scale.clamp(max=1.0) if isinstance(scale, Tensor) else min(scale, 1.0)
+        torch._foreach_mul_(grads, at_most_one / count)
+    if grads and clip.value is not None:
         torch._foreach_clamp_min_(grads, -clip.value)
         torch._foreach_clamp_max_(grads, clip.value)
     return norm

@@ -141,10 +141,10 @@ class _Fit:
             group["lr"] = self.lr
         s.optimizer.zero_grad()
         window = accumulate(batches, self._loss)
-        norm = divide_and_clip(self.params, window.count, self.config.clip)
+        norm = divide_and_clip(self.params, window.count, self.config.clip, wait=not self.deferred)
         s.meter.add(window, norm)
         if self.deferred:
-            finite = torch.isfinite(norm) & torch.isfinite(torch.as_tensor(window.loss, device=self.device))
+            finite = torch.isfinite(torch.as_tensor(norm + window.loss))
             s.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             s.optimizer.step()
             if s.step % self.config.guard.max_consecutive == 0:

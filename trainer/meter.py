@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,35 +33,37 @@ class Meter:
         self.consecutive = 0
         self.gave_up = False
         self.sums: dict[str, float] = {}
-        self._pending: list[tuple[Window, Tensor]] = []
+        self._pending: list[tuple[Window, float | Tensor]] = []
 
-    def add(self, window: Window, norm: Tensor) -> None:
+    def add(self, window: Window, norm: float | Tensor) -> None:
         """Take in a window and the norm of its gradient, unread."""
         self._pending.append((window, norm))
 
     def drain(self) -> list[bool]:
         """Read what is pending: for each window, whether it was finite and thus trained on. One wait for the device."""
         windows, self._pending = self._pending, []
-        rows = _read([{"loss": w.loss, "count": w.count, "norm": norm, **_terms(w)} for w, norm in windows])
-        return [self._take(row) for row in rows]
+        rows = _read([[w.loss, w.count, norm, *w.terms.values()] for w, norm in windows])
+        return [self._take(w.terms, *row) for (w, _), row in zip(windows, rows, strict=True)]
 
-    def _take(self, row: dict[str, float]) -> bool:
-        count, norm = row["count"], row.pop("norm")
+    def _take(self, names: Iterable[str], loss: float, count: float, norm: float, *terms: float) -> bool:
+        sums = self.sums
         if count == 0:
-            self._add({"empty_steps": 1})
+            sums["empty_steps"] = sums.get("empty_steps", 0) + 1
             return False
-        if not (math.isfinite(norm) and math.isfinite(row["loss"])):
+        if not (math.isfinite(norm) and math.isfinite(loss)):
             self.consecutive += 1
             self.gave_up |= self.consecutive >= self.limit
-            self._add({"skipped_steps": 1})
+            sums["skipped_steps"] = sums.get("skipped_steps", 0) + 1
             return False
         self.consecutive = 0
-        self._add({**row, "steps": 1, "grad_norm": norm, "clipped": norm > self.clip_norm})
+        sums["steps"] = sums.get("steps", 0) + 1
+        sums["count"] = sums.get("count", 0.0) + count
+        sums["loss"] = sums.get("loss", 0.0) + loss
+        sums["grad_norm"] = sums.get("grad_norm", 0.0) + norm
+        sums["clipped"] = sums.get("clipped", 0) + (norm > self.clip_norm)
+        for name, value in zip(names, terms, strict=True):
+            sums[f"term/{name}"] = sums.get(f"term/{name}", 0.0) + value
         return True
-
-    def _add(self, row: dict[str, float]) -> None:
-        for name, value in row.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
 
     def metrics(self) -> dict[str, float]:
         """The epoch's metrics so far: means over what was trained on, NaN where nothing was, and counts of the rest."""
@@ -84,15 +87,11 @@ class Meter:
         self.sums = dict(state["sums"])
 
 
-def _terms(window: Window) -> dict[str, Tensor]:
-    return {f"term/{name}": term for name, term in window.terms.items()}
-
-
-def _read(rows: list[dict[str, Any]]) -> list[dict[str, float]]:
+def _read(rows: list[list[float | Tensor]]) -> list[list[float]]:
     """The rows as floats; tensors on a device come over in one transfer."""
-    tensors = [value for row in rows for value in row.values() if isinstance(value, Tensor)]
+    tensors = [value for row in rows for value in row if isinstance(value, Tensor)]
     if tensors and tensors[0].device.type != "cpu":
         values = iter(torch.stack([t.double() for t in tensors]).tolist())
     else:
         values = (t.item() for t in tensors)
-    return [{k: next(values) if isinstance(v, Tensor) else float(v) for k, v in row.items()} for row in rows]
+    return [[next(values) if isinstance(v, Tensor) else v for v in row] for row in rows]
