@@ -60,6 +60,7 @@ TrackingOption = Annotated[
 StudyOption = Annotated[
     str | None, typer.Option("--study", help="The study's name; may be left out where the home holds only one.")
 ]
+AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
 WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes.  [default: 2]")]
 ExecutorOption = Annotated[str, typer.Option("--executor", help="Where trials run: inline or local.")]
 DriftOption = Annotated[
@@ -75,7 +76,8 @@ def run(
     name: Annotated[
         str | None, typer.Option("--name", help="What to call it; by default the declaration's name.")
     ] = None,
-    workers: WorkersOption = None,
+    workers: AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
+WorkersOption = None,
     executor: ExecutorOption = "local",
     sampler: Annotated[str | None, typer.Option("--sampler", help="random, grid, qmc or tpe.")] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", help="What stops trials: none, median or asha.")] = None,
@@ -125,7 +127,8 @@ def run(
 @app.command()
 def resume(
     study: StudyOption = None,
-    workers: WorkersOption = None,
+    workers: AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
+WorkersOption = None,
     executor: ExecutorOption = "local",
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
@@ -246,33 +249,46 @@ def compare(
 
         from hpo.render import comparison
 
-        console = Console()
-        console.print(
-            comparison(found, console.width if console.is_terminal else None), soft_wrap=not console.is_terminal
-        )
+        console = Console() if sys.stdout.isatty() else Console(width=10_000)
+        console.print(comparison(found, console.width if console.is_terminal else None))
 
 
 @app.command()
 def ui(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port on 127.0.0.1.")] = 5000,
+    browser: Annotated[bool, typer.Option("--open", help="Open a browser too.")] = False,
     home: HomeOption = ".hpo",
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Open MLflow's pages on this machine."""
+    """Serve MLflow's pages on this machine."""
     from hpo.home import Home
     from hpo.ui import serve
 
-    raise typer.Exit(serve(Home.at(home), tracking_uri, port))
+    raise typer.Exit(serve(Home.at(home), tracking_uri, port, open_browser=browser))
 
 
 @app.command()
 def verify(
-    study: StudyOption = None,
+    study: AllStudiesOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Check a home against itself: ledger, MLflow, checkpoints. Exits 1 on any difference."""
+    from hpo.verify import verify as check
+
+    ledger, at = _ledger(home, storage)
+    differences = 0
+    for name in _names(ledger, study):
+        report = check(at, ledger.url, _tracking(ledger, name, at, tracking_uri), name)
+        counts = ", ".join(f"{count} {what}" for what, count in report.counts.items())
+        print(f"{name}: {len(report.differences)} differences; looked at {counts}")
+        if report.behind:
+            print(f"  MLflow is behind by {report.behind} transactions: `hpo sync` sends them.")
+        for difference in report.differences:
+            print(f"  differs: {difference}")
+        differences += len(report.differences)
+    raise typer.Exit(1 if differences else 0)
 
 
 @app.command()
@@ -286,14 +302,11 @@ def sync(
 ) -> None:
     """Send MLflow what it has not got, after it was away."""
     from hpo import mirror
-    from hpo.ledger import reads
     from hpo.tracking.mlflow import MlflowTracker
 
     ledger, at = _ledger(home, storage)
-    with ledger.read() as connection:
-        names = [study] if study else reads.study_names(connection)
     behind = 0
-    for name in names:
+    for name in _names(ledger, study):
         uri = _tracking(ledger, name, at, tracking_uri)
         tracker = MlflowTracker(uri, at.artifacts)
         result = mirror.drain(ledger, tracker, name, at)
@@ -326,6 +339,14 @@ def _ledger(home: str, storage: str | None) -> tuple[Ledger, Home]:
 
     at = Home.at(home)
     return Ledger(storage or at.storage, create=False), at
+
+
+def _names(ledger: Ledger, study: str | None) -> list[str]:
+    """The study given, else all there are."""
+    from hpo.ledger import reads
+
+    with ledger.read() as connection:
+        return [reads.study_row(connection, study)["name"]] if study else reads.study_names(connection)
 
 
 def _open(home: str, storage: str | None, study: str | None) -> tuple[Ledger, str, Home]:

@@ -206,7 +206,7 @@ class View:
         spec = self.progress.spec
         order = f"ordered, window {spec['window']}" if spec["order"] == "ordered" else "async"
         workers = f"{self._workers} worker{'s' if self._workers != 1 else ''}"
-        return f"{spec['sampler']} · {spec['strategy']} · {workers} · {order} · seed {spec['seed']}"
+        return f"{spec['sampler']} · {spec['strategy']['name']} · {workers} · {order} · seed {spec['seed']}"
 
     def _ended(self, trial: Trial) -> str:
         per_minute, _ = self.progress.rates()
@@ -239,25 +239,27 @@ def _table(progress: Progress, rows: int) -> Table:
     newest = [progress.trials[number] for number in sorted(progress.trials)[-rows:]]
     if progress.best and progress.best not in newest:
         newest = [progress.best, *newest[1:]]
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    for name in ("trial", "epoch"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column(progress.metric, justify="right", no_wrap=True)
-    table.add_column("curve", no_wrap=True)
-    table.add_column("parameters", no_wrap=True, overflow="ellipsis", ratio=1)
-    for trial in newest:
-        best = trial is progress.best
-        value = "" if trial.shown_value is None else number(trial.shown_value)
-        table.add_row(
-            Text(f"{'★ ' if best else ''}{trial.number}", style="bold green" if best else ""),
-            epochs(trial),
-            Text(trial.state, style=_STYLE[trial.state]),
-            Text(value, style="bold green" if best else ""),
-            sparkline(trial.curve),
-            Text(short_params(trial.params), style="dim"),
-        )
+    cells = [_cells(trial, trial is progress.best) for trial in newest]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(("trial", "epoch", "state", progress.metric, "curve")):
+        width = max(len(text) for text in [name, *(row[i].plain for row in cells)])
+        table.add_column(name, justify="right" if i in (0, 1, 3) else "left", no_wrap=True, min_width=width)
+    table.add_column("parameters", no_wrap=True, overflow="ellipsis")
+    for row in cells:
+        table.add_row(*row)
     return table
+
+
+def _cells(trial: Trial, best: bool) -> list[Text]:
+    marked = "bold green" if best else ""
+    return [
+        Text(f"{'★ ' if best else ''}{trial.number}", style=marked),
+        Text(epochs(trial)),
+        Text(trial.state, style=_STYLE[trial.state]),
+        Text("" if trial.shown_value is None else number(trial.shown_value), style=marked),
+        Text(sparkline(trial.curve)),
+        Text(short_params(trial.params), style="dim"),
+    ]
 
 
 def summary(progress: Progress, result: Result) -> str:
@@ -283,7 +285,9 @@ def summary(progress: Progress, result: Result) -> str:
 def comparison(found: Comparison, width: int | None) -> Table:
     """Trials side by side: what they were judged by, the parameters that differ, then the metrics that fit `width`."""
     judged = [column for column in found.columns if column.startswith("values.")]
-    metrics = [c for c in found.columns if c.startswith("metrics.") and f"values.{c[8:]}" not in judged]
+    machine = tuple(f"metrics.{prefix}" for prefix in reads.NEVER_DECLARED)
+    metrics = [c for c in found.columns if c.startswith("metrics.") and not c.startswith(machine)]
+    metrics = [column for column in metrics if f"values.{column.removeprefix('metrics.')}" not in judged]
     columns = ["number", "state", "epoch", *judged, *found.differing(), *metrics]
     cells = {column: [_cell(row[column]) for row in found.rows] for column in columns}
     shown, used = [], 0
