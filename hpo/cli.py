@@ -76,8 +76,7 @@ def run(
     name: Annotated[
         str | None, typer.Option("--name", help="What to call it; by default the declaration's name.")
     ] = None,
-    workers: AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
-WorkersOption = None,
+    workers: WorkersOption = None,
     executor: ExecutorOption = "local",
     sampler: Annotated[str | None, typer.Option("--sampler", help="random, grid, qmc or tpe.")] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", help="What stops trials: none, median or asha.")] = None,
@@ -127,8 +126,7 @@ WorkersOption = None,
 @app.command()
 def resume(
     study: StudyOption = None,
-    workers: AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
-WorkersOption = None,
+    workers: WorkersOption = None,
     executor: ExecutorOption = "local",
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
