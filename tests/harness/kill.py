@@ -1,0 +1,147 @@
+"""Runs of the real command that are killed for real: the machinery of the kill tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import func, select
+
+from hpo.home import Home
+from hpo.ledger import Ledger
+from hpo.ledger.process import start_time
+from hpo.ledger.tables import attempts, leases, reports, trials, workers
+
+STUDY = Path(__file__).with_name("tiny_study.py")
+TRIALS = 8
+EVERY_STEPS = 2  # the study's train.checkpoint.every_steps
+WORKERS = 2
+
+
+@dataclass
+class Run:
+    """One home and the commands run on it. `extra` goes to `hpo run`."""
+
+    home: Path
+    trials: int = TRIALS
+    extra: tuple[str, ...] = ("--workers", str(WORKERS), "--window", "4")
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """`hpo COMMAND --home HOME`, its output kept."""
+        environ = os.environ | {"TINY_LOG": str(self.home.with_suffix(".steps")), "HPO_LEASE_SECONDS": "20"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "hpo", *command, "--home", str(self.home)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environ | self.environ,
+            start_new_session=True,
+        )
+
+    def run(self) -> subprocess.Popen[str]:
+        return self.start("run", "--study", str(STUDY), "--trials", str(self.trials), *self.extra)
+
+    def resume(self) -> subprocess.Popen[str]:
+        return self.start("resume", "--study", "tiny", "--workers", str(WORKERS))
+
+    def finished(self, process: subprocess.Popen[str], code: int = 0, timeout: float = 120) -> str:
+        output, _ = process.communicate(timeout=timeout)
+        assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{output}"
+        return output
+
+    def status(self) -> dict:
+        return json.loads(self.finished(self.start("status", "--study", "tiny", "--json")))
+
+    def query(self, statement: sa.Select) -> list[sa.Row]:
+        """Rows of the ledger, or none while there is no ledger yet."""
+        if not (self.home / "ledger.db").exists():
+            return []
+        ledger = Ledger(Home(self.home).storage)
+        try:
+            with ledger.read() as connection:
+                return list(connection.execute(statement).all())
+        finally:
+            ledger.close()
+
+    def where(self) -> str:
+        """How far the study is, for people."""
+        states = Counter(state for (state,) in self.query(select(trials.c.state)))
+        [(count,)] = self.query(select(func.count()).select_from(reports)) or [(0,)]
+        return f"{dict(sorted(states.items()))}, {count} reported values"
+
+
+def first_claim(run: Run, process: subprocess.Popen[str]) -> None:
+    """Wait for the first attempt."""
+    deadline = time.monotonic() + 60
+    while not run.query(select(attempts.c.fence).limit(1)):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def pid_of(target: str, run: Run, driver: subprocess.Popen[str], rng: random.Random) -> int | None:
+    """The pid of the driver, of a live worker, or of the mirror; None if there is none at the moment."""
+    if target == "driver":
+        return driver.pid
+    table = workers if target == "worker" else leases
+    query = select(table.c.pid, table.c.pid_started).order_by(table.c.pid)
+    query = query.where(workers.c.ended_at.is_(None) if target == "worker" else leases.c.name.like("mirror:%"))
+    alive = [pid for pid, started in run.query(query) if start_time(pid) == started]
+    return rng.choice(alive) if alive else None
+
+
+def check_sound(run: Run, golden: str, kills: int) -> None:
+    """Everything that must hold once an interrupted study has ended."""
+    status = run.status()
+    assert status["state"] == "complete"
+    assert status["digest"] == golden
+    told = sorted(place for (place,) in run.query(select(trials.c.told)))
+    assert told == list(range(run.trials)), "every trial is told once"
+    trained = Counter(run.home.with_suffix(".steps").read_text().split()) if kills else Counter()
+    micro_steps = 3  # a window of 12 is 5 + 5 + 2 samples
+    due = sum(step for (step,) in run.query(select(trials.c.step)))
+    retrained = sum(trained.values()) / micro_steps - due
+    assert retrained <= kills * WORKERS * (EVERY_STEPS + 1), f"{retrained} steps were trained again"
+    verified = run.finished(run.start("verify", "--study", "tiny"))
+    assert "differs" not in verified, verified
+
+
+def gone(pids: list[int], seconds: float = 5.0) -> bool:
+    """Whether all of them die within the time."""
+    deadline = time.monotonic() + seconds
+    while any(start_time(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def kill_at(run: Run, target: str, share: float, duration: float, rng: random.Random) -> str:
+    """Run, SIGKILL `target` at `share` of the time between first claim and last tell, end the study; where it fell."""
+    driver = run.run()
+    first_claim(run, driver)
+    time.sleep(share * duration)
+    pid = pid_of(target, run, driver, rng)
+    fell = run.where()
+    if pid is None or driver.poll() is not None:
+        run.finished(driver)
+        return f"{target} had ended already: {fell}"
+    children = [pid for (pid,) in run.query(select(workers.c.pid))]
+    os.kill(pid, signal.SIGKILL)
+    if target == "driver":
+        run.finished(driver, -signal.SIGKILL)
+        assert gone(children), "workers outlive their driver"
+        run.finished(run.resume())
+    else:
+        run.finished(driver)
+    return fell

@@ -1,0 +1,164 @@
+"""Whatever is killed, whenever: the study ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from kill import TRIALS, Run, check_sound, first_claim, gone, kill_at, pid_of
+from sqlalchemy import select
+
+from hpo.ledger.tables import attempts, events, reports, trials, workers
+from trainer.failpoint import NAMES
+
+INSTANTS = int(os.environ.get("HPO_KILLS", "20"))  # seeded instants for each target in the slow sweep
+SAMPLED_POINTS = (
+    "driver.before_ask_commit",
+    "worker.after_report_commit",
+    "checkpoint.before_rename",
+    "mirror.after_send",
+)
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory) -> tuple[str, float]:
+    """The digest of the uninterrupted study and the seconds between its first claim and its last tell."""
+    run = Run(tmp_path_factory.mktemp("golden") / "home")
+    process = run.run()
+    run.finished(process)
+    check_sound(run, run.status()["digest"], kills=0)
+    [(first,)] = run.query(select(attempts.c.started_at).order_by(attempts.c.started_at).limit(1))
+    [(last,)] = run.query(select(trials.c.ended_at).order_by(trials.c.ended_at.desc()).limit(1))
+    return run.status()["digest"], last - first
+
+
+def _instants(count: int) -> list[tuple[str, int]]:
+    return [(target, seed) for target in ("driver", "worker", "mirror") for seed in range(count)]
+
+
+def _kill(tmp_path, golden, target: str, seed: int) -> None:
+    digest, duration = golden
+    rng = random.Random(f"{target}{seed}")
+    run = Run(tmp_path / "home")
+    share = rng.random()
+    fell = kill_at(run, target, share, duration, rng)
+    print(f"\nSIGKILL {target} at {share:.3f} of the way: {fell}")
+    check_sound(run, digest, kills=1)
+
+
+@pytest.mark.parametrize(("target", "seed"), _instants(1))
+def test_a_kill_at_a_sampled_instant_changes_nothing(tmp_path, golden, target, seed):
+    _kill(tmp_path, golden, target, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "seed"), _instants(INSTANTS)[1:])
+def test_a_kill_at_any_instant_changes_nothing(tmp_path, golden, target, seed):
+    _kill(tmp_path, golden, target, seed)
+
+
+def _kill_at_point(tmp_path, golden, name: str, hit: int) -> None:
+    digest, _ = golden
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
+    run = Run(tmp_path / "home", environ=points)
+    process = run.run()
+    process.communicate(timeout=120)
+    assert (fired / name).exists(), f"{name} was never passed {hit} times"
+    if name.startswith("driver."):
+        assert process.returncode == -signal.SIGKILL
+        run.finished(run.resume())
+    else:
+        assert process.returncode == 0
+    check_sound(run, digest, kills=1)
+
+
+@pytest.mark.parametrize("name", SAMPLED_POINTS)
+def test_a_kill_at_a_sampled_point_changes_nothing(tmp_path, golden, name):
+    _kill_at_point(tmp_path, golden, name, hit=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kill_at_any_named_point_changes_nothing(tmp_path, golden, name, hit):
+    _kill_at_point(tmp_path, golden, name, hit)
+
+
+def test_of_two_resumes_at_once_one_wins(tmp_path, golden):
+    digest, duration = golden
+    run = Run(tmp_path / "home")
+    driver = run.run()
+    first_claim(run, driver)
+    time.sleep(duration / 3)
+    driver.kill()
+    driver.communicate()
+    both = [run.resume(), run.resume()]
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    codes = [process.returncode for process in both]
+    assert sorted(codes) == [0, 3], outputs
+    loser = codes.index(3)
+    assert f"pid {both[1 - loser].pid}, since 20" in outputs[loser]
+    check_sound(run, digest, kills=1)
+
+
+def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, golden):
+    digest, _ = golden
+    run = Run(tmp_path / "home", extra=("--workers", "2", "--window", "4", "-o", "pause=0.03"))
+    run.environ["HPO_LEASE_SECONDS"] = "2"
+    driver = run.run()
+    first_claim(run, driver)
+    time.sleep(0.3)
+    pid = pid_of("worker", run, driver, random.Random(0))
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    [(worker_id,)] = run.query(select(workers.c.id).where(workers.c.pid == pid))
+    deadline = time.monotonic() + 30
+    while not run.query(select(events.c.id).where(events.c.kind == "worker_lost")):
+        assert time.monotonic() < deadline, "a silent worker keeps its trial"
+        time.sleep(0.05)
+    held = run.query(select(attempts.c.trial_id, attempts.c.fence).where(attempts.c.worker_id == worker_id))
+    trial_id, fence = held[-1]
+    written = select(reports.c.key).where(reports.c.trial_id == trial_id, reports.c.fence == fence)
+    before = len(run.query(written))
+    os.kill(pid, signal.SIGCONT)
+    assert gone([pid], 10), "a fenced worker goes on"
+    assert len(run.query(written)) == before
+    run.finished(driver)
+    run.finished(run.start("verify", "--study", "tiny"))
+    assert run.status()["trials"]["complete"] + run.status()["trials"]["pruned"] == TRIALS
+
+
+def test_ctrl_c_once_leaves_a_study_that_resumes(tmp_path, golden):
+    digest, duration = golden
+    run = Run(tmp_path / "home")
+    driver = run.run()
+    first_claim(run, driver)
+    time.sleep(duration / 3)
+    driver.send_signal(signal.SIGINT)
+    run.finished(driver, 130)
+    status = run.status()
+    assert status["state"] == "interrupted"
+    assert status["trials"]["running"] == 0
+    assert not run.query(select(attempts.c.fence).where(attempts.c.outcome.is_(None)))
+    run.finished(run.resume())
+    check_sound(run, digest, kills=1)
+
+
+def test_ctrl_c_twice_ends_at_once_and_the_study_resumes(tmp_path, golden):
+    digest, duration = golden
+    run = Run(tmp_path / "home")
+    driver = run.run()
+    first_claim(run, driver)
+    time.sleep(duration / 3)
+    driver.send_signal(signal.SIGINT)
+    driver.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    run.finished(driver, 130)
+    assert time.monotonic() - started < 5
+    run.finished(run.resume())
+    check_sound(run, digest, kills=1)
