@@ -40,15 +40,17 @@ class Mirroring:
 
     def __init__(self, start: Callable[..., subprocess.Popen[bytes]]) -> None:
         self._start = start
+        self._started = time.monotonic()
         self.process = start()
 
     def kill(self) -> None:
         """End it at once; safe in a signal handler."""
         self.process.kill()
 
-    def revive(self, *arguments: str) -> None:
-        """Start it again if it is dead."""
-        if self.process.poll() is not None:
+    def revive(self, *arguments: str, every: float = 0.0) -> None:
+        """Start it again if it is dead, but no sooner than `every` seconds after its last start."""
+        if self.process.poll() is not None and time.monotonic() - self._started >= every:
+            self._started = time.monotonic()
             self.process = self._start(*arguments)
 
 

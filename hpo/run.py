@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from hpo.config import near
 from hpo.driver import LEASE_SECONDS, Driver, Options
 from hpo.errors import UserError
 from hpo.executors.base import Executor
@@ -17,11 +18,12 @@ from hpo.executors.local import Local
 from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
 from hpo.search.samplers import SAMPLERS
-from hpo.search.strategy import STRATEGIES
+from hpo.search.strategy import STRATEGIES, make_strategy
 from hpo.study import Study, StudySpec, load
 
 EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "local": Local}
 ORDERS = ("ordered", "async")
+MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) ->
     """Drive the study to its end or its interruption. `watch(ledger, name)` gives what is called at every tick."""
     executor_name, workers = _executor(request)
     ledger = Ledger(request.storage or request.home.create().storage)
-    study, spec = _declare(request, ledger, workers)
-    study.check()
+    study, spec = declare(request, ledger, workers)
+    study.check_data()
     options = Options(
         home=request.home.create(),
         storage=ledger.url,
@@ -84,8 +86,13 @@ def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on
 
     mirroring = mirror.spawn(options.home, options.storage, options.tracking_uri, spec.name)
     signals = _Signals(driver, mirroring.kill)
+
+    def tick() -> None:
+        mirroring.revive(every=MIRROR_REVIVAL)
+        on_tick()
+
     with signals:
-        state = driver.run(on_tick)
+        state = driver.run(tick)
         behind = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
     on_tick()
     return Result(spec.name, state, driver.stopped_because, behind, signals.first)
@@ -128,45 +135,46 @@ def _executor(request: Request) -> tuple[str, int]:
     return name, workers
 
 
-def _declare(request: Request, ledger: Ledger, workers: int) -> tuple[Study, StudySpec]:
+def declare(request: Request, ledger: Ledger, workers: int) -> tuple[Study, StudySpec]:
     """The study as asked for: flags first, then what the ledger has stored for its name, then the declaration."""
+    for flag, value, known in (
+        ("--sampler", request.sampler, SAMPLERS),
+        ("--strategy", request.strategy, STRATEGIES),
+        ("--order", request.order, ORDERS),
+    ):
+        if value is not None:
+            _one_of(flag, value, tuple(known))
+    if request.window is not None and request.window < 1:
+        raise UserError(f"--window {request.window}: give 1 or more.")
     study = load(request.reference) if request.reference else None
     name = check_name(request.name or (study.name if study else ""))
     with ledger.read() as connection:
-        known = name in reads.study_names(connection)
-        stored = StudySpec.from_json(reads.study_row(connection, name)["spec"]) if known or study is None else None
+        known = study is None or name in reads.study_names(connection)
+        stored = StudySpec.from_json(reads.study_row(connection, name)["spec"]) if known else None
     if study is None:
         assert stored is not None
         study = load(stored.reference)
-    spec = StudySpec(
+    study = study.configure(request.overrides or (stored.overrides if stored else {}))
+    defaults = stored or StudySpec(
         reference=study.reference,
         name=name,
-        overrides=dict(request.overrides) or (dict(stored.overrides) if stored else {}),
-        sampler=request.sampler or (stored.sampler if stored else study.sampler),
-        strategy=_strategy(request, stored, study),
-        order=request.order or (stored.order if stored else "ordered"),
-        window=request.window or (stored.window if stored else 2 * workers),
-        seed=request.seed if request.seed is not None else (stored.seed if stored else 0),
+        sampler=study.sampler,
+        strategy=dict(study.strategy),
+        window=2 * workers,
         objectives=[objective.to_json() for objective in study.objectives],
         metrics=list(study.metrics),
     )
-    _one_of("--sampler", spec.sampler, tuple(SAMPLERS))
-    _one_of("--order", spec.order, ORDERS)
-    if spec.window < 1:
-        raise UserError(f"--window {spec.window}: give 1 or more.")
-    return study.configure(spec.overrides), spec
+    given = {"sampler": request.sampler, "order": request.order, "window": request.window, "seed": request.seed}
+    given |= {"strategy": request.strategy and _strategy(request.strategy, study), "overrides": dict(study.overrides)}
+    given |= {"reference": study.reference, "metrics": list(study.metrics)}
+    return study, defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
 
 
-def _strategy(request: Request, stored: StudySpec | None, study: Study) -> dict[str, Any]:
-    if request.strategy is not None:
-        _one_of("--strategy", request.strategy, tuple(STRATEGIES))
-        declared = study.strategy
-        return declared if declared["name"] == request.strategy else {"name": request.strategy}
-    return stored.strategy if stored else study.strategy
+def _strategy(name: str, study: Study) -> dict[str, Any]:
+    """The named strategy, with the declaration's options where it declares that one."""
+    return dict(study.strategy) if study.strategy["name"] == name else dict(make_strategy(name).model_dump())
 
 
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
-    from hpo.config import near
-
     if value not in known:
         raise UserError(f"{flag} {value!r} is not known: choose one of {', '.join(known)}{near(value, known)}")
