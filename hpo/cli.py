@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 from hpo.errors import HpoError, UserError
 
 if TYPE_CHECKING:
-    from hpo.home import Home
     from hpo.ledger import Ledger
     from hpo.run import Request
 
@@ -135,16 +134,17 @@ def resume(
 ) -> None:
     """Continue a study that was interrupted, from its last committed checkpoints."""
     from hpo.home import Home
+    from hpo.lookup import open_study, tracking_uri_of
     from hpo.run import Request
 
-    ledger, name, at = _open(home, storage, study)
+    ledger, name, at = open_study(home, storage, study)
     request = Request(
         home=Home.at(home),
         name=name,
         executor=executor,
         workers=workers,
         storage=storage,
-        tracking_uri=_tracking(ledger, name, at, tracking_uri),
+        tracking_uri=tracking_uri_of(ledger, name, at, tracking_uri),
         allow_drift=allow_drift,
     )
     ledger.close()
@@ -157,8 +157,9 @@ def status(
 ) -> None:
     """How far a study is."""
     from hpo.ledger import reads
+    from hpo.lookup import open_study
 
-    ledger, name, _ = _open(home, storage, study)
+    ledger, name, _ = open_study(home, storage, study)
     with ledger.read() as connection:
         found = reads.status(connection, name)
         if as_json:
@@ -185,8 +186,9 @@ def best(
 ) -> None:
     """The best trial: its parameters, its checkpoint, and how to train it."""
     from hpo.analysis.detail import best_trial, describe_best, save_overrides
+    from hpo.lookup import open_study
 
-    ledger, name, at = _open(home, storage, study)
+    ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
         found = best_trial(connection, at, name)
     if save:
@@ -204,8 +206,9 @@ def show(
 ) -> None:
     """One trial in full: parameters, curves, attempts, checkpoints, events, error."""
     from hpo.analysis.detail import base_config, describe, detail
+    from hpo.lookup import open_study
 
-    ledger, name, at = _open(home, storage, study)
+    ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
         trial = detail(connection, at, name, number)
         if as_json:
@@ -230,8 +233,9 @@ def compare(
 ) -> None:
     """Trials side by side, best first."""
     from hpo.analysis import compare as tables
+    from hpo.lookup import open_study
 
-    ledger, name, _ = _open(home, storage, study)
+    ledger, name, _ = open_study(home, storage, study)
     with ledger.read() as connection:
         found = tables.compare(connection, name, top)
     if csv:
@@ -273,12 +277,13 @@ def verify(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Check a home against itself: ledger, MLflow, checkpoints. Exits 1 on any difference."""
+    from hpo.lookup import open_ledger, study_names, tracking_uri_of
     from hpo.verify import verify as check
 
-    ledger, at = _ledger(home, storage)
+    ledger, at = open_ledger(home, storage)
     differences = 0
-    for name in _names(ledger, study):
-        report = check(at, ledger.url, _tracking(ledger, name, at, tracking_uri), name)
+    for name in study_names(ledger, study):
+        report = check(at, ledger.url, tracking_uri_of(ledger, name, at, tracking_uri), name)
         counts = ", ".join(f"{count} {what}" for what, count in report.counts.items())
         print(f"{name}: {len(report.differences)} differences; looked at {counts}")
         if report.behind:
@@ -300,12 +305,13 @@ def sync(
 ) -> None:
     """Send MLflow what it has not got, after it was away."""
     from hpo import mirror
+    from hpo.lookup import open_ledger, study_names, tracking_uri_of
     from hpo.tracking.mlflow import MlflowTracker
 
-    ledger, at = _ledger(home, storage)
+    ledger, at = open_ledger(home, storage)
     behind = 0
-    for name in _names(ledger, study):
-        uri = _tracking(ledger, name, at, tracking_uri)
+    for name in study_names(ledger, study):
+        uri = tracking_uri_of(ledger, name, at, tracking_uri)
         tracker = MlflowTracker(uri, at.artifacts)
         result = mirror.drain(ledger, tracker, name, at)
         behind += result.behind
@@ -329,49 +335,6 @@ def worker(
 
     context = WorkerContext(storage, Home.at(home).create(), 0, LEASE_SECONDS)
     raise typer.Exit(serve(context, "joined"))
-
-
-def _ledger(home: str, storage: str | None) -> tuple[Ledger, Home]:
-    from hpo.home import Home
-    from hpo.ledger import Ledger
-
-    at = Home.at(home)
-    return Ledger(storage or at.storage, create=False), at
-
-
-def _names(ledger: Ledger, study: str | None) -> list[str]:
-    """The study given, else all there are."""
-    from hpo.ledger import reads
-
-    with ledger.read() as connection:
-        return [reads.study_row(connection, study)["name"]] if study else reads.study_names(connection)
-
-
-def _open(home: str, storage: str | None, study: str | None) -> tuple[Ledger, str, Home]:
-    """The ledger, and the study that is meant: the one named, else the only one there is."""
-    from hpo.home import check_name
-    from hpo.ledger import reads
-
-    ledger, at = _ledger(home, storage)
-    with ledger.read() as connection:
-        if study is not None:
-            return ledger, reads.study_row(connection, check_name(study))["name"], at
-        names = reads.study_names(connection)
-    if len(names) != 1:
-        there = f"{at.root} holds {', '.join(names)}" if names else f"{at.root} holds no study"
-        raise UserError(f"{there}: name one with --study.")
-    print(f"study {names[0]}, the only one in {at.root}", file=sys.stderr)
-    return ledger, names[0], at
-
-
-def _tracking(ledger: Ledger, name: str, home: Home, given: str | None) -> str:
-    """Where the study is tracked: as given, else where it was begun, else in the home."""
-    from hpo.ledger import reads
-
-    with ledger.read() as connection:
-        begun = reads.study_row(connection, name)["environment"]
-    own = begun["tracking_uri"] == f"sqlite:///{begun['home']}/mlflow.db"
-    return given or (home.tracking_uri if own else begun["tracking_uri"])
 
 
 def _drive(request: Request) -> None:

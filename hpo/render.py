@@ -275,11 +275,12 @@ def summary(progress: Progress, result: Result) -> str:
         lines.append(f"MLflow is behind by {result.behind} transactions: `hpo sync` sends them; nothing is lost.")
     study = f"--study {progress.name}"
     if result.state == "interrupted":
-        lines.append(f"hpo resume {study}     goes on from the last checkpoints")
+        following = {f"hpo resume {study}": "goes on from the last checkpoints"}
     else:
-        lines.append(f"hpo best {study}       its checkpoint, and how to train it")
-    lines += [f"hpo compare {study}    trials side by side", "hpo ui      everything in MLflow"]
-    return "\n".join(lines)
+        following = {f"hpo best {study}": "its checkpoint, and how to train it"}
+    following |= {f"hpo compare {study}": "trials side by side", "hpo ui": "everything in MLflow"}
+    width = max(map(len, following))
+    return "\n".join([*lines, *(f"{command:<{width}}  {what}" for command, what in following.items())])
 
 
 def comparison(found: Comparison, width: int | None) -> Table:

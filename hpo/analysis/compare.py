@@ -53,8 +53,8 @@ def compare(connection: Connection, name: str, top: int | None = None) -> Compar
 
     def rank(trial: dict[str, Any]) -> tuple[bool, bool, float, int]:
         value = trial["values"][0] if trial["values"] else None
-        missing = value is None or math.isnan(value)
-        return trial["state"] != "complete", missing, 0.0 if missing else sign * value, trial["number"]
+        loss = math.inf if value is None or math.isnan(value) else sign * value
+        return trial["state"] != "complete", value is None, loss, trial["number"]
 
     trials = sorted(reads.trial_rows(connection, study["id"]), key=rank)[:top]
     last: dict[int, dict[str, float]] = {}

@@ -1,0 +1,44 @@
+"""Which ledger, which study and which MLflow a command means."""
+
+from __future__ import annotations
+
+import sys
+
+from hpo.errors import UserError
+from hpo.home import Home, check_name
+from hpo.ledger import Ledger, reads
+
+
+def open_ledger(home: str, storage: str | None) -> tuple[Ledger, Home]:
+    """The ledger of a home, or the one named; StorageError where there is none yet."""
+    at = Home.at(home)
+    return Ledger(storage or at.storage, create=False), at
+
+
+def study_names(ledger: Ledger, study: str | None) -> list[str]:
+    """The study given, else all there are."""
+    with ledger.read() as connection:
+        return [reads.study_row(connection, study)["name"]] if study else reads.study_names(connection)
+
+
+def open_study(home: str, storage: str | None, study: str | None) -> tuple[Ledger, str, Home]:
+    """The ledger, and the study that is meant: the one named, else the only one there is."""
+    ledger, at = open_ledger(home, storage)
+    with ledger.read() as connection:
+        if study is not None:
+            return ledger, reads.study_row(connection, check_name(study))["name"], at
+        names = reads.study_names(connection)
+    if len(names) != 1:
+        there = f"{at.root} holds {', '.join(names)}" if names else f"{at.root} holds no study"
+        raise UserError(f"{there}: name one with --study.")
+    print(f"study {names[0]}, the only one in {at.root}", file=sys.stderr)
+    return ledger, names[0], at
+
+
+def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) -> str:
+    """Where the study is tracked: as given, else where it was begun, else in the home."""
+    with ledger.read() as connection:
+        begun = reads.study_row(connection, name)["environment"]
+    # A home that was moved takes its own MLflow store along.
+    own = begun["tracking_uri"] == f"sqlite:///{begun['home']}/mlflow.db"
+    return given or (home.tracking_uri if own else begun["tracking_uri"])
