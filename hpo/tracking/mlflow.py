@@ -12,7 +12,6 @@ import fcntl
 import getpass
 import hashlib
 import ipaddress
-import logging
 import os
 import shutil
 import sqlite3
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 
 from hpo.errors import UserError
 from hpo.tracking.base import Batch, Point, Refused, Run, RunView, Unreachable
+from hpo.tracking.projection import sha256
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,6 +41,7 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
 
 
@@ -65,7 +66,6 @@ class MlflowTracker:
                 f"--tracking-uri {tracker_name(uri)!r} cannot be used: give sqlite:///PATH, another database or http(s)://HOST."
             )
         os.environ.update({key: value for key, value in _SETTINGS.items() if key not in os.environ})
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
         self.name = tracker_name(uri)
         self._is_database = scheme in _DATABASES
         self._artifacts = artifacts
@@ -330,12 +330,6 @@ def _sync(path: Path) -> None:
 
 def _digests(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): sha256(path) for path in sorted(root.rglob("*")) if path.is_file()}
-
-
-def sha256(path: Path) -> str:
-    """The sha256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _loopback(uri: str) -> bool:

@@ -20,7 +20,7 @@ import math
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from hpo.ledger import reads
 from hpo.ledger.tables import TERMINAL_STATES, asks, checkpoints, decisions, events, mirrors, reports, trials
 from hpo.tracking.base import Batch, Point, Run, Status
 
+_NO_TRACKER = ""  # has no cursors
 STUDY = -1  # the number under which `mirrors` keeps the cursor of a study's own run
 
 TRIAL_STATUS: dict[str, Status] = {
@@ -126,6 +127,7 @@ _STOPS = (
 class Pending:
     """A trial with what its run has yet to get. `run_id` is None where no run is recorded."""
 
+    trial_id: int
     number: int
     revision: int  # the ledger's, once `batch` is sent
     run_id: str | None
@@ -154,9 +156,40 @@ def pending(
     facts = _Facts(connection, tracker, rows)
     batches = [_batch(study["name"], row, facts, home) for row in rows]
     return [
-        Pending(row["number"], row["revision"], row["run_id"], trial_run(study, row), batch)
+        Pending(row["id"], row["number"], row["revision"], row["run_id"], trial_run(study, row), batch)
         for row, batch in zip(rows, batches, strict=True)
     ]
+
+
+def everything(connection: Connection, study: RowMapping, home: Home) -> Iterator[Pending]:
+    """Every trial that has a run, with all that its run should show."""
+    after = -1
+    while found := pending(connection, _NO_TRACKER, study, home, after):
+        yield from found
+        after = found[-1].number
+
+
+def unsent(connection: Connection, trial: Pending, revision: int) -> set[tuple[str, int]]:
+    """(key, step) of the points of a trial that a cursor at `revision` has not passed."""
+    newer = (reports.c.trial_id == trial.trial_id) & (reports.c.revision > revision)
+    rows = connection.execute(select(reports.c.key, reports.c.step, reports.c.fold).where(newer)).tuples()
+    found = {(metric_key(name, fold), step) for key, step, fold in rows for name in (key, "epoch")}
+    return found | {(point.key, point.step) for point in trial.batch.points if point.key.startswith("objective")}
+
+
+def digests(batch: Batch) -> dict[str, str]:
+    """Name -> sha256 of every artifact file that `batch` leaves in a run."""
+    found = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in batch.texts.items()}
+    for name, source in batch.files.items():
+        below = {path.relative_to(source): path for path in source.rglob("*")} if source.is_dir() else {Path(): source}
+        found |= {str(Path(name) / relative): sha256(path) for relative, path in below.items() if path.is_file()}
+    return found
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def study_run(study: RowMapping) -> Run:

@@ -1,0 +1,124 @@
+"""Studies made through the ledger's own transactions, as workers make them, without training anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+from sqlalchemy import insert
+
+from hpo.home import Home
+from hpo.ledger import Ledger, tables, writes
+from hpo.ledger.process import Process
+from trainer.report import CheckpointRef, Outcome, Verdict
+
+ME = Process.current()
+SPEC = {
+    "reference": "studies.fake",
+    "name": "s",
+    "sampler": "random",
+    "seed": 3,
+    "strategy": {"name": "asha"},
+    "objectives": [{"metric": "val/loss", "direction": "minimize"}],
+    "metrics": ["val/*"],
+}
+ENVIRONMENT = {"git": {"commit": "c0ffee", "dirty": False}, "tracking_uri": "http://me:hunter2@host", "home": "/x"}
+
+
+class Made:
+    """A study in a home of its own, and the hands to move it on."""
+
+    def __init__(self, home: Home, name: str = "s", storage: str | None = None) -> None:
+        self.home, self.name = home.create(), name
+        self.ledger = Ledger(storage or home.storage)
+        row = {"name": name, "uid": os.urandom(16).hex(), "created_at": time.time(), "state": "open", "requested": 9}
+        row |= {"spec": SPEC | {"name": name}, "identity": {}, "environment": ENVIRONMENT}
+        with self.ledger.write() as connection:
+            self.id = connection.execute(insert(tables.studies).values(row).returning(tables.studies.c.id)).scalar_one()
+            writes.register(connection, ME, "inline")
+        self.uid = row["uid"]
+        self.count = 0
+
+    def ask(self, n: int = 1) -> None:
+        numbers = range(self.count, self.count + n)
+        asks = [
+            writes.Ask(k, 0, 7, 0, {"train.optim.lr": 0.1 / (k + 1), "opt": "adamw"}, {}, {"a": k, "b": [1.5, None]}, "h" * 64)
+            for k in numbers
+        ]
+        self.ledger.transact(lambda connection: writes.ask(connection, self.id, asks))
+        self.count += n
+
+    def claim(self) -> writes.Claim:
+        [taken] = self.ledger.transact(lambda connection: writes.claim(connection, ME.id))
+        return taken
+
+    def report(
+        self,
+        taken: writes.Claim,
+        step: int,
+        metrics: dict[str, float],
+        *,
+        epoch: int | None = None,
+        fold: int = 0,
+        stop: str = "",
+        checkpoint: CheckpointRef | None = None,
+    ) -> None:
+        lane = writes.LaneReport(
+            taken,
+            step,
+            metrics,
+            epoch=epoch,
+            fold=fold,
+            checkpoint=checkpoint,
+            checkpoint_path=checkpoint.path.name if checkpoint else "",
+            decide=(lambda connection: Verdict("stop", step, stop)) if stop else None,
+            strategy="asha",
+        )
+        self.ledger.transact(lambda connection: writes.commit(connection, [lane]))
+
+    def finish(self, taken: writes.Claim, kind: str, step: int = 1, values=None, error: str = "") -> None:
+        outcome = Outcome(kind, step, error=error)  # type: ignore[arg-type]
+        self.ledger.transact(lambda connection: writes.finish(connection, taken, outcome, values))
+
+    def checkpoint(self, taken: writes.Claim, step: int) -> CheckpointRef:
+        """Files as trainer.checkpoint writes them."""
+        name = f"step-{step:08d}.f{taken.fence}.{os.urandom(4).hex()}"
+        path = self.home.checkpoints(self.name, taken.number) / name
+        path.mkdir(parents=True)
+        weights = os.urandom(1000)
+        (path / "model.safetensors").write_bytes(weights)
+        files = {"model.safetensors": {"sha256": hashlib.sha256(weights).hexdigest(), "size": 1000}}
+        manifest = json.dumps({"format": 1, "files": files}).encode()
+        (path / "manifest.json").write_bytes(manifest)
+        return CheckpointRef(path, step, step, hashlib.sha256(manifest).hexdigest(), 1000 + len(manifest))
+
+    def drop(self, taken: writes.Claim, ref: CheckpointRef, state: str = "deleted") -> None:
+        """Retention, or the finding that a checkpoint is damaged: the row first, then the files."""
+        self.ledger.transact(lambda c: writes.set_checkpoint(c, taken, ref.path.name, state=state))
+        if state == "deleted":
+            for file in ref.path.iterdir():
+                file.unlink()
+            ref.path.rmdir()
+        else:
+            ref.path.rename(f"{ref.path}.corrupt")
+
+    def artifact(self, taken: writes.Claim, name: str, text: str) -> None:
+        target = self.home.files(self.name, taken.number) / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(f"{target}.tmp")
+        partial.write_text(text)
+        os.replace(partial, target)
+        uid = os.urandom(16).hex()
+        self.ledger.transact(lambda c: writes.record(c, taken, "artifact", {"path": name}, uid))
+
+    def complete(self, steps: int = 10, keys: int = 3) -> writes.Claim:
+        """One trial from ask to end."""
+        self.ask()
+        taken = self.claim()
+        for step in range(1, steps + 1):
+            self.report(taken, step, {f"val/m{k}": k + 1 / step for k in range(keys)}, epoch=step)
+        self.finish(taken, "complete", steps, [1 / steps])
+        return taken
