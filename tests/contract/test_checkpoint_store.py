@@ -1,0 +1,328 @@
+"""A checkpoint store: exact, whole or not there, fenced, and frugal."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trainer import failpoint
+from trainer.checkpoint import CheckpointStore, expired
+from trainer.checkpoint.store import load
+from trainer.config import CheckpointConfig
+from trainer.errors import CheckpointError, Fenced
+from trainer.report import CheckpointRef
+
+KEEP = CheckpointConfig(keep_last=2, keep_best=1)
+BY_LOSS = CheckpointConfig(keep_last=1, keep_best=2, monitor="loss")
+
+
+def state(step: int) -> dict:
+    generator = torch.Generator().manual_seed(step)
+    weight = torch.randn(4, 3, generator=generator)
+    return {
+        "model": {
+            "w": weight,
+            "tied": weight,
+            "view": weight.T[1:],
+            "half": weight.bfloat16(),
+            "n": torch.tensor(step),
+        },
+        "optimizer": {"w": {"step": torch.tensor(float(step)), "exp_avg": weight * 0.1}},
+        "meter": {"sums": {"loss": 0.1 + 0.2, "tiny": 5e-324, "nan": math.nan, "inf": math.inf}},
+        "step": step,
+        "report": None,
+        "list": [1, [2.5, None], True],
+        "empty": {},
+    }
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return repr(a) == repr(b)
+
+
+@pytest.fixture
+def store(tmp_path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "deep" / "trial", fence=1)
+
+
+def put(store: CheckpointStore, step: int, keep: CheckpointConfig = KEEP, **metrics: float):
+    ref = store.save(state(step), step=step, epoch=step // 4)
+    store.commit(ref, metrics, keep)
+    return ref
+
+
+def reopen(store: CheckpointStore, **kwargs) -> CheckpointStore:
+    return CheckpointStore(store.directory, store.fence + 1, list(store.kept), metrics=store.metrics, **kwargs)
+
+
+def names(store: CheckpointStore) -> set[str]:
+    return {path.name for path in store.directory.iterdir()}
+
+
+def test_what_was_saved_is_loaded_exactly(store):
+    assert store.load_latest() is None
+    ref = put(store, 7)
+    loaded, found = reopen(store).load_latest()
+    assert found == ref
+    assert same(loaded, state(7))
+    assert ref.size == sum(file.stat().st_size for file in ref.path.iterdir())
+    assert same(load(ref.path), state(7))
+
+
+def test_the_manifest_says_where_it_comes_from(tmp_path):
+    store = CheckpointStore(tmp_path, fence=3, config_hash="abc")
+    ref = put(store, 120)
+    manifest = json.loads((ref.path / "manifest.json").read_text())
+    assert ref.path.name.startswith("step-00000120.f3.")
+    assert {"step": 120, "epoch": 30, "fence": 3, "config_hash": "abc", "torch": torch.__version__}.items() <= (
+        manifest.items()
+    )
+    assert set(manifest["files"]) == {"model.safetensors", "optimizer.safetensors"}
+
+
+def test_the_weights_alone_open_with_safetensors(store):
+    weights = load_file(put(store, 7).path / "model.safetensors")
+    assert torch.equal(weights["w"], state(7)["model"]["w"])
+
+
+def test_an_uncommitted_save_is_never_loaded_and_is_swept(store):
+    put(store, 1)
+    orphan = store.save(state(2), step=2, epoch=0)
+    (store.directory / "step-00000003.f1.abcdef.tmp").mkdir()
+    (store.directory / "notes.txt").touch()
+    again = reopen(store)
+    assert again.load_latest()[1].step == 1
+    assert {path.name for path in again.sweep()} == {orphan.path.name, "step-00000003.f1.abcdef.tmp"}
+    assert names(again) == {again.kept[0].path.name, "notes.txt"}
+
+
+def test_a_fenced_attempt_sweeps_nothing_of_a_later_one(store):
+    put(store, 1)
+    later = reopen(store)
+    put(later, 2)
+    unfinished = later.save(state(3), step=3, epoch=0)
+    store.sweep()
+    assert unfinished.path.is_dir()
+    assert later.load_latest()[1].step == 2
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def flip_last(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0x80
+    path.write_bytes(data)
+
+
+def swap(path: Path) -> None:
+    [other] = [entry for entry in path.parent.parent.iterdir() if entry != path.parent]
+    shutil.copyfile(other / path.name, path)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "manifest.json"])
+@pytest.mark.parametrize("damage", [truncate, empty, flip, flip_last, swap, Path.unlink])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(store, file, damage):
+    put(store, 1)
+    newest = put(store, 2)
+    damage(newest.path / file)
+    changes = []
+    again = reopen(store, on_change=lambda ref, **values: changes.append((ref, values)))
+    loaded, ref = again.load_latest()
+    assert ref.step == 1
+    assert same(loaded, state(1))
+    [found] = again.damaged
+    assert (found.ref, found.path.name) == (newest, f"{newest.path.name}.corrupt")
+    assert file in found.reason
+    assert found.path.is_dir()
+    assert changes == [(newest, {"state": "damaged"})]
+
+
+def test_a_checkpoint_that_is_gone_counts_as_damaged(store):
+    put(store, 1)
+    shutil.rmtree(put(store, 2).path)
+    again = reopen(store)
+    assert again.load_latest()[1].step == 1
+    assert len(again.damaged) == 1
+
+
+def test_none_left_is_none(store):
+    for step in (1, 2):
+        empty(put(store, step).path / "manifest.json")
+    again = reopen(store)
+    assert again.load_latest() is None
+    assert [damage.ref.step for damage in again.damaged] == [2, 1]
+
+
+def test_another_trials_damaged_checkpoint_is_an_error_and_stays(store, tmp_path):
+    ref = put(store, 1)
+    flip(ref.path / "model.safetensors")
+    child = CheckpointStore(tmp_path / "child", fence=1, committed=[ref])
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint .*step-00000001.* is damaged: model\.safetensors has another"
+    ):
+        child.load_latest()
+    assert ref.path.is_dir()
+
+
+def test_a_users_damaged_checkpoint_is_an_error(store):
+    ref = put(store, 1)
+    flip(ref.path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="cannot be used: model"):
+        load(ref.path)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
+        load(store.directory)
+
+
+def test_the_last_and_the_best_are_kept_and_rows_change_before_files(store):
+    changes = []
+
+    def on_change(ref, **values):
+        if values == {"state": "deleted"}:
+            assert ref.path.is_dir()
+        changes.append((ref.step, values))
+
+    store = CheckpointStore(store.directory, fence=1, on_change=on_change)
+    for step, loss in enumerate([3.0, 1.0, math.nan, 2.0, 1.0, 5.0]):
+        put(store, step, BY_LOSS, loss=loss)
+    assert {ref.step for ref in store.kept} == {1, 4, 5}
+    assert names(store) == {ref.path.name for ref in store.kept}
+    assert changes == [
+        (0, {"best": 1}),
+        (0, {"best": 0}),
+        (1, {"best": 1}),
+        (2, {"state": "deleted"}),
+        (0, {"state": "deleted"}),
+        (3, {"state": "deleted"}),
+    ]
+
+
+def test_a_fenced_attempt_keeps_its_files(store):
+    def on_change(ref, **values):
+        raise Fenced("fenced")
+
+    for step in (1, 2):
+        put(store, step)
+    again = reopen(store, on_change=on_change)
+    with pytest.raises(Fenced):
+        put(again, 3)
+    assert len(names(again)) == 3
+
+
+def test_expired_keeps_the_newest_and_the_best():
+    refs = [CheckpointRef(Path(f"step-{step}"), step, 0, "", 0) for step in range(5, 0, -1)]
+    assert [ref.step for ref in expired(refs, 2, [refs[3]])] == [3, 1]
+    assert expired(refs, 9, []) == []
+
+
+def test_no_space_is_one_sentence_and_harms_nothing(store):
+    """RLIMIT_FSIZE stands in for a full disk: the first write beyond it fails with EFBIG."""
+    kept = put(store, 1)
+    big = state(2) | {"model": {"w": torch.zeros(100_000)}}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"checkpoint of step 2 could not be written to .*intact") as error:
+            store.save(big, step=2, epoch=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(error.value)
+    assert names(store) == {kept.path.name}
+    assert reopen(store).load_latest()[1] == kept
+
+
+@pytest.mark.parametrize("point", ["checkpoint.after_files", "checkpoint.before_rename"])
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_an_error_while_saving_leaves_nothing_behind(store, point, error, monkeypatch):
+    kept = put(store, 1)
+    monkeypatch.setattr(failpoint, "_TESTING", True)
+    monkeypatch.setattr(failpoint, "_POINTS", failpoint._parse(f"{point}=raise:{error}@1"))
+    monkeypatch.setattr(failpoint, "_passed", {})
+    with pytest.raises(CheckpointError, match="could not be written"):
+        store.save(state(2), step=2, epoch=0)
+    assert names(store) == {kept.path.name}
+
+
+def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    store = CheckpointStore(tmp_path / "file" / "trial", fence=1)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        store.save(state(1), step=1, epoch=0)
+
+
+def save_three(directory: Path, ledger: Path) -> None:
+    """What an attempt does: save, commit the row, drop what has expired. `ledger` is a journal of the rows."""
+
+    def write(*words: object) -> None:
+        with open(ledger, "a") as journal:
+            print(*words, file=journal)
+
+    store = CheckpointStore(directory, fence=1, on_change=lambda ref, state: write("deleted", ref.path))
+    for step in (1, 2, 3):
+        ref = store.save(state(step), step=step, epoch=0)
+        write("kept", ref.path, ref.step, ref.epoch, ref.sha256, ref.size)
+        store.commit(ref, {}, CheckpointConfig(keep_last=1))
+
+
+def rows(ledger: Path) -> list[CheckpointRef]:
+    kept: dict[str, CheckpointRef] = {}
+    for word, path, *rest in map(str.split, ledger.read_text().splitlines()):
+        if word == "deleted":
+            del kept[path]
+        else:
+            step, epoch, sha256, size = rest
+            kept[path] = CheckpointRef(Path(path), int(step), int(epoch), sha256, int(size))
+    return list(reversed(kept.values()))
+
+
+@pytest.mark.parametrize(
+    ("point", "newest"),
+    [
+        ("checkpoint.after_files", 1),
+        ("checkpoint.before_rename", 1),
+        ("checkpoint.after_rename", 1),
+        ("retention.after_row", 3),
+        ("retention.after_files", 3),
+    ],
+)
+def test_sigkill_at_the_second_passing_of_a_point_loses_nothing_committed(point, newest, tmp_path):
+    child = os.fork()
+    if child == 0:
+        failpoint._TESTING, failpoint._POINTS = True, failpoint._parse(f"{point}=kill@2")
+        save_three(tmp_path / "trial", tmp_path / "ledger")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    store = CheckpointStore(tmp_path / "trial", fence=2, committed=rows(tmp_path / "ledger"))
+    loaded, ref = store.load_latest()
+    assert ref.step == newest
+    assert same(loaded, state(newest))
+    assert not store.damaged
+    store.sweep()
+    assert names(store) == {ref.path.name for ref in store.kept}
