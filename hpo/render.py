@@ -244,7 +244,7 @@ def _table(progress: Progress, rows: int) -> Table:
     for i, name in enumerate(("trial", "epoch", "state", progress.metric, "curve")):
         width = max(len(text) for text in [name, *(row[i].plain for row in cells)])
         table.add_column(name, justify="right" if i in (0, 1, 3) else "left", no_wrap=True, min_width=width)
-    table.add_column("parameters", no_wrap=True, overflow="ellipsis")
+    table.add_column("parameters")  # rich narrows only columns that may wrap; the text itself never does
     for row in cells:
         table.add_row(*row)
     return table
@@ -258,7 +258,7 @@ def _cells(trial: Trial, best: bool) -> list[Text]:
         Text(trial.state, style=_STYLE[trial.state]),
         Text("" if trial.shown_value is None else number(trial.shown_value), style=marked),
         Text(sparkline(trial.curve)),
-        Text(short_params(trial.params), style="dim"),
+        Text(short_params(trial.params), style="dim", no_wrap=True, overflow="ellipsis"),
     ]
 
 

@@ -1,0 +1,117 @@
+"""Trials side by side: order, columns, and what leaves as JSON, CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import pyarrow.parquet as pq
+import pytest
+from crafted import open_crafted, put_trial
+
+from hpo.analysis.compare import compare, to_json, write_csv, write_parquet
+from hpo.errors import UserError
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    opened = open_crafted(tmp_path / "ledger.db")
+    yield opened
+    opened.close()
+
+
+def table(ledger, top=None):
+    with ledger.read() as connection:
+        return compare(connection, "crafted", top)
+
+
+def test_complete_trials_come_first_best_first_then_by_number(ledger):
+    put_trial(ledger, 0, "complete", (0.5,))
+    put_trial(ledger, 1, "pruned", (0.99,))
+    put_trial(ledger, 2, "complete", (0.9,))
+    put_trial(ledger, 3, "failed")
+    put_trial(ledger, 4, "complete", (0.9,))
+    put_trial(ledger, 5, "complete", (None,))
+    put_trial(ledger, 6, "running", (0.95,))
+    assert [row["number"] for row in table(ledger).rows] == [2, 4, 0, 5, 1, 3, 6]
+    assert [row["number"] for row in table(ledger, top=2).rows] == [2, 4]
+
+
+def test_minimised_objectives_are_sorted_ascending(tmp_path):
+    objectives = [{"metric": "val/loss", "direction": "minimize"}, {"metric": "val/accuracy", "direction": "maximize"}]
+    ledger = open_crafted(tmp_path / "two.db", objectives=objectives)
+    put_trial(ledger, 0, "complete", values=[0.5, 0.1])
+    put_trial(ledger, 1, "complete", values=[0.2, 0.0])
+    rows = table(ledger).rows
+    assert [row["number"] for row in rows] == [1, 0]
+    assert rows[0]["values.val/loss"] == 0.2
+    assert rows[0]["values.val/accuracy"] == 0.0
+    ledger.close()
+
+
+def test_metrics_are_those_at_the_end_and_every_row_has_every_column(ledger):
+    put_trial(ledger, 0, "complete", (0.1, 0.7, 0.6), metrics={"val/loss": 1.0})
+    put_trial(ledger, 1, "complete", (0.2,), params={"train.optim.momentum": 0.9})
+    found = table(ledger)
+    assert found.rows[0]["metrics.val/accuracy"] == 0.6
+    assert all(set(row) == set(found.columns) for row in found.rows)
+    assert found.rows[1]["metrics.val/loss"] is None
+    assert found.rows[0]["params.train.optim.momentum"] is None
+
+
+def test_only_parameters_that_differ_are_called_so(ledger):
+    put_trial(ledger, 0, "complete", (0.1,), params={"a": 1, "b": [1, 2], "c": "x"})
+    put_trial(ledger, 1, "complete", (0.2,), params={"a": 1, "b": [1, 3], "c": "x"})
+    assert table(ledger).differing() == ["params.b"]
+
+
+def test_json_is_strict_even_with_values_that_are_not_finite(ledger):
+    put_trial(ledger, 0, "complete", (0.1, math.inf))
+    put_trial(ledger, 1, "complete", (None,))
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    rows = json.loads(to_json(table(ledger)), parse_constant=refuse)
+    assert [row["values.val/accuracy"] for row in rows] == [None, None]
+
+
+@pytest.mark.parametrize("cell", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1"])
+def test_csv_never_starts_a_text_cell_as_a_formula(ledger, tmp_path, cell):
+    put_trial(ledger, 0, "complete", (-0.5,), params={"optim": cell, "=path": "plain"})
+    write_csv(table(ledger), tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        header, row = csv.reader(file)
+    cells = dict(zip(header, row, strict=True))
+    assert cells["params.optim"] == f"'{cell}"
+    assert cells["params.=path"] == "plain"
+    assert float(cells["values.val/accuracy"]) == -0.5  # a negative number stays a number
+
+
+def test_parquet_reads_back_equal_and_mixed_columns_become_json(ledger, tmp_path):
+    put_trial(ledger, 0, "complete", (0.25,), params={"mixed": "adam", "whole": 3, "list": [1, 2]})
+    put_trial(ledger, 1, "complete", (0.5,), params={"mixed": 3, "whole": 4, "list": None})
+    put_trial(ledger, 2, "waiting", params={"mixed": True, "whole": 5, "list": [3]})
+    write_parquet(table(ledger), tmp_path / "out.parquet")
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["values.val/accuracy"] for row in rows] == [0.5, 0.25, None]
+    assert [row["params.whole"] for row in rows] == [4, 3, 5]
+    assert [json.loads(row["params.mixed"]) for row in rows] == [3, "adam", True]
+    assert [row["params.list"] for row in rows] == [None, "[1, 2]", "[3]"]
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_a_file_that_cannot_be_written_is_one_sentence(ledger, tmp_path, write):
+    put_trial(ledger, 0, "complete", (0.25,))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/out cannot be written .*: name another file\."):
+        write(table(ledger), tmp_path / "file" / "out")
+
+
+def test_a_study_without_trials_is_an_empty_table(ledger, tmp_path):
+    found = table(ledger)
+    assert found.rows == []
+    write_csv(found, tmp_path / "out.csv")
+    write_parquet(found, tmp_path / "out.parquet")
+    assert to_json(found) == "[]"

@@ -1,0 +1,209 @@
+"""What a run shows: figures, the table on a terminal, lines elsewhere; and what it costs the ledger."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+from crafted import change_trial, open_crafted, put_trial
+from rich.console import Console
+from sqlalchemy import event
+
+from hpo.clock import FakeClock
+from hpo.render import REFRESH_SECONDS, Progress, View, comparison, duration, screen, short_params, sparkline, summary
+from hpo.run import Result
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    opened = open_crafted(tmp_path / "ledger.db")
+    yield opened
+    opened.close()
+
+
+def console(width: int = 100, **options: Any) -> Console:
+    return Console(file=io.StringIO(), width=width, height=24, **options)
+
+
+def text_of(shown: Any, width: int = 100) -> str:
+    to = console(width)
+    to.print(shown)
+    return to.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "blocks"),
+    [
+        ([], ""),
+        ([3.0], "▁"),
+        ([2.0, 2.0], "▁▁"),
+        ([0.0, 1.0], "▁█"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([1.0, math.nan, 0.0], "█ ▁"),
+        ([math.inf, -1.0], " ▁"),
+        ([math.nan], " "),
+        ([9.0, *range(16)], "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"),
+    ],
+)
+def test_sparkline(values, blocks):
+    assert sparkline(values) == blocks
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_parameters_are_named_by_their_last_part_while_that_is_unique():
+    assert short_params({"train.optim.lr": 0.00012345, "model.size": 64}) == "lr=0.0001234 size=64"
+    assert short_params({"a.name": "x", "b.name": "y"}) == "a.name=x b.name=y"
+
+
+def test_progress_follows_the_ledger_and_tells_each_end_once(ledger):
+    clock = FakeClock()
+    put_trial(ledger, 0, "complete", (0.5,))
+    put_trial(ledger, 1, "running", (0.1, 0.2))
+    progress = Progress(ledger, "crafted", clock)
+    assert progress.best is progress.trials[0]
+    assert progress.trials[1].shown_value == 0.2
+    put_trial(ledger, 2, "complete", (0.4, 0.9))
+    clock.sleep(30)
+    assert [trial.number for trial in progress.refresh()] == [2]
+    assert progress.best is progress.trials[2]
+    assert progress.trials[2].curve == [0.4, 0.9]
+    change_trial(ledger, 1, state="pruned", values=[0.2], epoch=3)
+    assert [trial.number for trial in progress.refresh()] == [1]
+    assert progress.refresh() == []
+    assert progress.trials[2].curve == [0.4, 0.9]
+
+
+def test_rates_count_what_this_process_saw_and_the_rest_is_extrapolated(ledger):
+    clock = FakeClock()
+    put_trial(ledger, 0, "complete", (0.5, 0.6))
+    progress = Progress(ledger, "crafted", clock)
+    assert progress.eta() is None
+    put_trial(ledger, 1, "complete", (0.5, 0.6))
+    put_trial(ledger, 2, "pruned", (0.5,))
+    clock.sleep(60)
+    progress.refresh()
+    per_minute, epochs_per_second = progress.rates()
+    assert per_minute == pytest.approx(2.0)
+    assert epochs_per_second == pytest.approx(3 / 60)
+    assert progress.eta() == pytest.approx(60 * 7 / 2)  # 10 requested, 3 ended
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_only_complete_trials_with_a_number_can_be_best(tmp_path, direction):
+    objectives = [{"metric": "val/accuracy", "direction": direction}]
+    ledger = open_crafted(tmp_path / "one.db", objectives=objectives)
+    put_trial(ledger, 0, "complete", (None,))
+    put_trial(ledger, 1, "pruned", (-9.0,))
+    put_trial(ledger, 2, "pruned", (9.0,))
+    put_trial(ledger, 3, "complete", (0.3,))
+    put_trial(ledger, 4, "complete", (0.7,))
+    put_trial(ledger, 5, "complete", (0.3,))
+    best = Progress(ledger, "crafted", FakeClock()).best
+    assert best is not None
+    assert best.number == (3 if direction == "minimize" else 4)
+    ledger.close()
+
+
+def test_a_refresh_is_two_queries_and_there_are_two_a_second_at_most(ledger):
+    for number in range(6):
+        put_trial(ledger, number, "complete" if number < 3 else "running", (0.5,))
+    clock = FakeClock(100.0)
+    view = View(ledger, "crafted", console(), workers=2, clock=clock).start()
+    queries: list[str] = []
+    event.listen(ledger.engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
+    for _ in range(1000):  # ten seconds of a driver that ticks every hundredth
+        view.tick()
+        clock.sleep(0.01)
+    selects = [query for query in queries if query.startswith("SELECT")]
+    assert REFRESH_SECONDS >= 0.5
+    assert 30 <= len(selects) <= 2 * 20
+    assert len(queries) - len(selects) <= 20  # each refresh begins one read transaction
+
+
+def test_without_a_terminal_each_trial_that_ends_is_one_line(ledger):
+    put_trial(ledger, 0, "complete", (0.5,))
+    clock = FakeClock(100.0)
+    to = console(40)
+    view = View(ledger, "crafted", to, workers=2, clock=clock).start()
+    put_trial(ledger, 1, "complete", (0.25, 0.75))
+    put_trial(ledger, 2, "failed", error="ValueError: [bold]no[/bold]\nsecond line")
+    put_trial(ledger, 3, "running", (0.1,))
+    for _ in range(3):
+        clock.sleep(1)
+        view.tick()
+    view.stop()
+    lines = to.file.getvalue().splitlines()
+    assert lines[0] == "crafted: 10 trials, 1 of them done before; tpe · asha · 2 workers · ordered, window 4 · seed 0"
+    assert lines[1].startswith("trial 1 complete  epoch 2/4  val/accuracy 0.75  best so far  (3/10, ")
+    assert lines[2].startswith("trial 2 failed  epoch 0/4  ValueError: [bold]no[/bold]  (3/10, ")
+    assert len(lines) == 3
+
+
+def test_the_live_screen_fits_the_terminal_and_keeps_the_best_in_sight(ledger):
+    put_trial(ledger, 0, "complete", (0.2, 0.99))
+    for number in range(1, 9):
+        put_trial(ledger, number, "pruned", (0.1, 0.2))
+    put_trial(ledger, 9, "running", (0.3,), params={f"model.parameter_{i}": i for i in range(20)})
+    progress = Progress(ledger, "crafted", FakeClock())
+    lines = text_of(screen(progress, "heading", 12)).splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 100
+    assert "9/10 trials" in lines[1]
+    rows = {line.split("/4")[0].strip(): line for line in lines[3:]}
+    assert "★ 0    2" in rows
+    assert "0.99" in rows["★ 0    2"]
+    assert "running" in rows["9    1"]
+    assert "…" in rows["9    1"]
+    assert "7    2" in rows
+    assert "1    2" not in rows
+
+
+def test_a_terminal_gets_its_table_and_is_left_clean(ledger):
+    put_trial(ledger, 0, "running", (0.5,))
+    clock = FakeClock(100.0)
+    to = console(force_terminal=True)
+    view = View(ledger, "crafted", to, workers=1, clock=clock).start()
+    view.tick()
+    assert "val/accuracy" in to.file.getvalue()
+    change_trial(ledger, 0, state="complete", values=[0.5])
+    view.stop()
+    assert "trial 0 complete" not in to.file.getvalue()
+    assert to.file.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+    assert view.progress.trials[0].state == "complete"
+
+
+def test_the_summary_says_what_to_do_next(ledger):
+    put_trial(ledger, 0, "complete", (0.5,), params={"train.optim.lr": 0.001})
+    progress = Progress(ledger, "crafted", FakeClock())
+    interrupted = summary(progress, Result("crafted", "interrupted", "", 3, 2))
+    assert "crafted: interrupted, 1 of 10 trials ended (1 complete)" in interrupted
+    assert "hpo resume --study crafted" in interrupted
+    assert "behind by 3" in interrupted
+    complete = summary(progress, Result("crafted", "complete", "", 0, None))
+    assert "best: trial 0, val/accuracy 0.5\n  train.optim.lr = 0.001" in complete
+    assert "hpo resume" not in complete
+    assert "behind" not in complete
+
+
+def test_comparison_drops_columns_that_do_not_fit_and_says_so(ledger):
+    from hpo.analysis.compare import compare
+
+    metrics = {f"val/metric_{i}": float(i) for i in range(12)} | {"time/epoch_seconds": 1.0}
+    put_trial(ledger, 0, "complete", (0.5,), metrics=metrics)
+    put_trial(ledger, 1, "complete", (0.4,), metrics=metrics)
+    with ledger.read() as connection:
+        found = compare(connection, "crafted")
+    narrow = text_of(comparison(found, 80), 80)
+    assert "more columns: --json" in narrow
+    assert "…" not in narrow
+    assert "lr" in narrow.splitlines()[0]
+    whole = text_of(comparison(found, None), 10_000)
+    assert "val/metric_11" in whole
+    assert "more columns" not in whole
+    assert "time/epoch_seconds" not in whole
