@@ -5,9 +5,23 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+
+from hpo.home import Home
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch, and for every process a test starts
+os.environ["COLUMNS"] = "100"
+for _name in [name for name in os.environ if name.startswith(("HPO_", "MLFLOW_"))]:
+    del os.environ[_name]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home that does not exist yet."""
+    return Home.at(tmp_path / "home")
 
 
 @pytest.fixture(scope="session")

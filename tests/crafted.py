@@ -57,7 +57,7 @@ def put_trial(
     params: dict[str, Any] | None = None,
     **columns: Any,
 ) -> int:
-    """Write a trial of the first study whose objective took the values of `curve`, one an epoch of ten steps; its id."""
+    """Write a trial of the first study; its objective took the values of `curve`, one per epoch of ten steps. Its id."""
     terminal = state in tables.TERMINAL_STATES
     params = {"train.optim.lr": 0.1 / (number + 1)} if params is None else params
     values = {"values": [curve[-1] if curve else None]} if terminal else {}
