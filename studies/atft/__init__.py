@@ -1,4 +1,4 @@
-"""ATFT-GAT-FAN: ranks the stocks of a day by their future return, on a synthetic market with a known ceiling or a file."""
+"""ATFT-GAT-FAN: ranks the stocks of a day by future return, on a synthetic market with a known ceiling or a file."""
 
 from hpo import Choice, Float, Int, Objective, Study
 from studies.atft.config import Config
@@ -14,7 +14,7 @@ STUDY = Study(
         "model.hidden_size": Int(16, 64, powers_of_two=True),
         "model.dropout": Float(0.0, 0.5, tier=2),
         "model.num_heads": Choice([1, 2, 4], tier=2),
-        "model.num_layers": Int(1, 2, tier=2),
+        "model.num_layers": Int(1, 3, tier=2),
         "model.num_frequencies": Int(0, 5, tier=2),
         "loss.scale.rank_ic": Float(0.3, 3.0, log=True, tier=3),
         "loss.scale.cs_ic": Float(0.3, 3.0, log=True, tier=3),

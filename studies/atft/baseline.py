@@ -27,8 +27,7 @@ def ridge_predictions(panel: Panel, horizon: int, days: np.ndarray, min_stocks: 
     scores = []
     for penalty in PENALTIES:
         guess = _predict(panel, _fit(panel, horizon, early, penalty), late)
-        values, _ = daily_ic(guess, panel.returns[late, :, horizon], rank=True, min_stocks=min_stocks)
-        scores.append(np.nanmean(values))
+        scores.append(np.nanmean(daily_ic(guess, panel.returns[late, :, horizon], min_stocks)[0]))
     return _predict(panel, _fit(panel, horizon, train, PENALTIES[int(np.argmax(scores))]), days)
 
 
@@ -51,10 +50,10 @@ def main(seeds: int) -> None:
         days = panel.split.val
         for j in range(len(config.horizons)):
             guess = ridge_predictions(panel, j, days, config.min_stocks)
-            values, _ = daily_ic(guess, panel.returns[days, :, j], rank=True, min_stocks=config.min_stocks)
+            ridge = np.nanmean(daily_ic(guess, panel.returns[days, :, j], config.min_stocks)[0])
             assert panel.oracle is not None
             ceiling = oracle_rank_ic(panel.oracle[days, :, j], panel.returns[days, :, j], config.min_stocks)
-            rows.append((np.nanmean(values), ceiling))
+            rows.append((ridge, ceiling))
     table = np.array(rows).reshape(seeds, -1, 2).mean(axis=0)
     print(f"mean RankIC on the validation days of {seeds} markets")
     for h, (ridge, ceiling) in zip(DataConfig().horizons, table, strict=True):

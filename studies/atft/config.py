@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config import Frozen, TrainConfig
+from trainer.config import CheckpointConfig, Frozen, OptimConfig, ScheduleConfig, TrainConfig
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -17,7 +17,7 @@ class MarketConfig(Frozen):
 
     num_days: Annotated[int, Field(ge=200)] = 720
     num_stocks: Annotated[int, Field(ge=24)] = 64
-    snr: Annotated[float, Field(ge=0.0, le=1.0)] = 0.10
+    snr: Annotated[float, Field(ge=0.0, le=1.0)] = 0.20
 
 
 class GraphConfig(Frozen):
@@ -37,7 +37,7 @@ class GraphConfig(Frozen):
 
 
 class SplitConfig(Frozen):
-    """Walk-forward, in trading days. `fold` counts from the earliest validation block; `test` evaluates the last block."""
+    """Walk-forward, in trading days. `fold` counts from the earliest; `test` also evaluates the last block."""
 
     val_days: PositiveInt = 120
     test_days: PositiveInt = 80
@@ -93,7 +93,7 @@ class ModelConfig(Frozen):
     hidden_size: PositiveInt = 32
     num_heads: PositiveInt = 4
     num_layers: PositiveInt = 2
-    dropout: Share = 0.1
+    dropout: Share = 0.3
     num_frequencies: Annotated[int, Field(ge=0)] = 3
     graph: bool = True
     selection: Literal["softmax", "sigmoid"] = "softmax"
@@ -125,20 +125,29 @@ class LossConfig(Frozen):
 
 
 class EvalConfig(Frozen):
-    """`cost` is the cost of one unit of turnover (0.0005: five basis points); `max_undefined` fails a trial beyond it."""
+    """`cost` is paid per unit of turnover; a larger share of undefined days than `max_undefined` fails a trial."""
 
     cost: Annotated[float, Field(ge=0.0)] = 0.0005
     max_undefined: Share = 0.05
 
 
+TRAIN = TrainConfig(
+    num_epochs=6,
+    batch_size=1,
+    optim=OptimConfig(lr=3e-3),
+    schedule=ScheduleConfig(name="cosine", warmup_ratio=0.1),
+    checkpoint=CheckpointConfig(monitor="val/rank_ic_5d", mode="max"),
+)
+
+
 class Config(Frozen):
-    """The whole configuration of the study."""
+    """The whole configuration of the study. `train.batch_size` counts blocks of `data.block_days` consecutive days."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
     evaluation: EvalConfig = EvalConfig()
-    train: TrainConfig = TrainConfig()
+    train: TrainConfig = TRAIN
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -27,7 +27,7 @@ MIN_SHARPE_DAYS = 8
 
 
 def term_weights(phase: str, scale: Mapping[str, float] | None = None) -> dict[str, float]:
-    """lambda_k of a phase times the factors of `scale`; raise ConfigError for what is not understood or adds up to 0."""
+    """lambda_k of a phase times the factors of `scale`; raise ConfigError where one is unknown or all come to 0."""
     if phase not in PHASES:
         raise ConfigError(f"loss.phase {phase!r} is not a phase: choose one of {', '.join(PHASES)}.")
     unknown = sorted(set(scale or {}) - set(TERMS))

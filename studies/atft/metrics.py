@@ -14,21 +14,24 @@ TRADING_DAYS = 252
 
 
 def daily_ic(
-    predictions: np.ndarray, returns: np.ndarray, *, rank: bool, min_stocks: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(correlation per day, evaluated per day); rank correlation (Spearman, average ranks) or Pearson's.
+    predictions: np.ndarray, returns: np.ndarray, min_stocks: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(RankIC per day, IC per day, evaluated per day): Spearman's correlation with average ranks, and Pearson's.
 
     predictions, returns: [days, stocks], NaN where there is none.
     """
     days = len(predictions)
-    values, evaluated = np.full(days, np.nan), np.zeros(days, dtype=bool)
+    rank_ic, ic, evaluated = np.full(days, np.nan), np.full(days, np.nan), np.zeros(days, dtype=bool)
     for t in range(days):
         known = np.isfinite(returns[t])
         evaluated[t] = known.sum() >= min_stocks and np.ptp(returns[t, known]) > 0
         usable = known & np.isfinite(predictions[t])
         if evaluated[t] and usable.sum() >= min_stocks:
-            values[t] = _correlation(predictions[t, usable], returns[t, usable], rank)
-    return values, evaluated
+            p, r = predictions[t, usable].astype(np.float64), returns[t, usable].astype(np.float64)
+            # Constant at the precision of float32, in which predictions are made.
+            if np.ptp(p) > 1e-6 * np.abs(p).max():
+                ic[t], rank_ic[t] = _correlation(p, r), _correlation(rankdata(p), rankdata(r))
+    return rank_ic, ic, evaluated
 
 
 def newey_west_t(values: np.ndarray, lag: int) -> float:
@@ -95,8 +98,7 @@ def metric_block(
     cost: float,
 ) -> dict[str, float]:
     """All metrics of one horizon. Correlations are NaN once more than `max_undefined` of the days are undefined."""
-    rank_ic, evaluated = daily_ic(predictions, returns, rank=True, min_stocks=min_stocks)
-    ic, _ = daily_ic(predictions, returns, rank=False, min_stocks=min_stocks)
+    rank_ic, ic, evaluated = daily_ic(predictions, returns, min_stocks)
     undefined = evaluated & ~np.isfinite(rank_ic)
     scored = rank_ic[evaluated & ~undefined]
     failed = not len(scored) or undefined.sum() > max_undefined * evaluated.sum()
@@ -119,17 +121,10 @@ def metric_block(
 
 def oracle_rank_ic(oracle: np.ndarray, returns: np.ndarray, min_stocks: int) -> float:
     """Mean RankIC of the known conditional mean: the ceiling on these days and stocks."""
-    values, _ = daily_ic(np.where(np.isfinite(returns), oracle, np.nan), returns, rank=True, min_stocks=min_stocks)
-    return float(np.nanmean(values))
+    return float(np.nanmean(daily_ic(oracle, returns, min_stocks)[0]))
 
 
-def _correlation(p: np.ndarray, r: np.ndarray, rank: bool) -> float:
-    """NaN for a constant side, judged at the precision of float32, in which predictions are made."""
-    p, r = p.astype(np.float64), r.astype(np.float64)
-    if np.ptp(p) <= 1e-6 * max(float(np.abs(p).max()), 1e-30):
-        return float("nan")
-    if rank:
-        p, r = rankdata(p), rankdata(r)
+def _correlation(p: np.ndarray, r: np.ndarray) -> float:
     p, r = p - p.mean(), r - r.mean()
     scale = np.sqrt((p @ p) * (r @ r))
     return float(p @ r / scale) if scale > 0 else float("nan")

@@ -62,7 +62,7 @@ def check(config: Config) -> dict[str, int]:
 
 def prepare(config: DataConfig) -> Panel:
     """The panel of a configuration; kept per process, and made anew when the file changes."""
-    return _prepare(config, _stamp(config.path))
+    return _prepare(config.model_dump_json(), _stamp(config.path))
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -73,7 +73,8 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=2)
-def _prepare(config: DataConfig, stamp: tuple[int, int]) -> Panel:
+def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
+    config = DataConfig.model_validate_json(text)
     grid, report, oracle = _load(config)
     split = walk_forward(len(grid.days), config)
     kept = _universe(grid, split, config.max_stocks)
@@ -161,7 +162,7 @@ def _rankable(grid: Grid, config: DataConfig) -> np.ndarray:
 
 
 def _standardise(raw: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Clip to the training span's 0.5 and 99.5 % quantiles, scale to its mean and deviation, fill the missing with 0."""
+    """Clip to the training span's 0.5 and 99.5 % quantiles, scale by its mean and deviation; 0 where missing."""
     span = raw[train].reshape(-1, raw.shape[-1])
     span = np.where(np.isfinite(span).any(axis=0), span, np.float32(0))
     low, high = np.nanquantile(span, [0.005, 0.995], axis=0)
@@ -198,7 +199,7 @@ def _shuffle(targets: np.ndarray, train: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _shape_report(grid: Grid, mask: np.ndarray, split: Split, names: tuple[str, ...]) -> dict[str, int]:
-    full = mask.any(axis=1)
+    full = np.asarray(mask.any(axis=1))
     return {
         "days": len(grid.days),
         "stocks": len(grid.codes),

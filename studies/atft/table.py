@@ -20,7 +20,7 @@ JUMP = 0.40
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a panel. `codes` and `sectors` index their names (sector -1: unknown); `columns` are float64, NaN missing.
+    """Rows of a panel. `codes`, `sectors` index their names (sector -1: unknown); `columns` are float64, NaN missing.
 
     `first_row` is the number by which a reader of the file finds the first row: 2 in a CSV with its header, else 1.
     """

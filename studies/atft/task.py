@@ -73,6 +73,8 @@ class AtftTask(Task):
             min_stocks=self.data.min_stocks,
         )
 
+        self.ceilings = {name: self._ceiling(days) for name, days in self._spans().items()}
+
     def model(self) -> nn.Module:
         return Atft(
             len(self.panel.feature_names),
@@ -96,10 +98,22 @@ class AtftTask(Task):
         On the synthetic market `val/oracle_ratio_5d` is RankIC over that of the known conditional mean. With
         data.split.test the same for the test days, as `test/...`.
         """
-        metrics = self._evaluate_span(model, self.panel.split.val, "val")
-        if self.data.split.test:
-            metrics |= self._evaluate_span(model, self.panel.split.test, "test")
+        metrics: dict[str, float] = {}
+        for name, days in self._spans().items():
+            metrics |= self._evaluate_span(model, days, name)
         return metrics
+
+    def _spans(self) -> dict[str, np.ndarray]:
+        split = self.panel.split
+        return {"val": split.val} | ({"test": split.test} if self.data.split.test else {})
+
+    def _ceiling(self, days: np.ndarray) -> list[float]:
+        """RankIC of the known conditional mean by horizon; empty for a real panel."""
+        oracle, returns = self.panel.oracle, self.panel.returns
+        if oracle is None:
+            return []
+        horizons = range(len(self.data.horizons))
+        return [oracle_rank_ic(oracle[days, :, j], returns[days, :, j], self.data.min_stocks) for j in horizons]
 
     def _composite(self, predictions: Tensor, batch: Batch) -> Composite:
         return self.composite(
@@ -124,9 +138,8 @@ class AtftTask(Task):
                 min_stocks=self.data.min_stocks,
                 **dict(self.config.evaluation),
             )
-            if self.panel.oracle is not None:
-                ceiling = oracle_rank_ic(self.panel.oracle[days, :, j], returns, self.data.min_stocks)
-                block["oracle_ratio"] = block["rank_ic"] / ceiling
+            if self.ceilings[prefix]:
+                block["oracle_ratio"] = block["rank_ic"] / self.ceilings[prefix][j]
             metrics |= {f"{prefix}/{name}_{h}d": value for name, value in block.items()}
         return metrics
 
