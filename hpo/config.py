@@ -37,7 +37,7 @@ def near(name: str, known: Iterable[str]) -> str:
     by_leaf: dict[str, list[str]] = {}
     for candidate in known:
         by_leaf.setdefault(candidate.rpartition(".")[2], []).append(candidate)
-    close = [path for match in difflib.get_close_matches(leaf, by_leaf, n=3, cutoff=0.7) for path in by_leaf[match]]
+    close = [path for match in difflib.get_close_matches(leaf, by_leaf, n=3, cutoff=0.6) for path in by_leaf[match]]
     close.sort(key=lambda path: -difflib.SequenceMatcher(None, name, path).ratio())
     matches = close[:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(repr(match) for match in matches)}?" if matches else ""

@@ -251,8 +251,9 @@ class Study:
                 raise  # a bug in the module's own imports: its traceback is wanted
             raise StudyError(f"study {self.name!r}: {what}={given!r}: there is no module {where!r}.") from error
         if not isinstance(found := getattr(module, name, None), kind):
+            noun = "class" if kind is type else "function"
             hint = near(name, (key for key, value in vars(module).items() if isinstance(value, kind))) or "."
-            raise StudyError(f"study {self.name!r}: {what}={given!r}: {where} has no {kind.__name__} {name!r}{hint}")
+            raise StudyError(f"study {self.name!r}: {what}={given!r}: {where} has no {noun} {name!r}{hint}")
         return found
 
     # --- What it is

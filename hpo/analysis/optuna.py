@@ -34,7 +34,7 @@ def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | N
     """An in-memory Optuna study with every trial of study `name`, numbers, parameters, curves and times as they are.
 
     User attributes of a trial: `state`, `outcome` and `error` of the ledger, `config_hash`, and the last value of
-    every metric. Raises StudyError for an unknown name, or parameters that the declared space does not hold.
+    every metric; of the study: `metrics`, the objectives' names. Raises StudyError for an unknown name, or parameters that the declared space does not hold.
     """
     url = storage or (home if isinstance(home, Home) else Home.at(home)).storage
     ledger = Ledger(url, create=False)
@@ -50,7 +50,7 @@ def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | N
     finally:
         ledger.close()
     copy = quiet_study([objective.direction for objective in study.objectives], name)
-    copy.set_metric_names([objective.metric for objective in study.objectives])
+    copy.set_user_attr("metrics", [objective.metric for objective in study.objectives])
     for trial in trials:
         curve = curves.get(trial["number"], {}) if len(study.objectives) == 1 else {}
         copy.add_trial(_frozen(study, trial, curve, metrics.get(trial["number"], {})))
