@@ -57,7 +57,7 @@ def put_trial(
     params: dict[str, Any] | None = None,
     **columns: Any,
 ) -> int:
-    """Write a trial of the first study; its objective took the values of `curve`, one per epoch of ten steps. Its id."""
+    """Write a trial of the first study; its objective took the values of `curve`, one per epoch of 10 steps. Its id."""
     terminal = state in tables.TERMINAL_STATES
     params = {"train.optim.lr": 0.1 / (number + 1)} if params is None else params
     values = {"values": [curve[-1] if curve else None]} if terminal else {}
@@ -67,7 +67,8 @@ def put_trial(
         row |= {"created_at": 0.0, "started_at": 0.0, "ended_at": 90.0 if terminal else None} | values | columns
         trial = connection.execute(insert(tables.trials).values(row).returning(tables.trials.c.id)).scalar_one()
         ask = {"draw": 0, "seed": 0, "told": 0, "params": params, "coordinates": {}, "config_hash": "0" * 64}
-        ask |= {"config": {"train": {"num_epochs": 4}}, "trial_attrs": {}, "study_attrs": {}}
+        ask |= {"trial_attrs": {}, "study_attrs": {}}
+        ask |= {"config": {"train": {"num_epochs": 4, "optim": {"lr": params.get("train.optim.lr")}}}}
         connection.execute(insert(tables.asks).values(trial_id=trial, **ask))
         attempt = {"trial_id": trial, "fence": 1, "worker_id": "w", "started_at": 0.0, "step": 10 * len(curve)}
         connection.execute(insert(tables.attempts).values(attempt))

@@ -47,7 +47,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "study": name,
         **{column: row[column] for column in _TRIAL},
         "values": dict(zip(metrics, row["values"] or [None] * len(metrics), strict=True)),
-        "seconds": row["ended_at"] - row["started_at"] if row["ended_at"] and row["started_at"] else None,
+        "seconds": None if None in (row["started_at"], row["ended_at"]) else row["ended_at"] - row["started_at"],
         "params": row["params"],
         "config": row["config"],
         "config_hash": row["config_hash"],
@@ -167,6 +167,8 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[
         yield f"error: {trial['error']}"
     yield from (f"{metric}: {number(value)}" for metric, value in trial["values"].items() if value is not None)
     yield from _section("parameters", _parameters(trial, base))
+    if isinstance(base, str):
+        yield f"  ({base})"
     yield from _section("curves", map(_curve, trial["curves"].items()))
     yield from _section(
         "attempts",
@@ -195,8 +197,7 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[
 def _parameters(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[list[str]]:
     """Each parameter, and whatever else differs from the study's own configuration, beside what stands there."""
     if isinstance(base, str):
-        yield from ([path, json.dumps(value), ""] for path, value in trial["params"].items())
-        yield [f"({base})", "", ""]
+        yield from ([path, json.dumps(value)] for path, value in trial["params"].items())
         return
     changed = {path: (old, new) for path, old, new in differences(base, trial["config"])}
     for path, value in trial["params"].items():

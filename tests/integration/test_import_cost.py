@@ -1,0 +1,73 @@
+"""What a command loads before it does anything: `hpo --help` and `hpo status` answer at once."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+from crafted import open_crafted, put_trial
+
+HEAVY = {"torch", "mlflow", "optuna", "ray", "sklearn", "scipy", "pandas", "pyarrow", "alembic"}
+
+LOADED = """
+import json, sys
+from hpo.cli import app
+try:
+    app(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code, end.code
+print()
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def modules_of(*arguments: str) -> set[str]:
+    ran = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, check=True)
+    return set(json.loads(ran.stdout.splitlines()[-1]))
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """The least of five: processor time, which does not grow with what else the machine does."""
+
+    def one() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "hpo", *arguments], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return min(one() for _ in range(5))
+
+
+@pytest.fixture
+def studied(home) -> list[str]:
+    """The flags that name a home with a study of 50 trials."""
+    home.create()
+    ledger = open_crafted(home.root / "ledger.db")
+    for number in range(50):
+        put_trial(ledger, number, "complete", (0.1, 0.2))
+    ledger.close()
+    return ["--study", "crafted", "--home", str(home.root)]
+
+
+@pytest.mark.parametrize("command", ["", "run", "status", "verify", "ui", "worker"])
+def test_help_loads_nothing_heavy(command):
+    assert not modules_of(*command.split(), "--help") & (HEAVY | {"sqlalchemy", "rich"})
+
+
+def test_status_and_best_load_nothing_heavy(studied):
+    assert not modules_of("status", *studied) & (HEAVY | {"rich"})
+    assert not modules_of("status", "--json", *studied) & (HEAVY | {"rich"})
+    assert not modules_of("best", *studied) & HEAVY
+    assert not modules_of("show", "3", *studied) & HEAVY
+    assert not modules_of("compare", *studied) & HEAVY
+
+
+def test_help_answers_within_three_tenths_of_a_second():
+    assert cpu_seconds("--help") < 0.3
+
+
+def test_status_answers_within_seven_tenths_of_a_second(studied):
+    assert cpu_seconds("status", "--json", *studied) < 0.7

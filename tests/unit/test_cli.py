@@ -1,0 +1,271 @@
+"""The commands: their surface, what they print, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from crafted import open_crafted, put_trial
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from hpo.cli import app
+from hpo.config import flatten, load_yaml, parse_override
+from hpo.home import Home
+from hpo.ledger import reads
+
+# Adding to this is a decision, taking away from it breaks somebody's script.
+SURFACE = {
+    "run": "--study --trials --name --workers --executor --sampler --strategy --order --window --seed -o --config "
+    "--home --storage --tracking-uri --allow-drift",
+    "resume": "--study --workers --executor --home --storage --tracking-uri --allow-drift",
+    "status": "--study --json --home --storage",
+    "best": "--study --json --save --home --storage",
+    "show": "number --study --json --home --storage",
+    "compare": "--study --top --json --csv --parquet --home --storage",
+    "ui": "--port --open --home --tracking-uri",
+    "verify": "--study --home --storage --tracking-uri",
+    "sync": "--study --home --storage --tracking-uri",
+    "worker": "--storage --home",
+}
+
+
+def hpo(*arguments: str, home: Home | None = None):
+    flags = ["--home", str(home.root)] if home else []
+    return CliRunner().invoke(app, [*arguments, *flags])
+
+
+@pytest.fixture
+def crafted(home: Home):
+    """A ledger in `home` with one study and no trial."""
+    home.create()
+    ledger = open_crafted(home.root / "ledger.db")
+    yield ledger
+    ledger.close()
+
+
+def refused(result, code: int) -> str:
+    """The one sentence on stderr."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    line = result.stderr.strip()
+    assert line.startswith("error: ")
+    assert "\n" not in line
+    assert "Traceback" not in line
+    return line
+
+
+def test_surface_is_frozen():
+    commands = get_command(app).commands
+    found = {
+        name: [flag for option in command.params for flag in option.opts if flag != "--help"]
+        for name, command in commands.items()
+    }
+    assert found == {name: flags.split() for name, flags in SURFACE.items()}
+
+
+def test_help_names_every_sampler_strategy_order_and_executor():
+    from hpo.run import EXECUTORS, ORDERS
+    from hpo.search.samplers import SAMPLERS
+    from hpo.search.strategy import STRATEGIES
+
+    text = hpo("run", "--help").stdout
+    for name in (*SAMPLERS, *STRATEGIES, *ORDERS, *EXECUTORS):
+        assert re.search(rf"\b{name}\b", text), name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nosuch"],
+        ["run"],
+        ["run", "--study", "mlp", "--trials", "0"],
+        ["run", "--study", "mlp", "--trials", "many"],
+        ["run", "--study", "mlp", "--trials", "1", "--workers", "0"],
+        ["run", "--study", "mlp", "--trials", "1", "--nosuch"],
+        ["compare", "--top", "0"],
+        ["show", "first"],
+    ],
+)
+def test_usage_errors_exit_2_without_a_traceback(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = hpo(*arguments)
+    assert result.exit_code == 2
+    assert "Error" in result.stderr
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_status_as_json(crafted, home):
+    put_trial(crafted, 0, "complete", (0.1, 0.5), params={"train.optim.lr": 0.25})
+    put_trial(crafted, 1, "pruned", (0.2,))
+    put_trial(crafted, 2, "waiting")
+    found = json.loads(hpo("status", "--json", home=home).stdout)
+    with crafted.read() as connection:
+        digest = reads.digest(connection, reads.study_row(connection, "crafted"))
+    assert found == {
+        "study": "crafted",
+        "state": "interrupted",
+        "requested": 10,
+        "trials": {
+            "waiting": 1,
+            "running": 0,
+            "paused": 0,
+            "complete": 1,
+            "pruned": 1,
+            "infeasible": 0,
+            "failed": 0,
+        },
+        "best": {"number": 0, "value": 0.5, "params": {"train.optim.lr": 0.25}},
+        "epochs_trained": 3,
+        "attempts": 3,
+        "digest": digest,
+    }
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+
+
+def test_status_as_text(crafted, home):
+    put_trial(crafted, 0, "complete", (0.1, 0.5))
+    put_trial(crafted, 1, "running")
+    lines = hpo("status", "--study", "crafted", home=home).stdout.splitlines()
+    assert lines[0] == "crafted: interrupted, 1 of 10 trials ended"
+    assert lines[1] == "  1 running, 1 complete"
+    assert lines[-1] == "  best: trial 0, 0.5"
+
+
+def test_a_study_without_trials_has_a_status(crafted, home):
+    assert "no trials yet" in hpo("status", home=home).stdout
+    assert json.loads(hpo("status", "--json", home=home).stdout)["best"] is None
+
+
+def test_the_only_study_need_not_be_named_and_that_is_said(crafted, home):
+    result = hpo("status", home=home)
+    assert result.exit_code == 0
+    assert result.stderr == f"study crafted, the only one in {home.root}\n"
+
+
+def test_one_of_several_studies_must_be_named(home):
+    home.create()
+    open_crafted(home.root / "ledger.db", ("first", "second")).close()
+    line = refused(hpo("status", home=home), 2)
+    assert line == f"error: {home.root} holds first, second: name one with --study."
+    assert hpo("status", "--study", "second", home=home).stdout.startswith("second: ")
+
+
+@pytest.mark.parametrize("command", ["status", "best", "compare", "resume", "verify", "sync"])
+def test_an_unknown_study_names_those_there_are(crafted, home, command):
+    line = refused(hpo(command, "--study", "craftde", home=home), 2)
+    assert "'craftde'" in line
+    assert "it holds crafted" in line
+
+
+@pytest.mark.parametrize("command", ["status", "best", "compare", "resume", "verify", "sync"])
+def test_a_home_without_a_ledger_is_left_as_it_is(home, command):
+    line = refused(hpo(command, home=home), 1)
+    assert f"there is no ledger at {home.root}/ledger.db" in line
+    assert not home.root.exists()
+
+
+def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, home, tmp_path):
+    from sqlalchemy import insert
+
+    from hpo.ledger.tables import checkpoints
+
+    params = {"train.optim.name": "adamw", "train.optim.lr": 1e-05, "model.sizes": [1, 2], "model.bias": True}
+    put_trial(crafted, 0, "complete", (0.4,))
+    trial = put_trial(crafted, 1, "complete", (0.4, 0.9), params=params)
+    with crafted.write() as connection:
+        for step, state, best in ((10, "deleted", 1), (20, "kept", 1), (30, "kept", 0)):
+            row = {"trial_id": trial, "step": step, "epoch": 1, "path": f"step-{step}", "sha256": "", "size": 1}
+            row |= {"state": state, "best": best, "metrics": {}, "fence": 1, "revision": 1, "at": 0.0}
+            connection.execute(insert(checkpoints).values(row))
+    saved = tmp_path / "deep" / "best.yaml"
+    result = hpo("best", "--save", str(saved), home=home)
+    assert f"checkpoint: {home.checkpoints('crafted', 1)}/step-20\n" in result.stdout
+    command = shlex.split(result.stdout.splitlines()[-1].removeprefix("train it: "))
+    assert command[:6] == ["hpo", "run", "--study", "mlp", "--name", "crafted-best"]
+    given = dict(parse_override(text) for flag, text in pairwise(command) if flag == "-o")
+    assert given == {path: value if isinstance(value, str) else json.dumps(value) for path, value in params.items()}
+    assert flatten(load_yaml(saved)) == params
+    assert json.loads(hpo("best", "--json", home=home).stdout)["overrides"] == params
+
+
+def test_best_of_nothing_complete_is_refused(crafted, home):
+    put_trial(crafted, 0, "pruned", (0.4,))
+    assert "no complete trial yet" in refused(hpo("best", "--study", "crafted", home=home), 1)
+
+
+def test_show_tells_all_about_a_trial(crafted, home):
+    put_trial(
+        crafted, 0, "failed", (0.1, 0.3), error="ValueError: no", traceback="Traceback:\n  here\nValueError: no\n"
+    )
+    text = hpo("show", "0", home=home).stdout
+    assert text.splitlines()[:3] == ["crafted, trial 0: failed", "epoch 2, step 20, 1:30", "error: ValueError: no"]
+    assert re.search(r"train\.optim\.lr +0\.1 +study: null", text)
+    assert re.search(r"val/accuracy +▁█ +last 0\.3 +min 0\.1 +max 0\.3", text)
+    assert re.search(r"1 +box:41 +steps 0 to 20 +running", text)
+    assert text.endswith("\nTraceback:\n  here\nValueError: no\n")
+    found = json.loads(hpo("show", "0", "--json", home=home).stdout)
+    assert found["curves"]["val/accuracy"] == [[10, 1, 0.1], [20, 2, 0.3]]
+
+
+def test_show_does_without_a_declaration_that_is_gone(home, tmp_path):
+    home.create()
+    ledger = open_crafted(home.root / "ledger.db", reference=str(tmp_path / "gone.py"))
+    put_trial(ledger, 0, "complete", (0.1,))
+    ledger.close()
+    text = hpo("show", "0", home=home).stdout
+    assert "train.optim.lr  0.1" in text
+    assert "(the study's own configuration cannot be read: study file" in text
+
+
+def test_show_of_a_trial_there_is_not(crafted, home):
+    assert refused(hpo("show", "0", "--study", "crafted", home=home), 2).endswith("no trial 0: it has none yet.")
+    put_trial(crafted, 0, "waiting")
+    line = refused(hpo("show", "7", "--study", "crafted", home=home), 2)
+    assert line == "error: study 'crafted' has no trial 7: it has trials 0 to 0."
+
+
+def test_compare_prints_and_writes(crafted, home, tmp_path):
+    for number in range(4):
+        put_trial(crafted, number, "complete", (number / 10,))
+    text = hpo("compare", "--top", "2", home=home).stdout
+    assert [line.split()[0] for line in text.splitlines()] == ["number", "3", "2"]
+    assert [row["number"] for row in json.loads(hpo("compare", "--json", home=home).stdout)] == [3, 2, 1, 0]
+    files = [str(tmp_path / name) for name in ("a.csv", "a.parquet")]
+    result = hpo("compare", "--csv", files[0], "--parquet", files[1], home=home)
+    assert result.stdout == f"4 trials written to {files[0]} and {files[1]}\n"
+    assert all(Path(file).stat().st_size for file in files)
+
+
+def test_ctrl_c_is_130(crafted, home, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reads, "status", interrupt)
+    result = hpo("status", "--study", "crafted", home=home)
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted.\n"
+
+
+def test_a_bug_is_never_dressed_up_as_a_users_mistake(crafted, home, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(reads, "status", fail)
+    assert isinstance(hpo("status", "--study", "crafted", home=home).exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(("given", "code"), [("ConfigError", 2), ("DataError", 2), ("CheckpointError", 1)])
+def test_errors_of_the_trainer_have_exit_codes_too(crafted, home, monkeypatch, given, code):
+    from trainer import errors
+
+    def fail(*_):
+        raise getattr(errors, given)("the reason.")
+
+    monkeypatch.setattr(reads, "status", fail)
+    assert refused(hpo("status", "--study", "crafted", home=home), code) == "error: the reason."
