@@ -156,14 +156,20 @@ class Driver:
             )
             records = {row["number"]: self._record(connection, row) for row in rows}
         self._asked = len(rows)
-        told = sorted((row["told"], row["number"]) for row in rows if row["told"] is not None)
+        self._lost = {row["number"] for row in rows if row["outcome"] == "lost"}
+        self._ended_before = {row["number"] for row in rows if row["state"] in TERMINAL_STATES}
+        if self._spec.order == "ordered":  # what the last ask saw, whatever was told after it
+            told = list(range(max(0, self._asked - self._spec.window)))
+        else:
+            told = [
+                number for _, number in sorted((row["told"], row["number"]) for row in rows if row["told"] is not None)
+            ]
         self._told = len(told)
-        self._open = {row["number"] for row in rows if row["told"] is None}
+        self._open = set(records) - set(told)
         for number in sorted(self._open):
             self._sampler.adopt(records[number].open())
-        for _, number in told:
+        for number in told:
             self._sampler.tell(records[number])
-        self._uncounted = sum(row["outcome"] == "lost" for row in rows)
 
     def _record(self, connection: Connection, row: RowMapping) -> TrialRecord:
         curve = (
@@ -184,8 +190,7 @@ class Driver:
     def _fill(self) -> bool:
         """Tell what has ended, ask what may be asked, commit both; True once everything asked for has ended."""
         ended = self._ended() if self._open else {}
-        if self._open and not ended and len(self._open) >= self._spec.window:
-            return False
+        self._lost |= {number for number, row in ended.items() if row["outcome"] == "lost"}
         told: list[tuple[int, int]] = []
         proposals: list[writes.Ask] = []
         while self._wants_more() and self._may_ask(ended, told):
@@ -197,7 +202,7 @@ class Driver:
         return not self._wants_more() and not self._open
 
     def _wants_more(self) -> bool:
-        short = self._asked - self._uncounted < self._requested
+        short = self._asked - len(self._lost) < self._requested
         return short and not self.stopped_because and not self._sampler.exhausted(self._asked)
 
     def _may_ask(self, ended: dict[int, RowMapping], told: list[tuple[int, int]]) -> bool:
@@ -223,8 +228,8 @@ class Driver:
         told.append((row["number"], self._told))
         self._told += 1
         self._open.remove(row["number"])
-        self._uncounted += row["outcome"] == "lost"
-        self._note_failure(row)
+        if row["number"] not in self._ended_before:
+            self._note_failure(row)
 
     def _note_failure(self, row: RowMapping) -> None:
         trace = row["traceback"] if row["outcome"] == "user_error" else None
@@ -269,12 +274,10 @@ class Driver:
             failpoint("driver.after_tell")
 
     def _ended(self) -> dict[int, RowMapping]:
-        """The terminal trials not yet told, by number."""
+        """The terminal trials the sampler does not know of, by number."""
         with self._ledger.read() as connection:
-            query = _TRIALS.where(
-                trials.c.study_id == self._id, trials.c.told.is_(None), trials.c.state.in_(TERMINAL_STATES)
-            )
-            return {row["number"]: row for row in connection.execute(query).mappings()}
+            rows = connection.execute(_ENDED, {"study": self._id, "first": min(self._open)}).mappings()
+            return {row["number"]: row for row in rows if row["number"] in self._open}
 
     # leases
 
@@ -309,6 +312,12 @@ class Driver:
 
 _TRIALS = select(trials, asks.c.coordinates, asks.c.trial_attrs, asks.c.study_attrs).join(
     asks, asks.c.trial_id == trials.c.id
+)
+
+_ENDED = _TRIALS.where(
+    trials.c.study_id == bindparam("study"),
+    trials.c.number >= bindparam("first"),
+    trials.c.state.in_(TERMINAL_STATES),
 )
 
 _RUNNING = (

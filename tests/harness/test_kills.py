@@ -106,8 +106,7 @@ def test_of_two_resumes_at_once_one_wins(tmp_path, golden):
     check_sound(run, digest, kills=1)
 
 
-def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, golden):
-    digest, _ = golden
+def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path):
     run = Run(tmp_path / "home", extra=("--workers", "2", "--window", "4", "-o", "pause=0.03"))
     run.environ["HPO_LEASE_SECONDS"] = "2"
     driver = run.run()

@@ -1,0 +1,114 @@
+"""What every executor must do: the same study wherever it is trained, to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hpo.driver import Driver, Options
+from hpo.errors import HpoError
+from hpo.executors.base import Executor
+from hpo.executors.inline import Inline
+from hpo.executors.local import Local
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.run import Request, declare
+
+STUDY = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
+EXECUTORS = {"inline": Inline, "local-1": lambda: Local(1), "local-2": lambda: Local(2), "local-4": lambda: Local(4)}
+SAMPLERS = ("random", "grid", "qmc", "tpe")
+STRATEGIES = ("none", "median", "asha")
+TRIALS = 24
+
+
+def drive(
+    home: Home, executor: Executor, trials: int = TRIALS, storage: str = "", **flags
+) -> tuple[str, reads.Status, str]:
+    """Run a study without its mirror: (digest, status, the state the driver left it in)."""
+    ledger = Ledger(storage or home.create().storage)
+    try:
+        study, spec = declare(Request(home, reference=STUDY, **{"window": 4} | flags), ledger, workers=1)
+        options = Options(home, ledger.url, home.tracking_uri, trials=trials, lease_timeout=20)
+        driver = Driver(ledger, study, spec, options, executor)
+        driver.acquire()
+        try:
+            state = driver.run()
+        finally:
+            driver.release()
+        with ledger.read() as connection:
+            row = reads.study_row(connection, spec.name)
+            return reads.digest(connection, row), reads.status(connection, spec.name), state
+    finally:
+        ledger.close()
+
+
+def check(tmp_path: Path, executor: str, sampler: str, strategy: str) -> None:
+    flags = {"sampler": sampler, "strategy": strategy}
+    golden, status, _ = drive(Home(tmp_path / "inline"), Inline(), **flags)
+    digest, same, state = drive(Home(tmp_path / "other"), EXECUTORS[executor](), **flags)
+    assert (state, sum(same.trials.values())) == ("complete", TRIALS)
+    assert dataclasses.replace(same, attempts=0) == dataclasses.replace(status, attempts=0)
+    assert digest == golden
+    if strategy != "none":
+        assert status.trials["pruned"] > 0, "a strategy that never stops shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("executor", "sampler", "strategy"),
+    [("local-2", "tpe", "asha"), ("local-1", "qmc", "median"), ("local-4", "random", "none")],
+)
+def test_a_study_is_the_same_on_every_executor(tmp_path, executor, sampler, strategy):
+    check(tmp_path, executor, sampler, strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("executor", ["local-1", "local-2", "local-4"])
+def test_every_sampler_and_strategy_is_the_same_on_every_executor(tmp_path, executor, sampler, strategy):
+    check(tmp_path, executor, sampler, strategy)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_study_run_in_parts_is_the_study_run_at_once(tmp_path, sampler):
+    whole, _, _ = drive(Home(tmp_path / "whole"), Inline(), sampler=sampler, strategy="asha")
+    for trials in (1, 7, 23, TRIALS):
+        part, _, state = drive(Home(tmp_path / "parts"), Inline(), trials, sampler=sampler, strategy="asha")
+        assert state == "complete"
+    assert part == whole
+
+
+@pytest.mark.parametrize("other", [{"sampler": "random"}, {"strategy": "none"}, {"window": 5}, {"seed": 1}])
+def test_what_decides_a_study_changes_its_digest(tmp_path, other):
+    flags = {"sampler": "tpe", "strategy": "asha"}
+    one, _, _ = drive(Home(tmp_path / "one"), Inline(), **flags)
+    two, _, _ = drive(Home(tmp_path / "two"), Inline(), **flags | other)
+    assert one != two
+
+
+def test_asynchronous_order_ends_complete_with_every_trial_told_once(tmp_path):
+    _, status, state = drive(Home(tmp_path / "home"), Local(2), sampler="tpe", strategy="asha", order="async")
+    assert (state, sum(status.trials.values())) == ("complete", TRIALS)
+
+
+def test_a_study_on_postgresql_has_the_digest_of_one_on_sqlite(tmp_path, postgres_database):
+    flags = {"sampler": "tpe", "strategy": "asha"}
+    golden, _, _ = drive(Home(tmp_path / "sqlite"), Inline(), **flags)
+    digest, _, _ = drive(Home(tmp_path / "postgres").create(), Local(2), storage=postgres_database(), **flags)
+    assert digest == golden
+
+
+def test_workers_that_cannot_start_end_the_run_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpo.executors.local.spawn", _spawn_broken)
+    with pytest.raises(
+        HpoError, match=r"workers cannot go on \(exit code 1; .*No module named hpo_nowhere.*worker-0.log"
+    ):
+        drive(Home(tmp_path / "home"), Local(1))
+
+
+def _spawn_broken(module, arguments, log, **environ):
+    from hpo.executors.process import spawn
+
+    return spawn("hpo_nowhere", arguments, log, **environ)

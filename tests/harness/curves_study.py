@@ -1,0 +1,49 @@
+"""A study without training: each trial reports a curve that its parameters give, some of them not finite."""
+
+import math
+
+from pydantic import BaseModel, ConfigDict
+
+from hpo import Choice, Float, Int, Objective, Study
+from trainer.report import Outcome
+
+
+class Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    lr: float = 0.1
+    momentum: float = 0.0
+    optimizer: str = "adamw"
+    hidden_size: int = 32
+    num_heads: int = 4
+
+
+class Curves:
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def fit(self, reporter, checkpoints) -> Outcome:
+        c = self.config
+        floor = (math.log10(c.lr) + 2) ** 2 + c.momentum + 8 / c.hidden_size
+        for epoch in range(1, 10):
+            if c.lr > 0.7:
+                return Outcome("nonfinite", epoch, epoch, error="loss is not finite")
+            loss = floor + c.num_heads / epoch
+            if reporter.report(epoch, {"val/loss": loss, "time/epoch": 1.0}, epoch=epoch).kind == "stop":
+                return Outcome("pruned", epoch, epoch)
+        return Outcome("complete", 9, 9)
+
+
+STUDY = Study(
+    "curves",
+    Config(),
+    Curves,
+    {
+        "lr": Float(1e-4, 1.0, log=True),
+        "optimizer": Choice(["adamw", "sgd"]),
+        "momentum": Float(0.0, 0.9, when={"optimizer": "sgd"}),
+        "num_heads": Choice([1, 2, 3, 4]),
+        "hidden_size": Int(8, 64, multiple_of="num_heads"),
+    },
+    [Objective("val/loss", "minimize")],
+    strategy="asha",
+)
