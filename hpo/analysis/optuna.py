@@ -34,7 +34,8 @@ def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | N
     """An in-memory Optuna study with every trial of study `name`, numbers, parameters, curves and times as they are.
 
     User attributes of a trial: `state`, `outcome` and `error` of the ledger, `config_hash`, and the last value of
-    every metric; of the study: `metrics`, the objectives' names. Raises StudyError for an unknown name, or parameters that the declared space does not hold.
+    every metric; of the study: `metrics`, the objectives' names. Raises StudyError for an unknown name, or
+    parameters that the declared space does not hold.
     """
     url = storage or (home if isinstance(home, Home) else Home.at(home)).storage
     ledger = Ledger(url, create=False)

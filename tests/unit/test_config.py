@@ -195,8 +195,8 @@ def yaml_file(tmp_path, text):
 
 
 def test_yaml_scalars_are_those_of_yaml_1_2(tmp_path):
-    text = "a: 1e-3\nb: no\nc: on\nd: 010\ne:\nf: 2020-01-01\ng: 1:30\nh: 0x10\ni: '5'\nj: TRUE\nk: 1_000\nl: 1.5E+3\nm: -7"
-    loaded = load_yaml(yaml_file(tmp_path, text))
+    scalars = ["1e-3", "no", "on", "010", "", "2020-01-01", "1:30", "0x10", "'5'", "TRUE", "1_000", "1.5E+3", "-7"]
+    loaded = load_yaml(yaml_file(tmp_path, "".join(f"k{n}: {scalar}\n" for n, scalar in enumerate(scalars))))
     expected = [0.001, "no", "on", 10, None, "2020-01-01", "1:30", 16, "5", True, "1_000", 1500.0, -7]
     assert list(loaded.values()) == expected
     assert [type(value) for value in loaded.values()] == [type(value) for value in expected]

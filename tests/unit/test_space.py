@@ -219,7 +219,7 @@ def brute_force_grid(space, points):
         for coordinate in dimension.grid(points, divisor):
             descend({**coordinates, rest[0]: coordinate}, rest[1:])
 
-    descend({}, [path for path in space._order])
+    descend({}, list(space._order))
     return found
 
 

@@ -184,7 +184,7 @@ def test_a_pinned_divisor_still_divides():
 
 def test_a_space_whose_corners_the_configuration_refuses_is_told_before_the_first_trial():
     loose = study(space={"model.num_heads": Int(3, 4)})
-    with pytest.raises(SpaceError, match="leads to a refused configuration.*not divisible by num_heads 3"):
+    with pytest.raises(SpaceError, match=r"leads to a refused configuration.*not divisible by num_heads 3"):
         loose.configure({})
 
 
@@ -283,7 +283,8 @@ def test_a_user_file_loads_with_its_siblings_and_again_by_its_reference(write, t
     assert loaded.task_class().__name__ == "Mine" and loaded.directory() == tmp_path
     assert load(loaded.reference).config is loaded.config, "loaded once as long as its text stands"
     assert load(f"{path}:OTHER").reference == f"{path}:OTHER" and load(f"{path}:OTHER").name == "other"
-    code = f"import hpo; s = hpo.load({loaded.reference!r}); print(s.module, s.task_class().__name__, s.identity()['code'])"
+    code = f"import hpo; s = hpo.load({loaded.reference!r})\n"
+    code += "print(s.module, s.task_class().__name__, s.identity()['code'])"
     env = os.environ | {"PYTHONPATH": str(Path(hpo.__file__).parents[1])}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert run.stdout.split() == [loaded.module, "Mine", loaded.identity()["code"]], "the same in every process"
