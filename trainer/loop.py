@@ -16,7 +16,7 @@ from trainer.data import Loader
 from trainer.data.loader import to_device
 from trainer.diagnose import first_nonfinite
 from trainer.errors import ConfigError
-from trainer.gradients import accumulate, divide_and_clip
+from trainer.gradients import accumulate, divide_and_clip, skips_on_device
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
@@ -72,9 +72,7 @@ class _Fit:
             windows=self.loader.windows,
         )
         self.params = [p for group in self.state.optimizer.param_groups for p in group["params"]]
-        # On the CPU looking at the gradient's norm before each step costs nothing. A GPU would have to be waited for;
-        # its fused optimizers are told by a flag on the device not to step, and the numbers are read in blocks.
-        self.deferred = device.type != "cpu" and getattr(self.state.optimizer, "_step_supports_amp_scaling", False)
+        self.deferred = skips_on_device(self.state.optimizer, device)
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
         self.entered = 0, time.perf_counter()  # the running epoch: at which position, and when
 

@@ -15,6 +15,7 @@ from trainer.gradients import Window
 
 PER_STEP = ("grad_norm", "clipped")  # means over steps; the other means are over the loss's own count
 COUNTS = ("skipped_steps", "empty_steps")
+OWN = {f"train/{name}" for name in ("loss", "lr", "samples_per_sec", *PER_STEP, *COUNTS)}
 
 
 class Meter:
@@ -72,7 +73,7 @@ class Meter:
         metrics = {f"train/{name}": sums.pop(name) for name in COUNTS}
         for name, value in sums.items():
             key = f"train/{name.removeprefix('term/')}"
-            if key in metrics:
+            if name.startswith("term/") and key in OWN:
                 raise TrainerError(f"Task.loss has a term named {key[6:]!r}, which is the trainer's own: rename it.")
             metrics[key] = value / (steps if name in PER_STEP else count) if steps else math.nan
         return metrics

@@ -1,0 +1,373 @@
+"""What `fit` trains, reports, refuses and survives."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from trainer_runs import Toy, Trial, killed_at, uninterrupted
+
+from trainer import loop
+from trainer.data import TensorDataset
+from trainer.errors import CheckpointError, ConfigError, DataError, TrainerError
+from trainer.report import Verdict
+from trainer.seeding import derive, seed_all, shuffled
+from trainer.task import Loss
+
+
+class Plain(Toy):
+    """Nothing drawn while it trains, so that a loop by hand can follow."""
+
+    augment = loop.Task.augment
+
+    def model(self):
+        self.net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+        return self.net
+
+
+class At(Plain):
+    """Changes the loss of some steps: `change(step, model, loss) -> Loss`. The step is known by its seed."""
+
+    change = staticmethod(lambda step, model, loss: loss)
+
+    def loss(self, model, batch):
+        seeds = {derive(0, "step", step, 0): step for step in range(12)}
+        step = seeds.get(torch.initial_seed(), -1)
+        return type(self).change(step, model, super().loss(model, batch))
+
+
+def changing(change) -> type[At]:
+    return type("Changed", (At,), {"change": staticmethod(change)})
+
+
+def bad_at(*steps: int, value: float = math.nan) -> type[At]:
+    return changing(lambda step, model, loss: Loss(loss.sum * (value if step in steps else 1.0), loss.count))
+
+
+def curve(trial: Trial, key: str) -> list[float]:
+    return [value for (_, k), value in sorted(trial.reporter.values.items()) if k == key]
+
+
+def test_equals_the_loop_written_by_hand(tmp_path):
+    trial = uninterrupted(
+        tmp_path, task=Plain, micro_batch_size=None, num_epochs=3, optim={"lr": 0.01, "weight_decay": 0.1}
+    )
+    seed_all(derive(0, "init"))
+    net = Plain(None).model()
+    seed_all(derive(0, "data"))
+    x, y = Plain(None).train_set()._tensors
+    optimizer = torch.optim.AdamW(
+        [{"params": [net[0].weight, net[2].weight]}, {"params": [net[0].bias, net[2].bias], "weight_decay": 0.0}],
+        lr=0.01,
+        weight_decay=0.1,
+    )
+    losses, norms = [], []
+    for epoch in range(3):
+        total, epoch_norms = 0.0, []
+        for rows in torch.tensor(shuffled(0, epoch, 44)).split(12):
+            optimizer.zero_grad()
+            loss = cross_entropy(net(x[rows]), y[rows])
+            loss.backward()
+            epoch_norms.append(nn.utils.clip_grad_norm_(net.parameters(), 1.0).item())
+            optimizer.step()
+            total += loss.item() * len(rows)
+        losses.append(total / 44)
+        norms.append(sum(epoch_norms) / 4)
+    for p, q in zip(trial.task.net.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+    assert curve(trial, "train/loss") == pytest.approx(losses, rel=1e-5)
+    assert curve(trial, "train/grad_norm") == pytest.approx(norms, rel=1e-5)
+
+
+def test_what_is_reported_at_the_end_of_each_epoch(tmp_path):
+    trial = uninterrupted(tmp_path, checkpoint={"every_steps": 3})
+    assert trial.reporter.epochs == {4: 1, 8: 2}
+    assert {key for step, key in trial.reporter.values if step == 4} == {
+        "train/loss",
+        "train/right",
+        "train/lr",
+        "train/grad_norm",
+        "train/clipped",
+        "train/samples_per_sec",
+        "train/skipped_steps",
+        "train/empty_steps",
+        "val/loss",
+        "time/epoch_seconds",
+    }
+    assert {step for step, _ in trial.reporter.values} == {4, 8}
+    assert [(ref.step, ref.epoch) for ref in trial.reporter.committed] == [(8, 2), (6, 1)]
+    assert not trial.reporter.events
+
+
+def test_bf16_trains_and_differs_from_fp32(tmp_path):
+    fp32, bf16 = (uninterrupted(tmp_path / p, task=Plain, precision=p, num_epochs=4) for p in ("fp32", "bf16"))
+    a, b = curve(fp32, "train/loss"), curve(bf16, "train/loss")
+    assert a != b
+    assert a == pytest.approx(b, rel=0.02)
+    assert all(p.dtype == torch.float32 for p in bf16.task.net.parameters())
+
+
+# The guard
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_step_that_is_not_finite_never_reaches_the_weights(optimizer, on_device, tmp_path, monkeypatch):
+    """As if its window had been empty; also where the decision is the device's, as on a GPU."""
+    results = {}
+    empty = changing(lambda step, model, loss: Loss(loss.sum * 0, 0) if step in (0, 5) else loss)
+    for name, task, deferred in (("empty", empty, False), ("bad", bad_at(0, 5), on_device)):
+        monkeypatch.setattr(loop, "skips_on_device", lambda optimizer, device, deferred=deferred: deferred)
+        trial = uninterrupted(tmp_path / name, task=task, optim={"name": optimizer}, micro_batch_size=None)
+        results[name] = [p.detach().clone() for p in trial.task.net.parameters()]
+    for p, q in zip(results["bad"], results["empty"], strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=0 if not on_device else 1e-7)
+    assert curve(trial, "train/skipped_steps") == [1, 1]
+    assert [kind for kind, _ in trial.reporter.events] == ["skipped_step"] * 2
+    assert all(math.isfinite(loss) for loss in curve(trial, "train/loss"))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_too_many_in_a_row_end_the_fit(on_device, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "skips_on_device", lambda optimizer, device: on_device)
+    trial = Trial(tmp_path, task=bad_at(1, 3, 4, 5, value=math.inf), guard={"max_consecutive": 3}, num_epochs=3)
+    outcome = trial.attempt()
+    assert outcome.kind == "nonfinite"
+    assert outcome.step == (7 if on_device else 6)  # read every third step
+    assert "3 steps in a row" in outcome.error
+
+
+def poison(what: str):
+    def change(step, model, loss):
+        if step < 2:
+            return loss
+        if what == "parameter":
+            model[2].weight.data[0, 0] = math.nan
+        out = model(torch.full((2, 6), 1e30) * 1e30 if what == "module" else torch.ones(2, 6))
+        return Loss((out * (math.nan if what == "loss" else 1.0)).sum(), 2)
+
+    return changing(change)
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("parameter", "parameter 2.weight is not finite"),
+        ("module", "output of module 0 is the first"),
+        ("loss", "gradient of parameter 0.weight"),
+    ],
+)
+def test_the_first_bad_thing_is_named(what, named, tmp_path):
+    outcome = Trial(tmp_path, task=poison(what), guard={"max_consecutive": 2}).attempt()
+    assert (outcome.kind, outcome.step) == ("nonfinite", 4)
+    assert named in outcome.error
+
+
+def test_empty_windows_are_skipped_counted_and_no_reason_to_give_up(tmp_path):
+    task = changing(lambda step, model, loss: Loss(loss.sum * 0, torch.tensor(0)))
+    trial = Trial(tmp_path, task=task, guard={"max_consecutive": 1})
+    assert trial.attempt().kind == "complete"
+    assert curve(trial, "train/empty_steps") == [4, 4]
+    assert all(math.isnan(loss) for loss in curve(trial, "train/loss"))
+    seed_all(derive(0, "init"))
+    for p, q in zip(trial.task.net.parameters(), Plain(None).model().parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+# Rules that watch the curve
+
+
+class Scripted(Plain):
+    """`val/score` by epoch, as given."""
+
+    scores = (1.0, 2.0, 2.5, 2.4, 2.0, 3.0, 1.0, 1.0)
+
+    def evaluate(self, model):
+        self.calls = getattr(self, "calls", -1) + 1
+        return {"val/score": self.scores[self.calls]}
+
+
+def test_early_stopping_counts_epochs_without_improvement(tmp_path):
+    stopping = {"monitor": "val/score", "mode": "max", "patience": 2}
+    trial = Trial(tmp_path, task=Scripted, num_epochs=8, early_stopping=stopping)
+    outcome = trial.attempt()
+    assert (outcome.kind, outcome.epoch) == ("complete", 5)
+    trial = Trial(tmp_path / "delta", task=Scripted, num_epochs=8, early_stopping=stopping | {"min_delta": 0.6})
+    assert trial.attempt().epoch == 4
+
+
+def test_plateau_scales_the_learning_rate(tmp_path):
+    plateau = {"monitor": "val/score", "mode": "max", "patience": 0, "factor": 0.5, "min_lr": 0.3}
+    trial = Trial(
+        tmp_path,
+        task=Scripted,
+        num_epochs=8,
+        optim={"lr": 1.0},
+        schedule={"name": "plateau", "plateau": plateau},
+    )
+    trial.attempt()
+    assert curve(trial, "train/lr") == [1.0, 1.0, 1.0, 1.0, 0.5, 0.3, 0.3, 0.3]
+
+
+def test_the_best_checkpoint_is_kept_over_attempts(tmp_path):
+    keep = {"every_steps": None, "keep_last": 1, "monitor": "val/score", "mode": "max"}
+    pause = lambda step, metrics, epoch: Verdict("pause" if epoch == 4 else "continue")  # noqa: E731
+    trial = Trial(tmp_path, task=Scripted, num_epochs=5, checkpoint=keep, verdict=pause)
+    assert trial.attempt().kind == "paused"
+    trial.reporter.decisions.clear()
+    trial.reporter.verdict = None
+    assert trial.attempt().kind == "complete"
+    assert [ref.epoch for ref in trial.reporter.committed] == [5, 3]
+    assert {path.name for path in tmp_path.iterdir()} == {ref.path.name for ref in trial.reporter.committed}
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"early_stopping": {"monitor": "val/los"}}, "early_stopping.monitor"),
+        ({"schedule": {"name": "plateau", "plateau": {"monitor": "val/los"}}}, "schedule.plateau.monitor"),
+        ({"checkpoint": {"monitor": "val/los"}}, "checkpoint.monitor"),
+    ],
+)
+def test_a_metric_nobody_reports_is_refused(config, field, tmp_path):
+    with pytest.raises(ConfigError, match=rf"train\.{field} is 'val/los'.*train/loss, .*val/loss"):
+        Trial(tmp_path, **config).attempt()
+
+
+# Faults
+
+
+def test_out_of_memory_is_an_outcome(tmp_path):
+    def change(step, model, loss):
+        if step == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+        if step == 3:
+            torch.empty(2**55)
+        return loss
+
+    outcome = Trial(tmp_path / "gpu", task=changing(change)).attempt()
+    assert (outcome.kind, outcome.step) == ("out_of_memory", 2)
+    assert outcome.error == "out of memory: CUDA out of memory. Tried to allocate 2 GiB."
+    cpu = changing(lambda step, model, loss: torch.empty(2**48))
+    assert Trial(tmp_path / "cpu", task=cpu).attempt().kind == "out_of_memory"
+
+    class TooLarge(Plain):
+        def model(self):
+            return nn.Linear(2**30, 2**20)
+
+    assert Trial(tmp_path / "model", task=TooLarge).attempt().kind == "out_of_memory"
+
+
+def test_a_bug_in_the_task_comes_through_and_leaves_the_process_clean(tmp_path):
+    def change(step, model, loss):
+        raise ZeroDivisionError("bug")
+
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(ZeroDivisionError, match="bug"):
+        Trial(tmp_path, task=changing(change), num_threads=before[0] + 1).attempt()
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def test_a_detached_loss_and_a_missing_gpu_are_refused(tmp_path):
+    with pytest.raises(TrainerError, match="without a gradient"):
+        Trial(tmp_path, task=changing(lambda step, model, loss: Loss(loss.sum.detach(), loss.count))).attempt()
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"train\.device is 'cuda'"):
+            Trial(tmp_path, device="cuda").attempt()
+
+
+class NoData(Plain):
+    def train_set(self):
+        return TensorDataset(torch.zeros(0, 6), torch.zeros(0))
+
+
+def test_an_empty_training_set_is_refused(tmp_path):
+    with pytest.raises(DataError, match="training set of NoData is empty"):
+        Trial(tmp_path, task=NoData).attempt()
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_damaged_checkpoints_cost_time_and_nothing_else(damaged, tmp_path):
+    expected = uninterrupted(tmp_path / "whole").digest()
+    trial = Trial(tmp_path / "damaged")
+    trial.attempt(killed_at(7))
+    for ref in trial.reporter.committed[:damaged]:
+        (ref.path / "model.safetensors").write_bytes(b"")
+    assert trial.attempt().kind == "complete"
+    assert trial.digest() == expected
+    kinds = [kind for kind, _ in trial.reporter.events]
+    assert kinds == ["checkpoint_damaged"] * damaged + ["restarted_from_scratch"] * (damaged == 2)
+    assert trial.reporter.events[0][1]["reason"] == "model.safetensors has 0 bytes instead of " + str(
+        trial.reporter.events[0][1]["reason"].split()[-1]
+    )
+    assert trial.reporter.events[0][1]["path"].endswith(".corrupt")
+
+
+# Starting from a checkpoint of the user's
+
+
+@pytest.fixture
+def trained(tmp_path) -> tuple[Trial, Path]:
+    trial = uninterrupted(tmp_path / "trained", task=Plain)
+    return trial, trial.reporter.committed[0].path
+
+
+def test_resume_from_continues_where_the_other_run_ended(trained, tmp_path):
+    longer = uninterrupted(tmp_path / "longer", task=Plain, num_epochs=4)
+    trial = uninterrupted(tmp_path / "more", task=Plain, num_epochs=4, resume_from=trained[1])
+    assert trial.reporter.epochs == {12: 3, 16: 4}
+    for p, q in zip(trial.task.net.parameters(), longer.task.net.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"num_epochs": 2}, ConfigError, "has 2 epochs behind it and train.num_epochs is 2"),
+        ({"task": Toy}, ConfigError, "the checkpoint holds another model"),
+        ({"resume_from": "/nowhere"}, CheckpointError, r"/nowhere cannot be used: manifest\.json is missing"),
+    ],
+)
+def test_resume_from_refuses_what_does_not_fit(changes, error, says, trained, tmp_path):
+    given = {"task": Plain, "num_epochs": 4, "resume_from": trained[1]} | changes
+    with pytest.raises(error, match=says) as raised:
+        Trial(tmp_path / "more", **given).attempt()
+    assert "\n" not in str(raised.value)
+
+
+def test_resume_from_inside_an_epoch_needs_the_same_windows(tmp_path):
+    trial = Trial(tmp_path / "cut", task=Plain)
+    trial.attempt(killed_at(7))
+    inside = {"task": Plain, "resume_from": trial.reporter.committed[0].path}
+    with pytest.raises(ConfigError, match="inside an epoch of 4 steps, and this configuration's has 6"):
+        Trial(tmp_path / "other", **inside, batch_size=8).attempt()
+
+
+# The package
+
+
+def test_the_trainer_runs_alone_and_its_contracts_without_torch():
+    code = """
+import sys
+import trainer.config, trainer.report, trainer.errors, trainer.failpoint
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+import trainer.loop
+alien = {"hpo", "studies", "optuna", "mlflow", "ray", "sqlalchemy"} & set(sys.modules)
+assert not alien, alien
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_global_generators_do_not_matter_before_and_are_seeded_after(tmp_path):
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    one = uninterrupted(tmp_path / "one").digest()
+    random.seed(2), np.random.seed(2), torch.manual_seed(2)
+    assert uninterrupted(tmp_path / "two").digest() == one
