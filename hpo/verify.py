@@ -32,7 +32,7 @@ from hpo.ledger.tables import (
     workers,
 )
 from hpo.tracking import projection
-from hpo.tracking.base import Point, RunView, Tracker, Unreachable
+from hpo.tracking.base import Point, Refused, RunView, Tracker, Unreachable
 from hpo.tracking.mlflow import MlflowTracker, tracker_name
 from hpo.tracking.projection import sha256
 
@@ -57,10 +57,9 @@ def verify(home: Home, storage: str, tracking_uri: str, study: str | None = None
             _integrity(ledger, report)
         with ledger.read() as connection:
             rows = [reads.study_row(connection, name) for name in ([study] if study else reads.study_names(connection))]
-        for row in rows:
-            report.counts["studies"] += 1
-            _check_study(ledger, row, home, report)
-        _check_tracker(ledger, rows, home, tracking_uri, report)
+        # Rows that break the ledger's own rules are nothing to hold a tracker against.
+        sound = [row for row in rows if _check_study(ledger, row, home, report)]
+        _check_tracker(ledger, sound, home, tracking_uri, report)
     finally:
         ledger.close()
     return report
@@ -78,12 +77,14 @@ def _integrity(ledger: Ledger, report: Report) -> None:
 # The ledger against its own rules
 
 
-def _check_study(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None:
+def _check_study(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> bool:
+    """Whether the trials' rows are as they must be; the rest of what is wrong is only reported."""
+    report.counts["studies"] += 1
     with ledger.read() as connection:
         mine = trials.c.study_id == study["id"]
         rows = connection.execute(select(trials).where(mine).order_by(trials.c.number)).mappings().all()
         alive = reads.study_state(connection, study) == "running"
-        _check_numbers(connection, study, rows, report)
+        sound = _check_numbers(connection, study, rows, report)
         _check_attempts(connection, study, rows, alive, report)
         _check_lease(connection, study, report)
         kept = connection.execute(
@@ -100,10 +101,11 @@ def _check_study(ledger: Ledger, study: RowMapping, home: Home, report: Report) 
         ).scalar_one()
     for trial in rows:
         _check_checkpoints(study["name"], trial, found.get(trial["number"], []), home, alive, report)
+    return sound
 
 
-def _check_numbers(connection: Connection, study: RowMapping, rows: Iterable[RowMapping], report: Report) -> None:
-    name = study["name"]
+def _check_numbers(connection: Connection, study: RowMapping, rows: Iterable[RowMapping], report: Report) -> bool:
+    name, before = study["name"], len(report.differences)
     numbers = [row["number"] for row in rows]
     report.counts["trials"] += len(numbers)
     if numbers != list(range(len(numbers))):
@@ -128,6 +130,7 @@ def _check_numbers(connection: Connection, study: RowMapping, rows: Iterable[Row
             report.differences.append(f"{at} is in no known state: {row['state']!r}")
         if (row["state"] in TERMINAL_STATES) != (row["ended_at"] is not None):
             report.differences.append(f"{at} is {row['state']}, and its end is {row['ended_at']}")
+    return len(report.differences) == before
 
 
 def _check_attempts(
@@ -222,7 +225,7 @@ def _check_tracker(ledger: Ledger, studies: list[RowMapping], home: Home, tracki
         for study in studies:
             _Comparison(ledger, tracker, study, home, report).run()
         tracker.close()
-    except Unreachable as error:
+    except (Unreachable, Refused) as error:
         report.differences.append(str(error))
 
 

@@ -45,7 +45,9 @@ class Made:
     def ask(self, n: int = 1) -> None:
         numbers = range(self.count, self.count + n)
         asks = [
-            writes.Ask(k, 0, 7, 0, {"train.optim.lr": 0.1 / (k + 1), "opt": "adamw"}, {}, {"a": k, "b": [1.5, None]}, "h" * 64)
+            writes.Ask(
+                k, 0, 7, 0, {"train.optim.lr": 0.1 / (k + 1), "opt": "adamw"}, {}, {"a": k, "b": [1.5, None]}, "h" * 64
+            )
             for k in numbers
         ]
         self.ledger.transact(lambda connection: writes.ask(connection, self.id, asks))

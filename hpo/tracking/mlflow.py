@@ -42,6 +42,7 @@ _SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 
@@ -67,6 +68,7 @@ class MlflowTracker:
             )
         os.environ.update({key: value for key, value in _SETTINGS.items() if key not in os.environ})
         self.name = tracker_name(uri)
+        self._uri = uri
         self._is_database = scheme in _DATABASES
         self._artifacts = artifacts
         self._experiments: dict[str, str] = {}
@@ -74,9 +76,7 @@ class MlflowTracker:
         with self._speaking():
             if scheme == "sqlite":
                 initialise(Path(uri.partition(":///")[2]), artifacts)
-            from mlflow import MlflowClient
-
-            self._client: MlflowClient = MlflowClient(uri)
+            self._client: MlflowClient = _open(uri, artifacts, self._is_database)
 
     def open_study(self, study: str, run: Run) -> str:
         return self._create(self._experiment(study), run, {})
@@ -226,7 +226,7 @@ class MlflowTracker:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         if self._client.list_artifacts(run_id, name):
-            get_artifact_repository(self._artifact_uri(run_id)).delete_artifacts(name)
+            get_artifact_repository(self._artifact_uri(run_id), self._uri).delete_artifacts(name)
 
     def _artifact_uri(self, run_id: str) -> str:
         if run_id not in self._roots:
@@ -263,22 +263,48 @@ class MlflowTracker:
             text = " ".join(str(error).split())[:300]
             if getattr(error, "error_code", None) in _REFUSALS:
                 raise Refused(f"MLflow at {self.name} refuses this: {text}") from error
-            raise Unreachable(f"MLflow at {self.name} cannot be reached: {text}") from error
+            raise Unreachable(f"MLflow at {self.name} cannot be used now: {text}") from error
 
 
 def initialise(database: Path, artifacts: Path) -> None:
-    """Make or upgrade MLflow's SQLite database in WAL mode, one process at a time."""
+    """Make MLflow's SQLite database, in WAL mode, unless it is there; one process at a time.
+
+    It is made under another name: a process killed half-way through MLflow's dozens of migrations would leave a
+    database that no later one can open.
+    """
     database.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{database}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        connection = sqlite3.connect(database, timeout=30.0)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        finally:
-            connection.close()
+    with _locked(Path(f"{database}.lock")):
+        if database.exists() and database.stat().st_size:
+            return
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        SqlAlchemyStore(f"sqlite:///{database}", str(artifacts))
+        new = database.with_name(f"{database.name}.new")
+        for leftover in (new, Path(f"{new}-wal"), Path(f"{new}-shm")):
+            leftover.unlink(missing_ok=True)
+        connection = sqlite3.connect(new)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.close()
+        SqlAlchemyStore(f"sqlite:///{new}", str(artifacts))._dispose_engine()
+        _sync(new)
+        os.replace(new, database)
+        _sync(database.parent)
+
+
+def _open(uri: str, artifacts: Path, is_database: bool) -> MlflowClient:
+    from mlflow import MlflowClient
+
+    if not is_database:
+        return MlflowClient(uri)
+    with _locked(artifacts.parent / "mlflow.lock"):  # the first to open another database makes its tables
+        return MlflowClient(uri)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def link(source: Path, target: Path) -> None:

@@ -1,0 +1,186 @@
+"""What every tracker must do, on MLflow with SQLite, with PostgreSQL, and through a server."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpo import ui
+from hpo.home import Home
+from hpo.tracking.base import Batch, Point, Refused, Run, Tracker, Unreachable
+from hpo.tracking.mlflow import MlflowTracker, initialise, link
+
+# MLflow 3.17 with SQLAlchemy 2.1.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+STUDY = Run("u" * 32, "s", 1_700_000_000_000, {"hpo.run_uid": "u" * 32, "hpo.study": "s"}, "studies.mlp", "c0ffee")
+
+
+def trial(number: int) -> Run:
+    uid = f"{STUDY.uid}/{number}"
+    return Run(uid, f"s-{number:04d}", 1_700_000_001_000, {"hpo.run_uid": uid, "hpo.study": "s"})
+
+
+def _server(path: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    home = Home.at(path).create()
+    initialise(home.root / "mlflow.db", home.artifacts)
+    process = ui.start(home, home.tracking_uri, port)
+    deadline = time.monotonic() + 120
+    while not ui.answers("127.0.0.1", port):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    yield f"http://127.0.0.1:{port}"
+    ui.halt(process)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql", pytest.param("server", marks=pytest.mark.slow)])
+def uri(request, tmp_path_factory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("tracker")
+    if request.param == "server":
+        yield from _server(path)
+    elif request.param == "postgresql":
+        yield request.getfixturevalue("postgres_database")()
+    else:
+        yield f"sqlite:///{path / 'mlflow.db'}"
+
+
+@pytest.fixture(scope="module")
+def tracker(uri, tmp_path_factory) -> Iterator[Tracker]:
+    opened = MlflowTracker(uri, tmp_path_factory.mktemp("artifacts") / "artifacts")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def opened(tracker) -> Iterator[tuple[Tracker, str, str]]:
+    """A tracker, a study's run and a trial's; gone afterwards."""
+    parent = tracker.open_study("s", STUDY)
+    child = tracker.open_trial(parent, trial(0))
+    yield tracker, parent, child
+    for view in [*tracker.find("s", STUDY.uid), *tracker.find("s", STUDY.uid, children=True)]:
+        tracker.discard(view.run_id)
+
+
+def test_runs_are_found_by_uid(opened):
+    tracker, parent, child = opened
+    [study], [run] = tracker.find("s", STUDY.uid), tracker.find("s", STUDY.uid, children=True)
+    assert (study.run_id, study.uid, study.status, study.ended_at) == (parent, STUDY.uid, "RUNNING", None)
+    assert (run.run_id, run.uid) == (child, f"{STUDY.uid}/0")
+    assert run.tags["mlflow.parentRunId"] == parent
+    assert (study.tags["mlflow.source.git.commit"], study.tags["mlflow.source.name"]) == ("c0ffee", "studies.mlp")
+    assert tracker.find("s", "v" * 32) == []
+    tracker.discard(child)
+    assert tracker.find("s", STUDY.uid, children=True) == []
+
+
+def test_a_batch_sent_twice_changes_nothing(opened, tmp_path):
+    tracker, _, child = opened
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "weights").write_bytes(b"\x00\x01")
+    (tmp_path / "note").write_text("seen")
+    points = [Point(f"m{k % 7}", k, 1_700_000_002_000 + k, 0.1 * k) for k in range(1200)]  # above MLflow's 1000 a call
+    odd = [Point("odd", 1, 5, math.nan), Point("odd", 2, 5, math.inf), Point("odd", 3, 5, -math.inf)]
+    exact = [Point("exact", 1, 5, 0.1 + 0.2), Point("exact", 2, 5, 5e-324), Point("exact", 3, 5, 2.0**53 + 2)]
+    batch = Batch(
+        points=[*points, *odd, *exact],
+        params={f"p.{k}": repr(k / 7) for k in range(150)},  # above MLflow's 100 a call
+        tags={"hpo.state": "complete", "µ": "ß"},
+        texts={"config.json": '{"ä": 1}'},
+        files={"checkpoints/step": tmp_path / "step", "files/sub/renamed.txt": tmp_path / "note"},
+        status="FINISHED",
+        ended_at=1_700_000_009_000,
+    )
+    for _ in range(2):
+        tracker.send(child, batch)
+    [view] = tracker.find("s", STUDY.uid, children=True)
+    assert (view.status, view.ended_at, view.params) == ("FINISHED", 1_700_000_009_000, batch.params)
+    assert view.tags["µ"] == "ß"
+    stored = [point for run_id, point in tracker.points([view]) if run_id == child]
+    assert len(stored) == len(batch.points)
+    assert {p for p in stored if p.key != "odd"} == {*points, *exact}
+    big = 1.7976931348623157e308
+    assert [repr(p.value) for p in sorted(p for p in stored if p.key == "odd")] == ["nan", repr(big), repr(-big)]
+    assert tracker.digests(child) == {
+        "config.json": hashlib.sha256('{"ä": 1}'.encode()).hexdigest(),
+        "checkpoints/step/weights": hashlib.sha256(b"\x00\x01").hexdigest(),
+        "files/sub/renamed.txt": hashlib.sha256(b"seen").hexdigest(),
+    }
+    for _ in range(2):
+        tracker.send(child, Batch(removed=["checkpoints/step"]))
+    assert sorted(tracker.digests(child)) == ["config.json", "files/sub/renamed.txt"]
+
+
+def test_statuses_come_and_go_and_a_new_text_replaces_the_old(opened):
+    tracker, _, child = opened
+    for status in ("SCHEDULED", "RUNNING", "KILLED", "FAILED", "RUNNING"):
+        tracker.send(child, Batch(status=status, tags={"hpo.state": status}, texts={"t": status}))
+        [view] = tracker.find("s", STUDY.uid, children=True)
+        assert (view.status, view.tags["hpo.state"], view.ended_at) == (status, status, None)
+        assert tracker.digests(child) == {"t": hashlib.sha256(status.encode()).hexdigest()}
+
+
+def test_what_is_refused_is_told_from_an_outage(opened, tmp_path):
+    tracker, parent, child = opened
+    tracker.send(child, Batch(params={"lr": "0.1"}))
+    with pytest.raises(Refused, match="lr"):
+        tracker.send(child, Batch(params={"lr": "0.2"}))
+    tracker.discard(child)
+    with pytest.raises(Refused):
+        tracker.send(child, Batch(tags={"a": "b"}))
+    tracker.send(parent, Batch(files={"gone": tmp_path / "gone"}))  # retention was faster
+    assert tracker.digests(parent) == {}
+
+
+def test_two_open_a_new_database_at_once(tmp_path):
+    failures: list[BaseException] = []
+
+    def open_one() -> None:
+        try:
+            initialise(tmp_path / "mlflow.db", tmp_path / "artifacts")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=open_one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    tracker = MlflowTracker(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "artifacts")
+    assert tracker.open_study("s", STUDY)
+    tracker.close()
+
+
+def test_a_server_that_is_away_answers_fast(tmp_path):
+    tracker = MlflowTracker("http://127.0.0.1:9", tmp_path)
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="cannot be used now"):
+        tracker.open_study("s", replace(STUDY, tags={}))
+    assert time.monotonic() - began < 5
+
+
+def test_a_second_name_or_a_copy(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_text("1")
+    link(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b" / "x").samefile(tmp_path / "a" / "x")
+    (tmp_path / "a" / "y").write_text("2")
+    (tmp_path / "b" / ".y.tmp").write_text("left by one that was killed")
+    link(tmp_path / "a", tmp_path / "b")
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["x", "y"]
+    elsewhere = Path("/dev/shm")
+    if elsewhere.is_dir() and elsewhere.stat().st_dev != tmp_path.stat().st_dev:
+        target = elsewhere / f"hpo-{tmp_path.name}-{time.monotonic_ns()}"
+        link(tmp_path / "a" / "x", target)
+        assert target.read_text() == "1"
+        target.unlink()

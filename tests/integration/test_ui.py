@@ -1,0 +1,153 @@
+"""`hpo ui` answers and lists the runs; a real server that dies under a mirror and comes back has everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mirrored import Made
+
+from hpo import mirror, ui
+from hpo.errors import HpoError, UserError
+from hpo.home import Home
+from hpo.tracking.base import Unreachable
+from hpo.tracking.mlflow import MlflowTracker
+from hpo.verify import verify
+
+# MLflow 3.17 with SQLAlchemy 2.1.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def drain(made: Made, uri: str, seconds: float = 30.0) -> mirror.DrainResult:
+    tracker = MlflowTracker(uri, made.home.artifacts)
+    result = mirror.drain(made.ledger, tracker, made.name, made.home, seconds=seconds)
+    tracker.close()
+    return result
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory) -> Iterator[tuple[Made, int, subprocess.Popen[str]]]:
+    """A home with one study, and `hpo ui` over it."""
+    made = Made(Home.at(tmp_path_factory.mktemp("shown") / "home"))
+    for _ in range(3):
+        made.complete(2)
+    assert drain(made, made.home.tracking_uri).behind == 0
+    port = free_port()
+    code = "import sys; from hpo.home import Home; from hpo.ui import serve"
+    code += "; sys.exit(serve(Home.at(sys.argv[1]), None, int(sys.argv[2])))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(made.home.root), str(port)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert f"http://{HOST}:{port}" in process.stdout.readline()
+    yield made, port, process
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    process.stdout.close()
+    made.ledger.close()
+
+
+def request(port: int, path: str, body: object = None, **headers: str) -> object:
+    data = None if body is None else json.dumps(body).encode()
+    url = f"http://{HOST}:{port}{path}"
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_it_lists_the_runs_on_loopback_only(shown):
+    made, port, _ = shown
+    assert ui.answers(HOST, port)
+    found = request(port, "/api/2.0/mlflow/experiments/get-by-name?experiment_name=s")
+    experiment = found["experiment"]["experiment_id"]
+    runs = request(port, "/api/2.0/mlflow/runs/search", {"experiment_ids": [experiment]})["runs"]
+    assert {run["info"]["run_name"]: run["info"]["status"] for run in runs} == {
+        "s": "SCHEDULED",
+        "s-0000": "FINISHED",
+        "s-0001": "FINISHED",
+        "s-0002": "FINISHED",
+    }
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        request(port, "/api/2.0/mlflow/experiments/search?max_results=1", Host="evil.test")
+    with pytest.raises(UserError, match=f"port {port} on {HOST} is taken"):
+        ui.start(made.home, made.home.tracking_uri, port)
+    with pytest.raises(UserError, match="not loopback"):
+        ui.start(made.home, made.home.tracking_uri, free_port(), "0.0.0.0")
+
+
+def test_a_server_that_goes_and_comes_back(shown, tmp_path):
+    """A study mirrored over HTTP: the server is killed in the middle, nothing is lost and nothing stands twice."""
+    _, port, page = shown
+    uri = f"http://{HOST}:{port}"
+    made = Made(Home.at(tmp_path / "home"), "remote")
+    made.ask()
+    taken = made.claim()
+    ref = made.checkpoint(taken, 1)
+    made.report(taken, 1, {"val/loss": float("nan"), "up": float("inf")}, epoch=1, checkpoint=ref)
+    made.artifact(taken, "a/notes.txt", "seen")
+    assert drain(made, uri).behind == 0
+    report = verify(made.home, made.home.storage, uri)
+    assert (report.differences, report.counts["artifacts"]) == ([], 4)
+    made.drop(taken, ref)
+    made.finish(taken, "complete", 1, [1.0])
+    made.complete(2)
+    os.killpg(children(page.pid)[0], signal.SIGKILL)
+    assert page.wait(30) == 1  # it says that its server has ended
+    result = drain_or_away(made, uri)
+    assert result.behind == 2 + 5 and "cannot be used now" in result.why
+    again = ui.start(shown[0].home, shown[0].home.tracking_uri, port)
+    try:
+        deadline = time.monotonic() + 120
+        while not ui.answers(HOST, port) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert drain(made, uri).behind == 0
+        report = verify(made.home, made.home.storage, uri)
+        assert (report.differences, report.counts["runs"], report.behind) == ([], 3, 0)
+        assert report.counts["artifacts"] == 3  # the checkpoint's are gone
+    finally:
+        ui.halt(again)
+    assert not ui.answers(HOST, port)
+    made.ledger.close()
+
+
+def drain_or_away(made: Made, uri: str) -> mirror.DrainResult:
+    began = time.monotonic()
+    try:
+        return drain(made, uri, seconds=1.0)
+    except Unreachable as error:  # it could not even be opened
+        return mirror.DrainResult(0, mirror.behind(made.ledger, uri, made.name), str(error))
+    finally:
+        assert time.monotonic() - began < 10
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_what_cannot_be_served(tmp_path, monkeypatch):
+    home = Home.at(tmp_path)
+    with pytest.raises(UserError, match="there is nothing to show"):
+        ui.serve(home, None, free_port())
+    with pytest.raises(UserError, match="is a server already"):
+        ui.serve(home, "http://127.0.0.1:5000", free_port())
+    monkeypatch.setattr(ui.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(HpoError, match=r"hpo\[ui\]"):
+        ui.serve(home, None, free_port())
