@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from trainer.config import ClipConfig
 from trainer.errors import TrainerError
@@ -69,12 +68,3 @@ def divide_and_clip(
         torch._foreach_clamp_min_(grads, -clip.value)
         torch._foreach_clamp_max_(grads, clip.value)
     return norm
-
-
-def skips_on_device(optimizer: Optimizer, device: torch.device) -> bool:
-    """Whether the optimizer decides on the device, by its flag `found_inf`, if it takes a step.
-
-    On the CPU, looking at the gradient's norm before each step costs nothing. A GPU would have to be waited for; its
-    fused optimizers obey the flag that GradScaler sets, and the numbers can be read in blocks.
-    """
-    return device.type != "cpu" and getattr(optimizer, "_step_supports_amp_scaling", False)

@@ -16,7 +16,8 @@ from trainer.data import Loader
 from trainer.data.loader import to_device
 from trainer.diagnose import first_nonfinite
 from trainer.errors import ConfigError
-from trainer.gradients import accumulate, divide_and_clip, skips_on_device
+from trainer.gradients import accumulate, divide_and_clip
+from trainer.guard import RunningStatistics, skips_on_device
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
@@ -72,6 +73,7 @@ class _Fit:
             windows=self.loader.windows,
         )
         self.params = [p for group in self.state.optimizer.param_groups for p in group["params"]]
+        self.statistics = RunningStatistics(model)
         self.deferred = skips_on_device(self.state.optimizer, device)
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
         self.entered = 0, time.perf_counter()  # the running epoch: at which position, and when
@@ -138,6 +140,7 @@ class _Fit:
         for group in s.optimizer.param_groups:
             group["lr"] = self.lr
         s.optimizer.zero_grad()
+        self.statistics.remember()
         window = accumulate(batches, self._loss)
         norm = divide_and_clip(self.params, window.count, self.config.clip, wait=not self.deferred)
         s.meter.add(window, norm)
@@ -145,10 +148,13 @@ class _Fit:
             finite = torch.isfinite(torch.as_tensor(norm + window.loss))
             s.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             s.optimizer.step()
-            if s.step % self.config.guard.max_consecutive == 0:
+            self.statistics.restore_unless(finite)
+            if (s.step + 1) % self.config.guard.max_consecutive == 0:
                 self._drain()
         elif self._drain():
             s.optimizer.step()
+        else:
+            self.statistics.restore()
         s.step += 1
         s.position += 1
 

@@ -241,6 +241,35 @@ def test_expired_keeps_the_newest_and_the_best():
     assert expired(refs, 9, []) == []
 
 
+def test_every_byte_is_synced_before_the_name_and_the_name_before_it_is_told(store, monkeypatch):
+    """What a power cut may undo is what has not been synced: the order rules out a named, torn checkpoint."""
+    done = []
+    fsync, rename = os.fsync, Path.rename
+
+    def record_fsync(fd: int) -> None:
+        done.append(("sync", Path(os.readlink(f"/proc/self/fd/{fd}")).name.split(".tmp")[0]))
+        fsync(fd)
+
+    def record_rename(self: Path, target: Path) -> Path:
+        done.append(("rename", target.name))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Path, "rename", record_rename)
+    name = store.save(state(1), step=1, epoch=0).path.name
+    root = store.directory.parents[1].name
+    assert done == [
+        ("sync", root),
+        ("sync", "deep"),
+        ("sync", "model.safetensors"),
+        ("sync", "optimizer.safetensors"),
+        ("sync", "manifest.json"),
+        ("sync", name),
+        ("rename", name),
+        ("sync", "trial"),
+    ]
+
+
 def test_no_space_is_one_sentence_and_harms_nothing(store):
     """RLIMIT_FSIZE stands in for a full disk: the first write beyond it fails with EFBIG."""
     kept = put(store, 1)

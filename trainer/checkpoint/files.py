@@ -84,7 +84,7 @@ def _read_tensors(path: Path, file: dict[str, Any]) -> dict[str, Tensor]:
         raise Damaged(f"{path.name} has {size} bytes instead of {file['size']}")
     if sha256(path) != file["sha256"]:
         raise Damaged(f"{path.name} has another sha256 than its manifest says")
-    return load_file(path)
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}  # apart from the mapped file
 
 
 def sha256(path: Path) -> str:

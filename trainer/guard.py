@@ -1,0 +1,42 @@
+"""What keeps a window that is not finite, or empty, from leaving a trace in the model."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+
+def skips_on_device(optimizer: Optimizer, device: torch.device) -> bool:
+    """Whether the optimizer decides on the device, by its flag `found_inf`, if it takes a step.
+
+    On the CPU, looking at the gradient's norm before each step costs nothing. A GPU would have to be waited for; its
+    fused optimizers obey the flag that GradScaler sets, and the numbers can be read in blocks.
+    """
+    return device.type != "cpu" and getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+class RunningStatistics:
+    """Batch norm's running statistics. A forward pass has moved them before its window turns out to be skipped."""
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = (module for module in model.modules() if isinstance(module, _NormBase))
+        self._live = [buffer for norm in norms for buffer in norm.buffers()]
+        self._before = [buffer.clone() for buffer in self._live]
+
+    def remember(self) -> None:
+        if self._live:
+            torch._foreach_copy_(self._before, self._live)
+
+    def restore(self) -> None:
+        """Back to what was remembered."""
+        if self._live:
+            torch._foreach_copy_(self._live, self._before)
+
+    def restore_unless(self, finite: Tensor) -> None:
+        """The same where the device says that the window was not finite, without waiting for it."""
+        for live, before in zip(self._live, self._before, strict=True):
+            live.copy_(torch.where(finite, live, before))
