@@ -316,9 +316,11 @@ def from_json(config_type: type[Config], data: Mapping[str, Any]) -> Config:
         raise SpaceError(_sentence(config_type, error)) from error
 
 
-def _tags(annotation: Any, name: str) -> bool:
-    """Whether field `name` tells the alternatives of a union of models apart."""
-    models = _models(annotation)
+@lru_cache(maxsize=4096)
+def _is_tag(config_type: type[BaseModel], path: str) -> bool:
+    """Whether the field at `path` tells the alternatives of a union of models apart."""
+    parent, _, name = path.rpartition(".")
+    models = _models(field_type(config_type, parent)) if parent else []
     return len(models) > 1 and all(
         name in model.model_fields and get_origin(model.model_fields[name].annotation) is Literal for model in models
     )
@@ -332,19 +334,14 @@ def assign(config_type: type[BaseModel], data: dict[str, Any], values: Mapping[s
     """
     data = json.loads(json.dumps(data))
 
-    def order(path: str) -> tuple[int, bool, str]:
-        parent, _, name = path.rpartition(".")
-        annotation = field_type(config_type, parent) if parent else config_type
-        return path.count("."), not _tags(annotation, name), path
-
-    for path in sorted(values, key=order):
+    for path in sorted(values, key=lambda path: (path.count("."), not _is_tag(config_type, path), path)):
         parent, _, name = path.rpartition(".")
         node = data
         for part in parent.split(".") if parent else ():
             if not isinstance(node.get(part), dict):
                 node[part] = {}
             node = node[part]
-        if parent and node.get(name, values[path]) != values[path] and _tags(field_type(config_type, parent), name):
+        if node.get(name, values[path]) != values[path] and _is_tag(config_type, path):
             node.clear()
         node[name] = values[path]
     return data

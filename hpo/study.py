@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from hashlib import file_digest, sha256
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpo.config import apply, as_json, assign, check_path, config_hash, flatten, from_json, near, resolve
+from hpo.config import as_json, assign, check_path, config_hash, flatten, from_json, near, resolve
 from hpo.dimensions import Dimension
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
@@ -208,10 +209,14 @@ class Study:
         """Values of the fields that conditions and divisors of the space name and that are not searched."""
         return self.space.fixed
 
+    @cached_property
+    def _base(self) -> dict[str, Any]:
+        return as_json(self.config)
+
     def build(self, params: Mapping[str, Any]) -> BaseModel:
         """The whole configuration of a trial. Raises SpaceError where the configuration's own rules refuse it."""
         try:
-            return apply(self.config, params)
+            return from_json(type(self.config), assign(type(self.config), self._base, params))
         except SpaceError as error:
             raise SpaceError(f"the space of study {self.name!r} leads to a refused configuration: {error}") from error
 
