@@ -132,7 +132,7 @@ class EvalConfig(Frozen):
 
 
 TRAIN = TrainConfig(
-    num_epochs=6,
+    num_epochs=4,
     batch_size=1,
     optim=OptimConfig(lr=3e-3),
     schedule=ScheduleConfig(name="cosine", warmup_ratio=0.1),

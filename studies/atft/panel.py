@@ -182,7 +182,7 @@ def _targets(returns: np.ndarray, train: np.ndarray, config: DataConfig) -> np.n
     count = np.maximum(np.isfinite(clipped).sum(axis=1, keepdims=True), 1)
     centred = clipped - np.nansum(clipped, axis=1, keepdims=True) / count
     scale = np.sqrt(np.nansum(centred**2, axis=1, keepdims=True) / count)
-    targets = np.divide(centred, scale, out=np.zeros_like(centred), where=scale > 1e-12)
+    targets = centred / np.where(scale > 1e-12, scale, 1.0)
     if config.control == "shuffled":
         targets = _shuffle(targets, train, config.seed)
     return targets.astype(np.float32)

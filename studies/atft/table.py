@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -115,7 +116,10 @@ def _read_csv(file: Path) -> pa.Table:
             convert_options=pyarrow.csv.ConvertOptions(column_types=texts, strings_can_be_null=True),
         )
     except pa.ArrowException as error:
-        raise DataError(f"{file} cannot be read as CSV ({_first_line(error)}): repair that row.") from error
+        reason = _first_line(error)
+        if ragged := re.search(r"Row #(\d+): (Expected \d+ columns, got \d+)", reason):
+            raise DataError(f"{file} row {ragged[1]} is ragged ({ragged[2].lower()}): repair it.") from error
+        raise DataError(f"{file} cannot be read as CSV ({reason}): repair it.") from error
 
 
 def _check_encoding(file: Path) -> None:

@@ -1,0 +1,132 @@
+"""What the model must do before it has learnt anything."""
+
+import pytest
+import torch
+
+from studies.atft.model import Atft, FrequencyNormalisation, GraphAttention
+
+D, N, L, F, K, H = 2, 9, 20, 6, 4, 3
+
+
+def make(**changes):
+    torch.manual_seed(0)
+    settings = {
+        "lookback": L,
+        "hidden_size": 16,
+        "num_heads": 4,
+        "num_layers": 2,
+        "dropout": 0.1,
+        "num_frequencies": 3,
+        "graph": True,
+        "selection": "softmax",
+    }
+    return Atft(F, H, 3, 2, **(settings | changes)).eval()
+
+
+def inputs(seed: int = 0):
+    g = torch.Generator().manual_seed(seed)
+    neighbours = torch.randint(0, N, (D, N, K), generator=g)
+    neighbours[..., 0] = torch.arange(N)
+    return {
+        "x": torch.randn(D, N, L, F, generator=g),
+        "mask": torch.rand(D, N, generator=g) > 0.2,
+        "sectors": torch.randint(0, 4, (N,), generator=g),
+        "neighbours": neighbours,
+        "valid": torch.rand(D, N, K, generator=g) > 0.3,
+        "edges": torch.randn(D, N, K, 2, generator=g),
+    }
+
+
+@pytest.mark.parametrize("lookback", [20, 21])
+@pytest.mark.parametrize("k", range(6))
+def test_fan_equals_the_largest_bins_of_torch_fft(k, lookback):
+    x = torch.randn(5, lookback, 7, generator=torch.Generator().manual_seed(k))
+    rest, main = FrequencyNormalisation(lookback, k)(x)
+    spectrum = torch.fft.rfft(x, dim=1)
+    order = spectrum.abs().argsort(dim=1, descending=True)
+    kept = torch.zeros_like(spectrum).scatter(1, order[:, :k], spectrum.gather(1, order[:, :k]))
+    torch.testing.assert_close(main, torch.fft.irfft(kept, n=lookback, dim=1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rest + main, x)
+
+
+def test_fan_without_frequencies_is_exactly_the_identity():
+    x = torch.randn(5, L, 7)
+    rest, main = FrequencyNormalisation(L, 0)(x)
+    assert rest is x and (main == 0).all()
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("selection", ["softmax", "sigmoid"])
+def test_the_last_day_moves_every_horizon_and_predictions_vary(graph, k, selection):
+    model, batch = make(graph=graph, num_frequencies=k, selection=selection), inputs()
+    batch["x"].requires_grad_()
+    out = model(**batch)
+    assert out.shape == (D, N, H)
+    assert (out.std(dim=1) > 1e-2).all()
+    for h in range(H):
+        (gradient,) = torch.autograd.grad(out[..., h].sum(), batch["x"], retain_graph=True)
+        assert (gradient[:, :, -1].abs().amax(dim=-1) > 0).all()
+        assert (gradient[:, :, 0].abs().amax(dim=-1) > 0).all()
+
+
+def test_permuting_the_stocks_permutes_the_predictions():
+    model, batch = make(), inputs()
+    out = model(**batch)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(5))
+    place = torch.empty(N, dtype=torch.long)
+    place[order] = torch.arange(N)
+    permuted = {name: value[:, order] for name, value in batch.items() if name != "sectors"}
+    permuted |= {"sectors": batch["sectors"][order], "neighbours": place[batch["neighbours"][:, order]]}
+    torch.testing.assert_close(model(**permuted), out[:, order])
+
+
+def test_days_do_not_see_each_other():
+    model, batch = make(), inputs()
+    alone = model(**{k: v if k == "sectors" else v[:1] for k, v in batch.items()})
+    torch.testing.assert_close(model(**batch)[:1], alone)
+
+
+def test_absent_and_invalid_neighbours_change_nothing():
+    model, batch = make(), inputs()
+    batch["mask"][:, 3] = False
+    out = model(**batch)
+    batch["x"][:, 3] = 9.0
+    changed = model(**batch)
+    others = [i for i in range(N) if i != 3]
+    torch.testing.assert_close(changed[:, others], out[:, others])
+    assert (changed[:, 3] != out[:, 3]).any()
+
+
+def test_an_isolated_stock_still_passes():
+    model, batch = make(), inputs()
+    batch["valid"][:, :, 1:] = False
+    batch["valid"][:, :, 0] = False
+    assert torch.isfinite(model(**batch)).all()
+
+
+def test_graph_attention_equals_dense_attention_over_a_matrix():
+    torch.manual_seed(1)
+    layer = GraphAttention(8, 2, 2, 0.0)
+    h = torch.randn(1, N, 8)
+    adjacency = torch.rand(N, N) > 0.5
+    adjacency.fill_diagonal_(True)
+    edges = torch.randn(N, N, 2)
+    # Every stock lists all others, itself first; the matrix decides which are valid.
+    neighbours = torch.stack([torch.tensor([i] + [j for j in range(N) if j != i]) for i in range(N)])[None]
+    rows = torch.arange(N)[:, None]
+    out = layer(h, neighbours, adjacency[rows, neighbours[0]][None], edges[rows, neighbours[0]][None])
+    source, target = layer.source(h[0]), layer.target(h[0])
+    for head in range(2):
+        part = slice(4 * head, 4 * head + 4)
+        mixed = source[None, :, part] + target[:, None, part] + layer.edge(edges)[..., part]
+        scores = torch.nn.functional.leaky_relu(mixed, 0.2) @ layer.score[head]
+        share = scores.masked_fill(~adjacency, float("-inf")).softmax(dim=1)
+        torch.testing.assert_close(out[0, :, part], share @ source[:, part])
+
+
+def test_dropout_is_off_in_evaluation_and_on_in_training():
+    model, batch = make(), inputs()
+    torch.testing.assert_close(model(**batch), model(**batch), rtol=0, atol=0)
+    model.train()
+    assert (model(**batch) != model(**batch)).any()

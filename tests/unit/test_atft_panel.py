@@ -1,0 +1,290 @@
+"""Panels: what day t may know, what training may know, and files that cannot be used."""
+
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+
+from studies.atft.config import Config, DataConfig, GraphConfig, MarketConfig, ModelConfig, SplitConfig
+from studies.atft.features import features, forward_returns, to_grid
+from studies.atft.graph import build_graphs
+from studies.atft.market import simulate
+from studies.atft.panel import check, prepare
+from studies.atft.split import blocks, walk_forward
+from studies.atft.table import Table, clean, read_table
+from studies.atft.task import INPUTS, AtftTask
+from trainer.errors import DataError
+
+SPLIT = SplitConfig(val_days=40, test_days=20, min_train_days=40)
+
+
+def small(**changes) -> DataConfig:
+    settings = {"market": MarketConfig(num_days=260, num_stocks=28), "split": SPLIT, "min_stocks": 10}
+    return DataConfig(**(settings | changes))
+
+
+def write(table: Table, path) -> str:
+    columns = {"date": table.dates.astype("datetime64[s]"), "code": table.code_names[table.codes]}
+    columns |= {"sector": table.sector_names[table.sectors], **table.columns}
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    return str(path)
+
+
+@cache
+def market():
+    return simulate(small().market, 0, small().horizons)
+
+
+@pytest.fixture
+def csv(tmp_path):
+    """A writer of CSV files: 30 stocks, 260 days unless told otherwise."""
+
+    def make(edit=lambda lines: lines, days=3, encoding="utf-8"):
+        lines = ["date,code,open,high,low,close,volume"]
+        dates = np.busday_offset("2020-01-06", np.arange(days))
+        lines += [
+            f"{d},{i:04d},10,11,9,{10 + 0.1 * ((i * 7 + t * 3) % 5)},1000"
+            for t, d in enumerate(dates)
+            for i in range(30)
+        ]
+        path = tmp_path / "panel.csv"
+        path.write_text("\n".join(edit(lines)) + "\n", encoding=encoding)
+        return str(path)
+
+    return make
+
+
+def put(row: int, old: str, new: str):
+    """An edit: in the file's row `row` (the header is 1), replace."""
+
+    def edit(lines):
+        lines[row - 1] = lines[row - 1].replace(old, new)
+        return lines
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (put(1, "close", "last"), ["panel.csv", "'close'"]),
+        (put(5, ",1000", ",lots"), ["row 5", "'volume'", "'lots'"]),
+        (put(7, ",1000", ""), ["row 7", "expected 7 columns, got 6"]),
+        (put(4, "2020", "the year"), ["row 4", "'date'"]),
+        (put(6, ",0004,", ",,"), ["row 6", "'code'"]),
+        (lambda lines: [lines[0] + ",x,x"] + [line + ",1,1" for line in lines[1:]], ["'x'", "twice"]),
+        (lambda lines: [], ["empty"]),
+        (lambda lines: lines[:1], ["no rows"]),
+    ],
+)
+def test_a_broken_csv_is_refused_in_one_sentence_with_its_place(csv, edit, words):
+    with pytest.raises(DataError) as caught:
+        read_table(csv(edit))
+    text = str(caught.value)
+    assert all(word.lower() in text.lower() for word in [*words, "panel.csv"]) and "\n" not in text
+
+
+def test_a_csv_that_is_not_utf8_is_refused_with_its_row(csv):
+    path = csv(put(9, "0007", "caf\u00e9"), encoding="latin-1")
+    with pytest.raises(DataError, match=r"row 9 is not UTF-8 \(byte 0xe9"):
+        read_table(path)
+
+
+def test_broken_and_missing_parquet_files_are_refused(tmp_path):
+    with pytest.raises(DataError, match="is not a file"):
+        read_table(str(tmp_path / "none.parquet"))
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"PAR1 but no more")
+    with pytest.raises(DataError, match=r"broken\.parquet cannot be read as Parquet"):
+        read_table(str(broken))
+    thin = tmp_path / "thin.parquet"
+    pyarrow.parquet.write_table(pa.table({"date": ["2020-01-06"], "code": ["A"]}), thin)
+    with pytest.raises(DataError, match="'open', 'high', 'low', 'close', 'volume'"):
+        read_table(str(thin))
+
+
+def test_codes_keep_their_zeros_and_dates_come_in_any_form(csv):
+    table = read_table(csv())
+    assert table.code_names[0] == "0000" and str(table.dates[0]) == "2020-01-06"
+    packed = read_table(csv(lambda lines: [line.replace("-", "") for line in lines]))
+    np.testing.assert_array_equal(packed.dates, table.dates)
+
+
+def test_the_data_report_counts_what_was_wrong(csv):
+    def spoil(lines):
+        lines[2] = lines[2].replace(",11,9,", ",8,9,")
+        lines[3] = lines[3].replace(",10,11,", ",-10,11,")
+        lines[4] = lines[4].replace(",10,11,", ",,11,")
+        lines[5] = lines[5].replace(",1000", ",-5")
+        return [*lines, lines[-1]]
+
+    table, report = clean(read_table(csv(spoil)))
+    wrong = {k: v for k, v in report.items() if v and k != "rows"}
+    assert wrong == {
+        "duplicate_rows": 1,
+        "nonpositive_open": 1,
+        "missing_open": 1,
+        "high_below_low": 1,
+        "negative_volume": 1,
+        "dropped_rows": 1,
+    }
+    assert len(table) == 90
+
+
+def test_too_few_days_are_refused_before_anything_is_trained(csv):
+    config = Config(data=DataConfig(path=csv(days=50)))
+    with pytest.raises(DataError, match="has 50 trading days"):
+        check(config)
+
+
+def test_check_reports_and_prepares_from_a_file_as_from_the_market(tmp_path):
+    path = write(market().table, tmp_path / "market.parquet")
+    config = small(path=path)
+    report = check(Config(data=config))
+    assert report["stocks"] == 28 and report["days"] == 260 and report["duplicate_rows"] == 1
+    np.testing.assert_array_equal(prepare(config).x, prepare(small()).x)
+    assert prepare(config).oracle is None and prepare(small()).oracle is not None
+
+
+def test_a_file_that_changes_is_read_anew(tmp_path):
+    path = tmp_path / "market.parquet"
+    config = small(path=write(market().table, path))
+    first = prepare(config)
+    assert prepare(config) is first
+    write(market().table.take(np.arange(len(market().table) - 1)), path)
+    assert prepare(config) is not first
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_nothing_fitted_reads_past_training(tmp_path, fold):
+    """Days from validation on are replaced by others: scalers, limits, universe and training data stay the same."""
+    split = SPLIT.model_copy(update={"num_folds": 2, "fold": fold, "val_days": 20, "min_train_days": 30})
+    original, altered = _altered(tmp_path, small(split=split, max_stocks=20), None)
+    train = original.split.train
+    np.testing.assert_array_equal(original.codes, altered.codes)
+    for name in ("x", "mask", "targets", "returns"):
+        np.testing.assert_array_equal(getattr(original, name)[train], getattr(altered, name)[train])
+    np.testing.assert_array_equal(original.return_scale, altered.return_scale)
+
+
+def test_changing_what_comes_after_a_day_changes_no_prediction_up_to_it(tmp_path):
+    config = small()
+    day = walk_forward(260, config).val[7]
+    original, altered = _altered(tmp_path, config, day)
+    task = AtftTask(Config(data=config, model=ModelConfig(hidden_size=8, num_heads=2)))
+    torch.manual_seed(0)
+    model = task.model().eval()
+    outputs = []
+    for panel in (original, altered):
+        task.panel = panel
+        data = task.train_set()
+        data.blocks = [np.arange(day - 12, day + 1), np.arange(day + 1, day + 9)]
+        with torch.no_grad():
+            outputs.append([model(*(data.__getitems__([i])[name] for name in INPUTS)) for i in (0, 1)])
+    (before, after), (before_altered, after_altered) = outputs
+    assert torch.equal(before, before_altered)
+    assert not torch.equal(after, after_altered)
+
+
+def _altered(tmp_path, config: DataConfig, day: int | None):
+    """The panel of the small market, and that of one with other prices and features after a day."""
+    table = market().table
+    day = day if day is not None else int(walk_forward(260, config).val[0]) - 1
+    after = table.dates > np.unique(table.dates)[day]
+    rng = np.random.default_rng(1)
+    noise = np.where(after, np.exp(0.05 * rng.standard_normal(len(table))), 1.0)
+    changed = {name: values * noise for name, values in table.columns.items()}
+    keep = ~(after & (rng.random(len(table)) < 0.05))
+    other = Table(**(vars(table) | {"columns": changed})).take(np.flatnonzero(keep))
+    paths = [write(t, tmp_path / f"{i}.parquet") for i, t in enumerate((table, other))]
+    return [prepare(config.model_copy(update={"path": path})) for path in paths]
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+def test_targets_of_one_part_end_before_the_next_begins(folds):
+    config = DataConfig(split=SplitConfig(num_folds=folds, val_days=60))
+    longest = config.horizons[-1]
+    previous = None
+    for fold in range(folds):
+        split = walk_forward(720, config.model_copy(update={"split": config.split.model_copy(update={"fold": fold})}))
+        assert split.train[-1] + longest + config.split.embargo <= split.val[0] - 1
+        assert split.val[-1] + longest + config.split.embargo <= split.test[0] - 1
+        assert split.test[-1] + longest <= 719 and split.train[0] >= config.graph.window
+        assert previous is None or split.val[0] == previous.val[-1] + 1
+        previous = split
+
+
+def test_a_purge_shorter_than_the_longest_horizon_is_refused():
+    with pytest.raises(ValueError, match=r"split.purge 10 is shorter than the longest horizon 20"):
+        DataConfig(split=SplitConfig(purge=10))
+
+
+def test_blocks_hold_all_days_in_order_and_none_is_short():
+    parts = blocks(np.arange(5, 104), 10)
+    np.testing.assert_array_equal(np.concatenate(parts), np.arange(5, 104))
+    assert min(map(len, parts)) >= 10
+
+
+def test_targets_are_z_scores_of_the_day_and_returns_are_raw():
+    panel = prepare(small())
+    targets = panel.targets[panel.split.train]
+    np.testing.assert_allclose(np.nanmean(targets, axis=1), 0, atol=1e-6)
+    np.testing.assert_allclose(np.nanstd(targets, axis=1), 1, atol=1e-5)
+    assert (np.isfinite(panel.targets) == np.isfinite(panel.returns)).all()
+    assert not np.isfinite(panel.returns[~panel.mask]).any()
+
+
+def test_rank_targets_and_shuffled_targets():
+    plain, ranked, shuffled = (prepare(small(**c)) for c in ({}, {"target": "rank_normal"}, {"control": "shuffled"}))
+    train, val = plain.split.train, plain.split.val
+    day = np.isfinite(plain.targets[train[3], :, 1])
+    order = [np.argsort(p.targets[train[3], day, 1], kind="stable") for p in (plain, ranked)]
+    assert (order[0] == order[1]).mean() > 0.9
+    np.testing.assert_array_equal(shuffled.targets[val], plain.targets[val])
+    assert (shuffled.targets[train] != plain.targets[train]).mean() > 0.5
+
+
+def test_returns_over_k_days_are_those_of_the_prices_and_stop_at_a_jump():
+    dates = np.repeat(np.busday_offset("2020-01-06", np.arange(40)), 2)
+    rng = np.random.default_rng(0)
+    close = np.exp(np.cumsum(0.01 * rng.standard_normal((40, 2)), axis=0))
+    close[25:, 1] /= 2
+    grid = _grid(dates, close)
+    forward = forward_returns(grid, (5,))[..., 0]
+    np.testing.assert_allclose(forward[:35, 0], np.log(close[5:, 0] / close[:-5, 0]), atol=1e-12)
+    cut = np.isnan(forward[:35, 1])
+    np.testing.assert_array_equal(np.flatnonzero(cut), np.arange(20, 25))
+    names, x = features(grid)
+    np.testing.assert_allclose(x[5:, 0, names.index("return_5")], forward[:35, 0], atol=1e-6)
+    assert grid.jumps == 1 and np.isnan(x[25:30, 1, names.index("return_5")]).all()
+
+
+def _grid(dates, close):
+    flat = close.ravel()
+    columns = {"open": flat, "high": flat * 1.01, "low": flat * 0.99, "close": flat, "volume": np.full(len(flat), 1e3)}
+    codes = np.tile(np.arange(2, dtype=np.int32), len(close))
+    unknown = np.full(len(flat), -1, dtype=np.int32)
+    return to_grid(Table("a test", dates, codes, np.array(["A", "B"]), unknown, np.array([], dtype=str), columns, 1))
+
+
+def test_the_graph_holds_the_strongest_correlations_of_its_window():
+    rng = np.random.default_rng(0)
+    returns = 0.02 * rng.standard_normal((80, 12)) + 0.02 * rng.standard_normal((80, 3))[:, np.arange(12) // 4]
+    config = GraphConfig(window=60, top_k=3, refresh=5)
+    graphs = build_graphs(returns, np.arange(12) // 6, config)
+    excess = returns - returns.mean(axis=1, keepdims=True)
+    day = 75
+    rho = np.corrcoef(excess[day - 59 : day + 1].T)
+    g = graphs.of_day[day + 4]
+    assert graphs.of_day[day] == g
+    for i in range(12):
+        strong = sorted((j for j in range(12) if j != i and abs(rho[i, j]) >= 0.3), key=lambda j: -abs(rho[i, j]))[:3]
+        assert graphs.neighbours[g, i, 0] == i
+        found = graphs.neighbours[g, i, 1:][graphs.valid[g, i, 1:]]
+        assert list(found) == strong
+        np.testing.assert_allclose(graphs.edges[g, i, 1 : 1 + len(found), 0], rho[i, found], atol=1e-6)
+        np.testing.assert_array_equal(graphs.edges[g, i, 1 : 1 + len(found), 1], found // 6 == i // 6)
+    assert not graphs.valid[0, :, 1:].any(), "one day is no correlation"
