@@ -25,7 +25,13 @@ SPEC = {
     "objectives": [{"metric": "val/loss", "direction": "minimize"}],
     "metrics": ["val/*"],
 }
-ENVIRONMENT = {"git": {"commit": "c0ffee", "dirty": False}, "tracking_uri": "http://me:hunter2@host", "home": "/x"}
+ENVIRONMENT = {
+    "python": "3.11.7",
+    "versions": {"torch": "2.13.0", "ray": None},
+    "git": {"commit": "c0ffee", "dirty": False},
+    "tracking_uri": "http://me:hunter2@host",
+    "home": "/x",
+}
 
 
 class Made:

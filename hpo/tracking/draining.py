@@ -122,17 +122,17 @@ class Mirror:
     def _open_study(self, study: RowMapping, recorded: str | None) -> str:
         """The id of the study's run: recorded, found by its tag, or new."""
         if self._parent is None:
-            self._parent = recorded
-        if self._parent is None:
-            found = self._tracker.find(self._study, study["uid"])
-            if found:
-                self._parent = found[0].run_id
-                self._discard([view.run_id for view in found[1:]])
-            else:
+            found = [view.run_id for view in self._tracker.find(self._study, study["uid"])]
+            self._parent = recorded if recorded in found else next(iter(found), None)
+            self._discard([run_id for run_id in found if run_id != self._parent])
+            if self._parent is None:
+                if recorded is not None:
+                    print("the tracker has lost this study; all of it is sent again.", flush=True)
+                    forget(self._ledger, self._tracker.name, self._study)
                 self._parent = self._tracker.open_study(self._study, projection.study_run(study))
-                self._unrecorded = {}
                 failpoint("mirror.after_create_run")
-            self._commit(study, [(projection.STUDY, self._parent, -1)])
+            if self._parent != recorded:
+                self._commit(study, [(projection.STUDY, self._parent, -1)])
         return self._parent
 
     def _send_trials(self, study: RowMapping, parent: str, trials: Sequence[projection.Pending]) -> None:

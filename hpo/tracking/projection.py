@@ -203,6 +203,8 @@ def study_batch(connection: Connection, study: RowMapping, state: str) -> Batch:
     tags = {"hpo.state": state, "hpo.requested": str(study["requested"])}
     tags |= {f"hpo.spec.{key}": _text(value, MAX_TAG) for key, value in study["spec"].items() if _scalar(value)}
     tags["hpo.spec.strategy"] = study["spec"].get("strategy", {}).get("name", "none")
+    described = {**_environment(study), **study["environment"].get("versions", {})}
+    tags |= {f"hpo.env.{key}": _text(value, MAX_TAG) for key, value in described.items() if _scalar(value)}
     best = reads.best(connection, study)
     if best is not None:
         tags |= {"hpo.best.trial": str(best.number), "hpo.best.value": repr(best.value)}
@@ -211,8 +213,7 @@ def study_batch(connection: Connection, study: RowMapping, state: str) -> Batch:
         mine = trials.c.study_id == study["id"]
         ended = connection.execute(select(func.max(trials.c.ended_at)).where(mine)).scalar_one()
     declared = {name: study[name] for name in ("name", "uid", "spec", "identity")}
-    here = ("home", "tracking_uri")  # of this host alone, and a URI may hold a password
-    declared["environment"] = {key: value for key, value in study["environment"].items() if key not in here}
+    declared["environment"] = _environment(study)
     texts = {"study.json": json.dumps(declared, indent=2, sort_keys=True) + "\n"}
     return Batch(tags=tags, texts=texts, status=STUDY_STATUS[state], ended_at=None if ended is None else _ms(ended))
 
@@ -356,6 +357,11 @@ def _inside(root: Path, relative: str) -> Path:
 def _provenance(study: RowMapping) -> tuple[str, str]:
     git = study["environment"].get("git") or {}
     return study["spec"].get("reference", ""), git.get("commit", "")
+
+
+def _environment(study: RowMapping) -> dict[str, Any]:
+    """Without what concerns this host alone; a tracker's URI may hold a password besides."""
+    return {key: value for key, value in study["environment"].items() if key not in ("home", "tracking_uri")}
 
 
 def _scalar(value: Any) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -184,3 +187,10 @@ def test_a_second_name_or_a_copy(tmp_path):
         link(tmp_path / "a" / "x", target)
         assert target.read_text() == "1"
         target.unlink()
+
+
+def test_mlflow_is_imported_only_to_be_used():
+    code = (
+        "import sys, hpo.mirror, hpo.verify, hpo.ui; assert not {'mlflow', 'torch', 'optuna', 'ray'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
