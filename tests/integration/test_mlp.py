@@ -1,0 +1,196 @@
+"""The quickstart from the command line: run, continue, interrupt, resume, look, train the best."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from hpo.cli import app
+from hpo.clock import SystemClock
+from hpo.home import Home
+from hpo.ledger import Ledger, leases, reads
+from hpo.ledger.process import Process, start_time
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+
+FLAGS = ("--study", "mlp", "--executor", "inline", "--sampler", "random", "-o", "train.num_epochs=2")
+
+
+def hpo(*arguments: str, home: Home):
+    return CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+
+
+def status(home: Home, name: str = "mlp") -> dict:
+    return json.loads(hpo("status", "--study", name, "--json", home=home).stdout)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> Home:
+    """A home in which four trials of two epochs were run at once."""
+    home = Home.at(tmp_path_factory.mktemp("searched") / "home")
+    result = hpo("run", *FLAGS, "--trials", "4", home=home)
+    assert result.exit_code == 0, result.output
+    return home
+
+
+def test_a_search_leaves_everything_in_its_home(searched):
+    found = status(searched)
+    assert found["state"] == "complete"
+    assert found["trials"]["complete"] == found["requested"] == 4
+    assert found["epochs_trained"] == 8
+    assert found["attempts"] == 4
+    assert 0.2 < found["best"]["value"] <= 1  # chance is 0.1
+    assert {path.name for path in searched.root.iterdir()} >= {"ledger.db", "mlflow.db", "artifacts", "checkpoints"}
+    verified = hpo("verify", home=searched)
+    assert verified.exit_code == 0, verified.output
+    assert re.match("mlp: 0 differences; looked at .*4 trials", verified.stdout)
+    synced = hpo("sync", home=searched)
+    assert synced.exit_code == 0
+    assert "MLflow has everything" in synced.stdout
+
+
+def test_every_epoch_reports_what_the_study_declares(searched):
+    trial = json.loads(hpo("show", "0", "--json", home=searched).stdout)
+    for key in ("train/loss", "val/loss", "val/accuracy", "test/loss", "test/accuracy"):
+        assert [epoch for _, epoch, _ in trial["curves"][key]] == [1, 2], key
+    assert trial["values"]["val/accuracy"] == trial["curves"]["val/accuracy"][-1][2]
+    shown = hpo("show", "0", home=searched).stdout
+    assert re.search(r"train\.batch_size +\d+ +study: 32", shown)
+
+
+def test_more_trials_later_are_the_study_that_was_run_at_once(searched, home):
+    assert hpo("run", *FLAGS, "--trials", "1", home=home).exit_code == 0
+    result = hpo("run", *FLAGS, "--trials", "4", home=home)
+    assert "1 of them done before" in result.stdout
+    complete = status(home)
+    assert complete["digest"] == status(searched)["digest"]
+    assert hpo("resume", "--executor", "inline", home=home).exit_code == 0
+    assert status(home) == complete
+
+
+def test_another_driver_is_named_and_exits_3(searched):
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        ledger = Ledger(searched.storage)
+        with ledger.read() as connection:
+            study = reads.study_row(connection, "mlp")["id"]
+        me = Process.current()
+        other = Process(me.host, sleeper.pid, start_time(sleeper.pid) or "")
+        lease = leases.acquire(ledger, f"driver:{study}", other, SystemClock(), 1.0)
+        result = hpo("resume", "--executor", "inline", home=searched)
+        assert result.exit_code == 3
+        assert re.search(rf"^error: .*host {me.host}, pid {sleeper.pid}, since 20", result.stderr, re.MULTILINE)
+        assert status(searched)["state"] == "running"
+        lease.release()
+        ledger.close()
+    finally:
+        sleeper.communicate(b"\n")
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(searched, home):
+    command = [sys.executable, "-m", "hpo", "run", *FLAGS, "--trials", "4", "--home", str(home.root)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_reports(home)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "hpo resume --study mlp" in out
+    assert "Traceback" not in err
+    between = status(home)
+    assert between["state"] == "interrupted"
+    assert between["trials"]["running"] == 0
+    result = hpo("resume", "--executor", "inline", home=home)
+    assert result.exit_code == 0, result.output
+    after = status(home)
+    assert after["digest"] == status(searched)["digest"]
+    assert after["epochs_trained"] == 8
+    verified = hpo("verify", home=home)
+    assert verified.exit_code == 0, verified.output
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_the_study_resumes(searched, home):
+    slow = tuple("train.num_epochs=4000" if flag == "train.num_epochs=2" else flag for flag in FLAGS)
+    slow = (*slow, "-o", "train.checkpoint.every_epochs=4000")
+    command = [sys.executable, "-m", "hpo", "run", *slow, "--trials", "1", "--home", str(home.root)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_reports(home)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 20
+    assert status(home)["state"] == "interrupted"
+
+
+def wait_for_reports(home: Home) -> None:
+    """Until the first epoch of a trial is committed."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        try:
+            with closing(sqlite3.connect(f"file:{home.root}/ledger.db?mode=ro", uri=True)) as connection:
+                if connection.execute("SELECT count(*) FROM reports").fetchone()[0]:
+                    return
+        except sqlite3.OperationalError:
+            pass  # no such file, or no such table yet
+        time.sleep(0.02)
+    raise AssertionError("no epoch was trained in 90 s")
+
+
+def test_the_best_configuration_trains_as_it_is(searched, tmp_path):
+    best = json.loads(hpo("best", "--json", "--save", str(tmp_path / "best.yaml"), home=searched).stdout)
+    assert os.path.isdir(best["checkpoint"])
+    arguments = ("--study", "mlp", "--name", "mlp-best", "--trials", "1", "--config", str(tmp_path / "best.yaml"))
+    result = hpo("run", *arguments, "--executor", "inline", "--strategy", "none", home=searched)
+    assert result.exit_code == 0, result.output
+    original = json.loads(hpo("show", str(best["number"]), "--study", "mlp", "--json", home=searched).stdout)
+    again = json.loads(hpo("show", "0", "--study", "mlp-best", "--json", home=searched).stdout)
+    assert again["params"] == {}
+    assert again["config"] == original["config"]
+    assert again["curves"]["val/accuracy"] == original["curves"]["val/accuracy"]
+
+
+def test_the_default_configuration_learns_the_digits(home, tmp_path):
+    pinned = {"train": {"optim": {"name": "adamw", "lr": 0.003, "momentum": 0.9}, "batch_size": 32, "num_epochs": 15}}
+    pinned |= {"model": {"hidden_size": 64, "num_layers": 1, "dropout": 0.1}}
+    (tmp_path / "pinned.yaml").write_text(yaml.safe_dump(pinned))
+    arguments = ("--study", "mlp", "--trials", "1", "--executor", "inline", "--config", str(tmp_path / "pinned.yaml"))
+    result = hpo("run", *arguments, home=home)
+    assert result.exit_code == 0, result.output
+    assert status(home)["best"]["value"] > 0.95
+    test_accuracy = json.loads(hpo("show", "0", "--json", home=home).stdout)["curves"]["test/accuracy"][-1][2]
+    assert test_accuracy > 0.93
+
+
+def test_momentum_is_searched_with_sgd_alone(searched):
+    rows = json.loads(hpo("compare", "--study", "mlp", "--json", home=searched).stdout)
+    assert {row["params.train.optim.name"] for row in rows} == {"sgd", "adamw"}
+    for row in rows:
+        assert (row["params.train.optim.momentum"] is not None) == (row["params.train.optim.name"] == "sgd")
+
+
+def test_the_split_is_fixed_disjoint_and_complete():
+    import torch
+
+    from studies.mlp.data import digits
+
+    parts = digits(0)
+    assert [len(y) for _, y in parts.values()] == [1077, 360, 360]
+    rows = torch.cat([torch.cat([x, y[:, None].float()], dim=1) for x, y in parts.values()])
+    from sklearn.datasets import load_digits
+
+    pixels, classes = load_digits(return_X_y=True)
+    everything = torch.cat([torch.from_numpy(pixels / 16).float(), torch.from_numpy(classes)[:, None].float()], dim=1)
+    assert torch.equal(rows.unique(dim=0), everything.unique(dim=0))
+    assert not torch.equal(digits(1)["val"][0], parts["val"][0])
