@@ -83,6 +83,8 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
     mask = _rankable(grid, config)
     returns = forward_returns(grid, config.horizons)
     returns[~mask] = np.nan
+    if config.control == "shuffled":
+        _shuffle(returns, split.train, config.seed)
     targets = _targets(returns, split.train, config)
     report |= _shape_report(grid, mask, split, names)
     if report["train_days"] < config.block_days:
@@ -182,20 +184,16 @@ def _targets(returns: np.ndarray, train: np.ndarray, config: DataConfig) -> np.n
     count = np.maximum(np.isfinite(clipped).sum(axis=1, keepdims=True), 1)
     centred = clipped - np.nansum(clipped, axis=1, keepdims=True) / count
     scale = np.sqrt(np.nansum(centred**2, axis=1, keepdims=True) / count)
-    targets = centred / np.where(scale > 1e-12, scale, 1.0)
-    if config.control == "shuffled":
-        targets = _shuffle(targets, train, config.seed)
-    return targets.astype(np.float32)
+    return (centred / np.where(scale > 1e-12, scale, 1.0)).astype(np.float32)
 
 
-def _shuffle(targets: np.ndarray, train: np.ndarray, seed: int) -> np.ndarray:
-    """Permute the stocks' targets within each training day: the negative control."""
+def _shuffle(returns: np.ndarray, train: np.ndarray, seed: int) -> None:
+    """Permute the stocks' returns within each training day, in place: every loss term is then a negative control."""
     rng = np.random.default_rng([seed, 0x5F])
-    targets = targets.copy()
     for day in train:
-        known = np.flatnonzero(np.isfinite(targets[day]).all(axis=1))
-        targets[day, known] = targets[day, rng.permutation(known)]
-    return targets
+        known = np.isfinite(returns[day]).all(axis=1)
+        returns[day, known] = rng.permutation(returns[day, known])
+        returns[day, ~known] = np.nan
 
 
 def _shape_report(grid: Grid, mask: np.ndarray, split: Split, names: tuple[str, ...]) -> dict[str, int]:

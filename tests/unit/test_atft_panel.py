@@ -243,8 +243,12 @@ def test_rank_targets_and_shuffled_targets():
     day = np.isfinite(plain.targets[train[3], :, 1])
     order = [np.argsort(p.targets[train[3], day, 1], kind="stable") for p in (plain, ranked)]
     assert (order[0] == order[1]).mean() > 0.9
-    np.testing.assert_array_equal(shuffled.targets[val], plain.targets[val])
-    assert (shuffled.targets[train] != plain.targets[train]).mean() > 0.5
+    np.testing.assert_array_equal(shuffled.returns[val], plain.returns[val])
+    known = np.isfinite(plain.returns[train]).all(axis=2)
+    for t, day in enumerate(train):
+        before, after = (p.returns[day, known[t], 1] for p in (plain, shuffled))
+        assert (before != after).any() and sorted(before) == sorted(after)
+        assert np.isnan(shuffled.targets[day, ~known[t]]).all()
 
 
 def test_returns_over_k_days_are_those_of_the_prices_and_stop_at_a_jump():
