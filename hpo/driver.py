@@ -23,6 +23,7 @@ from hpo.ledger.process import Process, is_dead
 from hpo.ledger.tables import TERMINAL_STATES, asks, attempts, studies, trials, workers
 from hpo.search.samplers import Sampler, TrialRecord, make_sampler
 from hpo.study import Study, StudySpec, drift
+from hpo.tracking.mlflow import tracker_name
 from trainer.failpoint import failpoint
 
 LEASE_SECONDS = 30.0
@@ -44,7 +45,7 @@ class Options:
 def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) -> RowMapping:
     """Create the study, or continue it if the ledger knows this very declaration; DriftError names what changed."""
     identity = study.identity() | spec.identity() | {"versions": deciding_versions()}
-    environment = describe(study) | {"home": str(options.home.root), "tracking_uri": options.tracking_uri}
+    environment = describe(study) | {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}
 
     def body(connection: Connection) -> RowMapping:
         row = connection.execute(select(studies).where(studies.c.name == spec.name)).mappings().first()

@@ -81,9 +81,14 @@ class _Fit:
     def run(self) -> Outcome:
         s = self.state
         ended = self._obey(self._resume())
-        while not ended and s.epoch < self.config.num_epochs and not s.early_stopping.stopped:
+        while not ended and not self.done:
             ended = self._train_epoch() or self._close_epoch()
         return ended or self.ended("complete")
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.state.epoch >= self.config.num_epochs or self.state.early_stopping.stopped
 
     def _resume(self) -> Verdict:
         """Continue from the newest committed checkpoint, and make its report again for the verdict it was given.
@@ -201,7 +206,7 @@ class _Fit:
         if c.checkpoint.monitor is not None:
             read(metrics, c.checkpoint.monitor, "checkpoint.monitor")
         s.report = {"epoch": s.epoch, "metrics": metrics}
-        every, last = c.checkpoint.every_epochs, s.epoch == c.num_epochs or s.early_stopping.stopped
+        every, last = c.checkpoint.every_epochs, self.done
         return self._report(metrics, epoch=s.epoch, save=every is not None and (last or s.epoch % every == 0))
 
     def _evaluate(self) -> dict[str, float]:
@@ -228,7 +233,7 @@ class _Fit:
 
     def _obey(self, verdict: Verdict) -> Outcome | None:
         if verdict.kind == "stop":
-            return self.ended("pruned")
+            return None if self.done else self.ended("pruned")  # nothing is cut short by a stop at the end
         if verdict.kind == "restart_from":
             return self.ended("restarted")
         return self._leave("paused") if verdict.kind == "pause" else None

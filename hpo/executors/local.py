@@ -10,7 +10,7 @@ from hpo.errors import HpoError
 from hpo.executors.base import WorkerContext
 from hpo.executors.process import spawn
 
-_MAX_EARLY_DEATHS = 3  # in a row, of workers that did not live for _EARLY seconds: then something is broken
+_MAX_FAILURES = 3  # in a row, of workers that gave up or died within _EARLY seconds: then something is broken
 _EARLY = 20.0
 
 
@@ -23,7 +23,7 @@ class Local:
         self._count = workers
         self._workers: list[tuple[subprocess.Popen[bytes], float]] = []
         self._leaving = False
-        self._early_deaths = 0
+        self._failures = 0
 
     def start(self, context: WorkerContext) -> None:
         self._context = context
@@ -32,9 +32,9 @@ class Local:
     def step(self) -> bool:
         for slot, (process, started) in enumerate(self._workers):
             if process.poll() is not None and not self._leaving:
-                early = time.monotonic() - started < _EARLY
-                self._early_deaths = self._early_deaths + 1 if early else 0
-                if self._early_deaths > _MAX_EARLY_DEATHS:
+                failed = process.returncode == 1 or time.monotonic() - started < _EARLY
+                self._failures = self._failures + 1 if failed else 0
+                if self._failures > _MAX_FAILURES:
                     raise HpoError(self._explain(slot, process.returncode))
                 self._workers[slot] = self._spawn(slot)
         return False
@@ -74,4 +74,4 @@ class Local:
     def _explain(self, slot: int, code: int) -> str:
         lines = self._log(slot).read_text(errors="replace").strip().splitlines()
         last = lines[-1] if lines else "nothing was printed"
-        return f"workers die as soon as they start (exit code {code}; {last}): see {self._log(slot)}."
+        return f"workers cannot go on (exit code {code}; {last}): see {self._log(slot)}."

@@ -155,6 +155,7 @@ def test_ctrl_c_twice_ends_at_once_and_the_study_resumes(tmp_path, golden):
     first_claim(run, driver)
     time.sleep(duration / 3)
     driver.send_signal(signal.SIGINT)
+    time.sleep(0.1)  # two signals that wait together are one
     driver.send_signal(signal.SIGINT)
     started = time.monotonic()
     run.finished(driver, 130)

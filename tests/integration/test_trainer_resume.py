@@ -157,6 +157,15 @@ def test_restart_from_and_stop_end_the_fit_at_their_step(tmp_path):
         assert (outcome.kind, outcome.step, outcome.epoch) == (ended, 4, 1)
 
 
+def test_a_stop_at_the_very_end_cuts_nothing_short(tmp_path, oracle):
+    def stop_last(step: int, metrics: dict, epoch: int | None) -> Verdict:
+        return Verdict("stop" if epoch == trial.config.num_epochs else "continue")
+
+    trial = Trial(tmp_path, verdict=stop_last)
+    assert trial.attempt().kind == "complete"
+    assert trial.digest() == oracle("default")
+
+
 def test_a_warm_process_trains_as_a_fresh_one(tmp_path, oracle):
     """What ran before in the process, and the state it left its generators in, changes nothing."""
     Trial(tmp_path / "other", seed=5, precision="bf16", num_threads=2).attempt()
