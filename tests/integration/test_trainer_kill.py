@@ -1,0 +1,69 @@
+"""A fit that SIGKILL ends at any point of a save or of its clean-up goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import pytest
+from trainer_runs import MemoryReporter, Trial, uninterrupted
+
+from trainer import failpoint
+
+
+class Journal(MemoryReporter):
+    """A reporter whose rows are on disk before it answers, so that they outlive the process."""
+
+    path: Path
+
+    def report(self, *args, **kwargs):
+        verdict = super().report(*args, **kwargs)
+        self.write()
+        return verdict
+
+    def changed(self, *args, **kwargs):
+        super().changed(*args, **kwargs)
+        self.write()
+
+    def write(self) -> None:
+        partial = self.path.with_suffix(".tmp")
+        partial.write_bytes(pickle.dumps((self.values, self.epochs, self.committed, self.metrics, self.fence)))
+        partial.rename(self.path)
+
+    def read(self) -> None:
+        if self.path.exists():
+            self.values, self.epochs, self.committed, self.metrics, self.fence = pickle.loads(self.path.read_bytes())
+
+
+def trial_in(directory: Path) -> Trial:
+    trial = Trial(directory / "checkpoints", checkpoint={"every_steps": 3, "keep_last": 1})
+    trial.reporter = Journal()
+    trial.reporter.path = directory / "rows"
+    trial.reporter.read()
+    return trial
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory) -> str:
+    return uninterrupted(tmp_path_factory.mktemp("oracle")).digest()
+
+
+@pytest.mark.parametrize("hit", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("point", [name for name in failpoint.NAMES if name.startswith(("checkpoint.", "retention."))])
+def test_sigkill_in_a_save_and_again_in_the_next_attempt(point, hit, tmp_path, oracle):
+    for attempt in (1, 2):
+        child = os.fork()
+        if child == 0:
+            failpoint._TESTING, failpoint._POINTS, failpoint._passed = True, failpoint._parse(f"{point}=kill@{hit}"), {}
+            trial_in(tmp_path).attempt()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        # The second attempt may have too little left to come to the point again.
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL or (attempt == 2 and status == 0)
+    trial = trial_in(tmp_path)
+    assert trial.attempt().kind == "complete"
+    assert trial.digest() == oracle
+    assert not trial.reporter.events
+    assert {path.name for path in trial.directory.iterdir()} == {ref.path.name for ref in trial.reporter.committed}
