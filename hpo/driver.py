@@ -105,6 +105,7 @@ class Driver:
         self._id, self._requested = row["id"], row["requested"]
         name = f"driver:{self._id}"
         self._lease: Lease = acquire(self._ledger, name, Process.current(), self._clock, self._options.lease_timeout)
+        self._options.home.mark(self._spec.name, row["uid"])
         self._curves = Curves(self._id, self._study.objectives[0])
         self._adopt()
 

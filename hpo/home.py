@@ -19,6 +19,7 @@ from pathlib import Path
 from hpo.errors import StorageError, UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MARKER = "study.uid"
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{stem}{i}" for stem in ("com", "lpt") for i in range(1, 10))}
 
 
@@ -73,6 +74,21 @@ class Home:
 
     def checkpoints(self, study: str, number: int) -> Path:
         return self.root / "checkpoints" / check_name(study) / f"{number:05d}"
+
+    def mark(self, study: str, uid: str) -> None:
+        """Leave the study's uid beside its checkpoints, by which a worker knows that it sees this very directory."""
+        marker = self.checkpoints(study, 0).parent / _MARKER
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.write_text(uid)
+
+    def check_mark(self, study: str, uid: str, host: str) -> None:
+        """Raise UserError unless `mark` was called with this uid on this directory."""
+        marker = self.checkpoints(study, 0).parent / _MARKER
+        if not marker.is_file() or marker.read_text() != uid:
+            raise UserError(
+                f"home {self.root} is not the one study {study!r} is driven from on {host}: checkpoints must lie where "
+                "every worker sees them, so share that directory and name it with --home."
+            )
 
     def files(self, study: str, number: int) -> Path:
         return self.root / "files" / check_name(study) / f"{number:05d}"

@@ -85,12 +85,13 @@ class Worker:
         self._ledger.close()
 
     def _train(self, claim: Claim) -> None:
-        opened = self._open(claim.study_id)
         with self._lease.on(claim):
-            reporter = LedgerReporter(self._ledger, self._context.home, opened, claim, self._lease, self.leaving)
             try:
+                opened = self._open(claim.study_id)
+                reporter = LedgerReporter(self._ledger, self._context.home, opened, claim, self._lease, self.leaving)
                 outcome = self._fit(opened, claim, reporter)
-            except CheckpointError as error:  # the disk is at fault, not the trial: it waits, and this worker is no use
+            except (CheckpointError, UserError) as error:
+                # This place is at fault, its disk or its home, and not the trial: it waits for another worker.
                 self._finish(claim, Outcome("preempted", error=str(error)), None)
                 raise
             failpoint("worker.before_finish")
@@ -101,6 +102,7 @@ class Worker:
         if study_id not in self._studies:
             with self._ledger.read() as connection:
                 row = connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
+            self._context.home.check_mark(row["name"], row["uid"], row["environment"]["host"])
             self._studies[study_id] = Opened(row)
         return self._studies[study_id]
 

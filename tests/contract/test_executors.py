@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from hpo.driver import Driver, Options
-from hpo.errors import HpoError
-from hpo.executors.base import Executor
+from hpo.errors import HpoError, UserError
+from hpo.executors.base import Executor, WorkerContext
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.run import Request, declare
+from hpo.worker import Worker
 
 STUDY = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
 EXECUTORS = {"inline": Inline, "local-1": lambda: Local(1), "local-2": lambda: Local(2), "local-4": lambda: Local(4)}
@@ -98,6 +99,23 @@ def test_a_study_on_postgresql_has_the_digest_of_one_on_sqlite(tmp_path, postgre
     golden, _, _ = drive(Home(tmp_path / "sqlite"), Inline(), **flags)
     digest, _, _ = drive(Home(tmp_path / "postgres").create(), Local(2), storage=postgres_database(), **flags)
     assert digest == golden
+
+
+def test_a_worker_that_does_not_see_the_checkpoints_is_refused_and_the_trial_waits(tmp_path):
+    home = Home(tmp_path / "home").create()
+    ledger = Ledger(home.storage)
+    study, spec = declare(Request(home, reference=STUDY), ledger, workers=1)
+    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=1), Inline())
+    driver.acquire()
+    driver._fill()
+    worker = Worker(WorkerContext(ledger.url, Home(tmp_path / "elsewhere"), 0, 20), "joined")
+    with pytest.raises(UserError, match="share that directory and name it with --home"):
+        worker.run_one()
+    worker.close()
+    with ledger.read() as connection:
+        assert reads.status(connection, "curves").trials["waiting"] == 1
+    driver.release()
+    ledger.close()
 
 
 def test_workers_that_cannot_start_end_the_run_in_one_sentence(tmp_path, monkeypatch):
