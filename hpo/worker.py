@@ -107,11 +107,15 @@ class Worker:
         return self._studies[study_id]
 
     def _fit(self, opened: Opened, claim: Claim, reporter: LedgerReporter) -> Outcome:
+        store = reporter.store()
         try:
             config = opened.study.rebuild(claim.config, claim.config_hash)
             task = opened.study.task_class()(config)
-            return task.fit(reporter, reporter.store())
-        except (Fenced, CheckpointError, StorageError):
+            return task.fit(reporter, store)
+        except Fenced:
+            store.sweep()  # what this attempt saved and could not commit
+            raise
+        except (CheckpointError, StorageError):
             raise
         except (ConfigError, DataError, UserError) as error:
             return Outcome("bad_config", error=str(error))
