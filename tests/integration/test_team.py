@@ -1,0 +1,91 @@
+"""The set-up of a team: the ledger on a real PostgreSQL, tracking on a real MLflow server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+STUDY = Path(__file__).parents[1] / "harness" / "tiny_study.py"
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(tmp_path_factory) -> Iterator[str]:
+    """The URI of an MLflow server with a store and artifacts of its own."""
+    root = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    uri = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "-w", "1"]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{root / 'mlflow.db'}",
+        "--artifacts-destination",
+        str(root / "artifacts"),
+    ]
+    environ = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (root / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environ, cwd=root, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while True:
+        assert server.poll() is None and time.monotonic() < deadline, (root / "log").read_text()
+        try:
+            with urllib.request.urlopen(f"{uri}/health", timeout=2):
+                break
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    yield uri
+    os.killpg(server.pid, signal.SIGTERM)
+    server.wait(30)
+
+
+def hpo(*arguments: str, home: Path, storage: str, uri: str) -> str:
+    environ = os.environ | {"HPO_HOME": str(home), "HPO_STORAGE": storage, "HPO_TRACKING_URI": uri}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpo", *arguments], capture_output=True, text=True, env=environ, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_study_on_postgresql_and_a_tracking_server(tmp_path, postgres_database, mlflow_server):
+    there = {"home": tmp_path / "home", "storage": postgres_database(), "uri": mlflow_server}
+    hpo("run", "--study", str(STUDY), "--trials", "4", "--workers", "2", "--window", "4", **there)
+    status = json.loads(hpo("status", "--study", "tiny", "--json", **there))
+    assert (status["state"], sum(status["trials"].values())) == ("complete", 4)
+    assert "0 differences" in hpo("verify", "--study", "tiny", **there)
+
+    alone = {"home": tmp_path / "alone", "storage": f"sqlite:///{tmp_path / 'ledger.db'}", "uri": ""}
+    hpo("run", "--study", str(STUDY), "--trials", "4", "--executor", "inline", "--window", "4", **alone)
+    assert json.loads(hpo("status", "--study", "tiny", "--json", **alone))["digest"] == status["digest"]
+
+    body = json.dumps({"experiment_ids": _experiments(mlflow_server), "max_results": 10}).encode()
+    runs = _post(f"{mlflow_server}/api/2.0/mlflow/runs/search", body)["runs"]
+    tags = [{tag["key"]: tag["value"] for tag in run["data"]["tags"]} for run in runs]
+    states = sorted(tag["hpo.state"] for tag in tags if "hpo.trial" in tag)
+    assert len(runs) == 5, "the study's run and one for each trial"
+    assert states == sorted(state for state, count in status["trials"].items() for _ in range(count))
+    assert not (tmp_path / "home" / "mlflow.db").exists()
+    assert not (tmp_path / "home" / "ledger.db").exists()
+
+
+def _experiments(uri: str) -> list[str]:
+    found = _post(f"{uri}/api/2.0/mlflow/experiments/search", json.dumps({"max_results": 10}).encode())
+    return [experiment["experiment_id"] for experiment in found["experiments"]]
+
+
+def _post(url: str, body: bytes) -> dict:
+    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
