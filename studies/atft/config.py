@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from studies.atft.phases import term_weights
 from trainer.config import CheckpointConfig, Frozen, OptimConfig, ScheduleConfig, TrainConfig
+from trainer.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -115,13 +117,21 @@ class TermScale(Frozen):
 
 
 class LossConfig(Frozen):
-    """The composite loss. `phase` picks the row of `losses.PHASES`; `horizon_weights` empty weighs horizons equally."""
+    """The composite loss. `phase` picks the row of `phases.PHASES`; `horizon_weights` empty weighs horizons equally."""
 
     phase: str = "3"
     scale: TermScale = TermScale()
     point: Literal["mse", "huber"] = "mse"
     tau: Annotated[float, Field(gt=0.0, le=5.0)] = 0.2
     horizon_weights: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
+
+    @model_validator(mode="after")
+    def _understood(self) -> LossConfig:
+        try:
+            term_weights(self.phase, dict(self.scale))
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
 
 
 class EvalConfig(Frozen):

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from studies.atft.config import Config
 from studies.atft.graph import EDGE_FEATURES
-from studies.atft.losses import Composite, composite, term_weights
+from studies.atft.losses import Composite, composite
 from studies.atft.metrics import metric_block, oracle_rank_ic
 from studies.atft.model import Atft
 from studies.atft.panel import Panel, prepare
+from studies.atft.phases import term_weights
 from studies.atft.split import blocks
 from trainer.task import Loss, Task
 

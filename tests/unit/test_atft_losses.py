@@ -7,15 +7,14 @@ from scipy.stats import rankdata, spearmanr
 
 from studies.atft.losses import (
     MIN_SHARPE_DAYS,
-    PHASES,
     average_ranks,
     composite,
     correlation,
     sharpe,
     soft_rank_ic,
     soft_ranks,
-    term_weights,
 )
+from studies.atft.phases import PHASES, term_weights
 from trainer.errors import ConfigError
 
 DAYS, STOCKS = 12, 30
