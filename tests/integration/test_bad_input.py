@@ -1,0 +1,262 @@
+"""Whatever a user gets wrong, and whatever breaks under it: one clear sentence, an exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from crafted import open_crafted, put_trial
+from typer.testing import CliRunner
+
+from hpo.cli import app
+from hpo.home import Home
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+
+HEADER = "date,code,open,high,low,close,volume\n"
+FLAGS = ("--study", "mlp", "--trials", "2", "--executor", "inline", "--sampler", "random", "-o", "train.num_epochs=4")
+
+STUDY = """
+from hpo import Bool, Choice, Float, Int, Objective, Study
+from studies.mlp.config import Config
+STUDY = Study("mine", Config(), "studies.mlp.task:MlpTask", {space}, [Objective("val/loss")])
+"""
+
+
+def hpo(*arguments: str, home: Home):
+    return CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+
+
+def refused(result, code: int = 2) -> str:
+    """The one sentence on stderr."""
+    assert result.exit_code == code, (result.output, result.exception)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def never_started(home: Home) -> None:
+    """No study was written, no process started."""
+    assert not (home.root / "logs").exists()
+    assert not (home.root / "mlflow.db").exists()
+    if (home.root / "ledger.db").exists():
+        result = hpo("status", home=home)
+        assert result.exit_code == 2
+        assert "holds no study" in result.stderr
+
+
+def run(*arguments: str, home: Home) -> str:
+    sentence = refused(hpo("run", "--trials", "1", *arguments, home=home))
+    never_started(home)
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--study", "mpl"], ["unknown study 'mpl'", "did you mean 'mlp'?"]),
+        (["--study", "nowhere.py"], ["nowhere.py cannot be read", "No such file"]),
+        (["--study", "mlp", "--name", "../x"], ["'../x' cannot be used", "letters, digits"]),
+        (["--study", "mlp", "--name", "con"], ["'con' cannot be used"]),
+        (["--study", "mlp", "--name", "a" * 65], ["cannot be used", "63"]),
+        (["--study", "mlp", "-o", "train.optm.lr=1"], ["'train.optm.lr'", "did you mean 'train.optim.lr'?"]),
+        (["--study", "mlp", "-o", "train.optim.lr=fast"], ["train.optim.lr='fast'", "number"]),
+        (["--study", "mlp", "-o", "train.optim.lr=nan"], ["train.optim.lr='nan'", "valid number"]),
+        (["--study", "mlp", "-o", "train.num_epochs=0"], ["train.num_epochs='0'", "greater than or equal to 1"]),
+        (["--study", "mlp", "-o", "train.num_epochs=1.5"], ["train.num_epochs='1.5'", "integer"]),
+        (["--study", "mlp", "-o", "train.optim.name=adam"], ["train.optim.name='adam'", "'adamw'"]),
+        (["--study", "mlp", "-o", "train.num_epochs"], ["'train.num_epochs'", "-o path=value"]),
+        (["--study", "mlp", "-o", "preset=fll"], ["unknown preset 'fll'", "did you mean 'full'?"]),
+        (["--study", "mlp", "--sampler", "tpp"], ["'tpp'", "tpe, random, qmc, grid"]),
+        (["--study", "mlp", "--strategy", "ahsa"], ["'ahsa'", "did you mean 'asha'?"]),
+        (["--study", "mlp", "--executor", "cloud"], ["'cloud'", "inline, local"]),
+        (["--study", "mlp", "--order", "random"], ["'random'", "ordered, async"]),
+        (["--study", "mlp", "--config", "nowhere.yaml"], ["nowhere.yaml cannot be read", "No such file"]),
+        (["--study", "mlp", "--storage", "mysql://me:secret@host/db"], ["mysql://me:***@host/db", "sqlite:///"]),
+        (["--study", "mlp", "--storage", "nonsense"], ["'nonsense'", "sqlite:///"]),
+        (["--study", "mlp", "--storage", "sqlite://"], ["sqlite:///PATH"]),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
+)
+def test_flags(home, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    sentence = run(*arguments, home=home)
+    for word in words:
+        assert word in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train:\n  num_epochs: 1\n  num_epochs: 2\n", [":3:", "'num_epochs'", "line 2"]),
+        ("train:\n  num_epochz: 1\n", ["'train.num_epochz'", "did you mean 'train.num_epochs' or"]),
+        ("train: {num_epochs: [1}\n", [":1:"]),
+        ("- 1\n- 2\n", ["mapping"]),
+        ("train: !!python/object/apply:os.system ['true']\n", [":1:", "not allowed"]),
+        ("a: &a [1]\n" + "".join(f"k{i}: *a\n" for i in range(20)), ["aliases"]),
+        (b"train:\n  device: \xff\n", ["not UTF-8", "byte 17"]),
+        (b"#" * (1 << 21), ["larger than"]),
+    ],
+)
+def test_configuration_files(home, tmp_path, text, words):
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    sentence = run("--study", "mlp", "--config", str(file), home=home)
+    for word in words:
+        assert word in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\nraise RuntimeError('boom\\nand more')\n", ["bad.py:2: RuntimeError: boom and more"]),
+        ("def f(:\n", ["bad.py:1: SyntaxError"]),
+        ("import nonexistent_package\n", ["bad.py:1: ModuleNotFoundError", "nonexistent_package"]),
+        ("import sys\nsys.exit(0)\n", ["bad.py:2: SystemExit"]),
+        ("x = 1\n", ["has no STUDY"]),
+        ("STUDY = 3\n", ["STUDY in", "is a int"]),
+        (STUDY.format(space="{'train.optim.lr': Float(1.0, 0.1)}"), ["train.optim.lr: low=1.0 is above high=0.1"]),
+        (STUDY.format(space="{'train.optm.lr': Float(0.1, 1.0)}"), ["'train.optm.lr'", "'train.optim.lr'"]),
+        (STUDY.format(space="{'train.batch_size': Int(3, 8, powers_of_two=True)}"), ["low=3 is not a power of two"]),
+        (STUDY.format(space="{'train.optim.name': Choice(['adamw', 'adan'])}"), ["train.optim.name", "adan"]),
+        (STUDY.format(space="{'model.dropout': Float(0.0, 2.0)}"), ["model.dropout", "2.0"]),
+    ],
+)
+def test_study_files(home, tmp_path, text, words):
+    file = tmp_path / "bad.py"
+    file.write_text(text)
+    sentence = run("--study", str(file), home=home)
+    for word in words:
+        assert word in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", b"", ["a.csv is empty"]),
+        ("a.csv", b"\x00\x01\x02", ["a.csv"]),
+        ("a.csv", HEADER.encode() + b"2020-01-01,A,1,1\n", ["row 2 is ragged (expected 7 columns, got 4)"]),
+        ("a.csv", HEADER.encode() + b"2020-01-01,\xff,1,1,1,1,1\n", ["row 2 is not UTF-8"]),
+        ("a.csv", HEADER.encode() + b"2020-01-01,A,one,1,1,1,1\n", ["open", "one"]),
+        ("a.csv", HEADER.encode() + b"yesterday,A,1,1,1,1,1\n", ["date", "yesterday"]),
+        ("a.csv", HEADER.replace("close", "last").encode(), ["no column 'close'"]),
+        ("a.parquet", b"PAR1 and nothing more", ["a.parquet cannot be read as Parquet"]),
+        ("a.txt", b"hello", ["a.txt"]),
+    ],
+)
+def test_panels(home, tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    sentence = run("--study", "atft", "-o", f"data.path={tmp_path / name}", home=home)
+    assert str(tmp_path / name) in sentence
+    for word in words:
+        assert word in sentence
+
+
+def test_parquet_without_a_needed_column(home, tmp_path):
+    columns = [name for name in HEADER.strip().split(",") if name != "volume"]
+    pq.write_table(pa.table({name: [1.0] for name in columns}), tmp_path / "a.parquet")
+    sentence = run("--study", "atft", "-o", f"data.path={tmp_path / 'a.parquet'}", home=home)
+    assert "has no column 'volume'" in sentence
+
+
+@pytest.mark.parametrize("where", ["file/home", "/proc/hpo"])
+def test_a_home_that_cannot_be_written(tmp_path, where):
+    (tmp_path / "file").write_text("mine")
+    home = Home.at(tmp_path / where)
+    sentence = refused(hpo("run", *FLAGS, home=home), 1)
+    assert f"home {home.root} cannot be written" in sentence
+    assert "--home or HPO_HOME" in sentence
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("offset", [0, 4096, 20000])
+@pytest.mark.parametrize("command", ["status", "compare", "verify", "resume"])
+def test_a_damaged_ledger(home, offset, command):
+    home.create()
+    ledger = open_crafted(home.root / "ledger.db")
+    put_trial(ledger, 0, "complete", (0.5,))
+    ledger.close()
+    with (home.root / "ledger.db").open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xa5" * 60_000)
+    damaged = (home.root / "ledger.db").read_bytes()
+    sentence = refused(hpo(command, "--study", "crafted", home=home), 1)
+    assert "the file is damaged: restore it from a backup" in sentence
+    assert (home.root / "ledger.db").read_bytes() == damaged
+
+
+# What breaks in the middle of a run. The uninterrupted run is the oracle.
+
+
+@pytest.fixture(scope="module")
+def digest(tmp_path_factory) -> str:
+    """Of the study that FLAGS run, uninterrupted."""
+    home = Home.at(tmp_path_factory.mktemp("whole") / "home")
+    assert hpo("run", *FLAGS, home=home).exit_code == 0
+    return digest_of(home)
+
+
+def digest_of(home: Home) -> str:
+    found = json.loads(hpo("status", "--study", "mlp", "--json", home=home).stdout)
+    assert found["trials"]["complete"] == 2
+    return found["digest"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["flip", pytest.param("truncate", marks=pytest.mark.slow), pytest.param("manifest", marks=pytest.mark.slow)],
+)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(home, digest, damage):
+    killed = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": "worker.after_report_commit=kill@3"}
+    command = [sys.executable, "-m", "hpo", "run", *FLAGS, "--home", str(home.root)]
+    assert subprocess.run(command, env=killed, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    trial = json.loads(hpo("show", "0", "--study", "mlp", "--json", home=home).stdout)
+    kept = [Path(one["path"]) for one in trial["checkpoints"] if one["state"] == "kept"]
+    assert len(kept) >= 2
+    victim = kept[-1] / "manifest.json" if damage == "manifest" else next(kept[-1].glob("*.safetensors"))
+    content = bytearray(victim.read_bytes())
+    if damage == "truncate":
+        del content[len(content) // 2 :]
+    else:
+        content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    assert hpo("resume", "--executor", "inline", home=home).exit_code == 0
+    assert digest_of(home) == digest
+    trial = json.loads(hpo("show", "0", "--study", "mlp", "--json", home=home).stdout)
+    assert [event["kind"] for event in trial["events"]].count("checkpoint_damaged") == 1
+    assert trial["attempts"][-1]["from_step"] < trial["checkpoints"][-1]["step"]
+    verified = hpo("verify", home=home)
+    assert verified.exit_code == 0, verified.output
+
+
+def test_a_full_disk_stops_the_study_and_loses_nothing(tmp_path, digest):
+    mount, out = tmp_path / "small", tmp_path / "out"
+    mount.mkdir()
+    out.mkdir()
+    home = mount / "home"
+    script = f"""
+        mount -t tmpfs -o size=900k none {mount} || exit 77
+        {sys.executable} -m hpo run {" ".join(FLAGS)} --home {home} 2> {out}/error
+        echo $? > {out}/code
+        mount -o remount,size=64m none {mount}
+        {sys.executable} -m hpo resume --executor inline --home {home} && cp -r {home} {out}/home
+    """
+    ran = subprocess.run(["unshare", "-Urm", "bash", "-c", script], capture_output=True, text=True, timeout=200)
+    if ran.returncode in (1, 77) and not (out / "code").exists():
+        pytest.skip(f"mounting a small file system is not allowed here: {ran.stderr.strip()}")
+    assert (out / "code").read_text() == "1\n"
+    sentence = (out / "error").read_text().splitlines()[-1]
+    assert sentence.startswith("error: ")
+    assert "disk is full" in sentence
+    assert "hpo resume" in sentence
+    assert "Traceback" not in (out / "error").read_text()
+    assert ran.returncode == 0, ran.stderr
+    assert digest_of(Home.at(out / "home")) == digest
