@@ -128,9 +128,9 @@ def mlflow_alone(directory: Path) -> Callable[[int], dict[str, float]]:
 
 def ray_tune(directory: Path, reuse_actors: bool) -> Callable[[int], dict[str, float]]:
     """Ray Tune, one trial at a time, with its own MLflow callback."""
-    import ray
-    from ray import tune
-    from ray.air.integrations.mlflow import MLflowLoggerCallback
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray import tune  # pyright: ignore[reportMissingImports]
+    from ray.air.integrations.mlflow import MLflowLoggerCallback  # pyright: ignore[reportMissingImports]
 
     directory.mkdir()
     if not ray.is_initialized():
@@ -138,7 +138,7 @@ def ray_tune(directory: Path, reuse_actors: bool) -> Callable[[int], dict[str, f
     name = "ray, actors reused" if reuse_actors else "ray"
 
     def objective(config: dict[str, float]) -> None:
-        from ray import tune
+        from ray import tune  # pyright: ignore[reportMissingImports]
 
         for step in range(1, REPORTS + 1):
             x, y = config["x"], config["y"]

@@ -11,7 +11,8 @@ __all__ = ["Bool", "Choice", "Float", "Int", "Objective", "Study", "__version__"
 
 if TYPE_CHECKING:
     from hpo.dimensions import Bool, Choice, Float, Int
-    from hpo.study import Objective, Study, load
+    from hpo.objective import Objective
+    from hpo.study import Study, load
 
 # Imported at first use, so that `import hpo` costs nothing.
 _EXPORTS = {
@@ -19,7 +20,7 @@ _EXPORTS = {
     "Choice": "hpo.dimensions",
     "Float": "hpo.dimensions",
     "Int": "hpo.dimensions",
-    "Objective": "hpo.study",
+    "Objective": "hpo.objective",
     "Study": "hpo.study",
     "load": "hpo.study",
 }

@@ -21,7 +21,8 @@ from hpo.ledger.history import Curves
 from hpo.ledger.leases import Lease, acquire
 from hpo.ledger.process import Process, is_dead
 from hpo.ledger.tables import TERMINAL_STATES, asks, attempts, studies, trials, workers
-from hpo.search.samplers import Sampler, TrialRecord, make_sampler
+from hpo.search.sampler import Sampler, TrialRecord
+from hpo.search.samplers import make_sampler
 from hpo.study import Study, StudySpec, drift
 from hpo.tracking.mlflow import tracker_name
 from trainer.failpoint import failpoint

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import file_digest, sha256
 from importlib import import_module
@@ -23,6 +23,7 @@ from hpo.dimensions import Dimension
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
 from hpo.loading import load_module
+from hpo.objective import Objective
 from hpo.search.samplers import SAMPLERS
 from hpo.search.strategy import make_strategy
 from hpo.space import Space
@@ -31,28 +32,6 @@ if TYPE_CHECKING:
     import optuna
 
     from hpo.home import Home
-
-DIRECTIONS = ("minimize", "maximize")
-SELECTIONS = ("last", "best")
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A metric to minimise or maximise; `select` takes its last value or the best one of the curve."""
-
-    metric: str
-    direction: Literal["minimize", "maximize"] = "minimize"
-    select: Literal["last", "best"] = "last"
-
-    def __post_init__(self) -> None:
-        if not self.metric or not isinstance(self.metric, str):
-            raise StudyError(f"objective {self.metric!r} must be the name of a metric, such as 'val/loss'.")
-        for name, known in (("direction", DIRECTIONS), ("select", SELECTIONS)):
-            if (value := getattr(self, name)) not in known:
-                raise StudyError(f"objective {self.metric!r}: {name}={value!r} must be {' or '.join(known)}.")
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class StudySpec(BaseModel):

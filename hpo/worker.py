@@ -103,15 +103,17 @@ class Worker:
             with self._ledger.read() as connection:
                 row = connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
             self._context.home.check_mark(row["name"], row["uid"], row["environment"]["host"])
-            self._studies[study_id] = Opened(row)
+            self._studies[study_id] = Opened(dict(row))
         return self._studies[study_id]
 
     def _fit(self, opened: Opened, claim: Claim, reporter: LedgerReporter) -> Outcome:
+        from trainer.loop import fit
+
         store = reporter.store()
         try:
-            config = opened.study.rebuild(claim.config, claim.config_hash)
+            config: Any = opened.study.rebuild(claim.config, claim.config_hash)
             task = opened.study.task_class()(config)
-            return task.fit(reporter, store)
+            return task.fit(reporter, store) if hasattr(task, "fit") else fit(task, config.train, reporter, store)
         except Fenced:
             store.sweep()  # what this attempt saved and could not commit
             raise

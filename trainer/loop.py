@@ -79,7 +79,6 @@ class _Fit:
         self.entered = 0, time.perf_counter()  # the running epoch: at which position, and when
 
     def run(self) -> Outcome:
-        s = self.state
         ended = self._obey(self._resume())
         while not ended and not self.done:
             ended = self._train_epoch() or self._close_epoch()

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from trainer.report import Outcome, Reporter
-
-if TYPE_CHECKING:
-    from trainer.checkpoint import CheckpointStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +29,9 @@ class Task:
     """A trial's model, data and loss. One instance per trial, which holds no state that outlives the trial.
 
     Every method may draw from the global generators of torch, numpy and python: they are seeded before each call.
+
+    A task with a training loop of its own needs none of these methods but `fit(reporter, checkpoints) -> Outcome`:
+    it goes on from `checkpoints.load_latest()`, calls `reporter.report` after each epoch and obeys the verdict.
     """
 
     def __init__(self, config: Any) -> None:
@@ -62,10 +60,3 @@ class Task:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the model, named `val/...`; called after each epoch in eval mode and without gradient."""
         return {}
-
-    def fit(self, reporter: Reporter, checkpoints: CheckpointStore) -> Outcome:
-        """Train, with the shared loop. A study that has a loop of its own overrides this: it calls `reporter.report`
-        after each epoch, obeys the verdict, and returns an Outcome; `checkpoints.load_latest()` is where to go on."""
-        from trainer.loop import fit
-
-        return fit(self, self.config.train, reporter, checkpoints)

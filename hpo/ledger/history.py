@@ -12,7 +12,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.engine import Connection
 
 from hpo.ledger.tables import TERMINAL_STATES, reports, trials
-from hpo.study import Objective
+from hpo.objective import Objective
 from trainer.report import Outcome
 
 Curve = list[tuple[int, float]]

@@ -63,7 +63,9 @@ def status(connection: Connection, name: str) -> Status:
     study = study_row(connection, name)
     mine = trials.c.study_id == study["id"]
     counted = connection.execute(select(trials.c.state, func.count()).where(mine).group_by(trials.c.state))
-    counts = dict.fromkeys(STATES, 0) | dict(map(tuple, counted))
+    counts: dict[str, int] = dict.fromkeys(STATES, 0)
+    for state, count in counted:
+        counts[state] = count
     return Status(
         study=name,
         state=study_state(connection, study),

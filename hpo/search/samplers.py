@@ -1,87 +1,19 @@
-"""What to try next: random, grid, quasi-Monte-Carlo and TPE behind one contract.
-
-A sampler lives in the driver and can be rebuilt from the ledger at any time: `ask` is a function of the study's seed,
-the trial's number, the trials told and the trials open, never of how the sampler came to know them. Every ask has a
-seed of its own. Optuna is imported only where a TPE sampler is made.
-"""
+"""The samplers: random, grid, quasi-Monte-Carlo, and TPE. Optuna is imported only where a TPE sampler is made."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hpo.config import near
 from hpo.errors import UserError
+from hpo.objective import Objective
+from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 
 if TYPE_CHECKING:
     from hpo.space import Space
-    from hpo.study import Objective
 
 SAMPLERS = ("tpe", "random", "qmc", "grid")
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """A trial as a sampler knows it; plain JSON from the ledger.
-
-    state    a state of hpo.ledger.tables
-    values   one per objective, in the objectives' own direction; None where none stands
-    curve    (epoch, value of the first objective), in its own direction, ascending
-    """
-
-    number: int
-    state: str
-    coordinates: Mapping[str, Any]
-    values: tuple[float | None, ...] | None = None
-    curve: Sequence[tuple[int, float]] = ()
-    trial_attrs: Mapping[str, Any] = field(default_factory=dict)
-    study_attrs: Mapping[str, Any] = field(default_factory=dict)
-
-    def open(self) -> TrialRecord:
-        """The same trial before it was told: asked, nothing known of how it went."""
-        return replace(self, state="running", values=None, curve=())
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What to try: a coordinate for every dimension, and what the ledger keeps of the ask.
-
-    `seed` made it, `draw` counts the draws of one number (0 is the first); the attributes are the sampler's own
-    system attributes of the trial and of the study, plain JSON.
-    """
-
-    coordinates: dict[str, Any]
-    seed: int
-    draw: int = 0
-    trial_attrs: dict[str, Any] = field(default_factory=dict)
-    study_attrs: dict[str, Any] = field(default_factory=dict)
-
-
-class Sampler(Protocol):
-    """Trials are adopted, told and asked in any order, each number once asked or adopted before the next ask."""
-
-    def adopt(self, record: TrialRecord) -> None:
-        """Take in an open trial: asked by an earlier driver and not told."""
-        ...
-
-    def tell(self, record: TrialRecord) -> None:
-        """Take in how a trial ended, or that it paused."""
-        ...
-
-    def ask(self, number: int) -> Proposal: ...
-
-    def exhausted(self, number: int) -> bool:
-        """Whether there is nothing left to try from `number` on."""
-        ...
-
-
-def ask_seed(study_seed: int, number: int, draw: int = 0) -> int:
-    """The seed of one ask, 63 bits of a sha256, so that it fits a signed column."""
-    digest = sha256(f"{study_seed}:{number}:{draw}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def make_sampler(
@@ -175,8 +107,3 @@ class Grid(_Memoryless):
 
     def exhausted(self, number: int) -> bool:
         return number >= self._space.grid_size(self._points)
-
-
-def is_scored(record: TrialRecord) -> bool:
-    """Whether a trial has a finite value for every objective."""
-    return bool(record.values) and all(value is not None and math.isfinite(value) for value in record.values or ())

@@ -15,11 +15,11 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from hpo.ledger.tables import OPEN_STATES
-from hpo.search.samplers import Proposal, TrialRecord, ask_seed, is_scored
+from hpo.objective import Objective
+from hpo.search.sampler import Proposal, TrialRecord, ask_seed, is_scored
 
 if TYPE_CHECKING:
     from hpo.space import Coordinate, Space
-    from hpo.study import Objective
 
 
 def distribution(coordinate: Coordinate) -> BaseDistribution:

@@ -16,7 +16,8 @@ from scipy.stats.qmc import Sobol
 
 from hpo import Bool, Choice, Float, Int, Objective
 from hpo.errors import UserError
-from hpo.search.samplers import SAMPLERS, TrialRecord, ask_seed, make_sampler
+from hpo.search.sampler import TrialRecord, ask_seed
+from hpo.search.samplers import SAMPLERS, make_sampler
 from hpo.search.tpe import distribution
 from hpo.space import Space
 

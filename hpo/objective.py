@@ -1,0 +1,30 @@
+"""What a study is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from hpo.errors import StudyError
+
+DIRECTIONS = ("minimize", "maximize")
+SELECTIONS = ("last", "best")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric to minimise or maximise; `select` takes its last value or the best one of the curve."""
+
+    metric: str
+    direction: Literal["minimize", "maximize"] = "minimize"
+    select: Literal["last", "best"] = "last"
+
+    def __post_init__(self) -> None:
+        if not self.metric or not isinstance(self.metric, str):
+            raise StudyError(f"objective {self.metric!r} must be the name of a metric, such as 'val/loss'.")
+        for name, known in (("direction", DIRECTIONS), ("select", SELECTIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise StudyError(f"objective {self.metric!r}: {name}={value!r} must be {' or '.join(known)}.")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
