@@ -11,6 +11,7 @@ export HPO_HOME
 
 HPO := $(BIN)/hpo
 BEST := $(HPO_HOME)/$(HPO_STUDY)-best.yaml
+ONE_TRIAL := --trials 1 --sampler random --strategy none
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
 	train-integrated-safe test test-slow lint format bench clean
@@ -43,8 +44,22 @@ smoke: $(READY)  ## four trials of one epoch
 
 train-optimized: $(READY)  ## train the best configuration found, with nothing to stop it early
 	$(HPO) best --study $(HPO_STUDY) --save $(BEST)
-	$(HPO) run --study $(HPO_STUDY) --name $(HPO_STUDY)-optimized --trials 1 --sampler random --strategy none \
-		--config $(BEST) $(HPO_ARGS)
+	$(HPO) run --study $(HPO_STUDY) --name $(HPO_STUDY)-optimized $(ONE_TRIAL) --config $(BEST) $(HPO_ARGS)
+
+train-atft: $(READY)  ## train atft without a search; HPO_ARGS='-o preset=full' for its full size
+	$(HPO) run --study studies/atft/train.py --trials 1 $(HPO_ARGS)
+
+train-integrated:  ## search, then train the best configuration
+	$(MAKE) hpo-run
+	$(MAKE) train-optimized
+
+train-integrated-safe: $(READY)  ## search, then train the best configuration walk-forward: three folds, purged and embargoed
+	$(HPO) run --study atft --trials $(HPO_TRIALS) $(HPO_ARGS)
+	$(HPO) best --study atft --save $(HPO_HOME)/atft-best.yaml
+	for fold in 0 1 2; do \
+		$(HPO) run --study atft --name atft-fold-$$fold $(ONE_TRIAL) --config $(HPO_HOME)/atft-best.yaml $(HPO_ARGS) \
+			-o data.split.num_folds=3 -o data.split.fold=$$fold || exit; \
+	done
 
 test: lint  ## what CI runs: style, types, imports, tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m 'not slow'

@@ -1,0 +1,8 @@
+"""The study with nothing left to search: one trial trains its own configuration (`make train-atft`)."""
+
+from dataclasses import replace
+
+from hpo.space import Space
+from studies.atft import STUDY as SEARCH
+
+STUDY = replace(SEARCH, name="atft-train", space=Space({}), sampler="random", strategy={"name": "none"})
