@@ -33,8 +33,8 @@ BURN_IN = 120
 CLIP = 0.30
 BREAK = 0.6
 
-# Weights of the parts of alpha before the break (their squares sum to 1), chosen so that ridge reaches 0.4 to 0.5 of the
-# oracle at h = 1; `python -m studies.atft.baseline` measures it.
+# Weights of the parts of alpha before the break (their squares sum to 1): ridge then reaches 0.4 to 0.5 of the oracle
+# at h = 1, as `python -m studies.atft.baseline` measures.
 WEIGHTS = {"reversal": 0.55, "lead_lag": 0.42, "cycle": 0.40, "quality": 0.50, "regime": 0.33}
 REVERSAL, LEAD_LAG, QUALITY, MOMENTUM = 0.6, 0.7, 0.98, 0.93
 REGIME_STAY = 0.98
