@@ -162,6 +162,8 @@ class Mirror:
                 self._unrecorded = None  # it may have been created all the same
                 raise
             failpoint("mirror.after_create_run")
+            if self._unrecorded is not None:
+                self._unrecorded[trial.run.uid] = run_id  # it stands, even if what follows is refused
             self._shown[run_id] = (dict(batch.tags), "RUNNING")
         self._send(run_id, batch)
         if batch.ended_at is not None:

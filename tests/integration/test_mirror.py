@@ -22,6 +22,7 @@ from hpo.ledger import Ledger, leases, reads
 from hpo.ledger.process import Process
 from hpo.tracking import projection
 from hpo.tracking.base import Unreachable
+from hpo.tracking.draining import Mirror
 from hpo.tracking.mlflow import MlflowTracker, initialise, tracker_name
 from hpo.verify import verify
 from trainer import failpoint
@@ -168,6 +169,25 @@ def test_a_checkpoint_that_retention_takes_away_meanwhile(made, tracker):
     tracker.send(run_id, found.batch)
     assert set(tracker.digests(run_id)) == {"config.json"}
     drained(made, tracker)  # finds both runs by their tags
+
+
+def test_a_trial_that_is_refused_at_first_has_one_run(made, tracker):
+    """Retention may take a checkpoint between the look at the ledger and the link to its files."""
+    made.ask()
+    taken = made.claim()
+    ref = made.checkpoint(taken, 1)
+    made.report(taken, 1, {"val/m0": 1.0}, epoch=1, checkpoint=ref)
+    away = ref.path.rename(ref.path.with_name("away"))
+    lease = leases.acquire(made.ledger, f"mirror:{made.id}", ME, SystemClock(), 5)
+    looking = Mirror(made.ledger, tracker, made.name, made.home, lease, SystemClock())
+    looking.look()  # creates the run; then the files are missing
+    away.rename(ref.path)
+    made.report(taken, 2, {"val/m0": 0.5}, epoch=2)
+    made.finish(taken, "complete", 2, [0.5])
+    looking.look(leaving=True)
+    lease.release()
+    assert len(tracker.find(made.name, made.uid, children=True)) == 1
+    assert mirror.behind(made.ledger, tracker.name, made.name) == 0
 
 
 def test_values_that_are_not_finite_and_names_mlflow_refuses(made, tracker):
