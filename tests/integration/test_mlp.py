@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import yaml
@@ -194,3 +195,15 @@ def test_the_split_is_fixed_disjoint_and_complete():
     everything = torch.cat([torch.from_numpy(pixels / 16).float(), torch.from_numpy(classes)[:, None].float()], dim=1)
     assert torch.equal(rows.unique(dim=0), everything.unique(dim=0))
     assert not torch.equal(digits(1)["val"][0], parts["val"][0])
+
+
+def test_the_study_of_the_guide_runs(home, tmp_path):
+    guide = Path(__file__).parents[2] / "docs" / "guide" / "first-study.md"
+    code = re.search(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    (tmp_path / "sine.py").write_text(code[1])
+    flags = ("--study", str(tmp_path / "sine.py"), "--trials", "3", "--executor", "inline")
+    assert hpo("run", *flags, home=home).exit_code == 0
+    found = status(home, "sine")
+    assert found["trials"]["complete"] == 3
+    assert found["best"]["value"] < 0.5  # predicting 0 everywhere costs 0.52
