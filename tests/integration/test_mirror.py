@@ -177,11 +177,14 @@ def test_a_trial_that_is_refused_at_first_has_one_run(made, tracker):
     taken = made.claim()
     ref = made.checkpoint(taken, 1)
     made.report(taken, 1, {"val/m0": 1.0}, epoch=1, checkpoint=ref)
-    away = ref.path.rename(ref.path.with_name("away"))
+    files = {file: file.read_bytes() for file in ref.path.iterdir()}
+    for file in files:
+        file.unlink()
     lease = leases.acquire(made.ledger, f"mirror:{made.id}", ME, SystemClock(), 5)
     looking = Mirror(made.ledger, tracker, made.name, made.home, lease, SystemClock())
-    looking.look()  # creates the run; then the files are missing
-    away.rename(ref.path)
+    looking.look()
+    for file, content in files.items():
+        file.write_bytes(content)
     made.report(taken, 2, {"val/m0": 0.5}, epoch=2)
     made.finish(taken, "complete", 2, [0.5])
     looking.look(leaving=True)
