@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class Options:
     tracking_uri: str
     trials: int | None = None  # the total over all resumptions; None keeps what was asked for before
     allow_drift: bool = False
+    data: Mapping[str, Any] | None = None  # the study's report on its data
     lease_timeout: float = LEASE_SECONDS
 
 
@@ -47,6 +48,7 @@ def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) 
     """Create the study, or continue it if the ledger knows this very declaration; DriftError names what changed."""
     identity = study.identity() | spec.identity() | {"versions": deciding_versions()}
     environment = describe(study) | {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}
+    environment |= {"data": dict(options.data)} if options.data else {}
 
     def body(connection: Connection) -> RowMapping:
         row = connection.execute(select(studies).where(studies.c.name == spec.name)).mappings().first()

@@ -7,6 +7,7 @@ HpoError                exit code 1
 │   └── DriftError      a study that is not the one the ledger knows; names what changed
 ├── Busy                another driver owns the study: host, pid and since when; exit code 3
 └── StorageError        the ledger cannot be opened, read or written
+    └── NoLedger        there is none yet
 """
 
 from __future__ import annotations
@@ -44,3 +45,7 @@ class Busy(HpoError):
 
 class StorageError(HpoError):
     """The ledger cannot be opened, read or written."""
+
+
+class NoLedger(StorageError):
+    """There is no ledger where one was looked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import pkgutil
 import re
@@ -41,6 +42,29 @@ def shipped() -> list[str]:
 
 def _shipped_example() -> str:
     return repr(next(iter(shipped()), "name"))
+
+
+def imported_siblings(file: Path, *modules: str) -> list[Path]:
+    """`file`, and what it and `modules` import, at any depth, from the directory it lies in: files and packages."""
+    found: list[Path] = []
+    waiting = [file, *(sibling for name in modules for sibling in _sibling(file.parent, name))]
+    while waiting:
+        if (path := waiting.pop()) in found:
+            continue
+        found.append(path)
+        sources = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        for node in (node for source in sources for node in ast.walk(ast.parse(source.read_bytes()))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            waiting += [sibling for name in names for sibling in _sibling(file.parent, name)]
+    return sorted(found)
+
+
+def _sibling(directory: Path, module: str) -> list[Path]:
+    """The file or the package beside it that an import of `module` means; none if it is not there."""
+    top = module.lstrip(".").partition(".")[0]
+    places = [directory / f"{top}.py", directory / top] if top else []
+    return [place for place in places if place.is_file() or (place / "__init__.py").is_file()][:1]
 
 
 def _load_shipped(name: str) -> ModuleType:

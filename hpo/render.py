@@ -73,6 +73,7 @@ class Progress:
         self._id: int = row["id"]
         self.requested: int = row["requested"]
         self.spec: dict[str, Any] = row["spec"]
+        self.data: dict[str, Any] = row["environment"].get("data", {})
         self._floor = 0
         self.refresh()
         self._began = clock.monotonic()
@@ -175,6 +176,8 @@ class View:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def start(self) -> View:
+        if found := {what: count for what, count in self.progress.data.items() if count}:
+            self._line("data: " + ", ".join(f"{what.replace('_', ' ')} {count}" for what, count in found.items()))
         if self._live:
             self._live.start()
         else:

@@ -11,12 +11,13 @@ from typing import Any
 
 from hpo.config import near
 from hpo.driver import LEASE_SECONDS, Driver, Options
-from hpo.errors import UserError
+from hpo.errors import NoLedger, UserError
 from hpo.executors.base import Executor
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
+from hpo.lookup import tracking_uri_of
 from hpo.search.samplers import SAMPLERS
 from hpo.search.strategy import STRATEGIES, make_strategy
 from hpo.study import Study, StudySpec, load
@@ -62,15 +63,24 @@ class Result:
 def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) -> Result:
     """Drive the study to its end or its interruption. `watch(ledger, name)` gives what is called at every tick."""
     executor_name, workers = _executor(request)
-    ledger = Ledger(request.storage or request.home.create().storage)
-    study, spec = declare(request, ledger, workers)
-    study.check_data()
+    storage = request.storage or request.home.storage
+    try:
+        known = Ledger(storage, create=False)
+    except NoLedger:
+        if request.reference is None:
+            raise
+        known = None
+    study, spec = declare(request, known, workers)
+    data = study.check_data()
+    home = request.home.create()
+    ledger = known or Ledger(storage)
     options = Options(
-        home=request.home.create(),
+        home=home,
         storage=ledger.url,
-        tracking_uri=request.tracking_uri or request.home.tracking_uri,
+        tracking_uri=_tracking_uri(request, ledger, spec.name),
         trials=request.trials,
         allow_drift=request.allow_drift,
+        data=data,
         lease_timeout=request.lease_timeout or float(os.environ.get("HPO_LEASE_SECONDS", LEASE_SECONDS)),
     )
     driver = Driver(ledger, study, spec, options, EXECUTORS[executor_name](workers))
@@ -116,6 +126,7 @@ class _Signals:
         if self.first is None:
             self.first = number
             self._driver.request_stop()
+            os.write(2, b"\nstopping: trials are saved and wait for `hpo resume`; once more stops at once.\n")
         else:
             self._driver.kill()
             self._kill_mirror()
@@ -135,8 +146,17 @@ def _executor(request: Request) -> tuple[str, int]:
     return name, workers
 
 
-def declare(request: Request, ledger: Ledger, workers: int) -> tuple[Study, StudySpec]:
-    """The study as asked for: flags first, then what the ledger has stored for its name, then the declaration."""
+def _tracking_uri(request: Request, ledger: Ledger, name: str) -> str:
+    """Where the study is tracked: as given, else where it was begun, else in the home."""
+    with ledger.read() as connection:
+        begun = name in reads.study_names(connection)
+    if begun:
+        return tracking_uri_of(ledger, name, request.home, request.tracking_uri)
+    return request.tracking_uri or request.home.tracking_uri
+
+
+def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Study, StudySpec]:
+    """The study as asked for: flags, then what the ledger, if any, has stored for its name, then the declaration."""
     for flag, value, known in (
         ("--sampler", request.sampler, SAMPLERS),
         ("--strategy", request.strategy, STRATEGIES),
@@ -148,9 +168,7 @@ def declare(request: Request, ledger: Ledger, workers: int) -> tuple[Study, Stud
         raise UserError(f"--window {request.window}: give 1 or more.")
     study = load(request.reference) if request.reference else None
     name = check_name(request.name or (study.name if study else ""))
-    with ledger.read() as connection:
-        known = study is None or name in reads.study_names(connection)
-        stored = StudySpec.from_json(reads.study_row(connection, name)["spec"]) if known else None
+    stored = _stored(ledger, name, wanted=study is None) if ledger else None
     if study is None:
         assert stored is not None
         study = load(stored.reference)
@@ -170,6 +188,14 @@ def declare(request: Request, ledger: Ledger, workers: int) -> tuple[Study, Stud
     return study, defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
 
 
+def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
+    """What the ledger has for the name; StudyError if there is nothing and it is `wanted`."""
+    with ledger.read() as connection:
+        if not wanted and name not in reads.study_names(connection):
+            return None
+        return StudySpec.from_json(reads.study_row(connection, name)["spec"])
+
+
 def _strategy(name: str, study: Study) -> dict[str, Any]:
     """The named strategy, with the declaration's options where it declares that one."""
     return dict(study.strategy) if study.strategy["name"] == name else dict(make_strategy(name).model_dump())
@@ -177,4 +203,4 @@ def _strategy(name: str, study: Study) -> dict[str, Any]:
 
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise UserError(f"{flag} {value!r} is not known: choose one of {', '.join(known)}{near(value, known)}")
+        raise UserError(f"{flag} {value!r} is not known: choose one of {', '.join(known)}{near(value, known) or '.'}")

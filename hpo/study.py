@@ -22,7 +22,7 @@ from hpo.config import as_json, assign, check_path, config_hash, flatten, from_j
 from hpo.dimensions import Dimension
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
-from hpo.loading import load_module
+from hpo.loading import imported_siblings, load_module
 from hpo.objective import Objective
 from hpo.search.samplers import SAMPLERS
 from hpo.search.strategy import make_strategy
@@ -213,10 +213,9 @@ class Study:
         """The class of the task, imported now. Raises StudyError where the name leads nowhere."""
         return self._named("task", self.task, type) if isinstance(self.task, str) else self.task
 
-    def check_data(self) -> None:
-        """Have the study look at its data, before anything is written."""
-        if self.check is not None:
-            self._named("check", self.check, FunctionType)(self.config)
+    def check_data(self) -> Mapping[str, Any] | None:
+        """Have the study look at its data, before anything is written; its report, plain JSON, if it gives one."""
+        return None if self.check is None else self._named("check", self.check, FunctionType)(self.config)
 
     def _named(self, what: str, given: str, kind: type) -> Any:
         """What "package.module:name" names, absolute or relative to the declaring module."""
@@ -272,7 +271,11 @@ class Study:
         file = getattr(module, "__file__", None)
         if file is None:
             return _sha256({})
-        return _tree_sha256(Path(file).parent if hasattr(module, "__path__") else Path(file), "*.py")
+        if hasattr(module, "__path__"):
+            return _tree_sha256(Path(file).parent, "*.py")
+        own = self.task.partition(":")[0] if isinstance(self.task, str) else ""
+        parts = imported_siblings(Path(file), own)
+        return _sha256({one.name: _tree_sha256(one, "*.py") for one in parts})
 
     def to_optuna(
         self, home: Home | str | None = None, name: str | None = None, *, storage: str | None = None

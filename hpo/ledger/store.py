@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine, make_url
 
-from hpo.errors import StorageError, UserError
+from hpo.errors import NoLedger, StorageError, UserError
 from hpo.ledger.tables import metadata
 
 T = TypeVar("T")
@@ -91,9 +91,7 @@ class Ledger:
         if version == SCHEMA_VERSION:
             return
         if version is None and not create:
-            raise StorageError(
-                f"{self.shown} holds no ledger: run a study first, or name the right --home or --storage."
-            )
+            raise NoLedger(f"{self.shown} holds no ledger: run a study first, or name the right --home or --storage.")
         if version is not None and version > SCHEMA_VERSION:
             raise StorageError(
                 f"{self.shown} was written by a newer release (schema {version}, known {SCHEMA_VERSION}): upgrade hpo."
@@ -126,7 +124,7 @@ def _sqlite_engine(url: sa.URL, create: bool) -> Engine:
     if not url.database or url.database == ":memory:":
         raise UserError("--storage needs a file: sqlite:///PATH; a database in memory would not outlive the command.")
     if not create and not path.exists():
-        raise StorageError(f"there is no ledger at {path}: run a study first, or name the right --home or --storage.")
+        raise NoLedger(f"there is no ledger at {path}: run a study first, or name the right --home or --storage.")
     if (kind := _filesystem(path)) in _NETWORK_FILESYSTEMS:
         raise StorageError(f"{path} lies on {kind}, where SQLite's WAL is unsafe: use a local disk or PostgreSQL.")
     engine = sa.create_engine(url, connect_args={"timeout": 30.0, "check_same_thread": False})

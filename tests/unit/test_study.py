@@ -466,3 +466,29 @@ def test_loading_a_study_is_torch_free():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_the_code_of_a_file_is_all_that_it_imports_from_its_directory(tmp_path):
+    (tmp_path / "net").mkdir()
+    for name, text in {
+        "mine.py": "import hpo, helper\nfrom pydantic import BaseModel\nclass C(BaseModel):\n    a: int = 1\n"
+        "STUDY = hpo.Study('s', C(), 'tasks:T', {'a': hpo.Int(1, 3)}, [hpo.Objective('m')])\n",
+        "helper.py": "",
+        "tasks.py": "from net import layers\nclass T: pass\n",
+        "net/__init__.py": "",
+        "net/layers.py": "",
+        "apart.py": "",
+    }.items():
+        (tmp_path / name).write_text(text)
+
+    def code() -> str:
+        return load(str(tmp_path / "mine.py")).identity()["code"]
+
+    seen = {code()}
+    for part in ("helper.py", "tasks.py", "net/layers.py", "mine.py"):
+        with (tmp_path / part).open("a") as file:
+            file.write("# changed\n")
+        seen.add(code())
+    assert len(seen) == 5
+    (tmp_path / "apart.py").write_text("# changed")
+    assert code() in seen, "what is not imported does not belong to the study"
