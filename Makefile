@@ -70,7 +70,7 @@ test-slow: $(READY)  ## the full sweeps
 lint: $(READY)  ## style, types, imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 format: $(READY)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import sys
 import threading
 import traceback
-import uuid
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
@@ -22,34 +18,16 @@ from hpo.executors.base import WorkerContext
 from hpo.executors.process import die_with_parent
 from hpo.home import Home
 from hpo.ledger import Ledger, writes
-from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.process import Process
 from hpo.ledger.tables import studies
-from hpo.ledger.writes import Claim, LaneReport
-from hpo.search.strategy import make_strategy
-from hpo.study import Study, StudySpec, load
+from hpo.ledger.writes import Claim
+from hpo.reporter import LedgerReporter, Opened
+from hpo.system import SystemMetrics
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, TrainerError
 from trainer.failpoint import failpoint
-from trainer.report import CheckpointRef, Outcome, Verdict
+from trainer.report import Outcome
 
 FENCED = 4  # exit code of a worker process that lost its trial to another
-
-
-class Opened:
-    """A study as a worker holds it: loaded once, used for many trials."""
-
-    def __init__(self, row: Mapping[str, Any]) -> None:
-        self.id: int = row["id"]
-        self.name: str = row["name"]
-        self.spec = StudySpec.from_json(row["spec"])
-        self.study: Study = load(self.spec.reference).configure(self.spec.overrides)
-        self.strategy = make_strategy(self.spec.strategy)
-        self.curves = Curves(self.id, self.study.objectives[0])
-
-    def history(self, connection: Connection, claim: Claim, epoch: int, value: float) -> LedgerHistory:
-        """What a decision on the trial may read: in ordered mode only trials <= number - W."""
-        limit = claim.number - self.spec.window if self.spec.order == "ordered" else None
-        return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, value, limit)
 
 
 class Worker:
@@ -63,6 +41,7 @@ class Worker:
         self.leaving = threading.Event()
         self._ledger.transact(lambda c: writes.register(c, self._process, executor))
         self._lease = _Renewer(self._ledger, context.lease_timeout / 3)
+        self._system = SystemMetrics()
 
     def run_one(self) -> bool:
         """Train one waiting trial to its end or its interruption; False if none waits."""
@@ -79,6 +58,11 @@ class Worker:
     def preempt(self) -> None:
         self.leaving.set()
 
+    def _preempted(self) -> bool:
+        """Whether the fit should leave; raises Fenced if its trial is another's by now."""
+        self._lease.check()
+        return self.leaving.is_set()
+
     def close(self) -> None:
         self._lease.close()
         self._ledger.transact(lambda c: writes.unregister(c, self._process))
@@ -88,7 +72,9 @@ class Worker:
         with self._lease.on(claim):
             try:
                 opened = self._open(claim.study_id)
-                reporter = LedgerReporter(self._ledger, self._context.home, opened, claim, self._lease, self.leaving)
+                reporter = LedgerReporter(
+                    self._ledger, self._context.home, opened, claim, self._preempted, self._system
+                )
                 outcome = self._fit(opened, claim, reporter)
             except (CheckpointError, UserError) as error:
                 # This place is at fault, its disk or its home, and not the trial: it waits for another worker.
@@ -183,97 +169,6 @@ class _Renewer:
             except StorageError as error:
                 # The training thread meets the same outage at its next report, and decides there.
                 print(f"lease of trial {claim.number} not renewed: {error}", file=sys.stderr)
-
-
-class LedgerReporter:
-    """A trainer.report.Reporter that commits to the ledger, one transaction per report."""
-
-    def __init__(
-        self, ledger: Ledger, home: Home, opened: Opened, claim: Claim, lease: _Renewer, leaving: threading.Event
-    ) -> None:
-        self._ledger, self._opened, self._claim = ledger, opened, claim
-        self._lease, self._leaving = lease, leaving
-        self._directory = home.checkpoints(opened.name, claim.number)
-        self._files = home.files(opened.name, claim.number)
-        self._metric = opened.study.objectives[0].metric
-
-    @property
-    def preempted(self) -> bool:
-        self._lease.check()
-        return self._leaving.is_set()
-
-    def store(self) -> Any:
-        """The trial's checkpoints; the committed ones are those the ledger knows."""
-        from trainer.checkpoint import CheckpointStore
-
-        committed = [
-            CheckpointRef(self._directory / row["path"], row["step"], row["epoch"], row["sha256"], row["size"])
-            for row in self._claim.committed
-        ]
-        metrics = {row["path"]: row["metrics"] for row in self._claim.committed}
-        return CheckpointStore(
-            self._directory,
-            fence=self._claim.fence,
-            committed=committed,
-            metrics=metrics,
-            config_hash=self._claim.config_hash,
-            on_change=self._checkpoint_changed,
-        )
-
-    def report(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        *,
-        epoch: int | None = None,
-        fold: int = 0,
-        checkpoint: CheckpointRef | None = None,
-    ) -> Verdict:
-        self._lease.check()
-        lane = LaneReport(
-            self._claim,
-            step,
-            metrics,
-            epoch=epoch,
-            fold=fold,
-            checkpoint=checkpoint,
-            checkpoint_path=checkpoint.path.name if checkpoint else "",
-            decide=self._decider(metrics, epoch, fold),
-            strategy=self._opened.strategy.name,
-        )
-        failpoint("worker.before_report_commit")
-        [answer] = self._ledger.transact(lambda connection: writes.commit(connection, [lane]))
-        failpoint("worker.after_report_commit")
-        if isinstance(answer, Fenced):
-            raise answer
-        return answer
-
-    def event(self, kind: str, **fields: Any) -> None:
-        uid = uuid.uuid4().hex
-        self._ledger.transact(lambda connection: writes.record(connection, self._claim, kind, fields, uid))
-
-    def artifact(self, path: Path, name: str | None = None) -> None:
-        name = name or path.name
-        target = (self._files / name).resolve()
-        if not target.is_relative_to(self._files.resolve()):
-            raise UserError(
-                f"artifact name {name!r} leads out of the trial's files: give a relative path without '..'."
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
-        shutil.copyfile(path, partial)
-        os.replace(partial, target)
-        self.event("artifact", path=name)
-
-    def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> writes.Decide | None:
-        strategy, opened, claim = self._opened.strategy, self._opened, self._claim
-        if epoch is None or fold != 0 or self._metric not in metrics or not strategy.wants(epoch):
-            return None
-        value = metrics[self._metric]
-        return lambda connection: strategy.decide(opened.history(connection, claim, epoch, value))
-
-    def _checkpoint_changed(self, ref: CheckpointRef, **values: Any) -> None:
-        self._ledger.transact(lambda c: writes.set_checkpoint(c, self._claim, ref.path.name, **values))
 
 
 def serve(context: WorkerContext, executor: str, idle: float = 0.1) -> int:

@@ -258,7 +258,7 @@ def _compare(connection: Connection, lane: LaneReport, revision: int) -> None:
 
 def machine_dependent(key: str) -> bool:
     """Metrics that a replay may give another value: clocks, load, throughput."""
-    return key.startswith(("system/", "time/")) or key.endswith("_per_sec")
+    return key.startswith(("system/", "time/")) or key.endswith(("_per_sec", "_util"))
 
 
 def _insert_checkpoint(connection: Connection, lane: LaneReport, ref: CheckpointRef, revision: int) -> None:

@@ -1,0 +1,138 @@
+"""Where a trial's reports go: into the ledger, with the strategy's decision."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
+from hpo.errors import UserError
+from hpo.home import Home
+from hpo.ledger import Ledger, writes
+from hpo.ledger.history import Curves, LedgerHistory
+from hpo.ledger.writes import Claim, LaneReport
+from hpo.search.strategy import make_strategy
+from hpo.study import Study, StudySpec, load
+from hpo.system import SystemMetrics
+from trainer.errors import Fenced
+from trainer.failpoint import failpoint
+from trainer.report import CheckpointRef, Verdict
+
+
+class Opened:
+    """A study as a worker holds it: loaded once, used for many trials."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.id: int = row["id"]
+        self.name: str = row["name"]
+        self.spec = StudySpec.from_json(row["spec"])
+        self.study: Study = load(self.spec.reference).configure(self.spec.overrides)
+        self.strategy = make_strategy(self.spec.strategy)
+        self.curves = Curves(self.id, self.study.objectives[0])
+
+    def history(self, connection: Connection, claim: Claim, epoch: int, value: float) -> LedgerHistory:
+        """What a decision on the trial may read: in ordered mode only trials <= number - W."""
+        limit = claim.number - self.spec.window if self.spec.order == "ordered" else None
+        return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, value, limit)
+
+
+class LedgerReporter:
+    """A trainer.report.Reporter that commits to the ledger, one transaction per report."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        home: Home,
+        opened: Opened,
+        claim: Claim,
+        preempted: Callable[[], bool],
+        system: SystemMetrics,
+    ) -> None:
+        self._ledger, self._opened, self._claim = ledger, opened, claim
+        self._preempted, self._system = preempted, system
+        self._directory = home.checkpoints(opened.name, claim.number)
+        self._files = home.files(opened.name, claim.number)
+        self._metric = opened.study.objectives[0].metric
+
+    @property
+    def preempted(self) -> bool:
+        return self._preempted()
+
+    def store(self) -> Any:
+        """The trial's checkpoints; the committed ones are those the ledger knows."""
+        from trainer.checkpoint import CheckpointStore
+
+        committed = [
+            CheckpointRef(self._directory / row["path"], row["step"], row["epoch"], row["sha256"], row["size"])
+            for row in self._claim.committed
+        ]
+        metrics = {row["path"]: row["metrics"] for row in self._claim.committed}
+        return CheckpointStore(
+            self._directory,
+            fence=self._claim.fence,
+            committed=committed,
+            metrics=metrics,
+            config_hash=self._claim.config_hash,
+            on_change=self._checkpoint_changed,
+        )
+
+    def report(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        epoch: int | None = None,
+        fold: int = 0,
+        checkpoint: CheckpointRef | None = None,
+    ) -> Verdict:
+        self._preempted()
+        system = {} if epoch is None else self._system.read()
+        lane = LaneReport(
+            self._claim,
+            step,
+            {**metrics, **system},
+            epoch=epoch,
+            fold=fold,
+            checkpoint=checkpoint,
+            checkpoint_path=checkpoint.path.name if checkpoint else "",
+            decide=self._decider(metrics, epoch, fold),
+            strategy=self._opened.strategy.name,
+        )
+        failpoint("worker.before_report_commit")
+        [answer] = self._ledger.transact(lambda connection: writes.commit(connection, [lane]))
+        failpoint("worker.after_report_commit")
+        if isinstance(answer, Fenced):
+            raise answer
+        return answer
+
+    def event(self, kind: str, **fields: Any) -> None:
+        uid = uuid.uuid4().hex
+        self._ledger.transact(lambda connection: writes.record(connection, self._claim, kind, fields, uid))
+
+    def artifact(self, path: Path, name: str | None = None) -> None:
+        name = name or path.name
+        target = (self._files / name).resolve()
+        if not target.is_relative_to(self._files.resolve()):
+            raise UserError(
+                f"artifact name {name!r} leads out of the trial's files: give a relative path without '..'."
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
+        shutil.copyfile(path, partial)
+        os.replace(partial, target)
+        self.event("artifact", path=name)
+
+    def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> writes.Decide | None:
+        strategy, opened, claim = self._opened.strategy, self._opened, self._claim
+        if epoch is None or fold != 0 or self._metric not in metrics or not strategy.wants(epoch):
+            return None
+        value = metrics[self._metric]
+        return lambda connection: strategy.decide(opened.history(connection, claim, epoch, value))
+
+    def _checkpoint_changed(self, ref: CheckpointRef, **values: Any) -> None:
+        self._ledger.transact(lambda c: writes.set_checkpoint(c, self._claim, ref.path.name, **values))
