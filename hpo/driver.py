@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.clock import Clock, SystemClock
@@ -20,7 +20,8 @@ from hpo.ledger import Ledger, writes
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Lease, acquire
 from hpo.ledger.process import Process, is_dead
-from hpo.ledger.tables import TERMINAL_STATES, asks, attempts, studies, trials, workers
+from hpo.ledger.statements import insert_new
+from hpo.ledger.tables import TERMINAL_STATES, asks, attempts, checkpoints, studies, trials, workers
 from hpo.search.sampler import Sampler, TrialRecord
 from hpo.search.samplers import make_sampler
 from hpo.study import Study, StudySpec, drift
@@ -45,41 +46,29 @@ class Options:
 
 
 def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) -> RowMapping:
-    """Create the study, or continue it if the ledger knows this very declaration; DriftError names what changed."""
-    identity = study.identity() | spec.identity() | {"versions": deciding_versions()}
+    """The study's row, made if there is none; DriftError naming what changed if the ledger knows another declaration."""
+    new = {"name": spec.name, "uid": uuid.uuid4().hex, "created_at": SystemClock().wall(), "state": "open"}
+    new |= {"requested": options.trials or 0, "spec": spec.to_json(), "identity": identity(study, spec)}
     environment = describe(study) | {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}
     environment |= {"data": dict(options.data)} if options.data else {}
 
     def body(connection: Connection) -> RowMapping:
-        row = connection.execute(select(studies).where(studies.c.name == spec.name)).mappings().first()
-        if row is None:
-            new = {"name": spec.name, "uid": uuid.uuid4().hex, "created_at": SystemClock().wall(), "state": "open"}
-            new |= {"requested": options.trials or 0, "spec": spec.to_json(), "identity": identity}
-            connection.execute(insert(studies).values(**new, environment=environment))
-        else:
-            _continue(connection, row, spec, identity, options)
+        connection.execute(insert_new(connection, studies), new | {"environment": environment})
         return connection.execute(select(studies).where(studies.c.name == spec.name)).mappings().one()
 
-    return ledger.transact(body)
-
-
-def _continue(
-    connection: Connection, row: RowMapping, spec: StudySpec, identity: dict[str, Any], options: Options
-) -> None:
-    changed = drift(row["identity"], identity)
+    row = ledger.transact(body)
+    changed = drift(row["identity"], new["identity"])
     if changed and not options.allow_drift:
         raise DriftError(
             f"study {spec.name!r} is in the ledger already, and {'; '.join(changed)}: give the new one its own --name, "
             "or continue with --allow-drift."
         )
-    values: dict[str, Any] = {"state": "open", "revision": studies.c.revision + 1}
-    if options.trials is not None:
-        values["requested"] = options.trials
-    if changed:
-        values |= {"spec": spec.to_json(), "identity": identity}
-    connection.execute(update(studies).where(studies.c.id == row["id"]).values(**values))
-    if changed:
-        writes.note(connection, row["id"], "drift", {"changed": changed}, uuid.uuid4().hex)
+    return row
+
+
+def identity(study: Study, spec: StudySpec) -> dict[str, Any]:
+    """All that decides a study's results, by component."""
+    return study.identity() | spec.identity() | {"versions": deciding_versions()}
 
 
 class Driver:
@@ -105,10 +94,40 @@ class Driver:
     def acquire(self) -> None:
         """Become the study's driver; raise Busy if another one lives."""
         row = open_study(self._ledger, self._study, self._spec, self._options)
-        self._id, self._requested = row["id"], row["requested"]
-        name = f"driver:{self._id}"
+        self._id, name = row["id"], f"driver:{row['id']}"
         self._lease: Lease = acquire(self._ledger, name, Process.current(), self._clock, self._options.lease_timeout)
-        self._options.home.mark(self._spec.name, row["uid"])
+        try:
+            self._take_over(row)
+        except BaseException:
+            self.release()
+            raise
+
+    def _take_over(self, row: RowMapping) -> None:
+        """As the study's only driver: note what the user wants now, and rebuild what memory holds."""
+        changed = drift(row["identity"], identity(self._study, self._spec))
+        wanted = row["requested"] if self._options.trials is None else self._options.trials
+
+        def body(connection: Connection) -> bool:
+            self._lease.check(connection)
+            values: dict[str, Any] = {"state": "open", "requested": wanted, "revision": studies.c.revision + 1}
+            if changed:
+                values |= {"spec": self._spec.to_json(), "identity": identity(self._study, self._spec)}
+                writes.note(
+                    connection,
+                    row["id"],
+                    "drift",
+                    {"changed": changed},
+                    f"{self._lease.name}.{self._lease.fence}.drift",
+                )
+            connection.execute(update(studies).where(studies.c.id == row["id"]).values(**values))
+            saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == row["id"]).limit(1)
+            return connection.execute(saved).first() is not None
+
+        home, has_checkpoints = self._options.home, self._ledger.transact(body)
+        if has_checkpoints:
+            home.check_mark(self._spec.name, row["uid"], row["environment"]["host"])
+        home.mark(self._spec.name, row["uid"])
+        self._requested = wanted
         self._curves = Curves(self._id, self._study.objectives[0])
         self._adopt()
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from hpo.errors import UserError
 from hpo.executors.base import WorkerContext
+
+if TYPE_CHECKING:
+    from hpo.worker import Worker
 
 
 class Inline:
@@ -11,12 +17,11 @@ class Inline:
     name = "inline"
 
     def __init__(self, workers: int = 1) -> None:
-        from hpo.errors import UserError
-
         if workers != 1:
             raise UserError(
                 f"--workers {workers} with --executor inline: it trains in one process; use --executor local."
             )
+        self._worker: Worker | None = None
 
     def start(self, context: WorkerContext) -> None:
         from hpo.worker import Worker
@@ -24,13 +29,16 @@ class Inline:
         self._worker = Worker(context, self.name)
 
     def step(self) -> bool:
+        assert self._worker is not None, "start() comes first"
         return self._worker.run_one()
 
     def preempt(self) -> None:
-        self._worker.preempt()
+        if self._worker is not None:
+            self._worker.preempt()
 
     def stop(self, grace: float) -> None:
-        self._worker.close()
+        if self._worker is not None:
+            self._worker.close()
 
     def kill(self) -> None:
         """Nothing to do: the worker ends with this process."""

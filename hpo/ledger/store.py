@@ -52,7 +52,7 @@ class Ledger:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A consistent view; nothing is written."""
-        with _one_sentence(self), self.engine.begin() as connection:
+        with _one_sentence(self), self._reader.begin() as connection:
             yield connection
 
     @contextmanager
@@ -86,6 +86,9 @@ class Ledger:
 
     def _prepare(self, create: bool) -> None:
         self._writer = self.engine.execution_options(hpo_write=True)
+        # SQLite's readers see a snapshot anyhow.
+        snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reader = self.engine.execution_options(**snapshot)
         with self.engine.begin() as connection:
             version = _version(connection)
         if version == SCHEMA_VERSION:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpo.driver import Driver, Options
-from hpo.errors import HpoError, UserError
+from hpo.errors import Busy, HpoError, UserError
 from hpo.executors.base import Executor, WorkerContext
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
@@ -130,3 +130,20 @@ def _spawn_broken(module, arguments, log, **environ):
     from hpo.executors.process import spawn
 
     return spawn("hpo_nowhere", arguments, log, **environ)
+
+
+def test_a_second_driver_changes_nothing_of_a_study_that_is_driven(tmp_path):
+    home = Home(tmp_path / "home").create()
+    ledger = Ledger(home.storage)
+    study, spec = declare(Request(home, reference=STUDY), ledger, workers=1)
+    first, second = (
+        Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=n), Inline()) for n in (2, 99)
+    )
+    first.acquire()
+    with pytest.raises(Busy, match=r"already has a driver: host .*, pid \d+, since 20"):
+        second.acquire()
+    with ledger.read() as connection:
+        assert reads.status(connection, "curves").requested == 2
+    assert first.run() == "complete"
+    first.release()
+    ledger.close()
