@@ -46,7 +46,7 @@ class Options:
 
 
 def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) -> RowMapping:
-    """The study's row, made if there is none; DriftError naming what changed if the ledger knows another declaration."""
+    """The study's row, made if there is none; DriftError, naming what changed, if the ledger knows another one."""
     new = {"name": spec.name, "uid": uuid.uuid4().hex, "created_at": SystemClock().wall(), "state": "open"}
     new |= {"requested": options.trials or 0, "spec": spec.to_json(), "identity": identity(study, spec)}
     environment = describe(study) | {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}
