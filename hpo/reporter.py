@@ -19,6 +19,7 @@ from hpo.ledger.writes import Claim, LaneReport
 from hpo.search.strategy import make_strategy
 from hpo.study import Study, StudySpec, load
 from hpo.system import SystemMetrics
+from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
 from trainer.failpoint import failpoint
 from trainer.report import CheckpointRef, Verdict
@@ -63,10 +64,8 @@ class LedgerReporter:
     def preempted(self) -> bool:
         return self._preempted()
 
-    def store(self) -> Any:
+    def store(self) -> CheckpointStore:
         """The trial's checkpoints; the committed ones are those the ledger knows."""
-        from trainer.checkpoint import CheckpointStore
-
         committed = [
             CheckpointRef(self._directory / row["path"], row["step"], row["epoch"], row["sha256"], row["size"])
             for row in self._claim.committed

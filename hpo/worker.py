@@ -25,6 +25,7 @@ from hpo.reporter import LedgerReporter, Opened
 from hpo.system import SystemMetrics
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, TrainerError
 from trainer.failpoint import failpoint
+from trainer.loop import fit  # and with it torch: a worker is ready before it claims
 from trainer.report import Outcome
 
 FENCED = 4  # exit code of a worker process that lost its trial to another
@@ -93,8 +94,6 @@ class Worker:
         return self._studies[study_id]
 
     def _fit(self, opened: Opened, claim: Claim, reporter: LedgerReporter) -> Outcome:
-        from trainer.loop import fit
-
         store = reporter.store()
         try:
             config: Any = opened.study.rebuild(claim.config, claim.config_hash)

@@ -26,7 +26,7 @@ class Model(BaseModel):
 class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     model: Model = Model()
-    pause: float = 0.01
+    pause: float = 0.02
     train: TrainConfig = TrainConfig(
         num_epochs=4,
         batch_size=12,
