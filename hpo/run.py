@@ -24,6 +24,7 @@ from hpo.study import Study, StudySpec, load
 
 EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "local": Local}
 ORDERS = ("ordered", "async")
+MAX_WORKERS_PER_CORE = 8  # more processes than that only wait for each other, and may take the host down
 MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
 
@@ -141,8 +142,9 @@ def _executor(request: Request) -> tuple[str, int]:
     name = request.executor or "local"
     _one_of("--executor", name, tuple(EXECUTORS))
     workers = request.workers if request.workers is not None else (1 if name == "inline" else 2)
-    if workers < 1:
-        raise UserError(f"--workers {workers}: give 1 or more.")
+    most = MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
+    if not 1 <= workers <= most:
+        raise UserError(f"--workers {workers}: give 1 to {most} on this host; others can join by `hpo worker`.")
     return name, workers
 
 
