@@ -66,13 +66,13 @@ def finish(mirroring: Mirroring, ledger: Ledger, tracking_uri: str, study: str) 
     """Let the mirror send what is left and leave; how far the tracker is behind then.
 
     It may take as long as it makes progress. One that was killed, or that the signal met before it could listen, is
-    started once more.
+    started once more: it may have sent everything, but it still holds the lease.
     """
     name = tracker_name(tracking_uri)
     mirroring.process.terminate()
     _await(mirroring.process, lambda: behind(ledger, name, study))
     left = behind(ledger, name, study)
-    if left and mirroring.process.returncode < 0:
+    if mirroring.process.returncode < 0:
         mirroring.revive("--once")
         _await(mirroring.process, lambda: behind(ledger, name, study))
         left = behind(ledger, name, study)
