@@ -133,7 +133,7 @@ def kill_at(run: Run, target: str, share: float, duration: float, rng: random.Ra
     """
     if target == "mirror":
         run.extra += ("-o", "pause=0.08")
-        duration *= 4
+        duration *= 2.4
     driver = run.run()
     first_claim(run, driver)
     time.sleep(share * duration)
