@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import bindparam, select, update
@@ -24,7 +25,7 @@ from hpo.ledger.statements import insert_new
 from hpo.ledger.tables import TERMINAL_STATES, asks, attempts, checkpoints, studies, trials, workers
 from hpo.search.sampler import Sampler, TrialRecord
 from hpo.search.samplers import make_sampler
-from hpo.study import Study, StudySpec, drift
+from hpo.study import Study, StudySpec, drift, tree_sha256
 from hpo.tracking.mlflow import tracker_name
 from trainer.failpoint import failpoint
 
@@ -68,7 +69,8 @@ def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) 
 
 def identity(study: Study, spec: StudySpec) -> dict[str, Any]:
     """All that decides a study's results, by component."""
-    return study.identity() | spec.identity() | {"versions": deciding_versions()}
+    trainer = tree_sha256(Path(__file__).parent.parent / "trainer", "*.py")
+    return study.identity() | spec.identity() | {"versions": deciding_versions(), "trainer": trainer}
 
 
 class Driver:
@@ -97,36 +99,33 @@ class Driver:
         self._id, name = row["id"], f"driver:{row['id']}"
         self._lease: Lease = acquire(self._ledger, name, Process.current(), self._clock, self._options.lease_timeout)
         try:
-            self._take_over(row)
+            self._take_over()
         except BaseException:
             self.release()
             raise
 
-    def _take_over(self, row: RowMapping) -> None:
+    def _take_over(self) -> None:
         """As the study's only driver: note what the user wants now, and rebuild what memory holds."""
+        row = open_study(self._ledger, self._study, self._spec, self._options)  # as the last driver left it
         changed = drift(row["identity"], identity(self._study, self._spec))
         wanted = row["requested"] if self._options.trials is None else self._options.trials
+        saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == row["id"]).limit(1)
+        with self._ledger.read() as connection:
+            has_checkpoints = connection.execute(saved).first() is not None
+        if has_checkpoints:
+            self._options.home.check_mark(self._spec.name, row["uid"], row["environment"]["host"])
+        self._options.home.mark(self._spec.name, row["uid"])
 
-        def body(connection: Connection) -> bool:
+        def body(connection: Connection) -> None:
             self._lease.check(connection)
             values: dict[str, Any] = {"state": "open", "requested": wanted, "revision": studies.c.revision + 1}
             if changed:
                 values |= {"spec": self._spec.to_json(), "identity": identity(self._study, self._spec)}
-                writes.note(
-                    connection,
-                    row["id"],
-                    "drift",
-                    {"changed": changed},
-                    f"{self._lease.name}.{self._lease.fence}.drift",
-                )
+                uid = f"{self._lease.name}.{self._lease.fence}.drift"
+                writes.note(connection, row["id"], "drift", {"changed": changed}, uid)
             connection.execute(update(studies).where(studies.c.id == row["id"]).values(**values))
-            saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == row["id"]).limit(1)
-            return connection.execute(saved).first() is not None
 
-        home, has_checkpoints = self._options.home, self._ledger.transact(body)
-        if has_checkpoints:
-            home.check_mark(self._spec.name, row["uid"], row["environment"]["host"])
-        home.mark(self._spec.name, row["uid"])
+        self._ledger.transact(body)
         self._requested = wanted
         self._curves = Curves(self._id, self._study.objectives[0])
         self._adopt()
@@ -168,7 +167,7 @@ class Driver:
 
     def _adopt(self) -> None:
         """Rebuild the sampler from the ledger, and take back what dead workers of an earlier driver hold."""
-        self._reclaim()
+        self._reclaim(counted=False)
         self._sampler: Sampler = make_sampler(
             self._spec.sampler, self._study.space, self._study.objectives, self._spec.seed
         )
@@ -183,7 +182,8 @@ class Driver:
         self._lost = {row["number"] for row in rows if row["outcome"] == "lost"}
         self._ended_before = {row["number"] for row in rows if row["state"] in TERMINAL_STATES}
         if self._spec.order == "ordered":  # what the last ask saw, whatever was told after it
-            told = list(range(max(0, self._asked - self._spec.window)))
+            due = range(max(0, self._asked - self._spec.window))
+            told = [number for number in due if number in self._ended_before]  # all, unless the window has changed
         else:
             told = [
                 number for _, number in sorted((row["told"], row["number"]) for row in rows if row["told"] is not None)
@@ -247,8 +247,7 @@ class Driver:
                 self._tell(ended[number], told)
 
     def _tell(self, row: RowMapping, told: list[tuple[int, int]]) -> None:
-        with self._ledger.read() as connection:
-            self._sampler.tell(self._record(connection, row))
+        self._sampler.tell(self._ledger.look(lambda connection: self._record(connection, row)))
         told.append((row["number"], self._told))
         self._told += 1
         self._open.remove(row["number"])
@@ -256,13 +255,13 @@ class Driver:
             self._note_failure(row)
 
     def _note_failure(self, row: RowMapping) -> None:
-        trace = row["traceback"] if row["outcome"] == "user_error" else None
+        trace = {"user_error": row["traceback"] or row["error"], "bad_config": row["error"]}.get(row["outcome"])
         self._failures = (
             [*self._failures, trace] if trace and trace in self._failures[-1:] else [trace] if trace else []
         )
         if len(self._failures) >= MAX_EQUAL_TRACEBACKS:
             self.stopped_because = (
-                f"{len(self._failures)} trials in a row failed with the same traceback:\n{trace}\n"
+                f"{len(self._failures)} trials in a row failed in the same way:\n{trace}\n"
                 "mend the task, then `hpo resume --allow-drift` goes on."
             )
 
@@ -299,16 +298,15 @@ class Driver:
 
     def _ended(self) -> dict[int, RowMapping]:
         """The terminal trials the sampler does not know of, by number."""
-        with self._ledger.read() as connection:
-            rows = connection.execute(_ENDED, {"study": self._id, "first": min(self._open)}).mappings()
-            return {row["number"]: row for row in rows if row["number"] in self._open}
+        where = {"study": self._id, "first": min(self._open)}
+        rows = self._ledger.look(lambda connection: connection.execute(_ENDED, where).mappings().all())
+        return {row["number"]: row for row in rows if row["number"] in self._open}
 
     # leases
 
-    def _reclaim(self) -> None:
+    def _reclaim(self, *, counted: bool = True) -> None:
         """Take trials back from workers that are dead, or have not renewed for the lease's time on our own clock."""
-        with self._ledger.read() as connection:
-            rows = connection.execute(_RUNNING, {"study": self._id}).all()
+        rows = self._ledger.look(lambda connection: connection.execute(_RUNNING, {"study": self._id}).all())
         now = self._clock.monotonic()
         running = {}
         for row in rows:
@@ -321,7 +319,7 @@ class Driver:
                 why = f"pid {row.pid} on {row.host} was silent for {self._options.lease_timeout:g} s"
             else:
                 continue
-            self._ledger.transact(lambda c, row=row, why=why: writes.lose(c, row.id, row.fence, why))
+            self._ledger.transact(lambda c, row=row, why=why: writes.lose(c, row.id, row.fence, why, counted=counted))
         self._watched = running
 
     def _end(self, state: str) -> str:

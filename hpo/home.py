@@ -78,8 +78,15 @@ class Home:
     def mark(self, study: str, uid: str) -> None:
         """Leave the study's uid beside its checkpoints, by which a worker knows that it sees this very directory."""
         marker = self.checkpoints(study, 0).parent / _MARKER
+        if marker.is_file() and marker.read_text() == uid:
+            return
         marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.write_text(uid)
+        partial = marker.with_name(f"{_MARKER}.{os.getpid()}.tmp")
+        with partial.open("w") as file:
+            file.write(uid)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, marker)
 
     def check_mark(self, study: str, uid: str, host: str) -> None:
         """Raise UserError unless `mark` was called with this uid on this directory."""

@@ -20,7 +20,7 @@ from sqlalchemy import select
 
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import OPEN_STATES, STATES, TERMINAL_STATES, asks, trials
+from hpo.ledger.tables import OPEN_STATES, STATES, TERMINAL_STATES, asks, machine_dependent, trials
 
 if TYPE_CHECKING:
     from hpo.analysis.compare import Comparison
@@ -289,9 +289,8 @@ def summary(progress: Progress, result: Result) -> str:
 def comparison(found: Comparison, width: int | None) -> Table:
     """Trials side by side: what they were judged by, the parameters that differ, then the metrics that fit `width`."""
     judged = [column for column in found.columns if column.startswith("values.")]
-    machine = tuple(f"metrics.{prefix}" for prefix in reads.NEVER_DECLARED)
-    metrics = [c for c in found.columns if c.startswith("metrics.") and not c.startswith(machine)]
-    metrics = [column for column in metrics if f"values.{column.removeprefix('metrics.')}" not in judged]
+    shown = [column.removeprefix("metrics.") for column in found.columns if column.startswith("metrics.")]
+    metrics = [f"metrics.{key}" for key in shown if not machine_dependent(key) and f"values.{key}" not in judged]
     columns = ["number", "state", "epoch", *judged, *found.differing(), *metrics]
     cells = {column: [_cell(row[column]) for row in found.rows] for column in columns}
     shown, used = [], 0

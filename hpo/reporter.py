@@ -70,12 +70,15 @@ class LedgerReporter:
             CheckpointRef(self._directory / row["path"], row["step"], row["epoch"], row["sha256"], row["size"])
             for row in self._claim.committed
         ]
-        metrics = {row["path"]: row["metrics"] for row in self._claim.committed}
+        metrics = {  # what is not finite stands in JSON by its name
+            row["path"]: {key: float(value) for key, value in row["metrics"].items()} for row in self._claim.committed
+        }
         return CheckpointStore(
             self._directory,
             fence=self._claim.fence,
             committed=committed,
             metrics=metrics,
+            flagged=[row["path"] for row in self._claim.committed if row["best"]],
             config_hash=self._claim.config_hash,
             on_change=self._checkpoint_changed,
         )

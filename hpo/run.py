@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
@@ -131,6 +132,8 @@ class _Signals:
         else:
             self._driver.kill()
             self._kill_mirror()
+            if sys.stdout.isatty():
+                os.write(1, b"\x1b[?25h")  # the live table hides the cursor
             os._exit(128 + number)
 
 

@@ -168,7 +168,7 @@ class Study:
         values |= flatten(given)
         config_type = type(self.config)
         values = {path: resolve(config_type, path, value) for path, value in values.items()}
-        for path in self.data_paths:
+        for path in (*self.data_paths, "train.resume_from"):
             if isinstance(value := values.get(path), str) and value:
                 values[path] = str(Path(value).expanduser().absolute())
         config = from_json(config_type, assign(config_type, as_json(self.config), values))
@@ -261,7 +261,7 @@ class Study:
         for path in self.data_paths:
             if value := values.get(path):
                 try:
-                    found[path] = _tree_sha256(Path(value).expanduser(), "*")
+                    found[path] = tree_sha256(Path(value).expanduser(), "*")
                 except OSError as error:
                     raise UserError(f"{path}={value!r} cannot be read: {error.strerror}.") from error
         return _sha256(found)
@@ -272,10 +272,10 @@ class Study:
         if file is None:
             return _sha256({})
         if hasattr(module, "__path__"):
-            return _tree_sha256(Path(file).parent, "*.py")
+            return tree_sha256(Path(file).parent, "*.py")
         own = self.task.partition(":")[0] if isinstance(self.task, str) else ""
         parts = imported_siblings(Path(file), own)
-        return _sha256({one.name: _tree_sha256(one, "*.py") for one in parts})
+        return _sha256({one.name: tree_sha256(one, "*.py") for one in parts})
 
     def to_optuna(
         self, home: Home | str | None = None, name: str | None = None, *, storage: str | None = None
@@ -318,10 +318,10 @@ def _sha256(data: Any) -> str:
     return sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _tree_sha256(path: Path, pattern: str) -> str:
+def tree_sha256(path: Path, pattern: str) -> str:
     """sha256 of a file, or over the names and contents of the files below a directory."""
     if not path.is_dir():
         with path.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()
     files = sorted(one for one in path.rglob(pattern) if one.is_file())
-    return _sha256({str(one.relative_to(path)): _tree_sha256(one, pattern) for one in files})
+    return _sha256({str(one.relative_to(path)): tree_sha256(one, pattern) for one in files})

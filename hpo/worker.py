@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from trainer.failpoint import failpoint
 from trainer.loop import fit  # and with it torch: a worker is ready before it claims
 from trainer.report import Outcome
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 FENCED = 4  # exit code of a worker process that lost its trial to another
 
 
@@ -98,7 +100,10 @@ class Worker:
         try:
             config: Any = opened.study.rebuild(claim.config, claim.config_hash)
             task = opened.study.task_class()(config)
-            return task.fit(reporter, store) if hasattr(task, "fit") else fit(task, config.train, reporter, store)
+            outcome = task.fit(reporter, store) if hasattr(task, "fit") else fit(task, config.train, reporter, store)
+            if not isinstance(outcome, Outcome):
+                raise TypeError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome")
+            return outcome
         except Fenced:
             store.sweep()  # what this attempt saved and could not commit
             raise
@@ -106,9 +111,12 @@ class Worker:
             raise
         except (ConfigError, DataError, UserError) as error:
             return Outcome("bad_config", error=str(error))
-        except Exception as error:  # a bug in the study's code; its whole traceback goes to the ledger
-            sentence = f"{type(error).__name__}: {error}"
-            return Outcome("user_error", error=sentence, traceback=traceback.format_exc())
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise CheckpointError(f"the disk takes no more ({error}): free some space, then resume.") from error
+            return _user_error(error)
+        except (Exception, SystemExit) as error:  # a bug in the study's code; its whole traceback goes to the ledger
+            return _user_error(error)
 
     def _finish(self, claim: Claim, outcome: Outcome, opened: Opened | None) -> None:
         def body(connection: Connection) -> None:
@@ -118,6 +126,10 @@ class Worker:
             writes.finish(connection, claim, final, values)
 
         self._ledger.transact(body)
+
+
+def _user_error(error: BaseException) -> Outcome:
+    return Outcome("user_error", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
 
 
 class _Renewer:

@@ -15,7 +15,7 @@ from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.data.loader import to_device
 from trainer.diagnose import first_nonfinite
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
 from trainer.gradients import accumulate, divide_and_clip
 from trainer.guard import RunningStatistics, skips_on_device
 from trainer.meter import Meter
@@ -107,6 +107,7 @@ class _Fit:
         state, ref = found
         s.load_state_dict(state)
         self.committed_step = s.step
+        self.checkpoints.tidy(self.config.checkpoint)
         if s.report is None or not self.checkpoints.owns(ref):
             return CONTINUE
         return self.reporter.report(s.step, s.report["metrics"], epoch=s.report["epoch"])
@@ -115,7 +116,10 @@ class _Fit:
         """Start from the checkpoint a user names: its weights, optimizer, step and epoch."""
         if config.resume_from is None:
             return
-        self.state.load_state_dict(load(config.resume_from))
+        try:
+            self.state.load_state_dict(load(config.resume_from))
+        except CheckpointError as error:
+            raise ConfigError(f"train.resume_from: {error}") from error
         if self.state.epoch >= config.num_epochs:
             raise ConfigError(
                 f"train.resume_from ({config.resume_from}) has {self.state.epoch} epochs behind it and "

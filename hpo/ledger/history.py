@@ -124,7 +124,7 @@ class LedgerHistory:
                 found[number] = value
         return found
 
-    def curves(self, states: Collection[str] = TERMINAL_STATES) -> dict[int, Curve]:
+    def curves(self, states: Collection[str] = ("complete",)) -> dict[int, Curve]:
         """Number -> curve of the other visible trials in one of `states`."""
         return {number: curve for number, (state, curve) in self._visible().items() if state in states}
 

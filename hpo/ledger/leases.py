@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from hpo.clock import Clock
 from hpo.errors import Busy
 from hpo.ledger.process import Process, is_dead
-from hpo.ledger.statements import CHECK_LEASE
+from hpo.ledger.statements import CHECK_LEASE, insert_new
 from hpo.ledger.store import Ledger
 from hpo.ledger.tables import leases
 
@@ -76,8 +76,10 @@ def _try(
         "since": clock.wall(),
     }
     if row is None:
-        connection.execute(leases.insert().values(name=name, fence=1, **mine))
-        return 1
+        new = {"name": name, "fence": 1, **mine}
+        if connection.execute(insert_new(connection, leases), new).rowcount == 1:
+            return 1
+        row = connection.execute(select(leases).where(leases.c.name == name).with_for_update()).mappings().one()
     if row["owner"] == process.id:
         return row["fence"]  # a retried commit that had gone through
     silent = last_look and first == (row["fence"], row["renewals"])

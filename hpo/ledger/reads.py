@@ -15,9 +15,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
 from hpo.ledger.process import is_dead
-from hpo.ledger.tables import STATES, asks, attempts, leases, reports, studies, trials
-
-NEVER_DECLARED = ("system/", "time/")
+from hpo.ledger.tables import STATES, asks, attempts, leases, machine_dependent, reports, studies, trials
 
 
 def study_row(connection: Connection, name: str) -> RowMapping:
@@ -143,7 +141,7 @@ def curves(
 
 def declared(patterns: Sequence[str], key: str) -> bool:
     """Whether a metric enters the digest: it matches a declared name or pattern and is not of the machine's."""
-    return not key.startswith(NEVER_DECLARED) and any(fnmatchcase(key, pattern) for pattern in patterns)
+    return not machine_dependent(key) and any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def digest(connection: Connection, study: RowMapping) -> str:

@@ -66,11 +66,18 @@ class Ledger:
 
         The outcome of a commit that broke is unknown, so `body` must be idempotent.
         """
+        return self._retrying(self._writer, body)
+
+    def look(self, body: Callable[[Connection], T]) -> T:
+        """Like `read`, and retried like `transact`."""
+        return self._retrying(self._reader, body)
+
+    def _retrying(self, engine: Engine, body: Callable[[Connection], T]) -> T:
         deadline = time.monotonic() + _RETRY_SECONDS
         pause = 0.05
         while True:
             try:
-                with self._writer.begin() as connection:
+                with engine.begin() as connection:
                     return body(connection)
             except exc.DBAPIError as error:
                 if not _transient(error) or time.monotonic() > deadline:

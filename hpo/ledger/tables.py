@@ -49,6 +49,12 @@ OPEN_STATES = ("waiting", "running", "paused")
 TERMINAL_STATES = ("complete", "pruned", "infeasible", "failed")
 STATES = OPEN_STATES + TERMINAL_STATES
 
+
+def machine_dependent(key: str) -> bool:
+    """Metrics that the machine decides: clocks, load, throughput. A replay may differ in them; no digest has them."""
+    return key.startswith(("system/", "time/")) or key.endswith(("_per_sec", "_util"))
+
+
 studies = Table(
     "studies",
     metadata,

@@ -12,12 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import case, select, update
+from sqlalchemy import case, false, select, update
 from sqlalchemy.engine import Connection
 
 from hpo.ledger import statements as sql
 from hpo.ledger.process import Process
-from hpo.ledger.tables import OPEN_STATES, checkpoints, events, reports, studies, trials, workers
+from hpo.ledger.tables import (
+    OPEN_STATES,
+    checkpoints,
+    events,
+    machine_dependent,
+    reports,
+    studies,
+    trials,
+    workers,
+)
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 
@@ -127,9 +136,15 @@ def ask(connection: Connection, study_id: int, proposals: Sequence[Ask], told: S
             )
 
 
-def lose(connection: Connection, trial_id: int, fence: int, why: str) -> None:
-    """Take a trial from an attempt whose worker is gone; it waits again, or fails after MAX_LOSSES."""
-    failed = trials.c.losses >= MAX_LOSSES
+def lose(connection: Connection, trial_id: int, fence: int, why: str, *, counted: bool = True) -> None:
+    """Take a trial from an attempt whose worker is gone; it waits again, or fails after MAX_LOSSES.
+
+    Only losses in a row count, and only of attempts that committed no checkpoint: what gets on is not given up. A loss
+    for which the trial is not to blame, since its driver died first, is not `counted`.
+    """
+    mine = (checkpoints.c.trial_id == trial_id) & (checkpoints.c.fence == fence)
+    got_on = not counted or connection.execute(select(checkpoints.c.id).where(mine).limit(1)).first() is not None
+    failed = false() if got_on else trials.c.losses >= MAX_LOSSES
     row = connection.execute(
         update(trials)
         .where(trials.c.id == trial_id, trials.c.fence == fence, trials.c.state == "running")
@@ -138,7 +153,7 @@ def lose(connection: Connection, trial_id: int, fence: int, why: str) -> None:
             outcome=case((failed, "lost"), else_=None),
             error=case((failed, f"its worker was lost {MAX_LOSSES + 1} times; last: {why}"), else_=None),
             ended_at=case((failed, time.time()), else_=None),
-            losses=trials.c.losses + 1,
+            losses=trials.c.losses if not counted else 1 if got_on else trials.c.losses + 1,
             fence=trials.c.fence + 1,  # what the lost worker still tries is refused from here on
             revision=trials.c.revision + 1,
         )
@@ -254,11 +269,6 @@ def _compare(connection: Connection, lane: LaneReport, revision: int) -> None:
         fields = {"step": lane.step, "metrics": differing}
         uid = f"{lane.claim.trial_id}.{lane.claim.fence}.{lane.step}.{lane.fold}.differs"
         _event(connection, lane.claim.study_id, lane.claim.trial_id, "replay_differs", fields, revision, uid)
-
-
-def machine_dependent(key: str) -> bool:
-    """Metrics that a replay may give another value: clocks, load, throughput."""
-    return key.startswith(("system/", "time/")) or key.endswith(("_per_sec", "_util"))
 
 
 def _insert_checkpoint(connection: Connection, lane: LaneReport, ref: CheckpointRef, revision: int) -> None:

@@ -30,7 +30,7 @@ def drive(
     """Run a study without its mirror: (digest, status, the state the driver left it in)."""
     ledger = Ledger(storage or home.create().storage)
     try:
-        study, spec = declare(Request(home, reference=STUDY, **{"window": 4} | flags), ledger, workers=1)
+        study, spec = declare(Request(home, **{"reference": STUDY, "window": 4} | flags), ledger, workers=1)
         options = Options(home, ledger.url, home.tracking_uri, trials=trials, lease_timeout=20)
         driver = Driver(ledger, study, spec, options, executor)
         driver.acquire()
@@ -147,3 +147,12 @@ def test_a_second_driver_changes_nothing_of_a_study_that_is_driven(tmp_path):
     assert first.run() == "complete"
     first.release()
     ledger.close()
+
+
+@pytest.mark.slow
+def test_the_flagship_has_the_same_digest_twice(tmp_path):
+    """Nothing that the machine decides may be among the metrics a study declares."""
+    flags = {"reference": "atft", "window": 2, "overrides": {"train.num_epochs": 1}}
+    one, _, _ = drive(Home(tmp_path / "one"), Inline(), 1, **flags)
+    two, _, _ = drive(Home(tmp_path / "two"), Inline(), 1, **flags)
+    assert one == two

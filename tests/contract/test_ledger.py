@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -20,7 +21,7 @@ from hpo.ledger.leases import acquire
 from hpo.ledger.migrations import upgrade
 from hpo.ledger.process import Process, is_dead, start_time
 from trainer.errors import Fenced
-from trainer.report import CONTINUE, Outcome, Verdict
+from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 
 SPEC = {"objectives": [{"metric": "val/loss", "direction": "minimize"}], "metrics": ["train/loss", "val/*"]}
 ME = Process.current()
@@ -230,6 +231,20 @@ def test_a_trial_that_keeps_losing_its_worker_fails_in_the_end(ledger):
         [row] = reads.trial_rows(connection, 1)
     assert (row["state"], row["outcome"]) == ("failed", "lost")
     assert row["error"].endswith("last: killed")
+
+
+def test_losses_count_in_a_row_and_not_against_what_gets_on(ledger):
+    ask(ledger, new_study(ledger), 0)
+    for step in range(3 * writes.MAX_LOSSES):
+        taken = claim(ledger)
+        ref = CheckpointRef(Path(f"c{step}"), step, step, "s", 1)
+        lane = writes.LaneReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
+        ledger.transact(lambda c, lane=lane: writes.commit(c, [lane]))
+        ledger.transact(lambda c, t=taken: writes.lose(c, t.trial_id, t.fence, "killed"))
+    for _ in range(3 * writes.MAX_LOSSES):
+        taken = claim(ledger)
+        ledger.transact(lambda c, t=taken: writes.lose(c, t.trial_id, t.fence, "its driver died", counted=False))
+    assert claim(ledger).number == 0
 
 
 def test_a_paused_trial_is_counted_and_digested_but_never_claimed(ledger):

@@ -17,7 +17,7 @@ from trainer_runs import Toy, Trial, killed_at, uninterrupted
 
 from trainer import loop
 from trainer.data import TensorDataset
-from trainer.errors import CheckpointError, ConfigError, DataError, TrainerError
+from trainer.errors import ConfigError, DataError, TrainerError
 from trainer.report import Verdict
 from trainer.seeding import derive, seed_all, shuffled
 from trainer.task import Loss
@@ -351,7 +351,7 @@ def test_resume_from_continues_where_the_other_run_ended(trained, tmp_path):
     [
         ({"num_epochs": 2}, ConfigError, "has 2 epochs behind it and train.num_epochs is 2"),
         ({"task": Toy}, ConfigError, "the checkpoint holds another model"),
-        ({"resume_from": "/nowhere"}, CheckpointError, r"/nowhere cannot be used: manifest\.json is missing"),
+        ({"resume_from": "/nowhere"}, ConfigError, r"/nowhere cannot be used: manifest\.json is missing"),
     ],
 )
 def test_resume_from_refuses_what_does_not_fit(changes, error, says, trained, tmp_path):

@@ -41,10 +41,10 @@ class Damage:
 class CheckpointStore:
     """Saves, loads and drops the checkpoints in `directory` for the attempt that holds `fence`.
 
-    `committed` are those the ledger has kept, newest first, and `metrics` by directory name what was reported with
-    them. `on_change(ref, **values)` is told what a row is to become (`state="deleted"` before the files go,
-    `state="damaged"`, `best=0 | 1`); what it raises, such as Fenced, leaves the files. `config_hash` is noted in each
-    manifest.
+    `committed` are those the ledger has kept, newest first, `metrics` by directory name what was reported with them,
+    and `flagged` the directory name of the one its row calls the best. `on_change(ref, **values)` is told what a row is
+    to become (`state="deleted"` before the files go, `state="damaged"`, `best=0 | 1`); what it raises, such as Fenced,
+    leaves the files. `config_hash` is noted in each manifest.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class CheckpointStore:
         committed: Sequence[CheckpointRef] = (),
         *,
         metrics: Mapping[str, Mapping[str, float]] | None = None,
+        flagged: Sequence[str] = (),
         config_hash: str = "",
         on_change: Callable[..., None] | None = None,
     ) -> None:
@@ -61,6 +62,7 @@ class CheckpointStore:
         self.fence = fence
         self.kept = list(committed)
         self.metrics = dict(metrics or {})
+        self.flagged = set(flagged)
         self.damaged: list[Damage] = []
         self.config_hash = config_hash
         self._on_change = on_change or (lambda ref, **values: None)
@@ -92,14 +94,18 @@ class CheckpointStore:
     def commit(self, ref: CheckpointRef, metrics: Mapping[str, float], keep: CheckpointConfig) -> None:
         """The ledger has the row of `ref` now, reported with `metrics`: keep it, and drop what `keep` does not ask
         for."""
-        before = self._best(keep)[:1]
         self.kept.insert(0, ref)
         self.metrics[ref.path.name] = metrics
+        self.tidy(keep)
+
+    def tidy(self, keep: CheckpointConfig) -> None:
+        """Flag the best of those kept, and drop what `keep` does not ask for; also what a kill left undone."""
         best = self._best(keep)
-        if best[:1] != before:
-            for old in before:
-                self._on_change(old, best=0)
-            self._on_change(best[0], best=1)
+        wanted = {ref.path.name for ref in best[:1]}
+        for ref in sorted(self.kept, key=lambda ref: ref.path.name in wanted):  # no two are the best at any time
+            if (name := ref.path.name) in wanted ^ self.flagged:
+                self._on_change(ref, best=int(name in wanted))
+        self.flagged = wanted
         for old in expired(self.kept, keep.keep_last, best):
             self._on_change(old, state="deleted")
             failpoint("retention.after_row")
