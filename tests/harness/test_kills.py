@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from kill import TRIALS, Run, check_sound, first_claim, gone, kill_at, pid_of
+from kill import TRIALS, Run, check_sound, first_claim, gone, kill_at
 from sqlalchemy import select
 
 from hpo.ledger.tables import attempts, events, reports, trials, workers
@@ -112,10 +112,9 @@ def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path):
     driver = run.run()
     first_claim(run, driver)
     time.sleep(0.3)
-    pid = pid_of("worker", run, driver, random.Random(0))
-    assert pid is not None
+    busy = select(workers.c.pid, workers.c.id).join(attempts).where(attempts.c.outcome.is_(None))
+    pid, worker_id = run.query(busy)[0]
     os.kill(pid, signal.SIGSTOP)
-    [(worker_id,)] = run.query(select(workers.c.id).where(workers.c.pid == pid))
     deadline = time.monotonic() + 30
     while not run.query(select(events.c.id).where(events.c.kind == "worker_lost")):
         assert time.monotonic() < deadline, "a silent worker keeps its trial"
