@@ -39,7 +39,7 @@ def _log_integer(u: float, low: int, high: int) -> int:
 class Dimension:
     """What all dimensions share.
 
-    tier   1 is searched first, see `--tier`.
+    tier   1 matters most; recorded, and not yet searched by.
     when   {path: value or several values}: active only while every named dimension or field has one of them.
     """
 

@@ -39,7 +39,7 @@ def _instants(count: int) -> list[tuple[str, int]]:
     return [(target, seed) for target in ("driver", "worker", "mirror") for seed in range(count)]
 
 
-def _kill(tmp_path, golden, target: str, seed: int) -> None:
+def check_kill(tmp_path, golden, target: str, seed: int) -> None:
     digest, duration = golden
     rng = random.Random(f"{target}{seed}")
     run = Run(tmp_path / "home")
@@ -51,16 +51,16 @@ def _kill(tmp_path, golden, target: str, seed: int) -> None:
 
 @pytest.mark.parametrize(("target", "seed"), _instants(1))
 def test_a_kill_at_a_sampled_instant_changes_nothing(tmp_path, golden, target, seed):
-    _kill(tmp_path, golden, target, seed)
+    check_kill(tmp_path, golden, target, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "seed"), _instants(INSTANTS)[1:])
 def test_a_kill_at_any_instant_changes_nothing(tmp_path, golden, target, seed):
-    _kill(tmp_path, golden, target, seed)
+    check_kill(tmp_path, golden, target, seed)
 
 
-def _kill_at_point(tmp_path, golden, name: str, hit: int) -> None:
+def check_kill_at_point(tmp_path, golden, name: str, hit: int) -> None:
     digest, _ = golden
     fired = tmp_path / "fired"
     fired.mkdir()
@@ -79,14 +79,14 @@ def _kill_at_point(tmp_path, golden, name: str, hit: int) -> None:
 
 @pytest.mark.parametrize("name", SAMPLED_POINTS)
 def test_a_kill_at_a_sampled_point_changes_nothing(tmp_path, golden, name):
-    _kill_at_point(tmp_path, golden, name, hit=2)
+    check_kill_at_point(tmp_path, golden, name, hit=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hit", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kill_at_any_named_point_changes_nothing(tmp_path, golden, name, hit):
-    _kill_at_point(tmp_path, golden, name, hit)
+    check_kill_at_point(tmp_path, golden, name, hit)
 
 
 def test_of_two_resumes_at_once_one_wins(tmp_path, golden):
