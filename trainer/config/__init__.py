@@ -1,0 +1,87 @@
+"""What a training run is told: `TrainConfig` and its parts. Torch-free; the driver imports it.
+
+Every field has a dotted path (`train.optim.lr`). A field that is None takes the default its comment names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainer.config.fields import Beta, Frozen, Mode, NonNegative, Positive, Share
+from trainer.config.optim import OptimConfig
+from trainer.config.schedule import OneCycleConfig, PlateauConfig, ScheduleConfig
+
+__all__ = [
+    "Beta",
+    "CheckpointConfig",
+    "ClipConfig",
+    "EarlyStoppingConfig",
+    "Frozen",
+    "GuardConfig",
+    "Mode",
+    "NonNegative",
+    "OneCycleConfig",
+    "OptimConfig",
+    "PlateauConfig",
+    "Positive",
+    "ScheduleConfig",
+    "Share",
+    "TrainConfig",
+]
+
+
+class ClipConfig(Frozen):
+    """Clipping of the window's gradient, after its division by the window's count. None: not clipped."""
+
+    norm: Positive | None = 1.0
+    value: Positive | None = None
+
+
+class EarlyStoppingConfig(Frozen):
+    """End, as complete, once `monitor` has not improved by `min_delta` for `patience` epochs. None: never."""
+
+    monitor: str | None = None
+    mode: Mode = "min"
+    patience: Annotated[int, Field(ge=1)] = 10
+    min_delta: NonNegative = 0.0
+
+
+class GuardConfig(Frozen):
+    """Steps whose loss or gradient is not finite never reach the weights; this many in a row end the fit."""
+
+    max_consecutive: Annotated[int, Field(ge=1)] = 10
+
+
+class CheckpointConfig(Frozen):
+    """When to save, and what to keep: the last ones, and the best by `monitor` (None: no best)."""
+
+    every_epochs: Annotated[int, Field(ge=1)] | None = 1
+    every_steps: Annotated[int, Field(ge=1)] | None = None
+    keep_last: Annotated[int, Field(ge=1)] = 2
+    keep_best: Annotated[int, Field(ge=0)] = 1
+    monitor: str | None = None
+    mode: Mode = "min"
+
+
+class TrainConfig(Frozen):
+    """All of a training run but its model and its data."""
+
+    num_epochs: Annotated[int, Field(ge=1)] = 10
+    batch_size: Annotated[int, Field(ge=1)] = 32  # samples of one optimizer step
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None  # samples of one forward pass; None: batch_size
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    num_threads: Annotated[int, Field(ge=1)] = 1  # intra-op; another number gives other weights
+    num_workers: Annotated[int, Field(ge=0)] = 0  # loader processes; any number gives the same weights
+    precision: Literal["fp32", "bf16"] = "fp32"
+    deterministic: bool = True
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    resume_from: Path | None = None  # a checkpoint directory to start from, where the trial has none of its own
+    optim: OptimConfig = OptimConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    clip: ClipConfig = ClipConfig()
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
+    guard: GuardConfig = GuardConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
