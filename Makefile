@@ -64,8 +64,8 @@ train-integrated-safe: $(READY)  ## search, then train the best configuration wa
 test: lint  ## what CI runs: style, types, imports, tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m 'not slow'
 
-test-slow: $(READY)  ## the full sweeps
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m slow
+test-slow: $(READY)  ## the full sweeps; says where each kill fell
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m slow -rP
 
 lint: $(READY)  ## style, types, imports
 	$(BIN)/ruff check .

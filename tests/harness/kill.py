@@ -82,6 +82,26 @@ class Run:
         return f"{dict(sorted(states.items()))}, {count} reported values"
 
 
+@dataclass(frozen=True)
+class Golden:
+    """The uninterrupted study: its digest, the values it reports, the seconds from its first claim to its last tell."""
+
+    digest: str
+    values: int
+    seconds: float
+
+
+def golden_run(home: Path) -> Golden:
+    run = Run(home)
+    run.finished(run.run())
+    digest = run.status()["digest"]
+    check_sound(run, digest, kills=0)
+    [(first,)] = run.query(select(func.min(attempts.c.started_at)))
+    [(last,)] = run.query(select(func.max(trials.c.ended_at)))
+    [(values,)] = run.query(select(func.count()).select_from(reports))
+    return Golden(digest, values, last - first)
+
+
 def first_claim(run: Run, process: subprocess.Popen[str]) -> None:
     """Wait for the first attempt."""
     deadline = time.monotonic() + 60
@@ -125,23 +145,30 @@ def gone(pids: list[int], seconds: float = 5.0) -> bool:
     return True
 
 
-def kill_at(run: Run, target: str, share: float, duration: float, rng: random.Random) -> str:
-    """Run, SIGKILL `target` at `share` of the time between first claim and last tell, end the study; where it fell.
+def wait_for_progress(run: Run, driver: subprocess.Popen[str], target: str, values: int, rng: random.Random) -> int:
+    """The pid of `target`, once so many values are reported and it lives."""
+    while True:
+        assert driver.poll() is None, driver.communicate()[0]
+        [(count,)] = run.query(select(func.count()).select_from(reports))
+        if count >= values and (pid := pid_of(target, run, driver, rng)) is not None:
+            return pid
+        time.sleep(0.01)
 
-    A study as short as this one is nearly over when the mirror has imported MLflow, so its run is made slower; how long
-    a step takes does not enter the digest.
+
+def kill_at(run: Run, target: str, share: float, golden: Golden, rng: random.Random) -> str:
+    """Run, SIGKILL `target` at `share` of the way between first claim and last tell, end the study; where it fell.
+
+    The way is measured in reported values, so the kill falls however fast the machine is. A study as short as this one
+    is nearly over when the mirror has imported MLflow, so its run is made slower; how long a step takes does not enter
+    the digest.
     """
     if target == "mirror":
         run.extra += ("-o", "pause=0.08")
-        duration *= 2.4
     driver = run.run()
     first_claim(run, driver)
-    time.sleep(share * duration)
-    pid = pid_of(target, run, driver, rng)
+    pid = wait_for_progress(run, driver, target, int(share * golden.values), rng)
+    time.sleep(rng.random() * golden.seconds / golden.values * 10)  # between two reports as well as at one
     fell = run.where()
-    if pid is None or driver.poll() is not None:
-        run.finished(driver)
-        return f"{target} had ended already: {fell}"
     children = [pid for (pid,) in run.query(select(workers.c.pid))]
     os.kill(pid, signal.SIGKILL)
     if target == "driver":

@@ -8,10 +8,10 @@ import signal
 import time
 
 import pytest
-from kill import TRIALS, Run, check_sound, first_claim, gone, kill_at
+from kill import TRIALS, Golden, Run, check_sound, first_claim, golden_run, gone, kill_at, wait_for_progress
 from sqlalchemy import select
 
-from hpo.ledger.tables import attempts, events, reports, trials, workers
+from hpo.ledger.tables import attempts, events, reports, workers
 from trainer.failpoint import NAMES
 
 INSTANTS = int(os.environ.get("HPO_KILLS", "20"))  # seeded instants for each target in the slow sweep
@@ -24,15 +24,8 @@ SAMPLED_POINTS = (
 
 
 @pytest.fixture(scope="session")
-def golden(tmp_path_factory) -> tuple[str, float]:
-    """The digest of the uninterrupted study and the seconds between its first claim and its last tell."""
-    run = Run(tmp_path_factory.mktemp("golden") / "home")
-    process = run.run()
-    run.finished(process)
-    check_sound(run, run.status()["digest"], kills=0)
-    [(first,)] = run.query(select(attempts.c.started_at).order_by(attempts.c.started_at).limit(1))
-    [(last,)] = run.query(select(trials.c.ended_at).order_by(trials.c.ended_at.desc()).limit(1))
-    return run.status()["digest"], last - first
+def golden(tmp_path_factory) -> Golden:
+    return golden_run(tmp_path_factory.mktemp("golden") / "home")
 
 
 def _instants(count: int) -> list[tuple[str, int]]:
@@ -40,13 +33,12 @@ def _instants(count: int) -> list[tuple[str, int]]:
 
 
 def check_kill(tmp_path, golden, target: str, seed: int) -> None:
-    digest, duration = golden
     rng = random.Random(f"{target}{seed}")
     run = Run(tmp_path / "home")
     share = rng.random()
-    fell = kill_at(run, target, share, duration, rng)
+    fell = kill_at(run, target, share, golden, rng)
     print(f"\nSIGKILL {target} at {share:.3f} of the way: {fell}")
-    check_sound(run, digest, kills=1)
+    check_sound(run, golden.digest, kills=1)
 
 
 @pytest.mark.parametrize(("target", "seed"), _instants(1))
@@ -61,7 +53,6 @@ def test_a_kill_at_any_instant_changes_nothing(tmp_path, golden, target, seed):
 
 
 def check_kill_at_point(tmp_path, golden, name: str, hit: int) -> None:
-    digest, _ = golden
     fired = tmp_path / "fired"
     fired.mkdir()
     points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
@@ -74,7 +65,7 @@ def check_kill_at_point(tmp_path, golden, name: str, hit: int) -> None:
         run.finished(run.resume())
     else:
         assert process.returncode == 0
-    check_sound(run, digest, kills=1)
+    check_sound(run, golden.digest, kills=1)
 
 
 @pytest.mark.parametrize("name", SAMPLED_POINTS)
@@ -90,11 +81,10 @@ def test_a_kill_at_any_named_point_changes_nothing(tmp_path, golden, name, hit):
 
 
 def test_of_two_resumes_at_once_one_wins(tmp_path, golden):
-    digest, duration = golden
     run = Run(tmp_path / "home")
     driver = run.run()
     first_claim(run, driver)
-    time.sleep(duration / 3)
+    wait_for_progress(run, driver, "driver", golden.values // 3, random.Random(0))
     driver.kill()
     driver.communicate()
     both = [run.resume(), run.resume()]
@@ -103,7 +93,7 @@ def test_of_two_resumes_at_once_one_wins(tmp_path, golden):
     assert sorted(codes) == [0, 3], outputs
     loser = codes.index(3)
     assert f"pid {both[1 - loser].pid}, since 20" in outputs[loser]
-    check_sound(run, digest, kills=1)
+    check_sound(run, golden.digest, kills=1)
 
 
 def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path):
@@ -132,11 +122,10 @@ def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path):
 
 
 def test_ctrl_c_once_leaves_a_study_that_resumes(tmp_path, golden):
-    digest, duration = golden
     run = Run(tmp_path / "home")
     driver = run.run()
     first_claim(run, driver)
-    time.sleep(duration / 3)
+    wait_for_progress(run, driver, "driver", golden.values // 3, random.Random(0))
     driver.send_signal(signal.SIGINT)
     run.finished(driver, 130)
     status = run.status()
@@ -144,15 +133,14 @@ def test_ctrl_c_once_leaves_a_study_that_resumes(tmp_path, golden):
     assert status["trials"]["running"] == 0
     assert not run.query(select(attempts.c.fence).where(attempts.c.outcome.is_(None)))
     run.finished(run.resume())
-    check_sound(run, digest, kills=1)
+    check_sound(run, golden.digest, kills=1)
 
 
 def test_ctrl_c_twice_ends_at_once_and_the_study_resumes(tmp_path, golden):
-    digest, duration = golden
     run = Run(tmp_path / "home")
     driver = run.run()
     first_claim(run, driver)
-    time.sleep(duration / 3)
+    wait_for_progress(run, driver, "driver", golden.values // 3, random.Random(0))
     driver.send_signal(signal.SIGINT)
     time.sleep(0.1)  # two signals that wait together are one
     driver.send_signal(signal.SIGINT)
@@ -160,4 +148,4 @@ def test_ctrl_c_twice_ends_at_once_and_the_study_resumes(tmp_path, golden):
     run.finished(driver, 130)
     assert time.monotonic() - started < 5
     run.finished(run.resume())
-    check_sound(run, digest, kills=1)
+    check_sound(run, golden.digest, kills=1)
