@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -29,6 +27,7 @@ from torch.nn.functional import cross_entropy
 # Run as a script, this file's own directory comes first, and this file would be the `trainer` that is imported.
 sys.path[0] = str(Path(__file__).parents[1])
 
+from bench.machine import machine  # noqa: E402
 from trainer import optim  # noqa: E402
 from trainer.checkpoint import CheckpointStore  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
@@ -138,13 +137,6 @@ def interval(ratios: np.ndarray, resamples: int = 10_000) -> str:
     return f"{np.median(ratios):.3f} [{low:.3f}, {high:.3f}]"
 
 
-def machine() -> str:
-    cpu = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in cpu if "model name" in line), "?")
-    versions = f"python {platform.python_version()}, torch {torch.__version__}"
-    return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {versions}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=200)
@@ -161,7 +153,7 @@ def main() -> None:
         with contextlib.suppress(Enough):
             fit(Mlp(None), config, watch, checkpoints)
     ours, hand, again = np.array(watch.seconds[1:]).T  # the first block is the set-up
-    print(machine())
+    print(f"{machine()}, torch {torch.__version__}")
     by_hand_us = 1e6 * np.median(hand) / given.steps
     print(f"{len(ours)} pairs of {given.steps} steps of {BATCH} samples; by hand {by_hand_us:.0f} us a step")
     print(f"speed of fit over by hand, median    {interval(hand / ours)}")

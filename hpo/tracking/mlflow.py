@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from hpo.errors import UserError
 from hpo.tracking.base import Batch, Point, Refused, Run, RunView, Unreachable
-from hpo.tracking.projection import sha256
+from trainer.durable import replacing, sha256, sync, write_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -194,7 +194,7 @@ class MlflowTracker:
             self._remove(run_id, name, root)
         for name, text in batch.texts.items():
             if root is not None:
-                _write(root / name, text)
+                write_text(root / name, text)
             else:
                 self._client.log_text(run_id, text, name)
         for name, source in batch.files.items():
@@ -285,9 +285,9 @@ def initialise(database: Path, artifacts: Path) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.close()
         SqlAlchemyStore(f"sqlite:///{new}", str(artifacts))._dispose_engine()
-        _sync(new)
+        sync(new)
         os.replace(new, database)
-        _sync(database.parent)
+        sync(database.parent)
 
 
 def _open(uri: str, artifacts: Path, is_database: bool) -> MlflowClient:
@@ -319,39 +319,14 @@ def link(source: Path, target: Path) -> None:
 def _link_file(source: Path, target: Path) -> None:
     if target.exists() and target.samefile(source):
         return
-    with _replacing(target) as temporary:
+    with replacing(target) as temporary:
         try:
             os.link(source, temporary)
         except FileNotFoundError:
             raise
         except OSError:  # another file system, or one without hard links
             shutil.copyfile(source, temporary)
-            _sync(temporary)
-
-
-def _write(target: Path, text: str) -> None:
-    with _replacing(target) as temporary:
-        temporary.write_text(text)
-        _sync(temporary)
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A temporary name that becomes `target`, durably, at the end of the block."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    yield temporary
-    os.replace(temporary, target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(temporary)
 
 
 def _digests(root: Path) -> dict[str, str]:

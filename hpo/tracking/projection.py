@@ -32,6 +32,7 @@ from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import TERMINAL_STATES, asks, checkpoints, decisions, events, mirrors, reports, trials
 from hpo.tracking.base import Batch, Point, Run, Status
+from trainer.durable import sha256
 
 _NO_TRACKER = ""  # has no cursors
 STUDY = -1  # the number under which `mirrors` keeps the cursor of a study's own run
@@ -184,12 +185,6 @@ def digests(batch: Batch) -> dict[str, str]:
         below = {path.relative_to(source): path for path in source.rglob("*")} if source.is_dir() else {Path(): source}
         found |= {str(Path(name) / relative): sha256(path) for relative, path in below.items() if path.is_file()}
     return found
-
-
-def sha256(path: Path) -> str:
-    """The sha256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def study_run(study: RowMapping) -> Run:

@@ -4,15 +4,13 @@
     optimizer.safetensors
     manifest.json          sha256 and size of each file, the rest of the state, and where it comes from
 
-The manifest's own sha256 stands in the ledger, so whatever has changed on the disk since is noticed. Nothing is
-pickled; floats in JSON are written so that they read back exactly.
+Nothing is pickled; floats in JSON are written so that they read back exactly.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-FORMAT = 1
-MANIFEST = "manifest.json"
+from trainer.durable import sha256, sync
+from trainer.manifest import FORMAT, MANIFEST, Damaged, check
+
 _TENSOR = "$tensor"  # {"$tensor": key} stands in the manifest for a tensor in a file
-
-
-class Damaged(Exception):
-    """The checkpoint is not what was written; the text says how."""
 
 
 def write(directory: Path, state: dict[str, Any], header: dict[str, Any]) -> tuple[str, int]:
@@ -49,56 +44,26 @@ def write(directory: Path, state: dict[str, Any], header: dict[str, Any]) -> tup
             sync(path)
             files[path.name] = {"sha256": sha256(path), "size": path.stat().st_size}
     manifest = json.dumps({"format": FORMAT, **header, "files": files, "state": rest}, indent=1).encode()
-    with open(directory / MANIFEST, "wb") as f:
-        f.write(manifest)
-        f.flush()
-        os.fsync(f.fileno())
+    (directory / MANIFEST).write_bytes(manifest)
+    sync(directory / MANIFEST)
     sync(directory)
     return hashlib.sha256(manifest).hexdigest(), len(manifest) + sum(file["size"] for file in files.values())
 
 
 def read(directory: Path, expected: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and the manifest in `directory`, tensors on the CPU; raises Damaged unless every byte is as written.
-
-    `expected` is the manifest's sha256; None trusts the manifest, as for a checkpoint that a user hands in.
-    """
+    """The state and the manifest in `directory`, tensors on the CPU; raises Damaged as `manifest.check` does."""
+    manifest = check(directory, expected)
     try:
-        raw = (directory / MANIFEST).read_bytes()
-        if expected is not None and hashlib.sha256(raw).hexdigest() != expected:
-            raise Damaged(f"{MANIFEST} has another sha256 than the one committed")
-        manifest = json.loads(raw)
-        if manifest["format"] != FORMAT:
-            raise Damaged(f"{MANIFEST} has format {manifest['format']}, and this version reads {FORMAT}")
-        tensors = {name: _read_tensors(directory / name, file) for name, file in manifest["files"].items()}
+        tensors = {name: _load(directory / name) for name in manifest["files"]}
         return {k: _join(v, tensors.get(f"{k}.safetensors", {})) for k, v in manifest["state"].items()}, manifest
-    except FileNotFoundError as error:
-        raise Damaged(f"{Path(error.filename).name} is missing") from error
-    except OSError as error:
-        raise Damaged(f"cannot be read: {error.strerror}") from error
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{MANIFEST} cannot be understood") from error
 
 
-def _read_tensors(path: Path, file: dict[str, Any]) -> dict[str, Tensor]:
-    if (size := path.stat().st_size) != file["size"]:
-        raise Damaged(f"{path.name} has {size} bytes instead of {file['size']}")
-    if sha256(path) != file["sha256"]:
-        raise Damaged(f"{path.name} has another sha256 than its manifest says")
+def _load(path: Path) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in load_file(path).items()}  # apart from the mapped file
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Make a file's bytes, or a directory's entries, survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _split(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:

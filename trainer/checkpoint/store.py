@@ -21,6 +21,7 @@ import torch
 
 from trainer.checkpoint import files
 from trainer.config import CheckpointConfig
+from trainer.durable import sync
 from trainer.errors import CheckpointError
 from trainer.failpoint import failpoint
 from trainer.report import CheckpointRef
@@ -79,7 +80,7 @@ class CheckpointStore:
             failpoint("checkpoint.after_files")
             failpoint("checkpoint.before_rename")
             tmp.rename(path)
-            files.sync(self.directory)
+            sync(self.directory)
         except OSError as error:
             # After the rename, a failed sync leaves a directory of which nobody can tell whether it is durable.
             shutil.rmtree(tmp, ignore_errors=True)
@@ -203,7 +204,7 @@ def _make_durably(directory: Path) -> None:
     if not directory.is_dir():
         _make_durably(directory.parent)
         directory.mkdir(exist_ok=True)
-        files.sync(directory.parent)
+        sync(directory.parent)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""The manifest of a checkpoint directory: what belongs to it, and whether all of it is as it was written. Torch-free.
+
+Its own sha256 stands in the ledger, so whatever has changed on the disk since is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from trainer.durable import sha256
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+class Damaged(Exception):
+    """The checkpoint is not what was written; the text says how."""
+
+
+def check(directory: Path, expected: str | None) -> dict[str, Any]:
+    """The manifest in `directory`; raises Damaged unless every byte of the checkpoint is as written.
+
+    `expected` is the manifest's sha256; None trusts the manifest, as for a checkpoint that a user hands in.
+    """
+    try:
+        raw = (directory / MANIFEST).read_bytes()
+        if expected is not None and hashlib.sha256(raw).hexdigest() != expected:
+            raise Damaged(f"{MANIFEST} has another sha256 than the one committed")
+        manifest = json.loads(raw)
+        if manifest["format"] != FORMAT:
+            raise Damaged(f"{MANIFEST} has format {manifest['format']}, and this version reads {FORMAT}")
+        for name, file in manifest["files"].items():
+            _check_file(directory / name, file)
+        return manifest
+    except FileNotFoundError as error:
+        raise Damaged(f"{Path(error.filename).name} is missing") from error
+    except OSError as error:
+        raise Damaged(f"cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{MANIFEST} cannot be understood") from error
+
+
+def _check_file(path: Path, file: dict[str, Any]) -> None:
+    if (size := path.stat().st_size) != file["size"]:
+        raise Damaged(f"{path.name} has {size} bytes instead of {file['size']}")
+    if sha256(path) != file["sha256"]:
+        raise Damaged(f"{path.name} has another sha256 than its manifest says")
