@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -176,8 +176,8 @@ class View:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def start(self) -> View:
-        if found := {what: count for what, count in self.progress.data.items() if count}:
-            self._line("data: " + ", ".join(f"{what.replace('_', ' ')} {count}" for what, count in found.items()))
+        for line in data_report(self.progress.data):
+            self._line(line)
         if self._live:
             self._live.start()
         else:
@@ -223,6 +223,16 @@ class View:
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def data_report(data: Mapping[str, Any]) -> Iterator[str]:
+    """What the study's check found: its counts that are not 0 in one line, each text and list in one of its own."""
+    texts = {what: value for what, value in data.items() if isinstance(value, str | list)}
+    counts = {what: value for what, value in data.items() if what not in texts and value}
+    if counts:
+        yield "data: " + ", ".join(f"{what.replace('_', ' ')} {value}" for what, value in counts.items())
+    for what, value in texts.items():
+        yield f"  {what.replace('_', ' ')}: {value if isinstance(value, str) else ', '.join(map(str, value))}"
 
 
 def screen(progress: Progress, heading: str, height: int) -> Group:

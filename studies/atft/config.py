@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from studies.atft.phases import term_weights
 from trainer.config import CheckpointConfig, Frozen, OptimConfig, ScheduleConfig, TrainConfig
@@ -12,6 +12,16 @@ from trainer.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _split(names: object) -> object:
+    """A tuple of names, from a list or from text that separates them by commas: `-o data.features=a,b`."""
+    if isinstance(names, str):
+        return tuple(name.strip() for name in names.split(",") if name.strip())
+    return tuple(names) if isinstance(names, list) else names
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
 
 class MarketConfig(Frozen):
@@ -60,11 +70,14 @@ class SplitConfig(Frozen):
 class DataConfig(Frozen):
     """Where the panel comes from and how it is prepared. An empty `path` is the synthetic market.
 
-    `max_stocks` keeps the most traded stocks of the training span (0: all); `control="shuffled"` permutes the training
-    targets within each day, so that nothing can be learnt: the negative control.
+    `features` names numeric columns of the file that become features beside those made of prices and volume; each must
+    be known at the close of its day. `max_stocks` keeps the most traded stocks of the training span (0: all);
+    `control="shuffled"` permutes the training targets within each day, so that nothing can be learnt: the negative
+    control.
     """
 
     path: str = ""
+    features: Names = ()
     seed: Annotated[int, Field(ge=0)] = 0
     market: MarketConfig = MarketConfig()
     graph: GraphConfig = GraphConfig()
@@ -77,6 +90,14 @@ class DataConfig(Frozen):
     min_stocks: Annotated[int, Field(ge=5)] = 20
     block_days: Annotated[int, Field(ge=8)] = 10
     control: Literal["none", "shuffled"] = "none"
+
+    @model_validator(mode="after")
+    def _features_fit(self) -> DataConfig:
+        if self.features and not self.path:
+            raise ValueError("data.features names columns of data.path, which is not given")
+        if len(set(self.features)) < len(self.features):
+            raise ValueError(f"features {', '.join(self.features)} names a column twice")
+        return self
 
     @model_validator(mode="after")
     def _horizons_fit(self) -> DataConfig:

@@ -10,20 +10,23 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from studies.atft.config import Config, DataConfig
-from studies.atft.features import Grid, features, forward_returns, to_grid
+from studies.atft.features import NAMES, Grid, features, forward_returns, to_grid
 from studies.atft.graph import Graphs, build_graphs
 from studies.atft.market import simulate
+from studies.atft.metrics import daily_ic
 from studies.atft.split import Split, walk_forward
-from studies.atft.table import clean, read_table
+from studies.atft.table import REQUIRED, Table, clean, read_table
 from trainer.errors import DataError
 
 CLIP_SD = 5.0
+LEAK_RANK_IC = 0.10  # a column that ranks real daily returns so well by itself has seen them
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,14 @@ class Panel:
     graphs: Graphs
     split: Split
     oracle: np.ndarray | None
-    report: dict[str, int]
+    report: dict[str, Any]
 
     @property
     def num_sectors(self) -> int:
         return int(self.sectors.max(initial=-1)) + 1
 
 
-def check(config: Config) -> dict[str, int]:
+def check(config: Config) -> dict[str, Any]:
     """Refuse, as DataError, data no trial could use; return the data report. Called before a study is written."""
     return prepare(config.data).report
 
@@ -77,7 +80,7 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
     config = DataConfig.model_validate_json(text)
     grid, report, oracle = _load(config)
     split = walk_forward(len(grid.days), config)
-    kept = _universe(grid, split, config.max_stocks)
+    kept, there = _universe(grid, split, config.max_stocks), len(grid.codes)
     grid = _select(grid, kept)
     names, raw = features(grid)
     mask = _rankable(grid, config)
@@ -87,6 +90,10 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
         _shuffle(returns, split.train, config.seed)
     targets = _targets(returns, split.train, config)
     report |= _shape_report(grid, mask, split, names)
+    if len(kept) < there:
+        report["universe"] = f"the {len(kept)} most traded of {there} stocks; -o data.max_stocks=0 keeps all"
+    if leaks := _leaks(grid, returns, split.train, config):
+        report["suspected_leaks"] = leaks
     if report["train_days"] < config.block_days:
         raise DataError(
             f"{config.path or 'the synthetic market'} has {report['train_days']} training days with at least "
@@ -114,17 +121,38 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
     return panel
 
 
-def _load(config: DataConfig) -> tuple[Grid, dict[str, int], np.ndarray | None]:
+def _load(config: DataConfig) -> tuple[Grid, dict[str, Any], np.ndarray | None]:
     """The grid, the report so far, and the oracle [days, stocks, horizons] where there is one."""
     if config.path:
-        table, report = clean(read_table(config.path))
-        return to_grid(table), report, None
+        if taken := sorted(set(config.features) & set(NAMES)):
+            raise DataError(f"data.features names {taken[0]!r}, a feature that is made already: rename the column.")
+        table, report = clean(read_table(config.path, config.features))
+        return to_grid(table), report | _columns_report(table), None
     market = simulate(config.market, config.seed, config.horizons)
     table, report = clean(market.table)
     grid = to_grid(table)
     if len(grid.days) != config.market.num_days:
         raise AssertionError("a day of the synthetic market has no row at all")
     return grid, report, np.stack([market.oracle[h] for h in config.horizons], axis=-1)
+
+
+def _columns_report(table: Table) -> dict[str, list[str]]:
+    sector = ["sector"] if len(table.sector_names) else []
+    used = [*REQUIRED, *sector, *(name for name in table.columns if name not in REQUIRED)]
+    return {"columns_used": used} | ({"columns_unused": list(table.unused)} if table.unused else {})
+
+
+def _leaks(grid: Grid, returns: np.ndarray, train: np.ndarray, config: DataConfig) -> list[str]:
+    """The file's own features that rank the training days' returns better than anything known that day can."""
+    found = []
+    for name in config.features:
+        for j, h in enumerate(config.horizons):
+            daily = daily_ic(grid.columns[name][train], returns[train, :, j], config.min_stocks)[0]
+            mean = float(np.mean(daily[np.isfinite(daily)])) if np.isfinite(daily).any() else 0.0
+            if abs(mean) > LEAK_RANK_IC:
+                found.append(f"{name} (RankIC {mean:.2f} with the return over {h} days)")
+                break
+    return found
 
 
 def _universe(grid: Grid, split: Split, max_stocks: int) -> np.ndarray:

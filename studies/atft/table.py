@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trainer.errors import DataError
 
 PRICES = ("open", "high", "low", "close")
 REQUIRED = ("date", "code", *PRICES, "volume")
+OPTIONAL = ("sector", "adj_close")
 JUMP = 0.40
 
 
@@ -24,6 +26,7 @@ class Table:
     """Rows of a panel. `codes`, `sectors` index their names (sector -1: unknown); `columns` are float64, NaN missing.
 
     `first_row` is the number by which a reader of the file finds the first row: 2 in a CSV with its header, else 1.
+    `unused` are the file's columns that nobody asked for.
     """
 
     source: str
@@ -34,6 +37,7 @@ class Table:
     sector_names: np.ndarray
     columns: dict[str, np.ndarray]
     first_row: int
+    unused: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.dates)
@@ -48,8 +52,11 @@ class Table:
         )
 
 
-def read_table(path: str) -> Table:
-    """Read a Parquet file, or else a CSV; raise DataError naming file, row and column where there is one."""
+def read_table(path: str, features: Sequence[str] = ()) -> Table:
+    """Read a Parquet file, or else a CSV: the market's columns, and of the others those that `features` names.
+
+    Raises DataError naming file, row and column where there is one.
+    """
     file = Path(path)
     if not file.is_file():
         raise DataError(f"data.path {path!r} is not a file: give a Parquet or CSV file.")
@@ -61,9 +68,22 @@ def read_table(path: str) -> Table:
             f"{path} has no column {', '.join(map(repr, missing))}: it needs {', '.join(REQUIRED)}; "
             f"it has {', '.join(raw.column_names)}."
         )
+    _check_features(path, features, raw.column_names)
     if raw.num_rows == 0:
         raise DataError(f"{path} has a header and no rows: give at least one row per stock and day.")
-    return _convert(path, raw, first_row=1 if parquet else 2)
+    used = [name for name in raw.column_names if name in (*REQUIRED, *OPTIONAL, *features)]
+    unused = tuple(dict.fromkeys(name for name in raw.column_names if name not in used))
+    return _convert(path, raw, used, unused, first_row=1 if parquet else 2)
+
+
+def _check_features(path: str, features: Sequence[str], columns: list[str]) -> None:
+    for name in features:
+        if name in (*REQUIRED, *OPTIONAL):
+            raise DataError(f"data.features names {name!r}, which is used as it is: name other columns only.")
+        if name not in columns:
+            others = [column for column in columns if column not in (*REQUIRED, *OPTIONAL)]
+            there = f"it has {', '.join(others)}" if others else "it has none beside the market's"
+            raise DataError(f"data.features names {name!r}, and {path} has no such column: {there}.")
 
 
 def clean(table: Table) -> tuple[Table, dict[str, int]]:
@@ -134,15 +154,15 @@ def _check_encoding(file: Path) -> None:
                 ) from error
 
 
-def _convert(path: str, raw: pa.Table, first_row: int) -> Table:
-    repeated = sorted({name for name in raw.column_names if raw.column_names.count(name) > 1})
+def _convert(path: str, raw: pa.Table, used: list[str], unused: tuple[str, ...], first_row: int) -> Table:
+    repeated = sorted({name for name in used if used.count(name) > 1})
     if repeated:
         raise DataError(f"{path} has the column {repeated[0]!r} twice: rename or remove one.")
     codes, code_names = _encode(path, raw, "code", first_row)
     sectors, sector_names = np.full(raw.num_rows, -1, dtype=np.int32), np.array([], dtype=str)
     if "sector" in raw.column_names:
         sectors, sector_names = _encode(path, raw, "sector", first_row, nullable=True)
-    numeric = [name for name in raw.column_names if name not in ("date", "code", "sector")]
+    numeric = [name for name in used if name not in ("date", "code", "sector")]
     return Table(
         source=path,
         dates=_dates(path, raw, first_row),
@@ -152,6 +172,7 @@ def _convert(path: str, raw: pa.Table, first_row: int) -> Table:
         sector_names=sector_names,
         columns={name: _numbers(path, raw, name, first_row) for name in numeric},
         first_row=first_row,
+        unused=unused,
     )
 
 

@@ -8,13 +8,15 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from hpo.config import Raw, apply
+from hpo.errors import SpaceError
 from studies.atft.config import Config, DataConfig, GraphConfig, MarketConfig, ModelConfig, SplitConfig
-from studies.atft.features import features, forward_returns, to_grid
+from studies.atft.features import NAMES, features, forward_returns, to_grid
 from studies.atft.graph import build_graphs
 from studies.atft.market import simulate
 from studies.atft.panel import check, prepare
 from studies.atft.split import blocks, walk_forward
-from studies.atft.table import Table, clean, read_table
+from studies.atft.table import REQUIRED, Table, clean, read_table
 from studies.atft.task import INPUTS, AtftTask
 from trainer.errors import DataError
 
@@ -36,6 +38,9 @@ def write(table: Table, path) -> str:
 @cache
 def market():
     return simulate(small().market, 0, small().horizons)
+
+
+OWN = tuple(sorted(set(market().table.columns) - set(REQUIRED)))  # the market's features beside prices and volume
 
 
 @pytest.fixture
@@ -75,7 +80,7 @@ def put(row: int, old: str, new: str):
         (put(7, ",1000", ""), ["row 7", "expected 7 columns, got 6"]),
         (put(4, "2020", "the year"), ["row 4", "'date'"]),
         (put(6, ",0004,", ",,"), ["row 6", "'code'"]),
-        (lambda lines: [lines[0] + ",x,x"] + [line + ",1,1" for line in lines[1:]], ["'x'", "twice"]),
+        (lambda lines: [lines[0] + ",close"] + [line + ",1" for line in lines[1:]], ["'close'", "twice"]),
         (lambda lines: [], ["empty"]),
         (lambda lines: lines[:1], ["no rows"]),
     ],
@@ -142,11 +147,71 @@ def test_too_few_days_are_refused_before_anything_is_trained(csv):
 
 def test_check_reports_and_prepares_from_a_file_as_from_the_market(tmp_path):
     path = write(market().table, tmp_path / "market.parquet")
-    config = small(path=path)
+    config = small(path=path, features=OWN)
     report = check(Config(data=config))
     assert report["stocks"] == 28 and report["days"] == 260 and report["duplicate_rows"] == 1
     np.testing.assert_array_equal(prepare(config).x, prepare(small()).x)
     assert prepare(config).oracle is None and prepare(small()).oracle is not None
+
+
+@pytest.fixture
+def extended(tmp_path):
+    """The market as pandas leaves it: an index, a text, a column from tomorrow, beside a feature of the day."""
+    returns = forward_returns(to_grid(clean(market().table)[0]), (1,))[..., 0]
+    table = clean(market().table)[0]
+    row_day = np.unique(table.dates, return_inverse=True)[1]
+    path = write(table, tmp_path / "extended.parquet")
+    raw = pyarrow.parquet.read_table(path).append_column("label", pa.array(returns[row_day, table.codes]))
+    raw = raw.append_column("news", pa.array(["none"] * len(table)))
+    raw = raw.append_column("__index_level_0__", pa.array(np.arange(len(table))))
+    pyarrow.parquet.write_table(raw, path)
+    return path
+
+
+def test_only_named_columns_become_features_and_the_report_lists_the_rest(extended):
+    plain, flow = prepare(small(path=extended)), prepare(small(path=extended, features=("flow",)))
+    assert plain.feature_names == NAMES and flow.feature_names == (*NAMES, "flow")
+    assert plain.report["columns_used"] == [*REQUIRED, "sector"]
+    assert {"label", "news", "__index_level_0__", "flow"} <= set(plain.report["columns_unused"])
+    assert flow.report["columns_used"] == [*REQUIRED, "sector", "flow"]
+    assert "flow" not in flow.report["columns_unused"] and "suspected_leaks" not in flow.report
+
+
+def test_a_feature_that_knows_tomorrow_is_reported(extended):
+    assert prepare(small(path=extended, features=("label", "flow"))).report["suspected_leaks"] == [
+        "label (RankIC 1.00 with the return over 1 days)"
+    ]
+
+
+def test_stocks_that_are_left_out_are_explained(extended):
+    report = prepare(small(path=extended, max_stocks=20)).report
+    assert report["stocks"] == 20
+    assert report["universe"] == "the 20 most traded of 28 stocks; -o data.max_stocks=0 keeps all"
+    assert "universe" not in prepare(small(path=extended)).report
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        (("nope",), ["'nope'", "it has", "label"]),
+        (("volume",), ["'volume'", "used as it is"]),
+        (("return_1",), ["'return_1'", "made already"]),
+        (("news",), ["row 1", "'news' is 'none'", "must be a number"]),
+    ],
+)
+def test_features_that_cannot_be_are_refused(extended, features, words):
+    with pytest.raises(DataError) as caught:
+        prepare(small(path=extended, features=features))
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_features_are_named_by_a_list_or_by_commas_and_need_a_file():
+    override = {"data.path": Raw("a.csv"), "data.features": Raw("flow, quality")}
+    assert apply(Config(), override).data.features == ("flow", "quality")
+    assert apply(Config(), override | {"data.features": Raw("[flow]")}).data.features == ("flow",)
+    for values in ({"data.features": ["flow"]}, override | {"data.features": "flow,flow"}):
+        with pytest.raises(SpaceError, match=r"data\.path, which is not given|names a column twice"):
+            apply(Config(), values)
 
 
 def test_a_file_that_changes_is_read_anew(tmp_path):
@@ -200,7 +265,7 @@ def _altered(tmp_path, config: DataConfig, day: int | None):
     keep = ~(after & (rng.random(len(table)) < 0.05))
     other = Table(**(vars(table) | {"columns": changed})).take(np.flatnonzero(keep))
     paths = [write(t, tmp_path / f"{i}.parquet") for i, t in enumerate((table, other))]
-    return [prepare(config.model_copy(update={"path": path})) for path in paths]
+    return [prepare(config.model_copy(update={"path": path, "features": OWN})) for path in paths]
 
 
 @pytest.mark.parametrize("folds", [1, 3])

@@ -12,7 +12,18 @@ from rich.console import Console
 from sqlalchemy import event
 
 from hpo.clock import FakeClock
-from hpo.render import REFRESH_SECONDS, Progress, View, comparison, duration, screen, short_params, sparkline, summary
+from hpo.render import (
+    REFRESH_SECONDS,
+    Progress,
+    View,
+    comparison,
+    data_report,
+    duration,
+    screen,
+    short_params,
+    sparkline,
+    summary,
+)
 from hpo.run import Result
 
 
@@ -189,6 +200,12 @@ def test_the_summary_says_what_to_do_next(ledger):
     assert "best: trial 0, val/accuracy 0.5\n  train.optim.lr = 0.001" in complete
     assert "hpo resume" not in complete
     assert "behind" not in complete
+
+
+def test_the_data_report_is_its_counts_and_then_a_line_for_each_text_or_list():
+    found = {"rows": 9, "missing_open": 0, "columns_unused": ["a", "b"], "stocks": 2, "universe": "2 of 3"}
+    assert list(data_report(found)) == ["data: rows 9, stocks 2", "  columns unused: a, b", "  universe: 2 of 3"]
+    assert list(data_report({})) == []
 
 
 def test_comparison_drops_columns_that_do_not_fit_and_says_so(ledger):
