@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,7 @@ class Driver:
         changed = drift(row["identity"], identity(self._study, self._spec))
         wanted = row["requested"] if self._options.trials is None else self._options.trials
         saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == row["id"]).limit(1)
-        with self._ledger.read() as connection:
-            has_checkpoints = connection.execute(saved).first() is not None
-        if has_checkpoints:
+        if self._ledger.look(lambda connection: connection.execute(saved).first()) is not None:
             self._options.home.check_mark(self._spec.name, row["uid"], row["environment"]["host"])
         self._options.home.mark(self._spec.name, row["uid"])
 
@@ -171,13 +169,7 @@ class Driver:
         self._sampler: Sampler = make_sampler(
             self._spec.sampler, self._study.space, self._study.objectives, self._spec.seed
         )
-        with self._ledger.read() as connection:
-            rows = (
-                connection.execute(_TRIALS.where(trials.c.study_id == self._id).order_by(trials.c.number))
-                .mappings()
-                .all()
-            )
-            records = {row["number"]: self._record(connection, row) for row in rows}
+        rows, records = self._ledger.look(self._all)
         self._asked = len(rows)
         self._lost = {row["number"] for row in rows if row["outcome"] == "lost"}
         self._ended_before = {row["number"] for row in rows if row["state"] in TERMINAL_STATES}
@@ -194,6 +186,11 @@ class Driver:
             self._sampler.adopt(records[number].open())
         for number in told:
             self._sampler.tell(records[number])
+
+    def _all(self, connection: Connection) -> tuple[Sequence[RowMapping], dict[int, TrialRecord]]:
+        mine = _TRIALS.where(trials.c.study_id == self._id).order_by(trials.c.number)
+        rows = connection.execute(mine).mappings().all()
+        return rows, {row["number"]: self._record(connection, row) for row in rows}
 
     def _record(self, connection: Connection, row: RowMapping) -> TrialRecord:
         curve = (

@@ -26,6 +26,7 @@ from hpo.executors.process import spawn as spawn_process
 from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads
 from hpo.ledger.process import Process
+from hpo.ledger.store import PATIENCE
 from hpo.tracking.base import Unreachable
 from hpo.tracking.draining import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
 from hpo.tracking.mlflow import MlflowTracker, tracker_name
@@ -130,11 +131,10 @@ class _Leave:
 
 def _run(options: argparse.Namespace, leave: _Leave) -> int:
     home = Home.at(options.home)
-    ledger = Ledger(options.storage or home.storage, create=False)
+    ledger = Ledger(options.storage or home.storage, create=False, patience=PATIENCE)
     uri = options.tracking_uri or home.tracking_uri
     clock = SystemClock()
-    with ledger.read() as connection:
-        name = f"mirror:{reads.study_row(connection, options.study)['id']}"
+    name = ledger.look(lambda connection: f"mirror:{reads.study_row(connection, options.study)['id']}")
     try:
         tracker = leave.until(lambda: MlflowTracker(uri, home.artifacts), Unreachable)
     except Unreachable as error:

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy import select
+from sqlalchemy.engine import Connection
 
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger, reads
@@ -68,8 +69,7 @@ class Progress:
         self.name = name
         self.trials: dict[int, Trial] = {}
         self.best: Trial | None = None
-        with ledger.read() as connection:
-            row = reads.study_row(connection, name)
+        row = ledger.look(lambda connection: reads.study_row(connection, name))
         self._id: int = row["id"]
         self.requested: int = row["requested"]
         self.spec: dict[str, Any] = row["spec"]
@@ -105,16 +105,19 @@ class Progress:
         per_minute, _ = self.rates()
         return 60 * max(self.requested - self.ended, 0) / per_minute if per_minute else None
 
+    def _fresh(self, connection: Connection) -> tuple[list[Trial], dict[int, list[float]]]:
+        """The trials from the lowest open number on, and by number the curves of those that have moved."""
+        rows = connection.execute(_TRIALS.where(trials.c.study_id == self._id, trials.c.number >= self._floor))
+        fresh = [_trial(row) for row in rows.mappings()]
+        numbers = [trial.number for trial in fresh if trial.state != "waiting" and self._moved(trial)]
+        found: dict[int, list[float]] = {}
+        if numbers:
+            for number, _, _, _, value in reads.curves(connection, self._id, [self.metric], numbers):
+                found.setdefault(number, []).append(value)
+        return fresh, found
+
     def refresh(self) -> list[Trial]:
-        with self._ledger.read() as connection:
-            rows = connection.execute(_TRIALS.where(trials.c.study_id == self._id, trials.c.number >= self._floor))
-            fresh = [_trial(row) for row in rows.mappings()]
-            moving = [trial for trial in fresh if trial.state != "waiting" and self._moved(trial)]
-            numbers = [trial.number for trial in moving]
-            found: dict[int, list[float]] = {}
-            if numbers:
-                for number, _, _, _, value in reads.curves(connection, self._id, [self.metric], numbers):
-                    found.setdefault(number, []).append(value)
+        fresh, found = self._ledger.look(self._fresh)
         ended = [trial for trial in fresh if trial.state in TERMINAL_STATES and self._was_open(trial.number)]
         for trial in fresh:
             known = self.trials.get(trial.number)

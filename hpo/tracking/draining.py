@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection, Row, RowMapping
 
 from hpo.clock import Clock, SystemClock
 from hpo.errors import StorageError
@@ -42,16 +42,14 @@ class DrainResult:
 
 def behind(ledger: Ledger, tracker_name: str, study: str) -> int:
     """How many of the ledger's transactions on a study the tracker has not got; from the cursors alone."""
-    with ledger.read() as connection:
-        return projection.behind(connection, tracker_name, reads.study_row(connection, study))
+    return ledger.look(lambda c: projection.behind(c, tracker_name, reads.study_row(c, study)))
 
 
 def drain(
     ledger: Ledger, tracker: Tracker, study: str, home: Home, *, seconds: float = GRACE, clock: Clock | None = None
 ) -> DrainResult:
     """Send all there is, trying for up to `seconds`; raise Busy while another process mirrors the study."""
-    with ledger.read() as connection:
-        study_id = reads.study_row(connection, study)["id"]
+    study_id = ledger.look(lambda connection: reads.study_row(connection, study)["id"])
     clock = clock or SystemClock()
     lease = leases.acquire(ledger, f"mirror:{study_id}", Process.current(), clock, LEASE_TIMEOUT)
     try:
@@ -97,22 +95,25 @@ class Mirror:
 
     def look(self, *, leaving: bool = False) -> None:
         """Send everything that is new now. Raises Unreachable; a trial that is refused is left out and remembered."""
-        with self._ledger.read() as connection:
-            study = reads.study_row(connection, self._study)
-            where = {"tracker": self._tracker.name, "study": study["id"]}
-            cursor = connection.execute(projection.STUDY_CURSOR, where).first()
+        study, cursor = self._ledger.look(self._study_and_cursor)
         parent = self._open_study(study, cursor.run_id if cursor else None)
         changed = cursor is None or cursor.revision < study["revision"] or parent not in self._shown
         ended = self._send_all_trials(study, parent)
         if changed or ended or leaving:
             self._send_study(study, parent, leaving, whole=changed)
 
+    def _study_and_cursor(self, connection: Connection) -> tuple[RowMapping, Row | None]:
+        study = reads.study_row(connection, self._study)
+        where = {"tracker": self._tracker.name, "study": study["id"]}
+        return study, connection.execute(projection.STUDY_CURSOR, where).first()
+
     def _send_all_trials(self, study: RowMapping, parent: str) -> bool:
         """Send page after page of the trials that have something new; True if one of them has ended."""
         after, ended = -1, False
         while True:
-            with self._ledger.read() as connection:
-                found = projection.pending(connection, self._tracker.name, study, self._home, after)
+            found = self._ledger.look(
+                lambda c, after=after: projection.pending(c, self._tracker.name, study, self._home, after)
+            )
             if not found:
                 return ended
             after = found[-1].number
@@ -189,8 +190,7 @@ class Mirror:
     def _search(self, study: RowMapping) -> dict[str, str]:
         """uid -> run id of the runs that no cursor names; where two stand for one trial, the later is deleted."""
         mine = (mirrors.c.tracker == self._tracker.name) & (mirrors.c.study_id == study["id"])
-        with self._ledger.read() as connection:
-            rows = connection.execute(mirrors.select().where(mine)).mappings().all()
+        rows = self._ledger.look(lambda connection: connection.execute(mirrors.select().where(mine)).mappings().all())
         recorded = {f"{study['uid']}/{row['number']}": row["run_id"] for row in rows}
         unrecorded: dict[str, str] = {}
         superfluous = []
@@ -207,15 +207,18 @@ class Mirror:
             self._tracker.discard(run_id)
 
     def _send_study(self, study: RowMapping, parent: str, leaving: bool, whole: bool) -> None:
-        with self._ledger.read() as connection:
-            state = reads.study_state(connection, study)
-            if leaving and state == "running":
-                state = "interrupted"  # nobody will be left to say so
-            batch = projection.study_batch(connection, study, state)
+        batch = self._ledger.look(lambda connection: self._study_batch(connection, study, leaving))
         if whole or self._shown.get(parent) != (batch.tags, batch.status):
             self._send(parent, batch if whole else replace(batch, texts={}))
         if whole:
             self._commit(study, [(projection.STUDY, parent, study["revision"])])
+
+    @staticmethod
+    def _study_batch(connection: Connection, study: RowMapping, leaving: bool) -> Batch:
+        state = reads.study_state(connection, study)
+        if leaving and state == "running":
+            state = "interrupted"  # nobody will be left to say so
+        return projection.study_batch(connection, study, state)
 
     def _commit(self, study: RowMapping, cursors: Sequence[tuple[int, str, int]]) -> None:
         """Record runs and how far they have come; raise Busy if another process mirrors the study by now."""

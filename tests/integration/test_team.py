@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+
+from hpo.errors import NoLedger
+from hpo.ledger import Ledger, tables
 
 STUDY = Path(__file__).parents[1] / "harness" / "tiny_study.py"
 
@@ -50,13 +55,17 @@ def mlflow_server(tmp_path_factory) -> Iterator[str]:
     server.wait(30)
 
 
-def hpo(*arguments: str, home: Path, storage: str, uri: str) -> str:
+def start(*arguments: str, home: Path, storage: str, uri: str) -> subprocess.Popen[str]:
     environ = os.environ | {"HPO_HOME": str(home), "HPO_STORAGE": storage, "HPO_TRACKING_URI": uri}
-    done = subprocess.run(
-        [sys.executable, "-m", "hpo", *arguments], capture_output=True, text=True, env=environ, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    command = [sys.executable, "-m", "hpo", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+
+
+def hpo(*arguments: str, home: Path, storage: str, uri: str) -> str:
+    done = start(*arguments, home=home, storage=storage, uri=uri)
+    output, errors = done.communicate(timeout=240)
+    assert done.returncode == 0, output + errors
+    return output
 
 
 def test_a_study_on_postgresql_and_a_tracking_server(tmp_path, postgres_database, mlflow_server):
@@ -78,6 +87,47 @@ def test_a_study_on_postgresql_and_a_tracking_server(tmp_path, postgres_database
     assert states == sorted(state for state, count in status["trials"].items() for _ in range(count))
     assert not (tmp_path / "home" / "mlflow.db").exists()
     assert not (tmp_path / "home" / "ledger.db").exists()
+
+
+def test_a_study_outlives_a_restart_of_postgresql(tmp_path, postgres_server):
+    """The server crashes and comes back in the middle of the run: driver, workers and mirror wait for it."""
+    server = postgres_server()
+    there = {"home": tmp_path / "home", "storage": server.url.render_as_string(hide_password=False), "uri": ""}
+    started = start("run", "--study", str(STUDY), "--trials", "6", "--workers", "2", "--window", "4", **there)
+    ledger, deadline = None, time.monotonic() + 120
+    while ledger is None or not count(ledger, tables.checkpoints):
+        assert started.poll() is None and time.monotonic() < deadline, started.communicate()
+        time.sleep(0.1)
+        with contextlib.suppress(NoLedger):
+            ledger = ledger or Ledger(there["storage"], create=False)
+    for outage in (2.0, 0.0):
+        server.stop()
+        time.sleep(outage)
+        server.start()
+    assert not all(ended(ledger)), "the study was over before its database went"
+    output, errors = started.communicate(timeout=240)
+    assert started.returncode == 0, output + errors
+    status = json.loads(hpo("status", "--study", "tiny", "--json", **there))
+    assert (status["state"], sum(status["trials"].values())) == ("complete", 6)
+    assert status["attempts"] == 6, "nobody lost a trial by the outage"
+    assert "0 differences" in hpo("verify", "--study", "tiny", **there)
+    ledger.close()
+
+    alone = {"home": tmp_path / "alone", "storage": f"sqlite:///{tmp_path / 'ledger.db'}", "uri": ""}
+    hpo("run", "--study", str(STUDY), "--trials", "6", "--executor", "inline", "--window", "4", **alone)
+    assert json.loads(hpo("status", "--study", "tiny", "--json", **alone))["digest"] == status["digest"]
+
+
+def count(ledger: Ledger, table: sa.Table) -> int:
+    return ledger.look(
+        lambda connection: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+    )
+
+
+def ended(ledger: Ledger) -> list[bool]:
+    """Of every trial, whether it has ended."""
+    states = ledger.look(lambda connection: connection.execute(sa.select(tables.trials.c.state)).scalars().all())
+    return [one in tables.TERMINAL_STATES for one in states]
 
 
 def _experiments(uri: str) -> list[str]:
