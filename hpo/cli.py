@@ -65,6 +65,11 @@ ExecutorOption = Annotated[str, typer.Option("--executor", help="Where trials ru
 DriftOption = Annotated[
     bool, typer.Option("--allow-drift", help="Continue although the space, the data, the seed or the code has changed.")
 ]
+OverrideOption = Annotated[
+    list[str] | None,
+    typer.Option("-o", metavar="PATH=VALUE", help="Set a field, or pin a dimension; the last one given counts."),
+]
+ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE.yaml", help="Fields to set, as YAML.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -84,23 +89,17 @@ def run(
         int | None, typer.Option("--window", min=1, help="Trials open at a time.  [default: twice the workers]")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="The study's seed.  [default: 0]")] = None,
-    override: Annotated[
-        list[str] | None,
-        typer.Option("-o", metavar="PATH=VALUE", help="Set a field, or pin a dimension; the last one given counts."),
-    ] = None,
-    config: Annotated[str | None, typer.Option("--config", metavar="FILE.yaml", help="Fields to set, as YAML.")] = None,
+    override: OverrideOption = None,
+    config: ConfigOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
 ) -> None:
     """Search: train trials until there are so many; a study that exists is continued."""
-    from hpo.config import flatten, load_yaml, parse_override
     from hpo.home import Home
     from hpo.run import Request
 
-    overrides = flatten(load_yaml(config)) if config else {}
-    overrides |= dict(parse_override(text) for text in override or ())
     _drive(
         Request(
             home=Home.at(home),
@@ -114,7 +113,7 @@ def run(
             order=order,
             window=window,
             seed=seed,
-            overrides=overrides,
+            overrides=_overrides(config, override),
             storage=storage,
             tracking_uri=tracking_uri,
             allow_drift=allow_drift,
@@ -335,6 +334,33 @@ def worker(
 
     context = WorkerContext(storage, Home.at(home).create(), 0, LEASE_SECONDS)
     raise typer.Exit(serve(context, "joined"))
+
+
+@app.command()
+def schedule(
+    study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
+    override: OverrideOption = None,
+    config: ConfigOption = None,
+    steps_per_epoch: Annotated[
+        int | None, typer.Option("--steps-per-epoch", min=1, help="Instead of counting them in the study's data.")
+    ] = None,
+    save: Annotated[str | None, typer.Option("--save", metavar="FILE.png", help="Draw a picture instead.")] = None,
+) -> None:
+    """The learning rate over the steps of a run: `-o train.schedule.name=wsd` shows another schedule."""
+    from hpo.analysis.schedule import curve, describe, draw
+
+    found = curve(study, _overrides(config, override), steps_per_epoch)
+    if save:
+        draw(found, Path(save))
+    print(f"{found.settings}: drawn in {save}" if save else describe(found))
+
+
+def _overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
+    """What a file and `-o` set; where both do, `-o`."""
+    from hpo.config import flatten, load_yaml, parse_override
+
+    overrides = flatten(load_yaml(config)) if config else {}
+    return overrides | dict(parse_override(text) for text in override or ())
 
 
 def _drive(request: Request) -> None:

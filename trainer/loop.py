@@ -22,7 +22,7 @@ from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
 from trainer.runtime import autocast, out_of_memory, runtime
-from trainer.schedule import Plateau, schedule
+from trainer.schedule import Plateau, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
 from trainer.state import TrainState
 from trainer.task import Loss, Task
@@ -62,7 +62,7 @@ class _Fit:
         model = task.model().to(device)
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device)
-        lr = optim.learning_rate(config.optim)
+        lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
         self.lr_at = schedule(config.schedule, lr, config.num_epochs * self.loader.windows, self.loader.windows)
         self.state = TrainState(
             model=model,

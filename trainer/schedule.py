@@ -1,24 +1,66 @@
 """Learning rates as functions of the step.
 
 Step s is the number of optimizer steps already done (0 at the first update), T their total, W the length of the
-warmup. The warmup multiplies by (s + 1)/(W + 1): the first update already moves, and at s = W the factor is 1, so that
-every schedule is continuous where its warmup ends.
+warmup, E the steps of an epoch, p = (s - W)/(T - W) the progress after the warmup. A warmup is a function of
+(s + 1)/(W + 1): the first update already moves, and it meets the schedule at s = W.
 
-    constant    1
-    cosine      from 1 to min_lr/lr at s = T (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)
-    one_cycle   cosine from 1/div up to 1 at s = W, cosine down to 1/(div * final_div) at s = T - 1 (Smith & Topin,
-                arXiv 1708.07120; torch's OneCycleLR)
-    plateau     1, times `factor` at each plateau of the monitored metric
+    constant         1
+    cosine           (1 + cos pi p)/2, down to min_lr (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)
+    cosine_restarts  the same over `num_cycles` cycles, each `cycle_mult` times as long as the one before (ibid.)
+    one_cycle        cosine from 1/div up to 1 at s = W, cosine down to 1/(div * final_div) at s = T - 1 (Smith &
+                     Topin, arXiv 1708.07120; torch's OneCycleLR)
+    polynomial       (1 - p)^power, down to min_lr (power 0.9: Chen et al. 2017, arXiv 1606.00915)
+    linear           1 - p, down to min_lr
+    exponential      gamma^((s - W)/E)
+    step             gamma^k after k * step_size epochs (He et al. 2016, arXiv 1512.03385)
+    multi_step       gamma^k after k of the milestones, epochs (ibid.)
+    inverse_sqrt     sqrt(tau/(s - W + tau)), tau = `timescale` or W + 1 (Vaswani et al. 2017, arXiv 1706.03762, eq. 3,
+                     whose step is s + 1 and whose warmup W + 1)
+    wsd              1, and in the last `decay_ratio` of the run, with progress q, 1 - sqrt q, 1 - q or
+                     (1 + cos pi q)/2, down to min_lr (Hu et al. 2024, arXiv 2404.06395; Hägele et al. 2024, arXiv
+                     2405.18392)
+    cyclical         `num_cycles` triangles from min_lr to lr and back, of full height, each of half the height, or
+                     times gamma^((s - W)/E) (Smith 2017, arXiv 1506.01186; torch's CyclicLR)
+    plateau          1, times `factor` at each plateau of the monitored metric
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import PlateauConfig, ScheduleConfig
+from trainer.dotted import named
+from trainer.errors import ConfigError
 from trainer.monitor import improved
+
+Rate = Callable[[float], float]  # step -> learning rate
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a schedule is stretched over: its peak and, in steps, the warmup, the whole run and one epoch."""
+
+    lr: float
+    warmup: float
+    total: int
+    steps_per_epoch: int
+
+    @property
+    def fall(self) -> float:
+        """The steps after the warmup."""
+        return max(self.total - self.warmup, 1)
+
+    def progress(self, step: float) -> float:
+        """0 at the end of the warmup, 1 at the end of the run and after it."""
+        return min((step - self.warmup) / self.fall, 1.0)
+
+    def epochs(self, step: float) -> float:
+        """Epochs since the end of the warmup."""
+        return (step - self.warmup) / self.steps_per_epoch
 
 
 def warmup_length(config: ScheduleConfig, total: int, steps_per_epoch: int) -> float:
@@ -32,27 +74,176 @@ def warmup_length(config: ScheduleConfig, total: int, steps_per_epoch: int) -> f
     return max(config.one_cycle.pct_start * total - 1, 0.0) if config.name == "one_cycle" else 0
 
 
-def schedule(config: ScheduleConfig, lr: float, total: int, steps_per_epoch: int) -> Callable[[float], float]:
-    """The learning rate as a function of the step, continuous on [0, total]. For plateau, before its scaling.
+def scaled_lr(config: ScheduleConfig, lr: float, batch_size: int) -> float:
+    """The peak for `batch_size`: times its ratio to `base_batch_size` (Goyal et al. 2017, arXiv 1706.02677), or times
+    the root of it (Krizhevsky 2014, arXiv 1404.5997; for Adam, Malladi et al. 2022, arXiv 2205.10330)."""
+    ratio = batch_size / (config.base_batch_size or 256)
+    return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.scale_lr]
 
-    `lr` is the peak, `total` the number of optimizer steps of the run.
+
+def schedule(config: ScheduleConfig, lr: float, total: int, steps_per_epoch: int) -> Rate:
+    """The learning rate as a function of the step on [0, total]. For plateau, before its scaling.
+
+    `lr` is the peak, `total` the number of optimizer steps of the run. Continuous, but for the steps of step and
+    multi_step and the restarts of cosine_restarts. Raises ConfigError where a function of the user's cannot be used.
     """
-    warmup = warmup_length(config, total, steps_per_epoch)
-    if config.name == "one_cycle":
-        low = lr / config.one_cycle.div_factor
-        end = low / config.one_cycle.final_div_factor
-        fall = max(total - 1 - warmup, 1)
-        return lambda step: (
-            _cosine(low, lr, step / warmup) if step < warmup else _cosine(lr, end, (step - warmup) / fall)
-        )
-    floor = min(config.min_lr, lr) if config.name == "cosine" else lr
-    fall = max(total - warmup, 1)
-    return lambda step: lr * (step + 1) / (warmup + 1) if step < warmup else _cosine(lr, floor, (step - warmup) / fall)
+    run = Run(lr, warmup_length(config, total, steps_per_epoch), total, steps_per_epoch)
+    decay = (SCHEDULES.get(config.name) or _own)(config, run)
+    if run.warmup == 0 or config.name == "one_cycle":
+        return decay
+    top = decay(run.warmup)
+    if math.isclose(top, lr, rel_tol=1e-12):
+        top = lr  # and not lr give or take the rounding of floor + (lr - floor)
+    rise, length = WARMUPS[config.warmup], run.warmup
+    return lambda step: rise(config, top, step + 1, length + 1) if step < length else decay(step)
+
+
+# --- Warmups: up to `top` at n = length
+
+
+WARMUPS: dict[str, Callable[[ScheduleConfig, float, float, float], float]] = {
+    "linear": lambda c, top, n, length: top * n / length,
+    "cosine": lambda c, top, n, length: top * (1 - math.cos(math.pi * n / length)) / 2,
+    "polynomial": lambda c, top, n, length: top * (n / length) ** (c.warmup_power or 2.0),
+    "exponential": lambda c, top, n, length: top * (c.warmup_start or 0.01) ** (1 - n / length),
+}
+
+
+# --- Schedules after the warmup
 
 
 def _cosine(start: float, end: float, progress: float) -> float:
     """Half a cosine from `start` at progress 0 to `end` at 1, and flat after it."""
     return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+
+
+def _floor(c: ScheduleConfig, run: Run) -> float:
+    return min(c.own("min_lr"), run.lr)
+
+
+def constant(c: ScheduleConfig, run: Run) -> Rate:
+    return lambda step: run.lr
+
+
+def cosine(c: ScheduleConfig, run: Run) -> Rate:
+    floor = _floor(c, run)
+    return lambda step: _cosine(run.lr, floor, run.progress(step))
+
+
+def cosine_restarts(c: ScheduleConfig, run: Run) -> Rate:
+    floor, mult = _floor(c, run), c.own("cycle_mult")
+    lengths = [mult**i for i in range(c.own("num_cycles"))]
+    starts = [run.fall * sum(lengths[:i]) / sum(lengths) for i in range(len(lengths) + 1)]
+
+    def rate(step: float) -> float:
+        i = min(max(bisect_right(starts, step - run.warmup) - 1, 0), len(lengths) - 1)
+        return _cosine(run.lr, floor, (step - run.warmup - starts[i]) / (starts[i + 1] - starts[i]))
+
+    return rate
+
+
+def one_cycle(c: ScheduleConfig, run: Run) -> Rate:
+    low = run.lr / c.one_cycle.div_factor
+    end = low / c.one_cycle.final_div_factor
+    rise, fall = run.warmup, max(run.total - 1 - run.warmup, 1)
+    return lambda step: _cosine(low, run.lr, step / rise) if step < rise else _cosine(run.lr, end, (step - rise) / fall)
+
+
+def polynomial(c: ScheduleConfig, run: Run) -> Rate:
+    floor, power = _floor(c, run), c.own("power")
+    return lambda step: floor + (run.lr - floor) * (1 - run.progress(step)) ** power
+
+
+def linear(c: ScheduleConfig, run: Run) -> Rate:
+    floor = _floor(c, run)
+    return lambda step: floor + (run.lr - floor) * (1 - run.progress(step))
+
+
+def exponential(c: ScheduleConfig, run: Run) -> Rate:
+    floor, gamma = _floor(c, run), c.own("gamma")
+    return lambda step: max(run.lr * gamma ** run.epochs(step), floor)
+
+
+def step(c: ScheduleConfig, run: Run) -> Rate:
+    floor, gamma, epochs = _floor(c, run), c.own("gamma"), c.own("step_size")
+    size = -(-run.total // 3) if epochs is None else max(round(epochs * run.steps_per_epoch), 1)
+    return lambda step: max(run.lr * gamma ** (step // size), floor)
+
+
+def multi_step(c: ScheduleConfig, run: Run) -> Rate:
+    floor, gamma, epochs = _floor(c, run), c.own("gamma"), c.own("milestones")
+    at = (0.5 * run.total, 0.75 * run.total) if epochs is None else [e * run.steps_per_epoch for e in epochs]
+    milestones = [round(milestone) for milestone in at]
+    return lambda step: max(run.lr * gamma ** bisect_right(milestones, step), floor)
+
+
+def inverse_sqrt(c: ScheduleConfig, run: Run) -> Rate:
+    floor, tau = _floor(c, run), c.own("timescale") or run.warmup + 1
+    return lambda step: max(run.lr * math.sqrt(tau / (step - run.warmup + tau)), floor)
+
+
+_WSD_SHAPES: dict[str, Callable[[float], float]] = {
+    "sqrt": lambda q: 1 - math.sqrt(q),
+    "linear": lambda q: 1 - q,
+    "cosine": lambda q: _cosine(1.0, 0.0, q),
+}
+
+
+def wsd(c: ScheduleConfig, run: Run) -> Rate:
+    floor, shape = _floor(c, run), _WSD_SHAPES[c.own("decay_shape")]
+    length = min(c.own("decay_ratio") * run.total, run.fall)
+    start = run.warmup + run.fall - length
+
+    def rate(step: float) -> float:
+        return run.lr if step <= start else floor + (run.lr - floor) * shape(min((step - start) / length, 1.0))
+
+    return rate
+
+
+def cyclical(c: ScheduleConfig, run: Run) -> Rate:
+    low = run.lr / 4 if c.min_lr is None else _floor(c, run)
+    cycles, mode, gamma = c.own("num_cycles"), c.own("cycle_mode"), c.own("gamma")
+
+    def rate(step: float) -> float:
+        done = cycles * run.progress(step)
+        height = 1 - abs(2 * (done % 1) - 1)
+        if mode == "triangular2":
+            height /= 2 ** int(done)
+        elif mode == "exp_range":
+            height *= gamma ** run.epochs(step)
+        return low + (run.lr - low) * height
+
+    return rate
+
+
+def _own(c: ScheduleConfig, run: Run) -> Rate:
+    """The user's `package.module:function`: called as the others are, with the configuration and the run."""
+    field = "train.schedule.name"
+    rate: Any = named(c.name, field)(c, run)
+    if not callable(rate):
+        raise ConfigError(f"{field}={c.name!r} returns {rate!r}: return a function of the step.")
+    for at in (run.warmup, run.total):
+        value: Any = rate(at)
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{field}={c.name!r} gives the rate {value} at step {at}: make it finite and at least 0.")
+    return rate  # type: ignore[return-value]
+
+
+SCHEDULES: dict[str, Callable[[ScheduleConfig, Run], Rate]] = {
+    "constant": constant,
+    "cosine": cosine,
+    "cosine_restarts": cosine_restarts,
+    "one_cycle": one_cycle,
+    "polynomial": polynomial,
+    "linear": linear,
+    "exponential": exponential,
+    "step": step,
+    "multi_step": multi_step,
+    "inverse_sqrt": inverse_sqrt,
+    "wsd": wsd,
+    "cyclical": cyclical,
+    "plateau": constant,
+}
 
 
 class Plateau:

@@ -27,6 +27,7 @@ SURFACE = {
     "best": "--study --json --save --home --storage",
     "show": "number --study --json --home --storage",
     "compare": "--study --top --json --csv --parquet --home --storage",
+    "schedule": "--study -o --config --steps-per-epoch --save",
     "ui": "--port --open --home --tracking-uri",
     "verify": "--study --home --storage --tracking-uri",
     "sync": "--study --home --storage --tracking-uri",

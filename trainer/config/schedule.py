@@ -1,20 +1,25 @@
-"""`train.schedule`."""
+"""`train.schedule`. A field that is None takes the default that `OWN_FIELDS` has for the schedule chosen."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from trainer.config.fields import Frozen, Mode, NonNegative, Share
+from trainer.config.fields import Frozen, Mode, NonNegative, Positive, Share
+from trainer.dotted import PATTERN
+
+AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+Factor = Annotated[float, Field(gt=0, le=1)]
 
 
 class OneCycleConfig(Frozen):
     """The one-cycle policy: lr/div_factor up to lr, then down to lr/(div_factor * final_div_factor)."""
 
     pct_start: Share = 0.3  # the rise's share of all steps, where schedule.warmup_* sets none
-    div_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 25.0
-    final_div_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1e4
+    div_factor: AtLeastOne = 25.0
+    final_div_factor: AtLeastOne = 1e4
 
 
 class PlateauConfig(Frozen):
@@ -28,22 +33,103 @@ class PlateauConfig(Frozen):
     min_lr: NonNegative = 1e-6
 
 
+# The fields that each schedule reads, besides those of the warmup and of the batch size rule, with their defaults. A
+# default of None depends on the run: see the field.
+OWN_FIELDS: dict[str, dict[str, Any]] = {
+    "constant": {},
+    "cosine": {"min_lr": 0.0},
+    "cosine_restarts": {"min_lr": 0.0, "num_cycles": 3, "cycle_mult": 2.0},
+    "one_cycle": {"one_cycle": OneCycleConfig()},
+    "polynomial": {"min_lr": 0.0, "power": 1.0},
+    "linear": {"min_lr": 0.0},
+    "exponential": {"min_lr": 0.0, "gamma": 0.95},
+    "step": {"min_lr": 0.0, "gamma": 0.1, "step_size": None},
+    "multi_step": {"min_lr": 0.0, "gamma": 0.1, "milestones": None},
+    "inverse_sqrt": {"min_lr": 0.0, "timescale": None},
+    "wsd": {"min_lr": 0.0, "decay_ratio": 0.2, "decay_shape": "sqrt"},
+    "cyclical": {"min_lr": None, "num_cycles": 3, "cycle_mode": "triangular", "gamma": 0.95},
+    "plateau": {"plateau": PlateauConfig()},
+}
+OWN_FUNCTION = {"min_lr": 0.0, "options": {}}
+WARMUPS = Literal["linear", "cosine", "polynomial", "exponential"]
+
+
+def _known(name: str) -> str:
+    if name in OWN_FIELDS or re.fullmatch(PATTERN, name):
+        return name
+    raise ValueError(f"choose one of {', '.join(OWN_FIELDS)}, or name a function of yours, 'package.module:function'.")
+
+
 class ScheduleConfig(Frozen):
     """The learning rate as a function of the step. Give at most one of the three lengths of the warmup."""
 
-    name: Literal["constant", "cosine", "one_cycle", "plateau"] = "constant"
-    warmup: Literal["linear"] = "linear"
+    name: Annotated[str, AfterValidator(_known)] = "constant"
+    warmup: WARMUPS = "linear"
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     warmup_ratio: Share | None = None  # of all steps
     warmup_epochs: NonNegative | None = None
-    min_lr: NonNegative = 0.0  # cosine: where it ends
+    warmup_power: Positive | None = None  # of a polynomial warmup; None: 2
+    warmup_start: Factor | None = None  # the factor that an exponential warmup starts from; None: 0.01
+    scale_lr: Literal["none", "linear", "sqrt"] = "none"  # with batch_size / base_batch_size
+    base_batch_size: Annotated[int, Field(ge=1)] | None = None  # of which optim.lr is the learning rate; None: 256
+    min_lr: NonNegative | None = None  # where it ends, or its lowest; cyclical's None: lr/4
+    power: Positive | None = None
+    gamma: Factor | None = None  # the factor: at each step, or per epoch of exponential and of exp_range
+    step_size: Positive | None = None  # epochs between two steps; None: a third of the run
+    milestones: Annotated[tuple[NonNegative, ...], Field(min_length=1)] | None = None  # epochs; None: 1/2, 3/4 of them
+    num_cycles: Annotated[int, Field(ge=1, le=1000)] | None = None
+    cycle_mult: Annotated[float, Field(ge=1, le=10)] | None = None  # length of a cycle over that of the one before
+    cycle_mode: Literal["triangular", "triangular2", "exp_range"] | None = None
+    timescale: Positive | None = None  # steps; None: those of the warmup
+    decay_ratio: Factor | None = None  # the final decay's share of all steps
+    decay_shape: Literal["sqrt", "linear", "cosine"] | None = None
+    options: dict[str, float] | None = None  # whatever a function of yours reads
     one_cycle: OneCycleConfig = OneCycleConfig()
     plateau: PlateauConfig = PlateauConfig()
 
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        """The fields that the chosen schedule reads, with their defaults."""
+        return OWN_FIELDS.get(self.name, OWN_FUNCTION)
+
+    def own(self, field: str) -> Any:
+        """The value of one of `own_fields`: the one given, else its default."""
+        value = getattr(self, field)
+        return self.own_fields[field] if value is None else value
+
     @model_validator(mode="after")
-    def _check(self) -> ScheduleConfig:
+    def _one_length_of_the_warmup(self) -> ScheduleConfig:
         lengths = ("warmup_steps", "warmup_ratio", "warmup_epochs")
         given = [name for name in lengths if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} both set the length of the warmup: give one of them.")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> ScheduleConfig:
+        """A value other than the field's default, for what the choices made do not read, is a mistake."""
+        nested = {"one_cycle": OneCycleConfig(), "plateau": PlateauConfig()}
+        belong = {name for fields in (*OWN_FIELDS.values(), OWN_FUNCTION) for name in fields}
+        for field in sorted(belong - self.own_fields.keys()):
+            if (value := getattr(self, field)) != nested.get(field):
+                shown = f"{field}={value!r}" if field not in nested else f"{field}.*"
+                own = ", ".join(self.own_fields) or "none"
+                raise ValueError(f"{shown} is not read by {self.name}, whose own fields are {own}: leave it out.")
+        for field, needs, value in (
+            ("warmup_power", "warmup", "polynomial"),
+            ("warmup_start", "warmup", "exponential"),
+            *((("gamma", "cycle_mode", "exp_range"),) if self.name == "cyclical" else ()),
+        ):
+            if getattr(self, field) is not None and getattr(self, needs) != value:
+                raise ValueError(f"{field} is read only with {needs}={value}: set that, or leave {field} out.")
+        if self.base_batch_size is not None and self.scale_lr == "none":
+            raise ValueError("base_batch_size is read only with scale_lr=linear or sqrt: set that, or leave it out.")
+        if self.name == "one_cycle" and self.warmup != "linear":
+            raise ValueError(f"warmup={self.warmup} does not apply to one_cycle, whose rise is a cosine: leave it out.")
+        return self
+
+    @model_validator(mode="after")
+    def _milestones_increase(self) -> ScheduleConfig:
+        if self.milestones is not None and list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError(f"milestones {list(self.milestones)} must increase: sort them, each once.")
         return self

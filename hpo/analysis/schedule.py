@@ -1,0 +1,65 @@
+"""The learning rates that a study's configuration gives to its steps: what `hpo schedule` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpo.study import load
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH, ROWS = 72, 11
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`rates[s]` is the learning rate of update s; `settings` names what it was made of."""
+
+    settings: str
+    rates: list[float]
+    steps_per_epoch: int
+
+
+def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | None = None) -> Curve:
+    """The curve of the study's own configuration under `overrides`; its epoch as long as its data make it."""
+    from trainer import optim
+    from trainer.schedule import scaled_lr, schedule
+
+    study = load(reference).configure(overrides)
+    config: Any = study.config
+    train, epoch = config.train, steps_per_epoch or _steps_per_epoch(study.task_class(), config)
+    lr = scaled_lr(train.schedule, optim.learning_rate(train.optim), train.batch_size)
+    total = train.num_epochs * epoch
+    lr_at = schedule(train.schedule, lr, total, epoch)
+    given = train.schedule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+    settings = " ".join([train.schedule.name, *(f"{field}={value}" for field, value in given.items())])
+    return Curve(f"{study.name}: {settings}", [lr_at(step) for step in range(total)], epoch)
+
+
+def _steps_per_epoch(task: type, config: Any) -> int:
+    import torch
+
+    from trainer.data import Loader
+
+    return Loader(task(config), config.train, torch.device("cpu")).windows
+
+
+def describe(found: Curve) -> str:
+    """The curve as text: its settings, a line of bars, and some of its steps."""
+    rates, last = found.rates, len(found.rates) - 1
+    width, top = min(WIDTH, len(rates)), max(rates) or 1.0
+    line = (rates[round(i * last / max(width - 1, 1))] for i in range(width))
+    shown = sorted({round(i * last / (ROWS - 1)) for i in range(ROWS)})
+    rows = [f"{step:>8}  {step / found.steps_per_epoch:>8.2f}  {rates[step]:.4g}" for step in shown]
+    bars = "".join(BARS[min(int(rate / top * len(BARS)), len(BARS) - 1)] for rate in line)
+    of = f"{len(rates)} steps of {found.steps_per_epoch} an epoch"
+    return "\n".join([f"{found.settings} ({of})", bars, f"{'step':>8}  {'epoch':>8}  lr", *rows])
+
+
+def draw(found: Curve, path: Path) -> None:
+    """Write a picture of the curve."""
+    from trainer import plots
+
+    plots.save(plots.learning_rates(found.settings, found.rates, found.steps_per_epoch), path)

@@ -1,0 +1,108 @@
+"""`hpo schedule`, the pictures, and the guide's tables."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from hpo.analysis.schedule import BARS, curve
+from hpo.cli import app
+from trainer import plots
+from trainer.config.schedule import OWN_FIELDS, OWN_FUNCTION, WARMUPS
+from trainer.errors import ConfigError
+
+GUIDE = Path(__file__).parents[2] / "docs/guide/schedules.md"
+
+
+def schedule(*arguments: str):
+    return CliRunner().invoke(app, ["schedule", "--study", "mlp", *arguments])
+
+
+def test_the_text_shows_the_curve_of_the_studys_own_data():
+    shown = schedule("-o", "train.schedule.name=linear", "-o", "train.optim.lr=0.1")
+    assert shown.exit_code == 0
+    head, bars, _, *rows = shown.stdout.splitlines()
+    assert head == "mlp: linear (340 steps of 34 an epoch)"  # ceil(1077 / 32) windows, 10 epochs
+    assert bars[0] == BARS[-1]
+    assert [*bars] == sorted(bars, reverse=True)
+    assert rows[0].split() == ["0", "0.00", "0.1"]
+    assert rows[-1].split() == ["339", "9.97", f"{0.1 / 340:.4g}"]
+
+
+def test_the_batch_size_rule_and_the_optimizers_default_count():
+    given = {"train.schedule.scale_lr": "linear", "train.batch_size": 64, "train.optim.name": "sgd"}
+    assert curve("mlp", given, steps_per_epoch=3).rates == [0.1 * 64 / 256] * 30
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_picture_is_written(tmp_path, suffix):
+    path = tmp_path / f"lr.{suffix}"
+    saved = schedule("-o", "train.schedule.name=cyclical", "--steps-per-epoch", "5", "--save", str(path))
+    assert saved.exit_code == 0, saved.output
+    head = path.read_bytes()[:300]
+    assert head.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in head or b"<!DOCTYPE svg" in head
+
+
+def test_a_picture_shows_the_rates_it_was_given():
+    drawn = plots.learning_rates("title", [1.0, 2.0, 3.0], 2)
+    (line,) = drawn.axes[0].lines
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([0, 1, 2], [1.0, 2.0, 3.0])
+
+
+def refused(result) -> str:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_mistakes_are_one_sentence(tmp_path, monkeypatch):
+    few = ("--steps-per-epoch", "2", "--save")
+    assert "power=2.0 is not read by cosine" in refused(
+        schedule("-o", "train.schedule.name=cosine", "-o", "train.schedule.power=2")
+    )
+    assert "pictures end in one of" in refused(schedule(*few, str(tmp_path / "a.xyz")))
+    assert "cannot be written" in refused(schedule(*few, str(tmp_path / "no" / "a.png")))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'hpo[plots]'" in refused(schedule(*few, str(tmp_path / "a.png")))
+    with pytest.raises(ConfigError, match="needs matplotlib"):
+        plots.figure("")
+
+
+# --- The guide
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The guide's table that begins with the column `heading`: first cell -> the others."""
+    table = GUIDE.read_text().split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {first.strip("`"): rest for first, *rest in cells}
+
+
+def written(fields: dict) -> dict[str, str]:
+    """Field -> default as the guide writes them; "" where the default depends on the run."""
+    flat: dict[str, str] = {}
+    for name, value in fields.items():
+        if isinstance(value, BaseModel):
+            flat |= {f"{name}.{part}": str(default) for part, default in value}
+        else:
+            flat[name] = "" if value is None else "empty" if value == {} else str(value)
+    return flat
+
+
+def test_the_guide_lists_every_schedule_with_its_fields_and_defaults():
+    table = rows("schedule")
+    assert list(table) == [*OWN_FIELDS, "package.module:function"]
+    for name, (_, cell, _) in table.items():
+        told = dict(re.findall(r"`([\w.]+)` ([^,]+)", cell))
+        expected = written(OWN_FIELDS.get(name, OWN_FUNCTION))
+        assert told.keys() == expected.keys(), name
+        assert all(told[field] == default for field, default in expected.items() if default), name
+
+
+def test_the_guide_lists_every_warmup():
+    assert list(rows("warmup")) == list(WARMUPS.__args__)
