@@ -62,6 +62,16 @@ StudyOption = Annotated[
 AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
 WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes.  [default: 2]")]
 ExecutorOption = Annotated[str, typer.Option("--executor", help="Where trials run: inline or local.")]
+TrialsOption = Annotated[
+    int | None,
+    typer.Option("--trials", min=1, max=2**31 - 1, help="How many trials in total, over all resumptions."),
+]
+EpochsOption = Annotated[
+    int | None, typer.Option("--epochs", min=1, max=2**31 - 1, help="How many epochs in total, over all trials.")
+]
+TimeOption = Annotated[
+    str | None, typer.Option("--time", metavar="90m|2h|SECONDS", help="How long in total, over all resumptions.")
+]
 DriftOption = Annotated[
     bool, typer.Option("--allow-drift", help="Continue although the space, the data, the seed or the code has changed.")
 ]
@@ -76,7 +86,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command()
 def run(
     study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
-    trials: Annotated[int, typer.Option("--trials", min=1, help="How many trials in total, over all resumptions.")],
+    trials: TrialsOption = None,
+    epochs: EpochsOption = None,
+    time: TimeOption = None,
     name: Annotated[
         str | None, typer.Option("--name", help="What to call it; by default the declaration's name.")
     ] = None,
@@ -86,9 +98,12 @@ def run(
     strategy: Annotated[str | None, typer.Option("--strategy", help="What stops trials: none, median or asha.")] = None,
     order: Annotated[str | None, typer.Option("--order", help="ordered (reproducible) or async.")] = None,
     window: Annotated[
-        int | None, typer.Option("--window", min=1, help="Trials open at a time.  [default: twice the workers]")
+        int | None,
+        typer.Option("--window", min=1, max=100_000, help="Trials open at a time.  [default: twice the workers]"),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="The study's seed.  [default: 0]")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="The study's seed.  [default: 0]")
+    ] = None,
     override: OverrideOption = None,
     config: ConfigOption = None,
     home: HomeOption = ".hpo",
@@ -96,7 +111,8 @@ def run(
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
 ) -> None:
-    """Search: train trials until there are so many; a study that exists is continued."""
+    """Search until the trials, the epochs or the time are used up; a study that exists is continued."""
+    from hpo.budget import parse_time
     from hpo.home import Home
     from hpo.run import Request
 
@@ -106,6 +122,8 @@ def run(
             reference=study,
             name=name,
             trials=trials,
+            epochs=epochs,
+            seconds=None if time is None else parse_time(time),
             executor=executor,
             workers=workers,
             sampler=sampler,
@@ -124,6 +142,9 @@ def run(
 @app.command()
 def resume(
     study: StudyOption = None,
+    trials: TrialsOption = None,
+    epochs: EpochsOption = None,
+    time: TimeOption = None,
     workers: WorkersOption = None,
     executor: ExecutorOption = "local",
     home: HomeOption = ".hpo",
@@ -131,7 +152,8 @@ def resume(
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
 ) -> None:
-    """Continue a study that was interrupted, from its last committed checkpoints."""
+    """Continue a study that was interrupted, from its last committed checkpoints; more may be asked for."""
+    from hpo.budget import parse_time
     from hpo.home import Home
     from hpo.lookup import open_study, tracking_uri_of
     from hpo.run import Request
@@ -140,6 +162,9 @@ def resume(
     request = Request(
         home=Home.at(home),
         name=name,
+        trials=trials,
+        epochs=epochs,
+        seconds=None if time is None else parse_time(time),
         executor=executor,
         workers=workers,
         storage=storage,
@@ -155,6 +180,7 @@ def status(
     study: StudyOption = None, as_json: JsonOption = False, home: HomeOption = ".hpo", storage: StorageOption = None
 ) -> None:
     """How far a study is."""
+    from hpo.budget import spelled
     from hpo.ledger import reads
     from hpo.lookup import open_study
 
@@ -166,9 +192,10 @@ def status(
             print(json.dumps(asdict(found) | {"digest": digest}))
             return
     ended = sum(count for state, count in found.trials.items() if state not in ("waiting", "running", "paused"))
-    print(f"{name}: {found.state}, {ended} of {found.requested} trials ended")
+    print(f"{name}: {found.state}, {ended}{_of(found.requested)} trials ended")
     print("  " + (", ".join(f"{count} {state}" for state, count in found.trials.items() if count) or "no trials yet"))
-    print(f"  {found.epochs_trained} epochs trained in {found.attempts} attempts")
+    epochs = f"{found.epochs_trained}{_of(found.max_epochs)} epochs trained in {found.attempts} attempts"
+    print(f"  {epochs}, {spelled(found.seconds_used)}{_of(found.max_seconds and spelled(found.max_seconds))} used")
     if found.best:
         print(f"  best: trial {found.best.number}, {found.best.value:.6g}")
 
@@ -360,7 +387,16 @@ def _overrides(config: str | None, override: list[str] | None) -> dict[str, Any]
     from hpo.config import flatten, load_yaml, parse_override
 
     overrides = flatten(load_yaml(config)) if config else {}
-    return overrides | dict(parse_override(text) for text in override or ())
+    for path, value in map(parse_override, override or ()):
+        if not value:
+            raise UserError(f"-o {path}= gives no value: write {path}=null for none, or {path}='\"\"' for empty text.")
+        overrides[path] = value
+    return overrides
+
+
+def _of(bound: object) -> str:
+    """What follows a count that has a bound."""
+    return f" of {bound}" if bound else ""
 
 
 def _drive(request: Request) -> None:
@@ -387,6 +423,8 @@ def _drive(request: Request) -> None:
         raise typer.Exit(128 + result.signal)
     if result.state == "stopped":
         raise HpoError(result.reason)
+    if result.reason:
+        console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -2,79 +2,39 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
+from hpo import failures
+from hpo.budget import Budget, planned_epochs, spelled
 from hpo.clock import Clock, SystemClock
 from hpo.config import as_json, config_hash
-from hpo.environment import deciding_versions, describe
-from hpo.errors import DriftError
 from hpo.executors.base import Executor, WorkerContext
-from hpo.home import Home
 from hpo.ledger import Ledger, writes
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Lease, acquire
-from hpo.ledger.process import Process, is_dead
-from hpo.ledger.statements import insert_new
-from hpo.ledger.tables import TERMINAL_STATES, asks, attempts, checkpoints, studies, trials, workers
+from hpo.ledger.process import Process
+from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, studies, trials
+from hpo.opening import LEASE_SECONDS, Options, check_home, continued, open_study, write_changes
+from hpo.reclaim import Reclaimer
 from hpo.search.sampler import Sampler, TrialRecord
 from hpo.search.samplers import make_sampler
-from hpo.study import Study, StudySpec, drift, tree_sha256
-from hpo.tracking.mlflow import tracker_name
+from hpo.study import Study, StudySpec
 from trainer.failpoint import failpoint
 
-LEASE_SECONDS = 30.0
-MAX_EQUAL_TRACEBACKS = 3  # failures in a row with one and the same traceback end the study
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to drive, as opposed to what: nothing here changes the study's digest."""
-
-    home: Home
-    storage: str
-    tracking_uri: str
-    trials: int | None = None  # the total over all resumptions; None keeps what was asked for before
-    allow_drift: bool = False
-    data: Mapping[str, Any] | None = None  # the study's report on its data
-    lease_timeout: float = LEASE_SECONDS
-
-
-def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) -> RowMapping:
-    """The study's row, made if there is none; DriftError, naming what changed, if the ledger knows another one."""
-    new = {"name": spec.name, "uid": uuid.uuid4().hex, "created_at": SystemClock().wall(), "state": "open"}
-    new |= {"requested": options.trials or 0, "spec": spec.to_json(), "identity": identity(study, spec)}
-    environment = describe(study) | {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}
-    environment |= {"data": dict(options.data)} if options.data else {}
-
-    def body(connection: Connection) -> RowMapping:
-        connection.execute(insert_new(connection, studies), new | {"environment": environment})
-        return connection.execute(select(studies).where(studies.c.name == spec.name)).mappings().one()
-
-    row = ledger.transact(body)
-    changed = drift(row["identity"], new["identity"])
-    if changed and not options.allow_drift:
-        raise DriftError(
-            f"study {spec.name!r} is in the ledger already, and {'; '.join(changed)}: give the new one its own --name, "
-            "or continue with --allow-drift."
-        )
-    return row
-
-
-def identity(study: Study, spec: StudySpec) -> dict[str, Any]:
-    """All that decides a study's results, by component."""
-    trainer = tree_sha256(Path(__file__).parent.parent / "trainer", "*.py")
-    return study.identity() | spec.identity() | {"versions": deciding_versions(), "trainer": trainer}
+__all__ = ["LEASE_SECONDS", "Driver", "Options"]
 
 
 class Driver:
-    """Drives one study to its requested number of trials. `request_stop` may be called from a signal handler."""
+    """Drives one study to the end of its budget. `request_stop` may be called from a signal handler.
+
+    `idle` after `acquire` says that nothing is left to be trained. `reason` after `run` says why the study ended
+    otherwise than complete.
+    """
 
     def __init__(
         self,
@@ -89,9 +49,7 @@ class Driver:
         self._options, self._executor = options, executor
         self._clock = clock or SystemClock()
         self._stopping = False
-        self._watched: dict[tuple[int, int], tuple[tuple[int, int], float]] = {}
-        self._failures: list[str] = []
-        self.stopped_because = ""
+        self.reason = ""
 
     def acquire(self) -> None:
         """Become the study's driver; raise Busy if another one lives."""
@@ -105,48 +63,85 @@ class Driver:
             raise
 
     def _take_over(self) -> None:
-        """As the study's only driver: note what the user wants now, and rebuild what memory holds."""
+        """As the study's only driver: rebuild what memory holds, and note what the user wants now."""
         row = open_study(self._ledger, self._study, self._spec, self._options)  # as the last driver left it
-        changed = drift(row["identity"], identity(self._study, self._spec))
-        wanted = row["requested"] if self._options.trials is None else self._options.trials
-        saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == row["id"]).limit(1)
-        if self._ledger.look(lambda connection: connection.execute(saved).first()) is not None:
-            self._options.home.check_mark(self._spec.name, row["uid"], row["environment"]["host"])
-        self._options.home.mark(self._spec.name, row["uid"])
+        check_home(self._ledger, row, self._options.home)
+        self._state = row["state"]
+        self._used_before = row["seconds_used"]
+        self._started = self._clock.monotonic()
+        stored = Budget.of(dict(row))
+        self._budget = self._options.budget.over(stored)
+        self._curves = Curves(self._id, self._study.objectives[0])
+        self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
+        self._adopt()
+        self._options.budget.check(self._spec.name, stored, self._used)
+        values = self._budget.columns()
+        if not self.idle:
+            values |= continued(row, self._study, self._spec, self._options)
+        self._state = values.get("state", self._state)
 
         def body(connection: Connection) -> None:
             self._lease.check(connection)
-            values: dict[str, Any] = {"state": "open", "requested": wanted, "revision": studies.c.revision + 1}
-            if changed:
-                values |= {"spec": self._spec.to_json(), "identity": identity(self._study, self._spec)}
-                uid = f"{self._lease.name}.{self._lease.fence}.drift"
-                writes.note(connection, row["id"], "drift", {"changed": changed}, uid)
-            connection.execute(update(studies).where(studies.c.id == row["id"]).values(**values))
+            write_changes(connection, row, self._lease, values)
+            if self._streak.forgiven > self._forgiven_before:
+                uid = f"{self._lease.name}.{self._lease.fence}.forgiven"
+                writes.note(connection, self._id, failures.FORGIVEN, {"first": self._streak.forgiven}, uid)
 
         self._ledger.transact(body)
-        self._requested = wanted
-        self._curves = Curves(self._id, self._study.objectives[0])
-        self._adopt()
+
+    @property
+    def _used(self) -> Budget:
+        """How much of the budget is gone."""
+        counting = self._asked - len(self._lost)
+        return Budget(counting, self._epochs_ended, self._used_before)
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> str:
         """Ask and tell until all is done; the state the study is left in: complete, stopped or interrupted."""
+        if self.idle:
+            return self._end()
         context = WorkerContext(self._options.storage, self._options.home, self._id, self._options.lease_timeout)
         self._executor.start(context)
-        next_look = self._clock.monotonic()
+        self._started = self._clock.monotonic()
+        alarm = self._alarm()
         try:
-            while not self._stopping:
-                if self._fill():
-                    return self._end((self.stopped_because and "stopped") or "complete")
-                if self._clock.monotonic() >= next_look:
-                    self._lease.renew()
-                    self._reclaim()
-                    next_look = self._clock.monotonic() + min(1.0, self._options.lease_timeout / 3)
-                if not self._executor.step():
-                    self._clock.sleep(0.02)
-                on_tick()
-            return "interrupted"
+            self._drive(on_tick)
         finally:
+            if alarm is not None:
+                alarm.cancel()
             self._executor.stop(grace=self._options.lease_timeout)
+        self._ledger.transact(self._renew)
+        return self._end()
+
+    def _drive(self, on_tick: Callable[[], None]) -> None:
+        next_look = self._clock.monotonic()
+        while not self._stopping and not self._fill() and not self._expired:
+            if self._clock.monotonic() >= next_look:
+                self._ledger.transact(self._renew)
+                self._reclaimer.reclaim()
+                next_look = self._clock.monotonic() + min(1.0, self._options.lease_timeout / 3)
+            if not self._executor.step():
+                self._clock.sleep(0.02)
+            on_tick()
+
+    def _renew(self, connection: Connection) -> None:
+        """Renew the lease, and count the time so far."""
+        self._lease.check(connection)
+        used = self._used_before + self._clock.monotonic() - self._started
+        connection.execute(_COUNT_TIME, {"study": self._id, "used": used})
+
+    def _alarm(self) -> threading.Timer | None:
+        """Goes off when the time is used up: an executor may be training in the driver's own thread."""
+        if self._budget.seconds is None:
+            return None
+
+        def expire() -> None:
+            self._expired = True
+            self._executor.preempt()
+
+        alarm = threading.Timer(self._budget.seconds - self._used_before, expire)
+        alarm.daemon = True
+        alarm.start()
+        return alarm
 
     def request_stop(self) -> None:
         """Stop gracefully: workers checkpoint and leave, trials wait for the next resume."""
@@ -164,38 +159,61 @@ class Driver:
     # adopt
 
     def _adopt(self) -> None:
-        """Rebuild the sampler from the ledger, and take back what dead workers of an earlier driver hold."""
-        self._reclaim(counted=False)
-        self._sampler: Sampler = make_sampler(
-            self._spec.sampler, self._study.space, self._study.objectives, self._spec.seed
-        )
-        rows, records = self._ledger.look(self._all)
+        """Take back what dead workers of an earlier driver hold, and rebuild from the ledger what memory held."""
+        self._reclaimer.reclaim(counted=False)
+        rows, plans, self._forgiven_before = self._ledger.look(self._known)
         self._asked = len(rows)
         self._lost = {row["number"] for row in rows if row["outcome"] == "lost"}
-        self._ended_before = {row["number"] for row in rows if row["state"] in TERMINAL_STATES}
+        self._epochs = {row["number"]: _trained(row) for row in rows} | plans
+        self._epochs_ended = sum(row["epoch"] for row in rows if row["outcome"] != "lost")
+        self._scored = any(row["state"] in ("complete", "pruned") for row in rows)
+        seconds = self._budget.seconds
+        self._expired = seconds is not None and self._used_before >= seconds
+        ended = {row["number"] for row in rows if row["state"] in TERMINAL_STATES}
+        in_order = sorted((row for row in rows if row["told"] is not None), key=lambda row: row["told"])
+        told = [row["number"] for row in in_order]
+        self._done = len(told) == len(rows) and not plans
         if self._spec.order == "ordered":  # what the last ask saw, whatever was told after it
             due = range(max(0, self._asked - self._spec.window))
-            told = [number for number in due if number in self._ended_before]  # all, unless the window has changed
-        else:
-            told = [
-                number for _, number in sorted((row["told"], row["number"]) for row in rows if row["told"] is not None)
-            ]
+            told = [number for number in due if number in ended]  # all, unless the window has changed
+        self._rows = {row["number"]: row for row in rows}
+        self._adopted = told
         self._told = len(told)
-        self._open = set(records) - set(told)
-        for number in sorted(self._open):
-            self._sampler.adopt(records[number].open())
-        for number in told:
-            self._sampler.tell(records[number])
+        self._open = self._rows.keys() - set(told)
+        self._judge_failures(in_order, told)
+        self._done = self._done and not self._wants_more()
+        self.idle = self._done or self._expired
 
-    def _all(self, connection: Connection) -> tuple[Sequence[RowMapping], dict[int, TrialRecord]]:
-        mine = _TRIALS.where(trials.c.study_id == self._id).order_by(trials.c.number)
-        rows = connection.execute(mine).mappings().all()
-        return rows, {row["number"]: self._record(connection, row) for row in rows}
+    def _known(self, connection: Connection) -> tuple[Sequence[RowMapping], dict[int, float], int]:
+        """All trials, the epochs planned for those that are open, and from which trial on failures count."""
+        rows = connection.execute(_TRIALS.where(trials.c.study_id == self._id).order_by(trials.c.number))
+        plans = connection.execute(_CONFIGS, {"study": self._id}).all()
+        planned = {number: planned_epochs(config) for number, config in plans}
+        return rows.mappings().all(), planned, failures.forgiven(connection, self._id)
 
-    def _record(self, connection: Connection, row: RowMapping) -> TrialRecord:
-        curve = (
-            self._curves.of(connection, row["id"]) if row["told"] is not None or row["state"] in TERMINAL_STATES else []
-        )
+    def _judge_failures(self, in_order: Sequence[RowMapping], told: Sequence[int]) -> None:
+        """Count on where the last driver stopped; a study that failures have ended, and that may go on, begins anew."""
+        so_far = failures.Streak(self._forgiven_before, in_order)
+        self._streak = failures.Streak(self._forgiven_before, (self._rows[number] for number in told))
+        if so_far.full and self._state == "stopped" and self._short():
+            self._streak = failures.Streak(self._asked)
+        elif so_far.full and not self._short():
+            self._streak = so_far
+
+    @cached_property
+    def _sampler(self) -> Sampler:
+        """Rebuilt from the ledger; a study of which nothing is left to be asked never needs it."""
+        sampler = make_sampler(self._spec.sampling(), self._study.space, self._study.objectives, self._spec.seed)
+        told, rows = set(self._adopted), self._rows
+        records = self._ledger.look(lambda c: {n: self._record(c, rows[n], n in told) for n in sorted(rows)})
+        for number in sorted(rows.keys() - told):
+            sampler.adopt(records[number].open())
+        for number in self._adopted:
+            sampler.tell(records[number])
+        return sampler
+
+    def _record(self, connection: Connection, row: RowMapping, ended: bool = True) -> TrialRecord:
+        curve = self._curves.of(connection, row["id"]) if ended else []
         return TrialRecord(
             number=row["number"],
             state=row["state"],
@@ -211,20 +229,27 @@ class Driver:
     def _fill(self) -> bool:
         """Tell what has ended, ask what may be asked, commit both; True once everything asked for has ended."""
         ended = self._ended() if self._open else {}
-        self._lost |= {number for number, row in ended.items() if row["outcome"] == "lost"}
         told: list[tuple[int, int]] = []
         proposals: list[writes.Ask] = []
-        while self._wants_more() and self._may_ask(ended, told):
+        while not self._expired and self._wants_more() and self._may_ask(ended, told):
             proposals.append(self._ask(self._asked))
         if not self._wants_more() and self._open <= ended.keys():
             self._tell_all(ended, told)
         if told or proposals:
             self._commit(proposals, told)
-        return not self._wants_more() and not self._open
+        self._done = not self._wants_more() and not self._open
+        return self._done
 
     def _wants_more(self) -> bool:
-        short = self._asked - len(self._lost) < self._requested
-        return short and not self.stopped_because and not self._sampler.exhausted(self._asked)
+        """Whether to ask. False may become True while trials are open: they may need fewer epochs than planned."""
+        return not self._streak.full and self._short() and not self._sampler.exhausted(self._asked)
+
+    def _short(self) -> bool:
+        """Whether trials and epochs are left in the budget, what is open counted in full."""
+        trials, epochs = self._budget.trials, self._budget.epochs
+        if trials is not None and self._asked - len(self._lost) >= trials:
+            return False
+        return epochs is None or sum(self._epochs.values()) < epochs
 
     def _may_ask(self, ended: dict[int, RowMapping], told: list[tuple[int, int]]) -> bool:
         """Ordered: tell trial k exactly before ask k + W, never earlier. Async: tell what has ended, keep W open."""
@@ -248,26 +273,16 @@ class Driver:
         told.append((row["number"], self._told))
         self._told += 1
         self._open.remove(row["number"])
-        if row["number"] not in self._ended_before:
-            self._note_failure(row)
-
-    def _note_failure(self, row: RowMapping) -> None:
-        trace = {"user_error": row["traceback"] or row["error"], "bad_config": row["error"]}.get(row["outcome"])
-        self._failures = (
-            [*self._failures, trace] if trace and trace in self._failures[-1:] else [trace] if trace else []
-        )
-        if len(self._failures) >= MAX_EQUAL_TRACEBACKS:
-            self.stopped_because = (
-                f"{len(self._failures)} trials in a row failed in the same way:\n{trace}\n"
-                "mend the task, then `hpo resume --allow-drift` goes on."
-            )
+        self._streak.note(row)
 
     def _ask(self, number: int) -> writes.Ask:
         proposal = self._sampler.ask(number)
         params = self._study.space.decode(proposal.coordinates, self._study.fixed())
         config = self._study.build(params)
+        resolved = as_json(config)
         self._open.add(number)
         self._asked += 1
+        self._epochs[number] = planned_epochs(resolved)
         return writes.Ask(
             number=number,
             draw=proposal.draw,
@@ -275,7 +290,7 @@ class Driver:
             told=self._told,
             params=params,
             coordinates=proposal.coordinates,
-            config=as_json(config),
+            config=resolved,
             config_hash=config_hash(config),
             trial_attrs=proposal.trial_attrs,
             study_attrs=proposal.study_attrs,
@@ -297,37 +312,56 @@ class Driver:
         """The terminal trials the sampler does not know of, by number."""
         where = {"study": self._id, "first": min(self._open)}
         rows = self._ledger.look(lambda connection: connection.execute(_ENDED, where).mappings().all())
-        return {row["number"]: row for row in rows if row["number"] in self._open}
+        ended = {row["number"]: row for row in rows if row["number"] in self._open}
+        for number, row in ended.items():
+            self._epochs[number] = _trained(row)
+            self._scored |= row["state"] in ("complete", "pruned")
+            if row["outcome"] == "lost":
+                self._lost.add(number)
+        return ended
 
-    # leases
+    # the end
 
-    def _reclaim(self, *, counted: bool = True) -> None:
-        """Take trials back from workers that are dead, or have not renewed for the lease's time on our own clock."""
-        rows = self._ledger.look(lambda connection: connection.execute(_RUNNING, {"study": self._id}).all())
-        now = self._clock.monotonic()
-        running = {}
-        for row in rows:
-            key, token = (row.id, row.fence), (row.renewals, row.revision)
-            seen, since = self._watched.get(key, (None, now))
-            running[key] = (token, since if seen == token else now)
-            if is_dead(row.host, row.pid, row.pid_started):
-                why = f"pid {row.pid} on {row.host} is gone"
-            elif now - running[key][1] >= self._options.lease_timeout:
-                why = f"pid {row.pid} on {row.host} was silent for {self._options.lease_timeout:g} s"
-            else:
-                continue
-            self._ledger.transact(lambda c, row=row, why=why: writes.lose(c, row.id, row.fence, why, counted=counted))
-        self._watched = running
-
-    def _end(self, state: str) -> str:
-        def body(connection: Connection) -> None:
-            self._lease.check(connection)
-            values = {"state": state, "revision": studies.c.revision + 1}
-            connection.execute(update(studies).where(studies.c.id == self._id).values(**values))
-
-        self._ledger.transact(body)
+    def _end(self) -> str:
+        """The state the study is left in, written unless trials wait; `reason` says what a user has to know of it."""
+        name = self._spec.name
+        if not self._done:
+            if self._expired:
+                given = self._budget.seconds or 0.0
+                more = f"`hpo resume --study {name} --time {spelled(2 * given)}` goes on"
+                self.reason = f"the time of {spelled(given)} is used up: {more} from the last checkpoints."
+            return "interrupted"
+        again = f"mend the task, then `hpo resume --study {name} --allow-drift{self._more()}` goes on."
+        if self._streak.full:
+            self.reason = self._streak.explain(again)
+        elif self._asked and not self._scored:
+            self.reason = (
+                f"none of the {self._asked} trials gave a value, `hpo show 0 --study {name}` says why: {again}"
+            )
+        state = "stopped" if self.reason else "complete"
+        if state != self._state:
+            self._ledger.transact(lambda connection: self._write_state(connection, state))
         return state
 
+    def _more(self) -> str:
+        """What a resume has to ask for, where what failed has used up the budget, since it counts."""
+        trials, epochs = self._budget.trials, self._budget.epochs
+        asked = self._asked - len(self._lost)
+        more = f" --trials {2 * trials}" if trials is not None and asked >= trials else ""
+        return more + (f" --epochs {2 * epochs}" if epochs is not None and sum(self._epochs.values()) >= epochs else "")
+
+    def _write_state(self, connection: Connection, state: str) -> None:
+        self._lease.check(connection)
+        values = {"state": state, "revision": studies.c.revision + 1}
+        connection.execute(update(studies).where(studies.c.id == self._id).values(**values))
+
+
+def _trained(row: RowMapping) -> int:
+    """The epochs of a trial that has ended, as a budget counts them."""
+    return 0 if row["outcome"] == "lost" else row["epoch"]
+
+
+_COUNT_TIME = update(studies).where(studies.c.id == bindparam("study")).values(seconds_used=bindparam("used"))
 
 _TRIALS = select(trials, asks.c.coordinates, asks.c.trial_attrs, asks.c.study_attrs).join(
     asks, asks.c.trial_id == trials.c.id
@@ -339,17 +373,8 @@ _ENDED = _TRIALS.where(
     trials.c.state.in_(TERMINAL_STATES),
 )
 
-_RUNNING = (
-    select(
-        trials.c.id,
-        trials.c.fence,
-        trials.c.revision,
-        attempts.c.renewals,
-        workers.c.host,
-        workers.c.pid,
-        workers.c.pid_started,
-    )
-    .join(attempts, (attempts.c.trial_id == trials.c.id) & (attempts.c.fence == trials.c.fence))
-    .join(workers, workers.c.id == attempts.c.worker_id)
-    .where(trials.c.state == "running", trials.c.study_id == bindparam("study"))
+_CONFIGS = (
+    select(trials.c.number, asks.c.config)
+    .join(asks, asks.c.trial_id == trials.c.id)
+    .where(trials.c.study_id == bindparam("study"), trials.c.state.in_(OPEN_STATES))
 )

@@ -7,9 +7,10 @@ import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpo.study import Study
+if TYPE_CHECKING:
+    from hpo.study import Study
 
 _PACKAGES = ("hpo", "torch", "numpy", "scipy", "optuna", "mlflow-skinny", "sqlalchemy", "pydantic", "safetensors")
 _DECIDING = ("torch", "numpy", "scipy", "optuna")  # another version may draw or train other numbers

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import sys
 import traceback
+from collections.abc import Iterator
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpo.config import near
 from hpo.errors import HpoError, StudyError
 
 _PACKAGE = "studies"  # by string: hpo never imports a study statically
+_PLATFORM = ("hpo", "trainer")  # have versions and hashes of their own
 _REFERENCE = re.compile(r"(?P<where>.+?)(?::(?P<attribute>[A-Za-z_]\w*))?", re.DOTALL)
 
 
@@ -35,36 +37,62 @@ def load_module(reference: str) -> tuple[ModuleType, str, str]:
 
 def shipped() -> list[str]:
     """The names of the studies that come with the platform; none of them is imported."""
+    return sorted(module.name for module in pkgutil.iter_modules(map(str, _shipped_places())))
+
+
+def _shipped_places() -> list[Path]:
     spec = importlib.util.find_spec(_PACKAGE)
-    places = spec.submodule_search_locations if spec else None
-    return sorted(module.name for module in pkgutil.iter_modules(places)) if places else []
+    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
 
 
 def _shipped_example() -> str:
     return repr(next(iter(shipped()), "name"))
 
 
-def imported_siblings(file: Path, *modules: str) -> list[Path]:
-    """`file`, and what it and `modules` import, at any depth, from the directory it lies in: files and packages."""
-    found: list[Path] = []
-    waiting = [file, *(sibling for name in modules for sibling in _sibling(file.parent, name))]
+def source_parts(file: Path, *modules: str) -> dict[str, Path]:
+    """The code a declaration in `file` stands on, files and packages, under labels that no move changes.
+
+    That is the file itself, the package it lies in, if any, and what these and `modules` import, at any depth, from the
+    directory beside it or from the studies that come with the platform.
+    """
+    found: dict[str, Path] = {}
+    waiting = [("", file), *(part for name in modules for part in _part(file.parent, name))]
+    if (file.parent / "__init__.py").is_file():
+        waiting.append((".", file.parent))
     while waiting:
-        if (path := waiting.pop()) in found:
+        label, path = waiting.pop()
+        if label in found:
             continue
-        found.append(path)
+        found[label] = path
         sources = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        for node in (node for source in sources for node in ast.walk(ast.parse(source.read_bytes()))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            waiting += [sibling for name in names for sibling in _sibling(file.parent, name)]
-    return sorted(found)
+        waiting += [part for source in sources for name in _imports(source) for part in _part(file.parent, name)]
+    return found
 
 
-def _sibling(directory: Path, module: str) -> list[Path]:
-    """The file or the package beside it that an import of `module` means; none if it is not there."""
-    top = module.lstrip(".").partition(".")[0]
-    places = [directory / f"{top}.py", directory / top] if top else []
-    return [place for place in places if place.is_file() or (place / "__init__.py").is_file()][:1]
+def _imports(source: Path) -> Iterator[str]:
+    """Dotted names that a file may import; none of one that is not Python, which cannot be imported itself."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _part(directory: Path, module: str) -> list[tuple[str, Path]]:
+    """Label and place of what an import of `module` means: a shipped study, or what lies beside; none elsewhere."""
+    top, _, rest = module.lstrip(".").partition(".")
+    if top in _PLATFORM:
+        return []
+    roots, name, label = [directory], top, top
+    if top == _PACKAGE and rest:
+        roots, name = _shipped_places(), rest.partition(".")[0]
+        label = f"{top}.{name}"
+    places = [place for root in roots for place in (root / f"{name}.py", root / name) if name]
+    return [(label, place) for place in places if place.is_file() or (place / "__init__.py").is_file()][:1]
 
 
 def _load_shipped(name: str) -> ModuleType:

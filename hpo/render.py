@@ -71,7 +71,8 @@ class Progress:
         self.best: Trial | None = None
         row = ledger.look(lambda connection: reads.study_row(connection, name))
         self._id: int = row["id"]
-        self.requested: int = row["requested"]
+        self.requested: int | None = row["requested"] or None
+        self.max_epochs: int | None = row["max_epochs"]
         self.spec: dict[str, Any] = row["spec"]
         self.data: dict[str, Any] = row["environment"].get("data", {})
         self._floor = 0
@@ -101,9 +102,19 @@ class Progress:
         return 60 * (self.ended - self._ended_before) / elapsed, (self.epochs - self._epochs_before) / elapsed
 
     def eta(self) -> float | None:
-        """Seconds left at the rate so far; None until a trial has ended."""
-        per_minute, _ = self.rates()
-        return 60 * max(self.requested - self.ended, 0) / per_minute if per_minute else None
+        """Seconds left at the rate so far, by trials or by epochs; None until a trial has ended."""
+        per_minute, per_second = self.rates()
+        if not per_minute:
+            return None
+        left = [] if self.requested is None else [60 * max(self.requested - self.ended, 0) / per_minute]
+        if self.max_epochs is not None and per_second:
+            left.append(max(self.max_epochs - self.epochs, 0) / per_second)
+        return min(left, default=None)
+
+    def counts(self, noun: str = "") -> str:
+        """`3/50 trials`, `3 trials, 40/200 epochs`: how much of what was asked for has ended."""
+        text = f"{self.ended}{f'/{self.requested}' if self.requested else ''}{noun}"
+        return text + (f", {self.epochs}/{self.max_epochs} epochs" if self.max_epochs else "")
 
     def _fresh(self, connection: Connection) -> tuple[list[Trial], dict[int, list[float]]]:
         """The trials from the lowest open number on, and by number the curves of those that have moved."""
@@ -185,7 +196,8 @@ class View:
             self._live.start()
         else:
             done = f", {self.progress.ended} of them done before" if self.progress.ended else ""
-            self._line(f"{self.progress.name}: {self.progress.requested} trials{done}; {self._heading()}")
+            trials = "trials" if self.progress.requested is None else f"{self.progress.requested} trials"
+            self._line(f"{self.progress.name}: {trials}{done}; {self._heading()}")
         return self
 
     def stop(self) -> None:
@@ -219,9 +231,7 @@ class View:
         value = "" if trial.shown_value is None else f"  {self.progress.metric} {number(trial.shown_value)}"
         best = "  best so far" if trial is self.progress.best else ""
         why = f"  {trial.error.splitlines()[0]}" if trial.error and trial.state in ("failed", "infeasible") else ""
-        left = (
-            f"{self.progress.ended}/{self.progress.requested}, {per_minute:.1f} trials/min, ETA {_eta(self.progress)}"
-        )
+        left = f"{self.progress.counts()}, {per_minute:.1f} trials/min, ETA {_eta(self.progress)}"
         return f"trial {trial.number} {trial.state}  epoch {epochs(trial)}{value}{best}{why}  ({left})"
 
     def _line(self, text: str) -> None:
@@ -241,11 +251,12 @@ def data_report(data: Mapping[str, Any]) -> Iterator[str]:
 def screen(progress: Progress, heading: str, height: int) -> Group:
     """The live picture: two lines of totals, then the best trial and as many of the newest as fit in `height`."""
     per_minute, per_second = progress.rates()
-    counts = f"{progress.ended}/{progress.requested} trials"
+    counts = progress.counts(" trials")
     rates = f"{per_minute:.1f} trials/min   {per_second:.1f} epochs/s   ETA {_eta(progress)}"
     head = Table.grid(padding=(0, 2))
     head.add_row(Text(progress.name, style="bold"), Text(heading, style="dim"))
-    bar = ProgressBar(total=max(progress.requested, 1), completed=progress.ended, width=32)
+    total, done = (progress.requested, progress.ended) if progress.requested else (progress.max_epochs, progress.epochs)
+    bar = ProgressBar(total=total or max(done, 1), completed=done, width=32)
     totals = Table.grid(padding=(0, 2))
     totals.add_row(bar, Text(counts, style="bold"), Text(rates))
     return Group(head, totals, _table(progress, max(height - 7, 3)))
@@ -282,7 +293,8 @@ def summary(progress: Progress, result: Result) -> str:
     """What a run leaves behind: how it ended, the best trial, where the rest is, what to do next."""
     states = Counter(trial.state for trial in progress.trials.values())
     counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-    lines = [f"{progress.name}: {result.state}, {progress.ended} of {progress.requested} trials ended ({counts})"]
+    of = f" of {progress.requested}" if progress.requested else ""
+    lines = [f"{progress.name}: {result.state}, {progress.ended}{of} trials ended ({counts})"]
     lines[0] += f" in {duration(progress.elapsed)}"
     if best := progress.best:
         lines.append(f"best: trial {best.number}, {progress.metric} {number(best.value)}")

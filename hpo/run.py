@@ -10,18 +10,21 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from hpo.config import near
+from hpo import preflight
+from hpo.config import flatten, near
 from hpo.driver import LEASE_SECONDS, Driver, Options
-from hpo.errors import NoLedger, UserError
+from hpo.errors import NoLedger, StudyError, UserError
 from hpo.executors.base import Executor
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
+from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
-from hpo.search.samplers import SAMPLERS
+from hpo.search.samplers import SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, make_strategy
 from hpo.study import Study, StudySpec, load
+from hpo.tracking.mlflow import tracker_name
 
 EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "local": Local}
 ORDERS = ("ordered", "async")
@@ -37,6 +40,8 @@ class Request:
     reference: str | None = None  # a study's name or file; None: the stored one
     name: str | None = None
     trials: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
     executor: str | None = None
     workers: int | None = None
     sampler: str | None = None
@@ -73,6 +78,7 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) ->
             raise
         known = None
     study, spec = declare(request, known, workers)
+    preflight.check(study)
     data = study.check_data()
     home = request.home.create()
     ledger = known or Ledger(storage)
@@ -81,6 +87,8 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) ->
         storage=ledger.url,
         tracking_uri=_tracking_uri(request, ledger, spec.name),
         trials=request.trials,
+        epochs=request.epochs,
+        seconds=request.seconds,
         allow_drift=request.allow_drift,
         data=data,
         lease_timeout=request.lease_timeout or float(os.environ.get("HPO_LEASE_SECONDS", LEASE_SECONDS)),
@@ -96,6 +104,14 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) ->
 def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on_tick: Callable[[], None]) -> Result:
     from hpo import mirror
 
+    def behind() -> int:
+        return mirror.behind(ledger, tracker_name(options.tracking_uri), spec.name)
+
+    if driver.idle:
+        state = driver.run()
+        if not behind():
+            on_tick()
+            return Result(spec.name, state, driver.reason, 0, None)
     mirroring = mirror.spawn(options.home, options.storage, options.tracking_uri, spec.name)
     signals = _Signals(driver, mirroring.kill)
 
@@ -105,9 +121,11 @@ def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on
 
     with signals:
         state = driver.run(tick)
-        behind = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
+        if left := behind():
+            print(f"waiting for MLflow to take the last {left} transactions", file=sys.stderr)
+        left = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
     on_tick()
-    return Result(spec.name, state, driver.stopped_because, behind, signals.first)
+    return Result(spec.name, state, driver.reason, left, signals.first)
 
 
 class _Signals:
@@ -171,26 +189,53 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
             _one_of(flag, value, tuple(known))
     if request.window is not None and request.window < 1:
         raise UserError(f"--window {request.window}: give 1 or more.")
-    study = load(request.reference) if request.reference else None
-    name = check_name(request.name or (study.name if study else ""))
+    study = _load(request.reference, ledger) if request.reference else None
+    name = check_name(request.name if request.name is not None else (study.name if study else ""))
     stored = _stored(ledger, name, wanted=study is None) if ledger else None
     if study is None:
         assert stored is not None
         study = load(stored.reference)
-    study = study.configure(request.overrides or (stored.overrides if stored else {}))
+    study = study.configure(_overrides(request.overrides, stored))
     defaults = stored or StudySpec(
         reference=study.reference,
         name=name,
-        sampler=study.sampler,
+        **_sampling(study.sampler),
         strategy=dict(study.strategy),
         window=2 * workers,
         objectives=[objective.to_json() for objective in study.objectives],
         metrics=list(study.metrics),
     )
-    given = {"sampler": request.sampler, "order": request.order, "window": request.window, "seed": request.seed}
+    given: dict[str, Any] = {"order": request.order, "window": request.window, "seed": request.seed}
     given |= {"strategy": request.strategy and _strategy(request.strategy, study), "overrides": dict(study.overrides)}
     given |= {"reference": study.reference, "metrics": list(study.metrics)}
+    if request.sampler is not None:
+        own = study.sampler["name"] == request.sampler
+        given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
     return study, defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
+
+
+def _load(reference: str, ledger: Ledger | None) -> Study:
+    """The study; one that no declaration has, but the ledger, is to be continued by `hpo resume`."""
+    if ledger is not None and not reference.endswith(".py") and reference not in shipped():
+        with ledger.read() as connection:
+            begun = reference in reads.study_names(connection)
+        if begun and (stored := _stored(ledger, reference, wanted=True)):
+            raise StudyError(
+                f"no declaration is called {reference!r}; this ledger has a study of that name from "
+                f"{stored.reference}: `hpo resume --study {reference}` continues it."
+            )
+    return load(reference)
+
+
+def _overrides(given: Mapping[str, Any], stored: StudySpec | None) -> dict[str, Any]:
+    """What is given, over what was when the study began; a preset, if one is given, takes the place of all of that."""
+    given = flatten(given)
+    return given if stored is None or "preset" in given else {**stored.overrides, **given}
+
+
+def _sampling(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A sampler's specification as StudySpec holds it."""
+    return {"sampler": spec["name"], "sampler_options": {key: spec[key] for key in spec if key != "name"}}
 
 
 def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import file_digest, sha256
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -22,16 +21,20 @@ from hpo.config import as_json, assign, check_path, config_hash, flatten, from_j
 from hpo.dimensions import Dimension
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
-from hpo.loading import imported_siblings, load_module
+from hpo.identity import json_sha256, tree_sha256
+from hpo.loading import load_module, source_parts
 from hpo.objective import Objective
-from hpo.search.samplers import SAMPLERS
+from hpo.search.samplers import sampler_spec
 from hpo.search.strategy import make_strategy
 from hpo.space import Space
+from trainer.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import optuna
 
     from hpo.home import Home
+
+RESUME_FROM = "train.resume_from"  # a field every study may have
 
 
 class StudySpec(BaseModel):
@@ -43,6 +46,7 @@ class StudySpec(BaseModel):
     name: str
     overrides: dict[str, Any] = Field(default_factory=dict)
     sampler: str
+    sampler_options: dict[str, int] = Field(default_factory=dict)
     strategy: dict[str, Any]
     order: Literal["ordered", "async"] = "ordered"
     window: int = Field(ge=1)
@@ -57,10 +61,14 @@ class StudySpec(BaseModel):
     def from_json(cls, data: Mapping[str, Any]) -> StudySpec:
         return cls.model_validate(data)
 
+    def sampling(self) -> dict[str, Any]:
+        """The sampler's specification, every option spelled out."""
+        return sampler_spec({"name": self.sampler, **self.sampler_options})
+
     def identity(self) -> dict[str, str]:
         """The components of the study's identity that the command line decides."""
         strategy = json.dumps(make_strategy(self.strategy).model_dump(), sort_keys=True)
-        parts = {"sampler": self.sampler, "strategy": strategy, "order": self.order}
+        parts = {"sampler": json.dumps(self.sampling(), sort_keys=True), "strategy": strategy, "order": self.order}
         return parts | {"window": str(self.window), "seed": str(self.seed)}
 
 
@@ -76,7 +84,7 @@ class Study:
     metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives
     presets      name -> {path: value}, chosen by `-o preset=name`
     data_paths   fields that name data files; their contents belong to the study's identity
-    sampler      a name in hpo.search.samplers.SAMPLERS
+    sampler      a name in hpo.search.samplers.SAMPLERS, or {"name": ..., option: value}
     strategy     a name in hpo.search.strategy.STRATEGIES, or {"name": ..., option: value}
     check        "package.module:function" (or ".module:function"), called with the configuration before anything is
                  written: it looks at the data and raises UserError or trainer.errors.DataError; it imports no torch
@@ -93,7 +101,7 @@ class Study:
     metrics: tuple[str, ...]
     presets: Mapping[str, Mapping[str, Any]]
     data_paths: tuple[str, ...]
-    sampler: str
+    sampler: Mapping[str, Any]
     strategy: Mapping[str, Any]
     check: str | None
     overrides: Mapping[str, Any]  # set by `configure`, as JSON values
@@ -111,7 +119,7 @@ class Study:
         metrics: Sequence[str] = ("train/loss", "val/*"),
         presets: Mapping[str, Mapping[str, Any]] | None = None,
         data_paths: Sequence[str] = (),
-        sampler: str = "tpe",
+        sampler: str | Mapping[str, Any] = "tpe",
         strategy: str | Mapping[str, Any] = "none",
         check: str | None = None,
         overrides: Mapping[str, Any] | None = None,
@@ -126,9 +134,6 @@ class Study:
                 raise StudyError(f"{where}: {field}={value!r} must be a list.")
         if not objectives or not all(isinstance(one, Objective) for one in objectives):
             raise StudyError(f"{where}: objectives={objectives!r} must be a list of at least one Objective.")
-        if sampler not in SAMPLERS:
-            known = f"choose one of {', '.join(SAMPLERS)}{near(str(sampler), SAMPLERS) or '.'}"
-            raise StudyError(f"{where}: unknown sampler {sampler!r}: {known}")
         if from_json(type(config), as_json(config)) != config:
             raise StudyError(f"{where}: {type(config).__name__} does not survive JSON; use fields that do.")
         vars(self).update(
@@ -140,7 +145,7 @@ class Study:
             metrics=tuple(metrics),
             presets=dict(presets or {}),
             data_paths=tuple(data_paths),
-            sampler=sampler,
+            sampler=sampler_spec(sampler),
             strategy=make_strategy(strategy).model_dump(),
             check=check,
             overrides=dict(overrides or {}),
@@ -168,7 +173,7 @@ class Study:
         values |= flatten(given)
         config_type = type(self.config)
         values = {path: resolve(config_type, path, value) for path, value in values.items()}
-        for path in (*self.data_paths, "train.resume_from"):
+        for path in (*self.data_paths, RESUME_FROM):
             if isinstance(value := values.get(path), str) and value:
                 values[path] = str(Path(value).expanduser().absolute())
         config = from_json(config_type, assign(config_type, as_json(self.config), values))
@@ -246,36 +251,37 @@ class Study:
         file = getattr(sys.modules.get(self.module), "__file__", None)
         return Path(file).parent if file else Path.cwd()
 
-    def identity(self) -> dict[str, str]:
-        """Component -> sha256 of what decides the study's results; see `drift`."""
+    def identity(self) -> dict[str, Any]:
+        """Component -> what decides the study's results, by path or as a sha256; see hpo.identity."""
         return {
-            "space": _sha256(self.space.describe()),
-            "objectives": _sha256([one.to_json() for one in self.objectives]),
-            "config": config_hash(self.config),
+            "space": json.loads(json.dumps(self.space.describe())),  # plain: lists, no tuples
+            "objectives": json_sha256([one.to_json() for one in self.objectives]),
+            "config": flatten(as_json(self.config)),
             "data": self._data_sha256(),
-            "code": self._code_sha256(),
+            "code": self.code_sha256(),
         }
 
-    def _data_sha256(self) -> str:
+    def _data_sha256(self) -> dict[str, str]:
+        """Path -> sha256 of the files it names; of a checkpoint to start from, its manifest's, which names the rest."""
         values, found = flatten(as_json(self.config)), {}
-        for path in self.data_paths:
+        for path in (*self.data_paths, RESUME_FROM):
             if value := values.get(path):
+                place = Path(value).expanduser()
                 try:
-                    found[path] = tree_sha256(Path(value).expanduser(), "*")
+                    found[path] = tree_sha256(place / MANIFEST if path == RESUME_FROM else place, "*")
                 except OSError as error:
                     raise UserError(f"{path}={value!r} cannot be read: {error.strerror}.") from error
-        return _sha256(found)
+        return found
 
-    def _code_sha256(self) -> str:
+    def code_sha256(self) -> str:
+        """Of the declaration and all that it imports from beside it, wherever that lies."""
         module = sys.modules.get(self.module) or sys.modules.get(getattr(self.task, "__module__", ""))
         file = getattr(module, "__file__", None)
         if file is None:
-            return _sha256({})
-        if hasattr(module, "__path__"):
-            return tree_sha256(Path(file).parent, "*.py")
+            return json_sha256({})
         own = self.task.partition(":")[0] if isinstance(self.task, str) else ""
-        parts = imported_siblings(Path(file), own)
-        return _sha256({one.name: tree_sha256(one, "*.py") for one in parts})
+        parts = source_parts(Path(file), own)
+        return json_sha256({label: tree_sha256(place, "*.py") for label, place in parts.items()})
 
     def to_optuna(
         self, home: Home | str | None = None, name: str | None = None, *, storage: str | None = None
@@ -300,28 +306,3 @@ def load(reference: str) -> Study:
     if not isinstance(study, Study):
         raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not a hpo.Study.")
     return replace(study, reference=stable, module=module.__name__)
-
-
-def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between two identities, a clause each: `the space changed`, `seed changed from 0 to 1`."""
-    clauses = []
-    for key in sorted(old.keys() | new.keys()):
-        before, after = old.get(key), new.get(key)
-        if before == after:
-            continue
-        hashed = any(isinstance(value, str) and len(value) == 64 for value in (before, after))
-        clauses.append(f"the {key} changed" if hashed else f"{key} changed from {before} to {after}")
-    return clauses
-
-
-def _sha256(data: Any) -> str:
-    return sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def tree_sha256(path: Path, pattern: str) -> str:
-    """sha256 of a file, or over the names and contents of the files below a directory."""
-    if not path.is_dir():
-        with path.open("rb") as file:
-            return file_digest(file, "sha256").hexdigest()
-    files = sorted(one for one in path.rglob(pattern) if one.is_file())
-    return _sha256({str(one.relative_to(path)): tree_sha256(one, pattern) for one in files})

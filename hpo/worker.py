@@ -18,6 +18,7 @@ from hpo.errors import HpoError, StorageError, UserError
 from hpo.executors.base import WorkerContext
 from hpo.executors.process import die_with_parent
 from hpo.home import Home
+from hpo.identity import check_worker
 from hpo.ledger import Ledger, writes
 from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
@@ -93,7 +94,9 @@ class Worker:
             query = select(studies).where(studies.c.id == study_id)
             row = self._ledger.look(lambda connection: connection.execute(query).mappings().one())
             self._context.home.check_mark(row["name"], row["uid"], row["environment"]["host"])
-            self._studies[study_id] = Opened(dict(row))
+            opened = Opened(dict(row))
+            check_worker(dict(row), opened.study)
+            self._studies[study_id] = opened
         return self._studies[study_id]
 
     def _fit(self, opened: Opened, claim: Claim, reporter: LedgerReporter) -> Outcome:
@@ -197,7 +200,7 @@ def serve(context: WorkerContext, executor: str, idle: float = 0.1) -> int:
         return FENCED
     except (HpoError, TrainerError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return getattr(error, "exit_code", 1)
     worker.close()
     return 0
 

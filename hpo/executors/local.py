@@ -32,7 +32,7 @@ class Local:
     def step(self) -> bool:
         for slot, (process, started) in enumerate(self._workers):
             if process.poll() is not None and not self._leaving:
-                failed = process.returncode == 1 or time.monotonic() - started < _EARLY
+                failed = process.returncode in (1, 2) or time.monotonic() - started < _EARLY
                 self._failures = self._failures + 1 if failed else 0
                 if self._failures > _MAX_FAILURES:
                     raise HpoError(self._explain(slot, process.returncode))

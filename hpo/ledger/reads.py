@@ -45,11 +45,14 @@ class Best:
 
 @dataclass(frozen=True)
 class Status:
-    """What `hpo status` shows. `state` is running, interrupted, complete or stopped."""
+    """What `hpo status` shows. `state` is running, interrupted, complete or stopped; no bound is None."""
 
     study: str
     state: str
-    requested: int
+    requested: int | None
+    max_epochs: int | None
+    max_seconds: float | None
+    seconds_used: float
     trials: dict[str, int]
     best: Best | None
     epochs_trained: int
@@ -67,7 +70,10 @@ def status(connection: Connection, name: str) -> Status:
     return Status(
         study=name,
         state=study_state(connection, study),
-        requested=study["requested"],
+        requested=study["requested"] or None,
+        max_epochs=study["max_epochs"],
+        max_seconds=study["max_seconds"],
+        seconds_used=study["seconds_used"],
         trials=counts,
         best=best(connection, study),
         epochs_trained=connection.execute(select(func.coalesce(func.sum(trials.c.epoch), 0)).where(mine)).scalar_one(),

@@ -13,33 +13,40 @@ from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 if TYPE_CHECKING:
     from hpo.space import Space
 
-SAMPLERS = ("tpe", "random", "qmc", "grid")
+# name -> its options, each a whole number from 1, with their defaults.
+SAMPLERS: dict[str, dict[str, int]] = {
+    "tpe": {"n_startup_trials": 10},  # random trials before its model is used
+    "random": {},
+    "qmc": {},
+    "grid": {"points": 5},  # of dimensions without steps of their own
+}
 
 
-def make_sampler(
-    name: str,
-    space: Space,
-    objectives: Sequence[Objective],
-    seed: int,
-    options: Mapping[str, Any] | None = None,
-) -> Sampler:
-    """The sampler of that name. Raises UserError for an unknown name or option.
+def sampler_spec(spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """`{"name": ..., option: value}`, every option spelled out, of a name or of such a mapping.
 
-    Options: `points` (grid) for dimensions without steps of their own; `n_startup_trials` (tpe), the random
-    trials before its model is used.
+    Raises UserError naming option, value and fix.
     """
+    given = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = given.pop("name", None)
     if name not in SAMPLERS:
         raise UserError(
             f"unknown sampler {name!r}: choose one of {', '.join(SAMPLERS)}{near(str(name), SAMPLERS) or '.'}"
         )
-    options = dict(options or {})
-    known = {"grid": ["points"], "tpe": ["n_startup_trials"]}.get(name, [])
-    for option, value in options.items():
+    known = SAMPLERS[name]
+    for option, value in given.items():
         if option not in known:
             has = f"it has {', '.join(known) or 'none'}"
-            raise UserError(f"sampler {name!r} has no option {option!r}; {has}{near(option, known) or '.'}")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"sampler {name!r} has no option {option!r}; {has}{near(str(option), known) or '.'}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
             raise UserError(f"sampler {name!r}: {option}={value!r} must be a whole number from 1.")
+    return {"name": name, **known, **given}
+
+
+def make_sampler(spec: str | Mapping[str, Any], space: Space, objectives: Sequence[Objective], seed: int) -> Sampler:
+    """The sampler of a specification, as `sampler_spec` takes it. Raises UserError as that does."""
+    options = sampler_spec(spec)
+    name = options.pop("name")
     if name == "tpe":
         from hpo.search.tpe import Tpe
 

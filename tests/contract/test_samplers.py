@@ -224,7 +224,7 @@ def test_optuna_keeps_the_verbosity_its_user_chose_and_says_nothing(name, caplog
 )
 def test_unknown_samplers_and_options_are_refused_in_one_sentence(name, options, words):
     with pytest.raises(UserError) as caught:
-        make_sampler(name, SPACE, ONE, 0, options)
+        make_sampler({"name": name} | options, SPACE, ONE, 0)
     assert all(word in str(caught.value) for word in words)
 
 
@@ -251,7 +251,7 @@ def test_qmc_is_one_scrambled_sobol_sequence_in_any_order():
 
 
 def test_grid_is_the_grid_of_the_space_and_then_exhausted():
-    sampler = make_sampler("grid", SPACE, ONE, 0, {"points": 2})
+    sampler = make_sampler({"name": "grid", "points": 2}, SPACE, ONE, 0)
     size = SPACE.grid_size(2)
     assert not sampler.exhausted(size - 1) and sampler.exhausted(size)
     assert sampler.ask(size - 1).coordinates == SPACE.grid(size - 1, 2)

@@ -17,9 +17,10 @@ from hpo import Choice, Float, Int, Objective, Study, load
 from hpo.config import as_json, config_hash, parse_override
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import Home
+from hpo.identity import drift
 from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
-from hpo.study import StudySpec, drift
+from hpo.study import StudySpec
 
 
 class Frozen(BaseModel):
@@ -209,13 +210,21 @@ def test_identity_tells_what_changed(tmp_path):
     old = base.identity()
     assert drift(old, base.identity()) == []
     other = study(space=SPACE | {"train.optim.lr": Float(1e-4, 1e-2, log=True)}).configure({"data.path": str(data)})
-    assert drift(old, other.identity()) == ["the space changed"]
+    assert drift(old, other.identity()) == [
+        "dimension train.optim.lr changed from Float(low=0.0001, high=0.1, log=True, tier=1) "
+        "to Float(low=0.0001, high=0.01, log=True, tier=1)"
+    ]
     other = study(objectives=[Objective("val/loss", "maximize")]).configure({"data.path": str(data)})
     assert drift(old, other.identity()) == ["the objectives changed"]
     other = study().configure({"data.path": str(data), "train.num_epochs": 4})
-    assert drift(old, other.identity()) == ["the config changed"]
+    assert drift(old, other.identity()) == ["train.num_epochs changed from 3 to 4"]
+    other = study().configure({"data.path": str(data), "train.optim.lr": 0.5})
+    assert drift(old, other.identity()) == [
+        "train.optim.lr changed from 0.001 to 0.5",
+        "dimension train.optim.lr is gone",
+    ]
     data.write_text("a,b\n1,3\n")
-    assert drift(old, base.identity()) == ["the data changed"]
+    assert drift(old, base.identity()) == ["the content of data.path changed"]
     data.unlink()
     with pytest.raises(UserError, match=r"data\.path=.*panel\.csv.* cannot be read: No such file"):
         base.identity()

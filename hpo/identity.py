@@ -1,0 +1,99 @@
+"""What decides a study's results, by component, and what differs between two of them: drift."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.environment import deciding_versions
+from hpo.errors import DriftError
+from trainer import durable
+
+if TYPE_CHECKING:
+    from hpo.study import Study, StudySpec
+
+MAX_CLAUSES = 6  # of one message
+_MISSING = object()
+# Where a component is a mapping, what one of its entries is called.
+_ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}"}
+
+
+def identity(study: Study, spec: StudySpec) -> dict[str, Any]:
+    """All that decides a study's results, by component: hashes, values, or mappings of either."""
+    return study.identity() | spec.identity() | _here(study)
+
+
+def _here(study: Study) -> dict[str, Any]:
+    """What a process brings along: the code it has loaded, and the versions of what that stands on."""
+    trainer = tree_sha256(Path(durable.__file__).parent, "*.py")
+    return {"code": study.code_sha256(), "versions": deciding_versions(), "trainer": trainer}
+
+
+def check_worker(row: Mapping[str, Any], study: Study) -> None:
+    """Raise DriftError unless a worker that has loaded `study` would train it as its driver does.
+
+    `row` is the study's row. Where the driver was allowed to drift, so are its workers.
+    """
+    stored = row["identity"]
+    here = {key: value for key, value in _here(study).items() if key in stored}
+    changed = drift({key: stored[key] for key in here}, here)
+    if changed and not row["environment"].get("allow_drift"):
+        raise DriftError(
+            f"this worker cannot train study {row['name']!r} of {row['environment'].get('host')}: here "
+            f"{'; '.join(changed)}: give it the driver's code and versions, or drive with --allow-drift."
+        )
+
+
+def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs, a clause each: `the code changed`, `train.num_epochs changed from 3 to 5`."""
+    clauses = [clause for key in sorted(old.keys() | new.keys()) for clause in _clauses(key, old, new)]
+    more = len(clauses) - MAX_CLAUSES
+    return [*clauses[:MAX_CLAUSES], f"{more} more changed"] if more > 1 else clauses
+
+
+def _clauses(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    before, after = old.get(key, _MISSING), new.get(key, _MISSING)
+    if before == after:
+        return
+    if key in _ENTRIES and isinstance(before, Mapping) and isinstance(after, Mapping):
+        for path in sorted(before.keys() | after.keys()):
+            yield from _changed(_ENTRIES[key].format(path), before.get(path, _MISSING), after.get(path, _MISSING))
+    elif any(isinstance(value, Mapping) for value in (before, after)):
+        yield f"the {key} changed"
+    else:
+        yield from _changed(key, before, after)
+
+
+def _changed(what: str, before: Any, after: Any) -> Iterator[str]:
+    if before == after:
+        return
+    if any(isinstance(value, str) and len(value) == 64 for value in (before, after)):
+        yield f"{what if what.startswith('the ') else f'the {what}'} changed"
+    elif before is _MISSING or after is _MISSING:
+        yield f"{what} is {'new' if before is _MISSING else 'gone'}"
+    else:
+        yield f"{what} changed from {_shown(before)} to {_shown(after)}"
+
+
+def _shown(value: Any) -> str:
+    """A dimension as it is declared, anything else as JSON; a text that names something as it is."""
+    if isinstance(value, Mapping) and "type" in value:
+        given = [f"{key}={item!r}" for key, item in value.items() if key != "type" and item not in (None, {}, False)]
+        return f"{value['type']}({', '.join(given)})"
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def json_sha256(data: Any) -> str:
+    """sha256 of plain JSON, whatever the order of its keys."""
+    return sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def tree_sha256(path: Path, pattern: str) -> str:
+    """sha256 of a file, or over the names and contents of the files below a directory."""
+    if not path.is_dir():
+        return durable.sha256(path)
+    files = sorted(one for one in path.rglob(pattern) if one.is_file())
+    return json_sha256({str(one.relative_to(path)): durable.sha256(one) for one in files})

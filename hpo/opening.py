@@ -1,0 +1,118 @@
+"""A study's row in the ledger: made once, held against what is asked for now, brought up to date by each driver."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo.budget import Budget
+from hpo.clock import SystemClock
+from hpo.config import flatten
+from hpo.environment import describe
+from hpo.errors import DriftError, UserError
+from hpo.home import Home
+from hpo.identity import drift, identity
+from hpo.ledger import Ledger, writes
+from hpo.ledger.leases import Lease
+from hpo.ledger.statements import insert_new
+from hpo.ledger.tables import checkpoints, studies, trials
+from hpo.study import Study, StudySpec
+from hpo.tracking.mlflow import tracker_name
+
+LEASE_SECONDS = 30.0
+_AS_BEGUN = ("home", "tracking_uri")  # of the environment: where a study began to be tracked
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to drive, as opposed to what: nothing here changes the study's digest, but for how far it goes.
+
+    trials, epochs, seconds   the budget; None keeps what was asked for before
+    data                      the study's report on its data
+    """
+
+    home: Home
+    storage: str
+    tracking_uri: str
+    trials: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+    allow_drift: bool = False
+    data: Mapping[str, Any] | None = None
+    lease_timeout: float = LEASE_SECONDS
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.trials, self.epochs, self.seconds)
+
+
+def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) -> RowMapping:
+    """The study's row, made if there is none; DriftError, naming what changed, if the ledger knows another one."""
+    query = select(studies).where(studies.c.name == spec.name)
+    row = ledger.look(lambda connection: connection.execute(query).mappings().first())
+    if row is None:
+        new = _new_row(study, spec, options)
+
+        def body(connection: Connection) -> RowMapping:
+            connection.execute(insert_new(connection, studies), new)
+            return connection.execute(query).mappings().one()
+
+        row = ledger.transact(body)
+    changed = drift(row["identity"], identity(study, spec))
+    if changed and not options.allow_drift:
+        raise DriftError(
+            f"study {spec.name!r} is in the ledger already, and {'; '.join(changed)}: undo that, continue with "
+            f"--allow-drift, or start another study by `hpo run --study {spec.reference} --name NAME`."
+        )
+    return row
+
+
+def _new_row(study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
+    if not options.budget:
+        raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
+    row = {"name": spec.name, "uid": uuid.uuid4().hex, "created_at": SystemClock().wall(), "state": "open"}
+    row |= options.budget.columns() | {"spec": spec.to_json(), "identity": identity(study, spec)}
+    begun = {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}
+    return row | {"environment": _environment(study, options) | begun}
+
+
+def _environment(study: Study, options: Options) -> dict[str, Any]:
+    data = {"data": dict(options.data)} if options.data else {}
+    return describe(study) | {"allow_drift": options.allow_drift} | data
+
+
+def check_home(ledger: Ledger, row: RowMapping, home: Home) -> None:
+    """Raise UserError if the study's checkpoints lie in another home; else mark this one as theirs."""
+    saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == row["id"]).limit(1)
+    if ledger.look(lambda connection: connection.execute(saved).first()) is not None:
+        home.check_mark(row["name"], row["uid"], row["environment"]["host"])
+    home.mark(row["name"], row["uid"])
+
+
+def continued(row: RowMapping, study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
+    """What the row of a study that is driven on has to become: what was asked for, and where it runs now."""
+    values: dict[str, Any] = {"spec": spec.to_json(), "identity": identity(study, spec)}
+    values["environment"] = {name: row["environment"][name] for name in _AS_BEGUN} | _environment(study, options)
+    return {"state": "open"} | values
+
+
+def write_changes(connection: Connection, row: RowMapping, lease: Lease, values: Mapping[str, Any]) -> None:
+    """Bring the row to `values`, with an event for each thing a user may want to know of; nothing where nothing is new.
+
+    Idempotent: an event is named by the lease.
+    """
+    new = {name: value for name, value in values.items() if value != row[name]}
+    if not new:
+        return
+    connection.execute(update(studies).where(studies.c.id == row["id"]).values(**new, revision=studies.c.revision + 1))
+    if changed := drift(row["identity"], values.get("identity", row["identity"])):
+        writes.note(connection, row["id"], "drift", {"changed": changed}, f"{lease.name}.{lease.fence}.drift")
+    before, after = flatten(row["environment"]), flatten(values.get("environment", row["environment"]))
+    moved = {path: [before.get(path), after.get(path)] for path in sorted(before.keys() | after.keys())}
+    if moved := {path: both for path, both in moved.items() if both[0] != both[1]}:
+        writes.note(connection, row["id"], "environment", moved, f"{lease.name}.{lease.fence}.environment")

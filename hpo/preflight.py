@@ -1,0 +1,54 @@
+"""What can be told of a study before anything is written: a checkpoint, a device or a metric that is not there."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from hpo.config import as_json, flatten, near
+from hpo.errors import UserError
+from hpo.study import RESUME_FROM, Study
+from trainer import manifest
+
+# What the trainer and the reporter add to what a task reports.
+_TRAINERS_OWN = ("train/*", "time/*")
+
+
+def check(study: Study) -> None:
+    """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with."""
+    values = flatten(as_json(study.config))
+    _check_metrics(study, {path: value for path, value in values.items() if path.endswith(".monitor") and value})
+    if path := values.get(RESUME_FROM):
+        _check_checkpoint(Path(path).expanduser(), study)
+    if str(device := values.get("train.device")).startswith("cuda"):
+        from trainer.runtime import pick_device  # and with it torch, which alone knows
+
+        pick_device(str(device))
+
+
+def _check_metrics(study: Study, monitors: dict[str, str]) -> None:
+    """Every metric that something waits for is one that the study declares; a pattern may promise too much."""
+    declared = [*study.metrics, *(objective.metric for objective in study.objectives)]
+    for path, name in monitors.items():
+        if not any(fnmatchcase(name, pattern) for pattern in (*declared, *_TRAINERS_OWN)):
+            known = list(dict.fromkeys(declared))
+            raise UserError(
+                f"{path}={name!r} is none of the metrics that study {study.name!r} declares ({', '.join(known)})"
+                f"{near(name, known) or '.'}"
+            )
+
+
+def _check_checkpoint(path: Path, study: Study) -> None:
+    if not path.is_dir():
+        raise UserError(f"{RESUME_FROM}={str(path)!r} is no directory: give that of a checkpoint, as `hpo best` does.")
+    try:
+        found = manifest.check(path, None)
+    except manifest.Damaged as damage:
+        raise UserError(f"{RESUME_FROM}={str(path)!r} cannot be used: {damage}.") from damage
+    epochs = flatten(as_json(study.config)).get("train.num_epochs")
+    searched = "train.num_epochs" in study.space.paths
+    if not searched and isinstance(epochs, int) and found.get("epoch", 0) >= epochs:
+        raise UserError(
+            f"{RESUME_FROM}={str(path)!r} has {found['epoch']} epochs behind it and train.num_epochs is {epochs}: "
+            "raise num_epochs."
+        )

@@ -1,0 +1,52 @@
+"""Taking trials back from workers that are dead or silent."""
+
+from __future__ import annotations
+
+from sqlalchemy import bindparam, select
+
+from hpo.clock import Clock
+from hpo.ledger import Ledger, writes
+from hpo.ledger.process import is_dead
+from hpo.ledger.tables import attempts, trials, workers
+
+
+class Reclaimer:
+    """Watches the running trials of one study; time is the observer's own monotonic clock's."""
+
+    def __init__(self, ledger: Ledger, study_id: int, clock: Clock, timeout: float) -> None:
+        self._ledger, self._study_id, self._clock, self._timeout = ledger, study_id, clock, timeout
+        self._watched: dict[tuple[int, int], tuple[tuple[int, int], float]] = {}
+
+    def reclaim(self, *, counted: bool = True) -> None:
+        """Take trials back from workers that are dead, or have not renewed for `timeout` seconds."""
+        rows = self._ledger.look(lambda connection: connection.execute(_RUNNING, {"study": self._study_id}).all())
+        now = self._clock.monotonic()
+        running = {}
+        for row in rows:
+            key, token = (row.id, row.fence), (row.renewals, row.revision)
+            seen, since = self._watched.get(key, (None, now))
+            running[key] = (token, since if seen == token else now)
+            if is_dead(row.host, row.pid, row.pid_started):
+                why = f"pid {row.pid} on {row.host} is gone"
+            elif now - running[key][1] >= self._timeout:
+                why = f"pid {row.pid} on {row.host} was silent for {self._timeout:g} s"
+            else:
+                continue
+            self._ledger.transact(lambda c, row=row, why=why: writes.lose(c, row.id, row.fence, why, counted=counted))
+        self._watched = running
+
+
+_RUNNING = (
+    select(
+        trials.c.id,
+        trials.c.fence,
+        trials.c.revision,
+        attempts.c.renewals,
+        workers.c.host,
+        workers.c.pid,
+        workers.c.pid_started,
+    )
+    .join(attempts, (attempts.c.trial_id == trials.c.id) & (attempts.c.fence == trials.c.fence))
+    .join(workers, workers.c.id == attempts.c.worker_id)
+    .where(trials.c.state == "running", trials.c.study_id == bindparam("study"))
+)
