@@ -23,9 +23,11 @@ class Window:
     loss: float | Tensor
     count: float | Tensor
     terms: dict[str, Tensor]
+    noise: tuple[Tensor, Tensor] | None = None  # estimates of |G|^2 and tr(Sigma), where they were asked for
+    met: Tensor | None = None  # the norm that clipping by norm met, where another rule had changed the gradient
 
 
-def accumulate(batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> Window:
+def accumulate(batches: Sequence[Any], loss_of: Callable[[int, Any], Loss], probe: NoiseProbe | None = None) -> Window:
     """Add up the gradients of the *summed* loss of each micro-batch; nothing is divided yet.
 
     With L_i the sum and n_i the count of micro-batch i, the large batch's gradient is (sum_i dL_i) / (sum_i n_i), and
@@ -42,7 +44,55 @@ def accumulate(batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> W
         window.count = loss.count if i == 0 else window.count + loss.count
         for name, term in loss.terms.items():
             window.terms[name] = term.detach() + window.terms[name] if name in window.terms else term.detach()
+        if probe is not None:
+            probe.take(loss.count)
+    if probe is not None:
+        window.noise = probe.finish()
     return window
+
+
+class NoiseProbe:
+    """The noise of the gradient, from the micro-batches of a window (McCandlish et al. 2018, arXiv 1812.06162).
+
+    With n_i samples in micro-batch i, N in all and mean gradients g_i and g, E|g_i|^2 = |G|^2 + tr(Sigma)/n_i and
+    E|g|^2 = |G|^2 + tr(Sigma)/N. The mean over i of the first and the second give their eqs. A.2 and A.3, where
+    1/B_small is the mean of 1/n_i: both unbiased, so it is their means over steps that are divided.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        self.params = params
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums: list[Tensor | None] = [None] * len(self.params)
+        self._squares: list[Tensor] = []
+        self._counts: list[Tensor] = []
+
+    @torch.no_grad()
+    def take(self, count: float | Tensor) -> None:
+        """Take in the gradients of a micro-batch, and clear them: they are put back, added up, at the end."""
+        grads = [p.grad for p in self.params if p.grad is not None]
+        self._squares.append(nn.utils.get_total_norm(grads).square())
+        self._counts.append(torch.as_tensor(count, dtype=self._squares[-1].dtype, device=self._squares[-1].device))
+        for i, p in enumerate(self.params):
+            if p.grad is not None:
+                self._sums[i] = p.grad if (before := self._sums[i]) is None else before.add_(p.grad)
+                p.grad = None
+
+    @torch.no_grad()
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """(|G|^2, tr(Sigma)) of the window; NaN where fewer than two of its micro-batches hold anything."""
+        for p, total in zip(self.params, self._sums, strict=True):
+            p.grad = total
+        squares, n = torch.stack(self._squares), torch.stack(self._counts)
+        of_all = nn.utils.get_total_norm([g for g in self._sums if g is not None]).square()
+        self._clear()
+        held, total = n > 0, n.sum()
+        inverse = torch.where(held, 1 / n, 0.0).sum() / held.sum()
+        small = torch.where(held, squares / n.square(), 0.0).sum() / held.sum()
+        large = of_all / total.square()
+        trace = torch.where(held.sum() > 1, (small - large) / (inverse - 1 / total), torch.nan)
+        return large - trace / total, trace
 
 
 @torch.no_grad()
@@ -65,6 +115,11 @@ def divide_and_clip(
         at_most_one = scale.clamp(max=1.0) if isinstance(scale, Tensor) else min(scale, 1.0)
         torch._foreach_mul_(grads, at_most_one / count)
     if grads and clip.value is not None:
-        torch._foreach_clamp_min_(grads, -clip.value)
-        torch._foreach_clamp_max_(grads, clip.value)
+        clip_value_(grads, clip.value)
     return norm
+
+
+def clip_value_(grads: list[Tensor], limit: float) -> None:
+    """Bound every element by `limit`."""
+    torch._foreach_clamp_min_(grads, -limit)
+    torch._foreach_clamp_max_(grads, limit)

@@ -16,7 +16,8 @@ from trainer.data import Loader
 from trainer.data.loader import to_device
 from trainer.diagnose import first_nonfinite
 from trainer.errors import CheckpointError, ConfigError
-from trainer.gradients import accumulate, divide_and_clip
+from trainer.gradient_rules import GradientRules
+from trainer.gradients import NoiseProbe, accumulate
 from trainer.guard import RunningStatistics, skips_on_device
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
@@ -73,6 +74,8 @@ class _Fit:
             windows=self.loader.windows,
         )
         self.params = [p for group in self.state.optimizer.param_groups for p in group["params"]]
+        self.rules = GradientRules(model, self.params, config)
+        self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None
         self.statistics = RunningStatistics(model)
         self.deferred = skips_on_device(self.state.optimizer, device)
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
@@ -149,8 +152,8 @@ class _Fit:
             group["lr"] = self.lr
         s.optimizer.zero_grad()
         self.statistics.remember()
-        window = accumulate(batches, self._loss)
-        norm = divide_and_clip(self.params, window.count, self.config.clip, wait=not self.deferred)
+        window = accumulate(batches, self._loss, self.probe)
+        norm = self.rules.apply(window, s.step, wait=not self.deferred)
         s.meter.add(window, norm)
         if self.deferred:
             finite = torch.isfinite(torch.as_tensor(norm + window.loss))

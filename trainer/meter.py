@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from trainer.gradients import Window
 
 PER_STEP = ("grad_norm", "clipped")  # means over steps; the other means are over the loss's own count
 COUNTS = ("skipped_steps", "empty_steps")
-OWN = {f"train/{name}" for name in ("loss", "lr", "samples_per_sec", *PER_STEP, *COUNTS)}
+NOISE = ("noise/square", "noise/trace")  # sums of |G|^2 and tr(Sigma), whose ratio is the noise scale
+OWN = {f"train/{name}" for name in ("loss", "lr", "samples_per_sec", "noise_scale", *PER_STEP, *COUNTS)}
 
 
 class Meter:
@@ -43,10 +43,11 @@ class Meter:
     def drain(self) -> list[bool]:
         """Read what is pending: for each window, whether it was finite and thus trained on. One wait for the device."""
         windows, self._pending = self._pending, []
-        rows = _read([[w.loss, w.count, norm, *w.terms.values()] for w, norm in windows])
-        return [self._take(w.terms, *row) for (w, _), row in zip(windows, rows, strict=True)]
+        rows = [_row(window, norm) for window, norm in windows]
+        values = _read([[*row.values()] for row in rows])
+        return [self._take(**dict(zip(row, read, strict=True))) for row, read in zip(rows, values, strict=True)]
 
-    def _take(self, names: Iterable[str], loss: float, count: float, norm: float, *terms: float) -> bool:
+    def _take(self, *, loss: float, count: float, norm: float, met: float, **others: float) -> bool:
         sums = self.sums
         if count == 0:
             sums["empty_steps"] = sums.get("empty_steps", 0) + 1
@@ -61,9 +62,10 @@ class Meter:
         sums["count"] = sums.get("count", 0.0) + count
         sums["loss"] = sums.get("loss", 0.0) + loss
         sums["grad_norm"] = sums.get("grad_norm", 0.0) + norm
-        sums["clipped"] = sums.get("clipped", 0) + (norm > self.clip_norm)
-        for name, value in zip(names, terms, strict=True):
-            sums[f"term/{name}"] = sums.get(f"term/{name}", 0.0) + value
+        sums["clipped"] = sums.get("clipped", 0) + (met > self.clip_norm)
+        for name, value in others.items():
+            if name not in NOISE or math.isfinite(value):
+                sums[name] = sums.get(name, 0.0) + value
         return True
 
     def metrics(self) -> dict[str, float]:
@@ -71,6 +73,9 @@ class Meter:
         sums = dict.fromkeys(("loss", "count", "steps", *PER_STEP, *COUNTS), 0.0) | self.sums
         count, steps = sums.pop("count"), sums.pop("steps")
         metrics = {f"train/{name}": sums.pop(name) for name in COUNTS}
+        if NOISE[0] in sums:
+            square, trace = (sums.pop(name) for name in NOISE)
+            metrics["train/noise_scale"] = trace / square if square > 0 else math.nan
         for name, value in sums.items():
             key = f"train/{name.removeprefix('term/')}"
             if name.startswith("term/") and key in OWN:
@@ -86,6 +91,14 @@ class Meter:
 
     def load(self, state: dict[str, Any]) -> None:
         self.sums = dict(state["sums"])
+
+
+def _row(window: Window, norm: float | Tensor) -> dict[str, float | Tensor]:
+    """What is read of a window, by the name of the argument of `Meter._take` that it becomes."""
+    row: dict[str, float | Tensor] = {"loss": window.loss, "count": window.count, "norm": norm}
+    row["met"] = norm if window.met is None else window.met
+    row |= dict(zip(NOISE, window.noise, strict=True)) if window.noise else {}
+    return row | {f"term/{name}": value for name, value in window.terms.items()}
 
 
 def _read(rows: list[list[float | Tensor]]) -> list[list[float]]:

@@ -11,6 +11,7 @@ resuming needs no more than the step, and the number of loader workers changes n
     augment    (epoch, index)          one sample's augmentation
     step       (step, micro-step)      dropout and whatever else the loss draws
     evaluate   (step)                  evaluation
+    gradient_noise (step)              noise added to the gradient
 """
 
 from __future__ import annotations

@@ -44,6 +44,11 @@ VARIANTS = {
     "bf16": {"precision": "bf16"},
     "sgd": {"optim": {"name": "sgd", "nesterov": True}, "schedule": {"name": "one_cycle"}},
     "cosine": {"schedule": {"name": "cosine", "warmup_steps": 3, "min_lr": 1e-5}, "clip": {"norm": 0.1}},
+    "gradients": {
+        "gradients": {"centralize": True, "noise": 0.01, "noise_scale": True},
+        "clip": {"adaptive": 0.1},
+        "schedule": {"name": "wsd", "warmup": "cosine", "warmup_steps": 2, "scale_lr": "sqrt"},
+    },
     "draws": {"task": ToyWithGlobalDraws},
     "plateau": {"schedule": {"name": "plateau", "plateau": {"patience": 0, "threshold": 0.5}}, "num_epochs": 3},
 }

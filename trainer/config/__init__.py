@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.config.fields import Beta, Frozen, Mode, NonNegative, Positive, Share
+from trainer.config.gradients import ClipConfig, GradientConfig
 from trainer.config.optim import OptimConfig
 from trainer.config.schedule import OneCycleConfig, PlateauConfig, ScheduleConfig
 
@@ -20,6 +21,7 @@ __all__ = [
     "ClipConfig",
     "EarlyStoppingConfig",
     "Frozen",
+    "GradientConfig",
     "GuardConfig",
     "Mode",
     "NonNegative",
@@ -31,13 +33,6 @@ __all__ = [
     "Share",
     "TrainConfig",
 ]
-
-
-class ClipConfig(Frozen):
-    """Clipping of the window's gradient, after its division by the window's count. None: not clipped."""
-
-    norm: Positive | None = 1.0
-    value: Positive | None = None
 
 
 class EarlyStoppingConfig(Frozen):
@@ -82,6 +77,16 @@ class TrainConfig(Frozen):
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     clip: ClipConfig = ClipConfig()
+    gradients: GradientConfig = GradientConfig()
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _noise_is_measurable(self) -> TrainConfig:
+        if self.gradients.noise_scale and (self.micro_batch_size or self.batch_size) >= self.batch_size:
+            raise ValueError(
+                "gradients.noise_scale compares the micro-batches of a window: "
+                f"set micro_batch_size below batch_size={self.batch_size}, to a quarter of it for example."
+            )
+        return self

@@ -1,0 +1,43 @@
+"""`train.clip` and `train.gradients`: what is done to a window's gradient, after its division by the window's count."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from trainer.config.fields import Frozen, NonNegative, Positive
+
+
+class ClipConfig(Frozen):
+    """Clipping. None: not clipped in that way. Of several, each meets what the one before it left."""
+
+    per_parameter: Positive | None = None  # norm of each parameter's gradient
+    adaptive: Positive | None = None  # norm of a unit's gradient over that of its weights; 0.01 to 0.16 in the paper
+    adaptive_eps: Positive = 1e-3  # the least that a unit's norm counts as, so that zeros can move
+    adaptive_exclude: tuple[str, ...] = ()  # patterns of parameter names, `head.*`; the paper leaves the last layer out
+    norm: Positive | None = 1.0  # of all parameters together
+    value: Positive | None = None  # of each element
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> ClipConfig:
+        for field, default in (("adaptive_eps", 1e-3), ("adaptive_exclude", ())):
+            if self.adaptive is None and getattr(self, field) != default:
+                raise ValueError(f"{field} is read only with adaptive: set that, or leave {field} out.")
+        return self
+
+
+class GradientConfig(Frozen):
+    """What else is done to the gradient, and measured of it."""
+
+    centralize: bool = False  # take the mean of each unit's gradient off it
+    normalize: Literal["none", "global", "parameter"] = "none"  # to norm 1, of all parameters together or of each
+    noise: Positive | None = None  # eta of added noise of variance eta/(1 + step)^noise_decay; 0.01 to 1 in the paper
+    noise_decay: NonNegative = 0.55
+    noise_scale: bool = False  # report train/noise_scale, from the micro-batches of each window
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> GradientConfig:
+        if self.noise is None and self.noise_decay != 0.55:
+            raise ValueError("noise_decay is read only with noise: set that, or leave noise_decay out.")
+        return self
