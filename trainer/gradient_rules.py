@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.gradients import Window, clip_value_, divide_and_clip
+from trainer.parallel.solo import ALONE, Solo
 from trainer.seeding import derive
 
 TINY = 1e-6
@@ -81,8 +82,10 @@ def add_noise_(grads: Sequence[Tensor], eta: float, decay: float, step: int, see
 class GradientRules:
     """The rules of one configuration over the parameters of a model. Raises ConfigError for a pattern of no use."""
 
-    def __init__(self, model: nn.Module, params: Sequence[nn.Parameter], config: TrainConfig) -> None:
-        self.params = params
+    def __init__(
+        self, model: nn.Module, params: Sequence[nn.Parameter], config: TrainConfig, ranks: Solo = ALONE
+    ) -> None:
+        self.params, self.ranks = params, ranks
         self.clip, self.gradients, self.seed = config.clip, config.gradients, config.seed
         names = {p: name for name, p in model.named_parameters()}
         for pattern in config.clip.adaptive_exclude:
@@ -104,7 +107,7 @@ class GradientRules:
         c, g = self.clip, self.gradients
         grads = [p.grad for p in self.params if p.grad is not None]
         if not grads or not (g.centralize or g.normalize != "none" or c.per_parameter or c.adaptive):
-            norm = divide_and_clip(self.params, window.count, c, wait=wait)
+            norm = divide_and_clip(self.params, window.count, c, wait=wait, ranks=self.ranks)
         else:
             norm = self._all_rules(grads, window, wait=wait)
         if g.noise is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainer.config import ClipConfig
 from trainer.errors import TrainerError
+from trainer.parallel.solo import ALONE, Solo
 from trainer.task import Loss
 
 
@@ -27,7 +28,12 @@ class Window:
     met: Tensor | None = None  # the norm that clipping by norm met, where another rule had changed the gradient
 
 
-def accumulate(batches: Sequence[Any], loss_of: Callable[[int, Any], Loss], probe: NoiseProbe | None = None) -> Window:
+def accumulate(
+    batches: Sequence[Any],
+    loss_of: Callable[[int, Any], Loss],
+    probe: NoiseProbe | None = None,
+    ranks: Solo = ALONE,
+) -> Window:
     """Add up the gradients of the *summed* loss of each micro-batch; nothing is divided yet.
 
     With L_i the sum and n_i the count of micro-batch i, the large batch's gradient is (sum_i dL_i) / (sum_i n_i), and
@@ -35,11 +41,12 @@ def accumulate(batches: Sequence[Any], loss_of: Callable[[int, Any], Loss], prob
     """
     window = Window(0.0, 0.0, {})
     for i, batch in enumerate(batches):
-        loss = loss_of(i, batch)
-        if loss.sum.requires_grad:
-            loss.sum.backward()
-        elif float(loss.count) > 0:
-            raise TrainerError("Task.loss returned a sum without a gradient: compute it from the model's output.")
+        with ranks.backward(last=i == len(batches) - 1):
+            loss = loss_of(i, batch)
+            if loss.sum.requires_grad:
+                loss.sum.backward()
+            elif float(loss.count) > 0 or ranks.ranks > 1:
+                raise TrainerError("Task.loss returned a sum without a gradient: compute it from the model's output.")
         window.loss = loss.sum.detach() if i == 0 else window.loss + loss.sum.detach()
         window.count = loss.count if i == 0 else window.count + loss.count
         for name, term in loss.terms.items():
@@ -97,7 +104,7 @@ class NoiseProbe:
 
 @torch.no_grad()
 def divide_and_clip(
-    params: Sequence[nn.Parameter], count: float | Tensor, clip: ClipConfig, *, wait: bool
+    params: Sequence[nn.Parameter], count: float | Tensor, clip: ClipConfig, *, wait: bool, ranks: Solo = ALONE
 ) -> float | Tensor:
     """Divide the accumulated gradients by `count` and clip them, by norm and then by value; give their norm before.
 
@@ -106,7 +113,7 @@ def divide_and_clip(
     and a float; without, all of it stays on the device.
     """
     grads = [p.grad for p in params if p.grad is not None]
-    norm = nn.utils.get_total_norm(grads)
+    norm = ranks.norm(grads)
     if wait:
         norm, count = norm.item(), float(count) or math.nan
     norm = norm / count

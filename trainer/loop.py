@@ -13,7 +13,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.store import load
 from trainer.config import TrainConfig
 from trainer.data import Loader
-from trainer.data.loader import to_device
+from trainer.data.loader import Filler, to_device
 from trainer.diagnose import first_nonfinite
 from trainer.errors import CheckpointError, ConfigError
 from trainer.gradient_rules import GradientRules
@@ -21,6 +21,7 @@ from trainer.gradients import NoiseProbe, accumulate
 from trainer.guard import RunningStatistics, skips_on_device
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
+from trainer.parallel import Solo, join
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
 from trainer.runtime import autocast, out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
@@ -39,7 +40,7 @@ def fit(task: Task, config: TrainConfig, reporter: Reporter, checkpoints: Checkp
     run = None
     with runtime(config) as device:
         try:
-            run = _Fit(task, config, reporter, checkpoints, device)
+            run = _Fit(task, config, reporter, checkpoints, device, join(config.parallel, device))
             return run.run()
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -55,26 +56,34 @@ class _Fit:
     """One call of `fit`. A window is what one optimizer step trains on; `state.step` counts windows."""
 
     def __init__(
-        self, task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore, device: torch.device
+        self,
+        task: Task,
+        config: TrainConfig,
+        reporter: Reporter,
+        checkpoints: CheckpointStore,
+        device: torch.device,
+        ranks: Solo,
     ) -> None:
-        self.task, self.config, self.reporter, self.checkpoints = task, config, reporter, checkpoints
-        self.device = device
+        self.task, self.config, self.device, self.ranks = task, config, device, ranks
+        self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)
         seed_all(derive(config.seed, "init"))
-        model = task.model().to(device)
+        model = ranks.prepare(task.model().to(device))
         seed_all(derive(config.seed, "data"))
-        self.loader = Loader(task, config, device)
+        self.loader = Loader(task, config, device, ranks.share, ranks.shares)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
         self.lr_at = schedule(config.schedule, lr, config.num_epochs * self.loader.windows, self.loader.windows)
         self.state = TrainState(
             model=model,
-            optimizer=optim.build(config.optim, model),
+            optimizer=ranks.optimizer(config.optim, model),
             plateau=Plateau(config.schedule.plateau, lr),
             early_stopping=EarlyStopping(config.early_stopping),
             meter=Meter(config.clip, config.guard),
             windows=self.loader.windows,
+            parallel=config.parallel.shape(),
         )
+        self.module = ranks.module(model)
         self.params = [p for group in self.state.optimizer.param_groups for p in group["params"]]
-        self.rules = GradientRules(model, self.params, config)
+        self.rules = GradientRules(model, self.params, config, ranks)
         self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None
         self.statistics = RunningStatistics(model)
         self.deferred = skips_on_device(self.state.optimizer, device)
@@ -82,7 +91,9 @@ class _Fit:
         self.entered = 0, time.perf_counter()  # the running epoch: at which position, and when
 
     def run(self) -> Outcome:
-        ended = self._obey(self._resume())
+        verdict = self._resume()
+        self.ranks.warm_up(self.state.model, lambda: self._loss(0, self.loader.first()))
+        ended = self._obey(verdict)
         while not ended and not self.done:
             ended = self._train_epoch() or self._close_epoch()
         return ended or self.ended("complete")
@@ -109,6 +120,8 @@ class _Fit:
             return CONTINUE
         state, ref = found
         s.load_state_dict(state)
+        if s.loaded_parallel not in (None, s.parallel):  # from here on it is not what it would have been, to the bit
+            self.reporter.event("ranks_changed", step=s.step, before=s.loaded_parallel, now=s.parallel)
         self.committed_step = s.step
         self.checkpoints.tidy(self.config.checkpoint)
         if s.report is None or not self.checkpoints.owns(ref):
@@ -136,7 +149,7 @@ class _Fit:
         s.report = None
         self.entered = s.position, time.perf_counter()
         for batches in self.loader.epoch(s.epoch, s.position):
-            if self.reporter.preempted:
+            if self.ranks.leaving(self.reporter):
                 return self._leave("preempted")
             self._train_window(batches)
             if s.meter.gave_up:
@@ -152,7 +165,7 @@ class _Fit:
             group["lr"] = self.lr
         s.optimizer.zero_grad()
         self.statistics.remember()
-        window = accumulate(batches, self._loss, self.probe)
+        window = self.ranks.total(accumulate(batches, self._loss, self.probe, self.ranks), self.params)
         norm = self.rules.apply(window, s.step, wait=not self.deferred)
         s.meter.add(window, norm)
         if self.deferred:
@@ -175,9 +188,12 @@ class _Fit:
         return self.lr_at(self.state.step) * self.state.plateau.scale
 
     def _loss(self, micro_step: int, batch: Any) -> Loss:
-        seed_all(derive(self.config.seed, "step", self.state.step, micro_step))
+        seed_all(derive(self.config.seed, "step", self.state.step, micro_step, *self.ranks.stream))
+        batch = to_device(batch, self.device)
         with autocast(self.config, self.device):
-            return self.task.loss(self.state.model, to_device(batch, self.device))
+            if isinstance(batch, Filler):
+                return self.task.loss(self.module, batch.batch).weightless()
+            return self.task.loss(self.module, batch)
 
     def _drain(self) -> bool:
         """Read the meter; whether the last window was trained on. The first of bad windows in a row is an event."""
@@ -219,7 +235,8 @@ class _Fit:
         seed_all(derive(self.config.seed, "evaluate", self.state.step))
         self.state.model.eval()
         with torch.no_grad(), autocast(self.config, self.device):
-            return {name: float(value) for name, value in self.task.evaluate(self.state.model).items()}
+            metrics = {name: float(value) for name, value in self.task.evaluate(self.state.model).items()}
+        return self.ranks.agree(metrics)
 
     def _report(self, metrics: Mapping[str, float], *, epoch: int | None = None, save: bool) -> Outcome | None:
         """Report, with a checkpoint if one is to be saved, and obey; an Outcome if the fit ends here."""

@@ -7,7 +7,7 @@ hyperparameter. So a checkpoint can be trained on under another configuration.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ STATE_ITEMS = (
 class TrainState:
     """The moving parts of a fit. `step` windows are done in all, `position` of the `windows` of epoch `epoch`.
 
-    `report` is the report of a closed epoch that the state is saved with, so that it can be made again.
+    `parallel` is how ranks share the work, `loaded_parallel` how they did where the state was saved. `report` is the
+    report of a closed epoch that the state is saved with, so that it can be made again.
     """
 
     model: nn.Module
@@ -46,10 +47,12 @@ class TrainState:
     early_stopping: EarlyStopping
     meter: Meter
     windows: int
+    parallel: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     epoch: int = 0
     position: int = 0
     report: dict[str, Any] | None = None
+    loaded_parallel: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The items by name; their leaves are tensors and JSON values. Tensors are those in use, not copies."""
@@ -62,7 +65,7 @@ class TrainState:
             "meter": self.meter.state(),
             "step": self.step,
             "epoch": self.epoch,
-            "position": {"window": self.position, "of": self.windows},
+            "position": {"window": self.position, "of": self.windows, "parallel": self.parallel},
             "report": self.report,
         }
 
@@ -98,6 +101,7 @@ class TrainState:
                 f"{self.windows}: keep batch_size and the data, or start from a checkpoint at the end of an epoch."
             )
         self.position = value["window"]
+        self.loaded_parallel = value.get("parallel", {})
 
 
 def _omitted() -> set[str]:

@@ -24,6 +24,10 @@ class Loss:
     count: float | Tensor
     terms: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def weightless(self) -> Loss:
+        """The same with every number, and so every gradient, zero."""
+        return Loss(self.sum * 0, self.count * 0, {name: term * 0 for name, term in self.terms.items()})
+
 
 class Task:
     """A trial's model, data and loss. One instance per trial, which holds no state that outlives the trial.

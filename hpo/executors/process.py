@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from trainer.lifeline import die_with
+
 _PARENT = "HPO_PARENT_PID"
 
 
@@ -40,10 +39,8 @@ def die_with_parent() -> None:
 
     Only Linux has this; elsewhere the parent's death is found out by `orphaned`.
     """
-    if sys.platform == "linux" and _PARENT in os.environ:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if orphaned():  # it died before the call above
-            os.kill(os.getpid(), signal.SIGKILL)
+    if parent := os.environ.get(_PARENT):
+        die_with(int(parent))
 
 
 def orphaned() -> bool:

@@ -56,8 +56,31 @@ def test_windows_partition_the_epoch_from_any_position(size, batch_size, micro, 
     sampler.position = position = min(position, sampler.windows)
     rest = [indices for _, indices in sampler]
     assert [index for indices in rest for index in indices] == whole[position * batch_size :]
-    assert len(rest) == sum(map(sampler.micro_batches, range(position, sampler.windows)))
+    assert len(rest) == sum(len(sampler.micro_batches(window, 0)) for window in range(position, sampler.windows))
     assert all(len(indices) <= min(micro or batch_size, batch_size) for indices in rest)
+
+
+@given(
+    size=st.integers(1, 60),
+    batch_size=st.integers(1, 20),
+    micro=st.none() | st.integers(1, 25),
+    shares=st.integers(1, 5),
+)
+def test_shares_partition_every_window_in_equally_many_micro_batches(size, batch_size, micro, shares):
+    config = TrainConfig(batch_size=batch_size, micro_batch_size=micro, seed=3)
+    order = shuffled(3, 0, size)
+    samplers = [Sampler(size, config, share, shares) for share in range(shares)]
+    requests = [[indices for _, indices in sampler] for sampler in samplers]
+    assert len({len(one) for one in requests}) == 1
+    done = 0
+    for window in range(samplers[0].windows):
+        own = [len(sampler.micro_batches(window, sampler.share)) for sampler in samplers]
+        assert own[0] == max(own) > 0
+        seen = [one[done : done + count] for one, count in zip(requests, own, strict=True)]
+        trained = [index for batches in seen for indices in batches for index in indices]
+        assert trained == order[window * batch_size : (window + 1) * batch_size]
+        done += own[0]
+    assert done == len(requests[0])
 
 
 def test_the_order_depends_on_seed_and_epoch():

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from trainer.config.fields import Beta, Frozen, Mode, NonNegative, Positive, Share
 from trainer.config.gradients import ClipConfig, GradientConfig
 from trainer.config.optim import OptimConfig
+from trainer.config.parallel import ParallelConfig
 from trainer.config.schedule import OneCycleConfig, PlateauConfig, ScheduleConfig
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "NonNegative",
     "OneCycleConfig",
     "OptimConfig",
+    "ParallelConfig",
     "PlateauConfig",
     "Positive",
     "ScheduleConfig",
@@ -81,6 +83,7 @@ class TrainConfig(Frozen):
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    parallel: ParallelConfig = ParallelConfig()
 
     @model_validator(mode="after")
     def _noise_is_measurable(self) -> TrainConfig:
@@ -89,4 +92,15 @@ class TrainConfig(Frozen):
                 "gradients.noise_scale compares the micro-batches of a window: "
                 f"set micro_batch_size below batch_size={self.batch_size}, to a quarter of it for example."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_have_work(self) -> TrainConfig:
+        if self.batch_size < self.parallel.data:
+            raise ValueError(
+                f"batch_size is {self.batch_size} and parallel.data is {self.parallel.data}: give every rank at least "
+                "one sample of a batch."
+            )
+        if self.parallel.ranks > 1 and self.gradients.noise_scale:
+            raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")
         return self

@@ -1,14 +1,16 @@
 """From a task's data set to the windows of an epoch.
 
 A window is what one optimizer step trains on: `batch_size` samples in micro-batches of `micro_batch_size`; the last
-window of an epoch holds what is left. Which samples, and what augmentation and the data set draw for them, depends on
-(seed, epoch, index) alone: not on the position an epoch is entered at, nor on the number of workers.
+window of an epoch holds what is left. Of several ranks that hold replicas of the model, each takes its share of every
+window, a run of neighbours, and all take equally many micro-batches: one that runs out gets fillers. Which samples, and
+what augmentation and the data set draw for them, depends on (seed, epoch, index) alone: not on the position an epoch is
+entered at, nor on the number of workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -23,13 +25,18 @@ Request = tuple[int, list[int]]
 
 
 class Sampler:
-    """The micro-batches of `epoch` from window `position` on, stateless: set both, then iterate."""
+    """The micro-batches of `epoch` from window `position` on, stateless: set both, then iterate.
 
-    def __init__(self, size: int, config: TrainConfig) -> None:
+    Of `shares`, it gives number `share`. The first shares are the largest, by one sample at most.
+    """
+
+    def __init__(self, size: int, config: TrainConfig, share: int = 0, shares: int = 1) -> None:
         self.size = size
         self.seed = config.seed
         self.batch_size = config.batch_size
-        self.micro_batch_size = min(config.micro_batch_size or config.batch_size, config.batch_size)
+        self.share, self.shares = share, shares
+        largest = -(-config.batch_size // shares)
+        self.micro_batch_size = min(config.micro_batch_size or largest, largest)
         self.epoch = 0
         self.position = 0
 
@@ -38,17 +45,27 @@ class Sampler:
         """Windows of one epoch: optimizer steps."""
         return -(-self.size // self.batch_size)
 
-    def micro_batches(self, window: int) -> int:
-        """How many micro-batches make window number `window` of an epoch."""
-        samples = min(self.batch_size, self.size - window * self.batch_size)
-        return -(-samples // self.micro_batch_size)
+    def micro_batches(self, window: int, share: int) -> range:
+        """Where the micro-batches of a share of window number `window` of an epoch start in the epoch's order."""
+        start, stop = self._bounds(window, share)
+        return range(start, stop, self.micro_batch_size)
+
+    def _bounds(self, window: int, share: int) -> tuple[int, int]:
+        start = window * self.batch_size
+        each, over = divmod(min(self.batch_size, self.size - start), self.shares)
+        first = start + share * each + min(share, over)
+        return first, first + each + (share < over)
 
     def __iter__(self) -> Iterator[Request]:
         order = shuffled(self.seed, self.epoch, self.size)
-        for start in range(self.position * self.batch_size, self.size, self.batch_size):
-            stop = min(start + self.batch_size, self.size)
-            for i in range(start, stop, self.micro_batch_size):
+        for window in range(self.position, self.windows):
+            _, stop = self._bounds(window, self.share)
+            own = self.micro_batches(window, self.share)
+            for i in own:
                 yield self.epoch, order[i : min(i + self.micro_batch_size, stop)]
+            whole, (_, end) = self.micro_batches(window, 0), self._bounds(window, 0)
+            for _ in range(len(whole) - len(own)):
+                yield self.epoch, order[whole[0] : min(whole[0] + self.micro_batch_size, end)]
 
 
 class Fetch(Dataset):
@@ -78,6 +95,13 @@ class Fetch(Dataset):
         return self.augment(sample, self.generator.manual_seed(derive(self.seed, "augment", epoch, index)))
 
 
+class Filler(NamedTuple):
+    """A micro-batch of another rank's, trained on by one that has none left, at weight zero: all ranks must call their
+    model equally often."""
+
+    batch: Any
+
+
 def _as_is(batch: Any) -> Any:
     return batch
 
@@ -85,11 +109,11 @@ def _as_is(batch: Any) -> Any:
 class Loader:
     """The windows of any epoch from any position, read by `num_workers` processes that live as long as the loader."""
 
-    def __init__(self, task: Task, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, task: Task, config: TrainConfig, device: torch.device, share: int = 0, shares: int = 1) -> None:
         data = task.train_set()
         if len(data) == 0:
             raise DataError(f"the training set of {type(task).__name__} is empty.")
-        self.sampler = Sampler(len(data), config)
+        self.sampler = Sampler(len(data), config, share, shares)
         self._fetch = Fetch(task, data, config.seed)
         self._loader: Any = None
         if config.num_workers > 0:
@@ -111,8 +135,17 @@ class Loader:
         """The windows of `epoch` from `position` on: each the list of its micro-batches, still on the host."""
         self.sampler.epoch, self.sampler.position = epoch, position
         batches = iter(self._loader) if self._loader is not None else map(self._fetch.__getitems__, self.sampler)
+        micro_batches, share = self.sampler.micro_batches, self.sampler.share
         for window in range(position, self.windows):
-            yield [next(batches) for _ in range(self.sampler.micro_batches(window))]
+            own = [next(batches) for _ in micro_batches(window, share)]
+            if share > 0:
+                own += [Filler(next(batches)) for _ in range(len(micro_batches(window, 0)) - len(own))]
+            yield own
+
+    def first(self) -> Any:
+        """The first micro-batch of the first epoch, read in this process."""
+        self.sampler.epoch, self.sampler.position = 0, 0
+        return self._fetch.__getitems__(next(iter(self.sampler)))
 
     def samples(self, position: int) -> int:
         """How many samples an epoch holds from window `position` on."""

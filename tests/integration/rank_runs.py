@@ -1,0 +1,134 @@
+"""What the ranks of a test do: runs of `fit` whose losses and weights are handed back, in as few launches as may be."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from trainer_runs import Killed, Toy, Trial
+
+from trainer.checkpoint.store import load
+from trainer.gradients import Window
+from trainer.meter import Meter
+from trainer.parallel.member import this
+from trainer.report import Verdict
+
+# 5 epochs of 44 samples are 20 windows, every fourth of them ragged; each window is two or more micro-batches of every
+# rank; the norm is clipped in most of them.
+PARITY: dict[str, Any] = {"num_epochs": 5, "batch_size": 12, "micro_batch_size": 2, "clip": {"norm": 0.5}}
+
+
+class Smooth(Toy):
+    """Neither dropout nor batch norm, so that any number of ranks computes the same."""
+
+    def model(self) -> nn.Module:
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 3))
+        return self.net
+
+
+class Ragged(Smooth):
+    """The last window of an epoch holds one sample, so that all ranks but the first have none of it."""
+
+    samples = 37
+
+
+class Wide(Toy):
+    """With enough parameters for several of DDP's buckets, whose layout then matters, and batch norm, which takes no
+    batch of one sample."""
+
+    samples = 48
+
+    def model(self) -> nn.Module:
+        self.net = nn.Sequential(
+            nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 64), nn.Tanh(),
+            nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3),
+        )  # fmt: skip
+        return self.net
+
+
+def rank() -> int:
+    member = this()
+    return 0 if member is None else member.rank
+
+
+@contextmanager
+def at_each_window(look: Any) -> Iterator[None]:
+    """Call `look(window, norm)` on every rank as each window's numbers enter its meter."""
+    add = Meter.add
+
+    def noted(self: Meter, window: Window, norm: Any) -> None:
+        look(window, norm)
+        add(self, window, norm)
+
+    Meter.add = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Meter.add = add  # type: ignore[method-assign]
+
+
+def run(directory: str, task: str = "Smooth", cut: int = 0, stop: int = 0, **config: Any) -> dict[str, Any]:
+    """One run in `directory`, where it goes on from what lies there: every window's loss, how it ended, and the weights
+    at its end. After `cut` windows all ranks drop everything and start again; at epoch `stop` comes a verdict."""
+    losses: list[float] = []
+    verdict = (lambda step, metrics, epoch: Verdict("stop" if epoch == stop else "continue")) if stop else None
+    trial = Trial(Path(directory), task=globals()[task], verdict=verdict, **PARITY | config)
+    if rank() == 0:
+        trial.reporter.committed = sorted(_found(trial.directory), key=lambda ref: -ref.step)
+
+    def look(window: Window, norm: Any) -> None:
+        losses.append(float(window.loss) / float(window.count))
+        if len(losses) == cut:
+            raise Killed
+
+    with at_each_window(look):
+        outcome = trial.attempt() or trial.attempt()
+    assert outcome is not None
+    committed = trial.reporter.committed  # rank 0's alone
+    state = load(committed[0].path) if committed else {"model": {}}
+    weights = {name: value.flatten().tolist() for name, value in state["model"].items()}
+    return {"losses": losses, "outcome": asdict(outcome), "weights": weights, "events": trial.reporter.events}
+
+
+def _found(directory: Path) -> list[Any]:
+    from hashlib import sha256
+
+    from trainer.report import CheckpointRef
+
+    refs = []
+    for manifest in directory.glob("step-*/manifest.json"):
+        step = int(manifest.parent.name[5:13])
+        refs.append(CheckpointRef(manifest.parent, step, 0, sha256(manifest.read_bytes()).hexdigest(), 0))
+    return refs
+
+
+def runs(job: dict[str, Any]) -> dict[str, Any]:
+    """Several of them, by name."""
+    return {name: run(**{"directory": f"{job['directory']}/{name}"} | config) for name, config in job["runs"].items()}
+
+
+def struck(job: dict[str, Any]) -> dict[str, Any]:
+    """A run in which rank `job["rank"]` suffers `job["fate"]` at its `job["window"]`-th window."""
+    windows = 0
+
+    def look(window: Window, norm: Any) -> None:
+        nonlocal windows
+        windows += 1
+        if rank() == job["rank"] and windows == job["window"]:
+            if job["fate"] == "error":
+                raise ValueError("a bug of the user's")
+            os.kill(os.getpid(), getattr(signal, job["fate"]))
+
+    with at_each_window(look):
+        return run(job["directory"], **job["config"])
+
+
+def losses_of(result: dict[str, Any]) -> torch.Tensor:
+    return torch.tensor(result["losses"], dtype=torch.float64)

@@ -1,0 +1,171 @@
+"""A trial of several ranks trains as one process would, resumes to the bit, and loses no rank unnoticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import rank_runs
+import torch
+
+from trainer.config import ParallelConfig, TrainConfig
+from trainer.errors import ConfigError
+from trainer.launch import RankFailed, RankLost, launch
+from trainer.loop import fit
+
+HERE = str(Path(__file__).parent)
+KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it takes
+    2: {"ddp": {"data": 2}, "fp16": {"data": 2, "compression": "fp16"}, "buckets": {"data": 2, "bucket_mb": 0.001}},
+    4: {"ddp": {"data": 4}},
+}
+RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 1}}
+
+
+@pytest.fixture(scope="module")
+def solo(tmp_path_factory):
+    """The oracle: one process."""
+    return {task: rank_runs.run(str(tmp_path_factory.mktemp(task)), task) for task in ("Smooth", "Ragged")}
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory):
+    """A run whose rank 1 gets SIGTERM in the sixth window: its directory, and what each rank gave back."""
+    directory = tmp_path_factory.mktemp("left") / "run"
+    return directory, strike("SIGTERM", directory)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, left):
+    """All runs of 2 and of 4 ranks, a launch for each: rank -> name -> result."""
+    results: dict[int, Any] = {}
+
+    def of(ranks: int) -> Any:
+        if ranks not in results:
+            ddp = {"data": ranks, "bucket_mb": 0.005}
+            runs = {name: {"parallel": kind} for name, kind in KINDS[ranks].items()}
+            runs |= {"ragged": {"task": "Ragged", "parallel": ddp}}
+            runs |= {"whole": RESUMED | {"parallel": ddp}, "cut": RESUMED | {"parallel": ddp, "cut": 6}}
+            runs |= {"stopped": {"parallel": ddp, "stop": 2}}
+            if ranks == 2:
+                runs |= {"resumed": RESUMED | {"parallel": ddp, "directory": str(left[0])}}
+            job = {"directory": str(tmp_path_factory.mktemp("ranks")), "runs": runs}
+            results[ranks] = job, launched("runs", job, ranks)
+        return results[ranks]
+
+    return of
+
+
+def launched(entry: str, job: dict[str, Any], ranks: int, timeout: float = 120.0, **kwargs: Any) -> list[Any]:
+    parallel = ParallelConfig(data=ranks, timeout=timeout)
+    return launch(f"rank_runs:{entry}", job, parallel, device="cpu", **kwargs)
+
+
+def assert_equal(result: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    torch.testing.assert_close(rank_runs.losses_of(result), rank_runs.losses_of(expected), rtol=tolerance, atol=0)
+    assert result["weights"].keys() == expected["weights"].keys()
+    for name, values in expected["weights"].items():
+        reference = torch.tensor(values)
+        error = (torch.tensor(result["weights"][name]) - reference).norm() / reference.norm()
+        assert error <= tolerance, (name, error)
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(ranks, kind) for ranks, kinds in KINDS.items() for kind in kinds])
+def test_every_kind_computes_what_one_process_does(ranks, kind, ran, solo):
+    """20 windows with clipping and accumulation, every fourth ragged."""
+    _, results = ran(ranks)
+    result = results[0][kind]
+    assert len(result["losses"]) == 20
+    assert_equal(result, solo["Smooth"], 1e-2 if kind == "fp16" else 1e-6)
+    assert all(other[kind]["losses"] == result["losses"] for other in results), "all ranks decide by the same numbers"
+
+
+@pytest.mark.parametrize("ranks", KINDS)
+def test_a_window_of_fewer_samples_than_ranks(ranks, ran, solo):
+    assert_equal(ran(ranks)[1][0]["ragged"], solo["Ragged"], 1e-6)
+
+
+@pytest.mark.parametrize("ranks", KINDS)
+def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, ran):
+    """With batch norm, dropout and several buckets, whose layout would otherwise differ after the cut."""
+    whole, cut = (ran(ranks)[1][0][name] for name in ("whole", "cut"))
+    assert cut["losses"] == [*whole["losses"][:6], *whole["losses"][5:]]
+    assert cut["weights"] == whole["weights"]
+
+
+def test_it_goes_on_with_another_number_of_ranks(ran, solo, tmp_path):
+    """From the checkpoint of a stop at epoch 2 of 5, by one process and by two ranks of a run that had four."""
+    job, results = ran(4)
+    directory = f"{job['directory']}/stopped"
+    alone = rank_runs.run(directory)
+    assert len(alone["losses"]) == 12
+    assert_equal(alone | {"losses": results[0]["stopped"]["losses"] + alone["losses"]}, solo["Smooth"], 1e-6)
+    [(_, fields)] = [event for event in alone["events"] if event[0] == "ranks_changed"]
+    assert fields == {"step": 8, "before": {"data": 4}, "now": {}}
+
+
+@pytest.mark.parametrize("ranks", KINDS)
+def test_a_verdict_reaches_all_ranks_at_its_step(ranks, ran):
+    for result in ran(ranks)[1]:
+        assert (result["stopped"]["outcome"]["kind"], result["stopped"]["outcome"]["step"]) == ("pruned", 8)
+
+
+def strike(fate: str, directory: Path, timeout: float = 120.0, **config: Any) -> list[Any]:
+    job = {"rank": 1, "window": 6, "fate": fate, "directory": str(directory)}
+    return launched(
+        "struck", job | {"config": RESUMED | {"parallel": {"data": 2, "bucket_mb": 0.005}} | config}, 2, timeout
+    )
+
+
+def assert_nothing_left() -> None:
+    assert not [p for p in psutil.Process().children(recursive=True) if "trainer.rank" in p.cmdline()]
+
+
+def test_a_killed_rank_is_named_and_the_rest_ended(tmp_path):
+    with pytest.raises(RankLost, match=r"^rank 1 \(pid \d+\) was killed by SIGKILL\.$"):
+        strike("SIGKILL", tmp_path)
+    assert_nothing_left()
+
+
+def test_a_stopped_rank_is_named_within_the_timeout(tmp_path):
+    timeout = 8.0
+    with pytest.raises(RankLost, match=r"^rank 1 \(pid \d+\) has been stopped for \d+ s \(SIGSTOP\)\.$"):
+        strike("SIGSTOP", tmp_path, timeout)
+    assert_nothing_left()
+
+
+def test_an_error_on_one_rank_ends_all_with_its_traceback(tmp_path):
+    with pytest.raises(RankFailed, match=r"^rank 1: ValueError: a bug of the user's$") as caught:
+        strike("error", tmp_path)
+    assert 'raise ValueError("a bug of the user' in caught.value.report["traceback"]
+    assert_nothing_left()
+
+
+def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(left, ran):
+    _, results = left
+    ended = [(one["outcome"]["kind"], one["outcome"]["step"]) for one in results]
+    assert ended[0][0] == "preempted"
+    assert ended[0] == ended[1]
+    assert 6 <= ended[0][1] <= 8
+    whole, resumed = (ran(2)[1][0][name] for name in ("whole", "resumed"))
+    assert results[0]["losses"] + resumed["losses"] == whole["losses"]
+    assert resumed["weights"] == whole["weights"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"batch_size": 1, "parallel": {"data": 2}}, "give every rank at least one sample"),
+        ({"parallel": {"data": 2, "static_graph": True, "find_unused": True}}, "exclude each other"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_configuration(config, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig.model_validate(config)
+
+
+def test_ranks_that_nobody_started_are_refused(tmp_path):
+    config = TrainConfig.model_validate({"parallel": {"data": 2}})
+    with pytest.raises(ConfigError, match=r"asks for 2 ranks and this process is alone"):
+        fit(rank_runs.Smooth(None), config, None, None)  # type: ignore[arg-type]

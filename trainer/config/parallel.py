@@ -1,0 +1,44 @@
+"""`train.parallel`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config.fields import Frozen, Positive
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class ParallelConfig(Frozen):
+    """How many ranks (processes, each with a device of its own) train one trial. By default one: no ranks at all.
+
+    `data` replicas of the model each take their share of every batch, so `batch_size` means what it means for one
+    process; `micro_batch_size` is that of one rank's forward pass. `timeout`, in seconds, must exceed the longest that
+    a rank may take for one window, one evaluation or one save: a rank that shows no progress for longer ends the
+    trial.
+    """
+
+    data: Count = 1
+    bucket_mb: Positive = 25.0  # of gradients that are reduced at once, while backward goes on
+    static_graph: bool = False  # every step uses the same parameters in the same order: DDP may reorder its work
+    find_unused: bool = False  # some parameters get no gradient in some steps
+    compression: Literal["none", "fp16", "bf16"] = "none"  # of gradients on their way between ranks
+    sync_batchnorm: bool = False  # batch statistics over all ranks; GPU only
+    timeout: Positive = 600.0
+
+    @property
+    def ranks(self) -> int:
+        """Processes of one trial."""
+        return self.data
+
+    def shape(self) -> dict[str, Any]:
+        """What decides who computes what: the fields that differ from those of one process."""
+        return self.model_dump(include={"data"}, exclude_defaults=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> ParallelConfig:
+        if self.static_graph and self.find_unused:
+            raise ValueError("static_graph and find_unused exclude each other: set one of them to false.")
+        return self

@@ -1,0 +1,28 @@
+"""Several ranks that train one trial: what each of them does differently from a process that is alone."""
+
+from __future__ import annotations
+
+import torch
+
+from trainer.config import ParallelConfig
+from trainer.errors import ConfigError
+from trainer.parallel import member
+from trainer.parallel.solo import Solo
+
+__all__ = ["Solo", "join"]
+
+
+def join(config: ParallelConfig, device: torch.device) -> Solo:
+    """This process's part in training a trial as `config` says; raises ConfigError where it was not launched so."""
+    if config.ranks == 1:
+        return Solo()
+    this = member.this()
+    if this is None or this.world != config.ranks:
+        there = "alone" if this is None else f"one of {this.world}"
+        raise ConfigError(
+            f"train.parallel asks for {config.ranks} ranks and this process is {there}: start them by "
+            "trainer.launch.launch, as `hpo run` does."
+        )
+    from trainer.parallel.replicas import Replicas
+
+    return Replicas(config, this, device)

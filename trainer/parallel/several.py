@@ -1,0 +1,131 @@
+"""What all kinds of ranks have in common: their numbers, their agreement, and rank 0 speaking for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from trainer.checkpoint import CheckpointStore, files
+from trainer.config import CheckpointConfig, ParallelConfig
+from trainer.gradients import Window
+from trainer.parallel.member import Member
+from trainer.parallel.solo import Solo
+from trainer.report import CheckpointRef, Reporter, Verdict
+
+
+class Several(Solo):
+    """One of several ranks. A wish to leave, whichever rank has it, is seen by all of them at the same window."""
+
+    def __init__(self, config: ParallelConfig, member: Member, device: torch.device) -> None:
+        self.config, self.member, self.device = config, member, device
+        self.mesh = init_device_mesh(device.type, (config.data,), mesh_dim_names=("data",))
+        self.ranks = config.ranks
+        self.shares = config.data
+        self.share = self.mesh.get_local_rank("data")
+        self.stream = (self.share,)
+        self._wish = False  # this rank's
+        self._wishes: float | Tensor = 0.0  # of all ranks, as of the last window
+
+    def lead(self, reporter: Reporter, checkpoints: CheckpointStore) -> Any:
+        return _Reporter(reporter, self), _Store(checkpoints, self)
+
+    def leaving(self, reporter: Reporter) -> bool:
+        self.beat()
+        self._wish = self.member.page.leaving or reporter.preempted
+        return float(self._wishes) > 0
+
+    def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
+        """One small all-reduce, in float64; it carries the wish to leave as well."""
+        self.beat()
+        names = sorted(window.terms)
+        mine = [window.loss, window.count, float(self._wish), *(window.terms[name] for name in names)]
+        numbers = torch.stack([torch.as_tensor(n, dtype=torch.float64, device=self.device) for n in mine])
+        dist.all_reduce(numbers)
+        loss, count, self._wishes, *terms = numbers.tolist() if self.device.type == "cpu" else numbers
+        return Window(loss, count, dict(zip(names, terms, strict=True)))
+
+    def agree(self, value: Any) -> Any:
+        self.beat()
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def beat(self) -> None:
+        """Show that this rank has got on; called before it waits for the others."""
+        self.member.page.beat(self.member.rank)
+
+
+class _Reporter:
+    """Rank 0 reports; every rank gets the verdict."""
+
+    def __init__(self, reporter: Reporter, ranks: Several) -> None:
+        self._reporter, self._ranks = reporter, ranks
+        self._leads = ranks.member.rank == 0
+
+    @property
+    def preempted(self) -> bool:
+        return self._leads and self._reporter.preempted
+
+    def report(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        epoch: int | None = None,
+        fold: int = 0,
+        checkpoint: CheckpointRef | None = None,
+    ) -> Verdict:
+        verdict = None
+        if self._leads:
+            verdict = self._reporter.report(step, metrics, epoch=epoch, fold=fold, checkpoint=checkpoint)
+        return self._ranks.agree(verdict)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        if self._leads:
+            self._reporter.event(kind, **fields)
+
+    def artifact(self, path: Path, name: str | None = None) -> None:
+        if self._leads:
+            self._reporter.artifact(path, name)
+
+
+class _Store:
+    """Rank 0 writes and judges the checkpoints; every rank reads the one it has chosen."""
+
+    def __init__(self, store: CheckpointStore, ranks: Several) -> None:
+        self._store, self._ranks = store, ranks
+        self._leads = ranks.member.rank == 0
+
+    @property
+    def damaged(self) -> list[Any]:
+        return self._store.damaged
+
+    def save(self, state: dict[str, Any], *, step: int, epoch: int) -> CheckpointRef:
+        return self._ranks.agree(self._store.save(state, step=step, epoch=epoch) if self._leads else None)
+
+    def load_latest(self) -> tuple[dict[str, Any], CheckpointRef] | None:
+        found = self._store.load_latest() if self._leads else None
+        ref = self._ranks.agree(found and found[1])
+        if ref is None or found is not None:
+            return found
+        return files.read(ref.path, ref.sha256)[0], ref
+
+    def commit(self, ref: CheckpointRef, metrics: Mapping[str, float], keep: CheckpointConfig) -> None:
+        if self._leads:
+            self._store.commit(ref, metrics, keep)
+
+    def tidy(self, keep: CheckpointConfig) -> None:
+        if self._leads:
+            self._store.tidy(keep)
+
+    def sweep(self) -> list[Path]:
+        return self._store.sweep() if self._leads else []
+
+    def owns(self, ref: CheckpointRef) -> bool:
+        return self._store.owns(ref)

@@ -1,0 +1,88 @@
+"""One process: what the loop asks of the ranks, answered for free."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer import optim
+from trainer.checkpoint import CheckpointStore
+from trainer.config import OptimConfig
+from trainer.report import Reporter
+from trainer.task import Loss
+
+if TYPE_CHECKING:
+    from trainer.gradients import Window
+
+_NOTHING: AbstractContextManager[object] = nullcontext()
+
+
+class Solo:
+    """What `trainer/loop.py` asks of the ranks that train a trial, and the answers of a process that is alone.
+
+    Every rank calls every method at the same point of the loop.
+    """
+
+    ranks = 1
+    shares = 1  # into which every batch is divided
+    share = 0  # the one that is this rank's
+    stream: tuple[int, ...] = ()  # what tells this rank's random numbers from the others'
+
+    def lead(self, reporter: Reporter, checkpoints: CheckpointStore) -> tuple[Reporter, CheckpointStore]:
+        """The reporter and the store through which all ranks speak as one."""
+        return reporter, checkpoints
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The model as this rank holds it: its own, or its part of it."""
+        return model
+
+    def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
+        return optim.build(config, model)
+
+    def module(self, model: nn.Module) -> nn.Module:
+        """What `Task.loss` is given: calling it also arranges for the gradients' reduction."""
+        return model
+
+    def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:
+        """Before the first step of every start, fresh or resumed: settle whatever a first backward pass settles."""
+
+    def leaving(self, reporter: Reporter) -> bool:
+        """Whether all ranks are to leave now."""
+        return reporter.preempted
+
+    def backward(self, last: bool) -> AbstractContextManager[object]:
+        """Surrounds forward and backward of a micro-batch; the gradients are complete after a window's `last`."""
+        return _NOTHING
+
+    def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
+        """The window's numbers over all ranks, and in `params` the gradients of their sum."""
+        return window
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The norm of the whole model's gradient."""
+        return nn.utils.get_total_norm(gradients)
+
+    def agree(self, value: Any) -> Any:
+        """Rank 0's value."""
+        return value
+
+
+ALONE = Solo()
+
+
+def values_of(model: nn.Module) -> list[Tensor]:
+    """Copies of all buffers."""
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+@torch.no_grad()
+def put_back(model: nn.Module, values: Sequence[Tensor]) -> None:
+    for buffer, value in zip(model.buffers(), values, strict=True):
+        buffer.copy_(value)
