@@ -302,7 +302,7 @@ def summary(progress: Progress, result: Result) -> str:
     if result.behind:
         lines.append(f"MLflow is behind by {result.behind} transactions: `hpo sync` sends them; nothing is lost.")
     study = f"--study {progress.name}"
-    if result.state == "interrupted":
+    if result.state == "interrupted" and not result.reason:
         following = {f"hpo resume {study}": "goes on from the last checkpoints"}
     else:
         following = {f"hpo best {study}": "its checkpoint, and how to train it"}

@@ -14,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import func, insert, select
 
+from hpo.budget import Budget
 from hpo.clock import FakeClock, SystemClock
 from hpo.errors import Busy, StorageError
 from hpo.ledger import Ledger, reads, tables, writes
@@ -73,6 +74,21 @@ def test_the_migrations_give_the_tables(storage):
         assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
     engine.dispose()
     Ledger(storage, create=False).close()  # and are taken for what they are
+
+
+def test_a_ledger_of_the_first_schema_opens_without_a_budget_but_its_trials(storage):
+    engine = sa.create_engine(storage)
+    with engine.begin() as connection:
+        upgrade(connection, "0001")
+        row = "1, 's', 'u', 0, 'open', 4, '{}', '{}', '{}', 0"
+        names = "id, name, uid, created_at, state, requested, spec, identity, environment, revision"
+        connection.exec_driver_sql(f"INSERT INTO studies ({names}) VALUES ({row})")
+    engine.dispose()
+    ledger = Ledger(storage, create=False)
+    with ledger.read() as connection:
+        found = reads.study_row(connection, "s")
+    assert (Budget.of(dict(found)), found["seconds_used"]) == (Budget(trials=4), 0.0)
+    ledger.close()
 
 
 def test_many_processes_may_open_a_new_database_at_once(storage):

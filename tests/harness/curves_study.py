@@ -8,8 +8,14 @@ from hpo import Choice, Float, Int, Objective, Study
 from trainer.report import Outcome
 
 
+class Train(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    num_epochs: int = 9
+
+
 class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+    train: Train = Train()
     lr: float = 0.1
     momentum: float = 0.0
     optimizer: str = "adamw"
@@ -24,13 +30,13 @@ class Curves:
     def fit(self, reporter, checkpoints) -> Outcome:
         c = self.config
         floor = (math.log10(c.lr) + 2) ** 2 + c.momentum + 8 / c.hidden_size
-        for epoch in range(1, 10):
+        for epoch in range(1, c.train.num_epochs + 1):
             if c.lr > 0.7:
                 return Outcome("nonfinite", epoch, epoch, error="loss is not finite")
             loss = floor + c.num_heads / epoch
             if reporter.report(epoch, {"val/loss": loss, "time/epoch": 1.0}, epoch=epoch).kind == "stop":
                 return Outcome("pruned", epoch, epoch)
-        return Outcome("complete", 9, 9)
+        return Outcome("complete", c.train.num_epochs, c.train.num_epochs)
 
 
 STUDY = Study(

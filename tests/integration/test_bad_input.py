@@ -75,6 +75,13 @@ def run(*arguments: str, home: Home) -> str:
         (["--study", "mlp", "-o", "train.optim.name=adam"], ["train.optim.name='adam'", "'adamw'"]),
         (["--study", "mlp", "-o", "train.num_epochs"], ["'train.num_epochs'", "-o path=value"]),
         (["--study", "mlp", "-o", "preset=fll"], ["unknown preset 'fll'", "did you mean 'full'?"]),
+        (["--study", "mlp", "--name", ""], ["study name '' cannot be used"]),
+        (["--study", "mlp", "--time", "soon"], ["--time 'soon'", "90m, 2h"]),
+        (["--study", "atft", "-o", "data.path="], ["-o data.path= gives no value", "data.path=null"]),
+        (["--study", "mlp", "-o", "train.device=cuda"], ["train.device is 'cuda'", "no CUDA device"]),
+        (["--study", "mlp", "-o", "train.early_stopping.monitor=loss"], [".monitor='loss' is none of the metrics"]),
+        (["--study", "mlp", "-o", "train.checkpoint.monitor=vall/accuracy"], ["'val/accuracy'"]),
+        (["--study", "mlp", "-o", "train.resume_from=/nowhere"], ["train.resume_from='/nowhere' is no directory"]),
         (["--study", "mlp", "--sampler", "tpp"], ["'tpp'", "tpe, random, qmc, grid"]),
         (["--study", "mlp", "--strategy", "ahsa"], ["'ahsa'", "did you mean 'asha'?"]),
         (["--study", "mlp", "--executor", "cloud"], ["'cloud'", "inline, local"]),
@@ -91,6 +98,35 @@ def test_flags(home, tmp_path, monkeypatch, arguments, words):
     sentence = run(*arguments, home=home)
     for word in words:
         assert word in sentence
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--trials", "99999999999999999999"], ["--window", "99999999999999999999"], ["--seed", "99999999999999999999"]],
+)
+def test_numbers_beyond_all_bounds(home, arguments):
+    result = hpo("run", "--study", "mlp", "--trials", "1", *arguments, home=home)
+    assert result.exit_code == 2
+    assert "less than or equal to" in result.stderr
+    assert not home.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (None, "manifest.json is missing"),
+        ("{", "manifest.json cannot be understood"),
+        ({"format": 1, "files": {"model.safetensors": {"sha256": "0", "size": 1}}}, "model.safetensors is missing"),
+        ({"format": 1, "files": {}, "epoch": 10}, "has 10 epochs behind it and train.num_epochs is"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_started_from(home, tmp_path, manifest, words):
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest if isinstance(manifest, str) else json.dumps(manifest))
+    flags = ["-o", f"train.resume_from={tmp_path}", "-o", "train.num_epochs=10"]
+    sentence = run("--study", "mlp", *flags, home=home)
+    assert f"train.resume_from='{tmp_path}'" in sentence
+    assert words in sentence
 
 
 @pytest.mark.parametrize(

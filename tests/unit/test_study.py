@@ -20,6 +20,7 @@ from hpo.home import Home
 from hpo.identity import drift
 from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
+from hpo.loading import source_parts
 from hpo.study import StudySpec
 
 
@@ -501,3 +502,43 @@ def test_the_code_of_a_file_is_all_that_it_imports_from_its_directory(tmp_path):
     assert len(seen) == 5
     (tmp_path / "apart.py").write_text("# changed")
     assert code() in seen, "what is not imported does not belong to the study"
+
+
+def test_the_code_of_a_file_in_a_package_is_the_whole_package_and_where_it_lies_is_nothing(tmp_path):
+    package = tmp_path / "here" / "mine"
+    package.mkdir(parents=True)
+    for name, text in {
+        "__init__.py": "",
+        "layers.py": "",
+        "train.py": "import hpo\nfrom pydantic import BaseModel\nclass C(BaseModel):\n    a: int = 1\n"
+        "STUDY = hpo.Study('s', C(), 'studies.mlp.task:MlpTask', {'a': hpo.Int(1, 3)}, [hpo.Objective('m')])\n",
+    }.items():
+        (package / name).write_text(text)
+    before = load(str(package / "train.py")).code_sha256()
+    moved = tmp_path / "there"
+    package.parent.rename(moved)
+    (moved / "hpo").mkdir()
+    (moved / "hpo" / "__init__.py").touch()
+    assert load(str(moved / "mine" / "train.py")).code_sha256() == before
+    (moved / "mine" / "layers.py").write_text("# changed\n")
+    assert load(str(moved / "mine" / "train.py")).code_sha256() != before
+
+
+def test_the_code_of_a_file_includes_the_shipped_studies_it_uses():
+    parts = source_parts(Path(hpo.__file__).parents[1] / "studies" / "atft" / "train.py", "studies.mlp.task")
+    assert {"", ".", "studies.atft", "studies.mlp"} == set(parts)
+
+
+def test_a_checkpoint_to_start_from_is_data_by_its_manifest(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    base = load("mlp").configure({"train.resume_from": str(tmp_path)})
+    old = base.identity()
+    (tmp_path / "manifest.json").write_text("{ }")
+    assert drift(old, base.identity()) == ["the content of train.resume_from changed"]
+
+
+def test_of_many_changes_the_first_are_named():
+    old = {"config": {f"a{i}": i for i in range(9)}}
+    clauses = drift(old, {"config": dict.fromkeys(old["config"], -1)})
+    assert clauses[0] == "a0 changed from 0 to -1" and clauses[-1] == "3 more changed" and len(clauses) == 7
+    assert drift({"config": "0" * 64}, old) == ["the config changed"], "as an older ledger has it"

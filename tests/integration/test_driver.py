@@ -1,0 +1,359 @@
+"""How far a study goes, how it ends, and how it is continued."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select, update
+from typer.testing import CliRunner
+
+from hpo.cli import app
+from hpo.config import parse_override
+from hpo.driver import Driver, Options
+from hpo.errors import DriftError
+from hpo.executors.base import WorkerContext
+from hpo.executors.inline import Inline
+from hpo.executors.local import Local
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.ledger.tables import attempts, events, studies, workers
+from hpo.run import Request, declare
+from hpo.worker import Worker
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+
+CURVES = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
+ASHA = {"reference": CURVES, "window": 4, "sampler": "tpe", "strategy": "asha"}
+EPOCHS = 90
+
+# One epoch a trial. It fails, always in the same way or in another each time, where a file stands beside it.
+FRAGILE = """
+import time
+from pathlib import Path
+from pydantic import BaseModel, ConfigDict
+from hpo import Float, Objective, Study
+from trainer.report import Outcome
+
+class Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    lr: float = 0.1
+    pause: float = 0.0
+
+class Fragile:
+    def __init__(self, config):
+        self.config = config
+
+    def fit(self, reporter, checkpoints):
+        beside = Path(__file__).parent
+        if (beside / "broken").exists():
+            raise ValueError("the task is broken")
+        if (beside / "odd").exists():
+            raise ValueError(f"odd {self.config.lr}")
+        deadline = time.monotonic() + self.config.pause
+        while time.monotonic() < deadline:
+            if reporter.preempted:
+                return Outcome("preempted")
+            time.sleep(0.01)
+        reporter.report(1, {"val/loss": self.config.lr}, epoch=1)
+        return Outcome("complete", 1, 1)
+
+STUDY = Study("fragile", Config(), Fragile, {"lr": Float(0.1, 1.0)}, [Objective("val/loss")], sampler="random")
+"""
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Path:
+    """A study file in a directory of its own."""
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / "fragile.py"
+    file.write_text(FRAGILE)
+    return file
+
+
+def hpo(*arguments: str, home: Home):
+    return CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+
+
+def refused(result, code: int) -> str:
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback (most recent call last)" not in result.stderr.split("failed in the same way")[0]
+    return result.stderr
+
+
+def make(home: Home, executor=None, *, trials=None, epochs=None, seconds=None, allow_drift=False, **request) -> Driver:
+    ledger = Ledger(home.create().storage)
+    study, spec = declare(Request(home, **request), ledger, workers=1)
+    bounds = {"trials": trials, "epochs": epochs, "seconds": seconds}
+    options = Options(home, ledger.url, home.tracking_uri, **bounds, allow_drift=allow_drift, lease_timeout=20)
+    return Driver(ledger, study, spec, options, executor or Inline())
+
+
+def drive(home: Home, executor=None, tick=lambda driver: None, **flags) -> tuple[str, reads.Status, str, str]:
+    """Run a study without its mirror: digest, status, the state the driver left it in, and why."""
+    driver = make(home, executor, **flags)
+    driver.acquire()
+    try:
+        state = driver.run(lambda: tick(driver))
+    finally:
+        driver.release()
+    return *known(home), state, driver.reason
+
+
+def known(home: Home) -> tuple[str, reads.Status]:
+    with Ledger(home.storage).read() as connection:
+        [name] = reads.study_names(connection)
+        return reads.digest(connection, reads.study_row(connection, name)), reads.status(connection, name)
+
+
+def query(home: Home, statement):
+    with Ledger(home.storage).read() as connection:
+        return connection.execute(statement).all()
+
+
+# Budgets
+
+
+@pytest.fixture(scope="module")
+def epochs_golden(tmp_path_factory) -> str:
+    """The digest of a study that EPOCHS epochs end, trained in one go by one worker."""
+    home = Home(tmp_path_factory.mktemp("golden"))
+    digest, status, state, _ = drive(home, epochs=EPOCHS, **ASHA)
+    with Ledger(home.storage).read() as connection:
+        trained = [row["epoch"] for row in reads.trial_rows(connection, 1)]
+    assert state == "complete"
+    assert status.trials["pruned"] > 0, "a trial that is never cut short shows nothing"
+    assert sum(trained[:-1]) < EPOCHS <= sum(trained) < EPOCHS + 9
+    return digest
+
+
+@pytest.mark.parametrize(
+    "workers", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_a_budget_of_epochs_gives_the_same_study_with_any_number_of_workers(tmp_path, epochs_golden, workers):
+    digest, _, _, _ = drive(Home(tmp_path / "home"), Local(workers), epochs=EPOCHS, **ASHA)
+    assert digest == epochs_golden
+
+
+def test_a_budget_of_epochs_gives_the_same_study_in_parts(tmp_path, epochs_golden):
+    for epochs in (1, 31, 60, EPOCHS):
+        digest, _, state, _ = drive(Home(tmp_path / "home"), epochs=epochs, **ASHA)
+        assert state == "complete"
+    assert digest == epochs_golden
+
+
+@pytest.mark.parametrize(
+    "point", ["driver.after_tell=kill@2", pytest.param("driver.before_ask_commit=kill@5", marks=pytest.mark.slow)]
+)
+def test_a_budget_of_epochs_gives_the_same_study_when_it_is_killed(tmp_path, epochs_golden, point):
+    home = Home(tmp_path / "home")
+    flags = ["--window", "4", "--sampler", "tpe", "--strategy", "asha", "--executor", "inline", "--epochs", str(EPOCHS)]
+    command = [sys.executable, "-m", "hpo", "run", "--study", CURVES, *flags, "--home", str(home.root)]
+    killed = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": point}
+    assert subprocess.run(command, env=killed, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    digest, _, state, _ = drive(home, name="curves")
+    assert (digest, state) == (epochs_golden, "complete")
+
+
+def test_the_first_bound_that_is_reached_ends_a_study_and_the_others_stay(tmp_path):
+    home = Home(tmp_path / "home")
+    _, status, state, _ = drive(home, trials=2, epochs=EPOCHS, **ASHA)
+    assert (state, sum(status.trials.values())) == ("complete", 2)
+    _, status, state, _ = drive(home, trials=1000, name="curves")
+    assert (status.requested, status.max_epochs) == (1000, EPOCHS)
+    assert state == "complete"
+    assert EPOCHS <= status.epochs_trained < EPOCHS + 9
+
+
+def test_time_that_is_used_up_leaves_a_study_that_goes_on_when_it_gets_more(tmp_path, fragile):
+    flags = {"reference": str(fragile), "window": 2, "overrides": {"pause": 0.4}}
+    golden, _, _, _ = drive(Home(tmp_path / "golden"), trials=4, **flags)
+    home = Home(tmp_path / "home")
+    _, status, state, reason = drive(home, trials=4, seconds=0.6, **flags)
+    assert state == "interrupted"
+    assert "the time of 1s is used up: `hpo resume --study fragile --time 1s` goes on" in reason
+    assert status.seconds_used >= 0.6
+    assert status.trials["waiting"] > 0
+    assert status.trials["running"] == 0
+    before = query(home, select(func.count()).select_from(attempts))
+    _, again, state, reason = drive(home, name="fragile")
+    assert (state, again.attempts, again.seconds_used) == ("interrupted", status.attempts, status.seconds_used)
+    assert "is used up" in reason
+    assert query(home, select(func.count()).select_from(attempts)) == before
+    digest, status, state, reason = drive(home, name="fragile", seconds=1000.0)
+    assert (digest, state, reason) == (golden, "complete", "")
+    assert status.seconds_used > again.seconds_used, "time is counted over all resumptions"
+
+
+def test_local_workers_are_preempted_when_the_time_is_over(tmp_path, fragile):
+    flags = {"reference": str(fragile), "overrides": {"pause": 600.0}}
+    _, status, state, _ = drive(Home(tmp_path / "home"), Local(1), trials=2, seconds=8.0, **flags)
+    assert state == "interrupted"
+    assert status.trials["waiting"] == 2
+
+
+def test_a_new_study_has_to_be_told_how_far_and_an_old_one_not(home, fragile):
+    run = ("run", "--study", str(fragile), "--executor", "inline")
+    assert "say how far it is to go, by --trials, --epochs or --time" in refused(hpo(*run, home=home), 2)
+    assert not (home.root / "logs").exists()
+    drive(home, trials=2, reference=str(fragile))
+    assert "--trials 1: study 'fragile' has 2 trials behind it" in refused(hpo(*run, "--trials", "1", home=home), 2)
+    assert drive(home, reference=str(fragile))[2] == "complete"
+    lines = hpo("status", home=home).stdout.splitlines()
+    assert lines[0] == "fragile: complete, 2 of 2 trials ended"
+    assert re.fullmatch(r"  2 epochs trained in 2 attempts, \d+s used", lines[2])
+
+
+# Failures
+
+
+def stop_after(trials: int):
+    def tick(driver: Driver) -> None:
+        if known(driver._options.home)[1].trials["failed"] >= trials:
+            driver.request_stop()
+
+    return tick
+
+
+def test_equal_failures_count_over_resumptions(tmp_path, fragile):
+    home = Home(tmp_path / "home")
+    (fragile.parent / "broken").touch()
+    _, status, state, _ = drive(home, tick=stop_after(2), trials=9, reference=str(fragile), window=1)
+    assert (state, status.trials["failed"]) == ("interrupted", 2)
+    _, status, state, reason = drive(home, name="fragile")
+    assert (state, status.trials["failed"]) == ("stopped", 3)
+    assert reason.startswith("3 trials in a row failed in the same way:\n")
+    assert "ValueError: the task is broken" in reason
+
+
+@pytest.mark.parametrize(("trials", "more"), [(3, " --trials 6"), pytest.param(9, "", marks=pytest.mark.slow)])
+def test_a_stopped_study_goes_on_as_it_says_once_the_task_is_mended(home, fragile, trials, more):
+    broken = fragile.parent / "broken"
+    broken.touch()
+    _, _, state, reason = drive(home, trials=trials, reference=str(fragile), window=1)
+    assert state == "stopped"
+    [command] = re.findall(r"`hpo (resume [^`]*)` goes on", reason)
+    assert command == f"resume --study fragile --allow-drift{more}"
+    if more:
+        assert drive(home, name="fragile")[2:] == ("stopped", reason), "nothing has changed"
+    broken.unlink()
+    fragile.write_text(FRAGILE + "# mended\n")
+    result = hpo(*shlex.split(command), "--executor", "inline", home=home)
+    assert result.exit_code == 0, result.output
+    states = known(home)[1].trials
+    assert (states["failed"], states["complete"]) == (3, max(trials, 6) - 3)
+
+
+def test_a_study_without_a_value_has_failed(home, fragile):
+    (fragile.parent / "odd").touch()
+    run = ("run", "--study", str(fragile), "--executor", "inline", "--trials", "2")
+    text = refused(hpo(*run, home=home), 1)
+    assert "none of the 2 trials gave a value, `hpo show 0 --study fragile` says why" in text
+    assert "--allow-drift --trials 4` goes on" in text
+    assert known(home)[1].state == "stopped"
+
+
+# Continuing
+
+
+def test_what_is_not_given_again_is_as_it_was_and_what_differs_is_named(home, fragile):
+    run = ("run", "--study", str(fragile), "--executor", "inline", "--trials", "1")
+    drive(home, trials=1, reference=str(fragile), overrides={"pause": 0.001, "lr": 0.5})
+    for same in ((), ("lr=0.5",), ("pause=1e-3", "lr=0.5")):
+        given = dict(parse_override(text) for text in same)
+        assert drive(home, reference=str(fragile), overrides=given)[2] == "complete"
+    text = refused(hpo(*run, "-o", "lr=0.25", home=home), 2)
+    assert "lr changed from 0.5 to 0.25: undo that, continue with --allow-drift, or start another study by" in text
+    assert f"`hpo run --study {fragile} --name NAME`" in text
+    assert "pause" not in text
+    fragile.write_text(FRAGILE + "# changed\n")
+    text = refused(hpo("resume", home=home), 2)
+    assert "the code changed: undo that" in text
+    drive(home, trials=2, reference=str(fragile), overrides={"lr": 0.25}, allow_drift=True)
+    [(fields,)] = query(home, select(events.c.fields).where(events.c.kind == "drift"))
+    assert fields["changed"] == ["the code changed", "lr changed from 0.5 to 0.25"]
+
+
+def test_a_study_file_that_has_moved_is_the_same_study(tmp_path, home, fragile):
+    drive(home, trials=1, reference=str(fragile))
+    moved = fragile.rename(tmp_path / "renamed.py")
+    _, status, state, _ = drive(home, trials=2, reference=str(moved), name="fragile")
+    assert (state, status.trials["complete"]) == ("complete", 2)
+    _, status, state, _ = drive(home, trials=3, name="fragile")
+    assert (state, status.trials["complete"]) == ("complete", 3), "it is found where it lies now"
+
+
+def test_a_name_that_only_the_ledger_knows_is_to_be_resumed(home, fragile):
+    drive(home, trials=1, reference=str(fragile))
+    text = refused(hpo("run", "--study", "fragile", "--trials", "2", home=home), 2)
+    assert f"a study of that name from {fragile}: `hpo resume --study fragile` continues it" in text
+    assert "unknown study 'fragil'" in refused(hpo("run", "--study", "fragil", "--trials", "2", home=home), 2)
+
+
+def test_a_study_with_nothing_left_starts_nothing(home, fragile):
+    assert hpo("run", "--study", str(fragile), "--executor", "inline", "--trials", "1", home=home).exit_code == 0
+
+    def traces():
+        rows = query(home, select(studies.c.revision)) + query(home, select(func.count()).select_from(workers))
+        return rows, {path.name: path.stat().st_size for path in (home.root / "logs").iterdir()}
+
+    before = traces()
+    result = hpo("resume", home=home)
+    assert result.exit_code == 0, result.output
+    assert "complete, 1 of 1 trials ended" in result.stdout
+    assert traces() == before
+
+
+def test_where_a_study_runs_is_recorded_when_it_changes(home, fragile):
+    drive(home, trials=1, reference=str(fragile))
+    with Ledger(home.storage).write() as connection:
+        row = connection.execute(select(studies.c.environment)).scalar_one()
+        connection.execute(update(studies).values(environment=row | {"host": "elsewhere"}))
+    drive(home, trials=2, name="fragile")
+    [(fields,)] = query(home, select(events.c.fields).where(events.c.kind == "environment"))
+    assert fields == {"host": ["elsewhere", row["host"]]}
+    assert query(home, select(studies.c.environment))[0][0] == row
+    drive(home, trials=3, name="fragile")
+    assert len(query(home, select(events.c.id))) == 1, "what has not changed is not recorded again"
+
+
+def test_a_worker_with_other_code_is_refused_unless_drift_was_allowed(home, fragile):
+    driver = make(home, trials=1, reference=str(fragile))
+    driver.acquire()
+    driver._fill()
+    code = fragile.read_text()
+    fragile.write_text(code + "# another version\n")
+    worker = Worker(WorkerContext(home.storage, home, 0, 20), "joined")
+    with pytest.raises(
+        DriftError, match=r"this worker cannot train study 'fragile' of .*: here the code changed: give"
+    ):
+        worker.run_one()
+    assert known(home)[1].trials["waiting"] == 1
+    with Ledger(home.storage).write() as connection:
+        row = connection.execute(select(studies.c.environment)).scalar_one()
+        connection.execute(update(studies).values(environment=row | {"allow_drift": True}))
+    assert worker.run_one()
+    worker.close()
+    assert known(home)[1].trials["complete"] == 1
+    driver.release()
+
+
+def test_options_of_a_sampler_are_stored_kept_and_part_of_what_a_study_is(home, fragile):
+    fragile.write_text(FRAGILE.replace('sampler="random"', 'sampler={"name": "tpe", "n_startup_trials": 3}'))
+    for sampler, options in (
+        (None, {"n_startup_trials": 3}),
+        ("tpe", {"n_startup_trials": 3}),
+        ("grid", {"points": 5}),
+    ):
+        _, spec = declare(Request(home, reference=str(fragile), sampler=sampler), None, workers=1)
+        assert (spec.sampler, spec.sampler_options) == (sampler or "tpe", options)
+    drive(home, trials=1, reference=str(fragile))
+    fragile.write_text(fragile.read_text().replace(": 3}", ": 4}"))
+    text = refused(hpo("run", "--study", str(fragile), "--sampler", "tpe", "--trials", "2", home=home), 2)
+    assert re.search(r'sampler changed from \{"n_startup_trials": 3, .* to \{"n_startup_trials": 4, ', text)
