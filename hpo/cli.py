@@ -303,21 +303,18 @@ def verify(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Check a home against itself: ledger, MLflow, checkpoints. Exits 1 on any difference."""
-    from hpo.lookup import open_ledger, study_names, tracking_uri_of
+    from hpo.home import Home
     from hpo.verify import verify as check
 
-    ledger, at = open_ledger(home, storage)
-    differences = 0
-    for name in study_names(ledger, study):
-        report = check(at, ledger.url, tracking_uri_of(ledger, name, at, tracking_uri), name)
-        counts = ", ".join(f"{count} {what}" for what, count in report.counts.items())
-        print(f"{name}: {len(report.differences)} differences; looked at {counts}")
-        if report.behind:
-            print(f"  MLflow is behind by {report.behind} transactions: `hpo sync` sends them.")
-        for difference in report.differences:
-            print(f"  differs: {difference}")
-        differences += len(report.differences)
-    raise typer.Exit(1 if differences else 0)
+    at = Home.at(home)
+    report = check(at, storage or at.storage, tracking_uri, study)
+    counts = ", ".join(f"{count} {what}" for what, count in report.counts.items())
+    print(f"{len(report.differences)} differences; looked at {counts or 'no study'}")
+    if report.behind:
+        print(f"  MLflow is behind by {report.behind} transactions: `hpo sync` sends them.")
+    for difference in report.differences:
+        print(f"  differs: {difference}")
+    raise typer.Exit(1 if report.differences else 0)
 
 
 @app.command()

@@ -21,10 +21,11 @@ from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
 from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
+from hpo.results import Results
 from hpo.search.samplers import SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, make_strategy
 from hpo.study import Study, StudySpec, load
-from hpo.tracking.mlflow import tracker_name
+from hpo.tracking.mlflow import check_uri, silence, tracker_name
 
 EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "local": Local}
 ORDERS = ("ordered", "async")
@@ -70,6 +71,8 @@ class Result:
 def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) -> Result:
     """Drive the study to its end or its interruption. `watch(ledger, name)` gives what is called at every tick."""
     executor_name, workers = _executor(request)
+    if request.tracking_uri:
+        check_uri(request.tracking_uri)
     storage = request.storage or request.home.storage
     try:
         known = Ledger(storage, create=False)
@@ -95,8 +98,18 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) ->
     )
     driver = Driver(ledger, study, spec, options, EXECUTORS[executor_name](workers))
     driver.acquire()
+    if notice := silence(options.tracking_uri):
+        print(notice, file=sys.stderr)
+    results, show = Results(ledger, spec.name, home), watch(ledger, spec.name)
+
+    def tick() -> None:
+        results.tick()
+        show()
+
     try:
-        return _drive(driver, ledger, spec, options, watch(ledger, spec.name))
+        result = _drive(driver, ledger, spec, options, tick)
+        results.write()
+        return result
     finally:
         driver.release()
 

@@ -31,6 +31,7 @@ from trainer.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import optuna
+    from torch import nn
 
     from hpo.home import Home
 
@@ -290,6 +291,16 @@ class Study:
         from hpo.analysis.optuna import to_optuna
 
         return to_optuna(self, home, name or self.name, storage)
+
+    def load_model(self, path: str | Path, config: BaseModel | None = None) -> nn.Module:
+        """The model in a checkpoint directory, as `mlflow.artifacts.download_artifacts` gives one, in eval mode.
+
+        Built from the `config.json` that stands there, or from `config`. Raises CheckpointError for a directory that
+        holds no such model, UserError where the configuration is missing.
+        """
+        from hpo.weights import load_model
+
+        return load_model(self, Path(path), config)
 
 
 def load(reference: str) -> Study:

@@ -17,9 +17,10 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from hpo.errors import HpoError, UserError
+from hpo.errors import HpoError, StorageError, UserError
 from hpo.executors.process import spawn
 from hpo.home import Home
+from hpo.tracking.mlflow import check_uri
 
 START_SECONDS = 120.0
 
@@ -68,7 +69,10 @@ def serve(
 
 
 def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
-    """Start MLflow's server over the database `uri` and return without waiting; end it with `halt`."""
+    """Start MLflow's server over the database `uri` and return without waiting; end it with `halt`.
+
+    It dies with this process, whatever that dies of, and its own children with it.
+    """
     if importlib.util.find_spec("flask") is None:
         raise HpoError("MLflow's pages need the full mlflow package: pip install 'hpo[ui]'.")
     if host not in ("127.0.0.1", "localhost", "::1"):
@@ -77,12 +81,16 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
         )
     if uri.startswith("sqlite:") and not Path(uri.partition(":///")[2]).exists():
         raise UserError(f"there is nothing to show at {uri}: run a study first, or name the right --home.")
+    check_uri(uri)
     _check_free(host, port)
     arguments = ["server", "--backend-store-uri", uri, "--artifacts-destination", str(home.artifacts)]
     arguments += ["--host", host, "--port", str(port), "--workers", "1"]
     arguments += ["--allowed-hosts", f"{host}:{port},localhost:{port}"]
     arguments += ["--cors-allowed-origins", f"http://{host}:{port},http://localhost:{port}"]
-    return spawn("mlflow", arguments, _log(home), **_HARDENED)
+    try:
+        return spawn("hpo.leash", ["mlflow", *arguments], _log(home), **_HARDENED)
+    except OSError as error:
+        raise StorageError(f"{_log(home)} cannot be written ({error.strerror}): make it writable.") from error
 
 
 def halt(server: subprocess.Popen[bytes], grace: float = 10.0) -> None:

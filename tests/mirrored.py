@@ -7,12 +7,14 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 
 from hpo.home import Home
 from hpo.ledger import Ledger, tables, writes
 from hpo.ledger.process import Process
+from hpo.results import Results
 from trainer.report import CheckpointRef, Outcome, Verdict
 
 ME = Process.current()
@@ -48,12 +50,11 @@ class Made:
         self.uid = row["uid"]
         self.count = 0
 
-    def ask(self, n: int = 1) -> None:
+    def ask(self, n: int = 1, **config: Any) -> None:
         numbers = range(self.count, self.count + n)
+        base = {"b": [1.5, None], **config}
         asks = [
-            writes.Ask(
-                k, 0, 7, 0, {"train.optim.lr": 0.1 / (k + 1), "opt": "adamw"}, {}, {"a": k, "b": [1.5, None]}, "h" * 64
-            )
+            writes.Ask(k, 0, 7, 0, {"train.optim.lr": 0.1 / (k + 1), "opt": "adamw"}, {}, {"a": k, **base}, "h" * 64)
             for k in numbers
         ]
         self.ledger.transact(lambda connection: writes.ask(connection, self.id, asks))
@@ -102,6 +103,18 @@ class Made:
         manifest = json.dumps({"format": 1, "files": files}).encode()
         (path / "manifest.json").write_bytes(manifest)
         return CheckpointRef(path, step, step, hashlib.sha256(manifest).hexdigest(), 1000 + len(manifest))
+
+    def end(self) -> None:
+        """Tell the sampler of every trial and close the study, as a driver does at the end."""
+        told = [(number, number) for number in range(self.count)]
+        values = {"state": "complete", "requested": self.count, "revision": tables.studies.c.revision + 1}
+
+        def body(connection) -> None:
+            writes.ask(connection, self.id, [], told)
+            connection.execute(update(tables.studies).where(tables.studies.c.id == self.id).values(values))
+
+        self.ledger.transact(body)
+        Results(self.ledger, self.name, self.home).write()
 
     def drop(self, taken: writes.Claim, ref: CheckpointRef, state: str = "deleted") -> None:
         """Retention, or the finding that a checkpoint is damaged: the row first, then the files."""

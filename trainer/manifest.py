@@ -14,14 +14,15 @@ from trainer.durable import sha256
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+WEIGHTS = "model.safetensors"  # where the state holds a model
 
 
 class Damaged(Exception):
     """The checkpoint is not what was written; the text says how."""
 
 
-def check(directory: Path, expected: str | None) -> dict[str, Any]:
-    """The manifest in `directory`; raises Damaged unless every byte of the checkpoint is as written.
+def check(directory: Path, expected: str | None, only: str | None = None) -> dict[str, Any]:
+    """The manifest in `directory`; raises Damaged unless every byte of the checkpoint, or of one file, is as written.
 
     `expected` is the manifest's sha256; None trusts the manifest, as for a checkpoint that a user hands in.
     """
@@ -32,8 +33,8 @@ def check(directory: Path, expected: str | None) -> dict[str, Any]:
         manifest = json.loads(raw)
         if manifest["format"] != FORMAT:
             raise Damaged(f"{MANIFEST} has format {manifest['format']}, and this version reads {FORMAT}")
-        for name, file in manifest["files"].items():
-            _check_file(directory / name, file)
+        for name in manifest["files"] if only is None else [only]:
+            _check_file(directory / name, manifest["files"][name])
         return manifest
     except FileNotFoundError as error:
         raise Damaged(f"{Path(error.filename).name} is missing") from error

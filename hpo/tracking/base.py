@@ -47,6 +47,22 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Model:
+    """A kept checkpoint of a run that has ended, to be opened as a model.
+
+    `name` is unique in its run, `files` become its artifacts and `texts` beside them; `points` are metrics of the
+    run's own, which the model shows too.
+    """
+
+    name: str
+    step: int
+    tags: Mapping[str, str]
+    points: Sequence[Point] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Batch:
     """What is sent to a run at once.
 
@@ -60,6 +76,7 @@ class Batch:
     texts: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     removed: Sequence[str] = ()
+    models: Sequence[Model] = ()
     status: Status | None = None
     ended_at: int | None = None
 
@@ -75,6 +92,18 @@ class RunView:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     keys: frozenset[str]  # of its metrics
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A model as the tracker has it; `finished` once all of it was stored."""
+
+    model_id: str
+    run_id: str
+    name: str
+    finished: bool
+    tags: Mapping[str, str]
+    points: frozenset[Point]
 
 
 class Tracker(Protocol):
@@ -99,7 +128,7 @@ class Tracker(Protocol):
         ...
 
     def discard(self, run_id: str) -> None:
-        """Delete a run that another one stands for."""
+        """Delete a run that another one stands for, and its models."""
         ...
 
     def points(self, runs: Sequence[RunView]) -> Iterator[tuple[str, Point]]:
@@ -108,6 +137,14 @@ class Tracker(Protocol):
 
     def digests(self, run_id: str) -> dict[str, str]:
         """Name -> sha256 of every artifact file of a run."""
+        ...
+
+    def models(self, study: str) -> list[ModelView]:
+        """The models of every run of a study."""
+        ...
+
+    def model_digests(self, model_id: str) -> dict[str, str]:
+        """Name -> sha256 of every artifact file of a model."""
         ...
 
     def close(self) -> None: ...

@@ -14,6 +14,7 @@ import hashlib
 import ipaddress
 import os
 import shutil
+import socket
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hpo.errors import UserError
-from hpo.tracking.base import Batch, Point, Refused, Run, RunView, Unreachable
-from trainer.durable import replacing, sha256, sync, write_text
+from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
+from hpo.tracking.files import digests, link
+from hpo.tracking.models import Models
+from trainer.durable import sync, write_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -53,19 +56,57 @@ def tracker_name(uri: str) -> str:
     return name if len(name) <= 250 else f"{name[:200]}#{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
+def check_uri(uri: str) -> str:
+    """The URI's scheme, without a driver; UserError unless it is one that can be used. Connects to nothing."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise UserError(f"--tracking-uri is no URI ({error}): give sqlite:///PATH or http(s)://HOST.") from error
+    scheme = parts.scheme.partition("+")[0]
+    wrong, fix = "", "give sqlite:///PATH, another database or http(s)://HOST"
+    if scheme not in (*_DATABASES, "http", "https"):
+        wrong = "it has no scheme" if not scheme else f"the scheme {scheme!r} is not known"
+    elif scheme == "sqlite":
+        path = Path(uri.partition(":///")[2])
+        if ":///" not in uri or path.name in ("", ":memory:"):
+            wrong, fix = "it names no file", "give sqlite:///PATH"
+        elif not path.parent.is_dir():
+            wrong, fix = f"there is no directory {path.parent}", "make it, or name another"
+        elif path.is_dir():
+            wrong, fix = f"{path} is a directory", "name a file in it"
+    elif scheme in ("http", "https") and not parts.hostname:  # a database may be reached by a socket
+        wrong, fix = "it names no host", f"give {scheme}://HOST"
+    if wrong:
+        raise UserError(f"--tracking-uri {tracker_name(uri)!r} cannot be used, {wrong}: {fix}.")
+    return scheme
+
+
+def silence(uri: str, seconds: float = 1.0) -> str:
+    """What to tell the user of a server that does not answer now; "" if it does, or if `uri` is a database."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https"):
+        return ""
+    try:
+        socket.create_connection(
+            (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)), seconds
+        ).close()
+        return ""
+    except OSError as error:
+        return (
+            f"MLflow at {tracker_name(uri)} does not answer now ({error.strerror or error}): training goes on, and it "
+            "is sent everything once it is back, by this run, the next, or `hpo sync`."
+        )
+
+
 class MlflowTracker:
     """A tracker at `uri`: sqlite:///PATH or another database MLflow knows, or http(s)://SERVER.
 
-    `artifacts` is the directory for new experiments of a database without a server. Raises UserError for a URI of
-    another kind, Unreachable when the store cannot be opened.
+    `artifacts` is the directory for new experiments of a database without a server. With `create` a missing SQLite
+    database is made. Raises UserError as `check_uri` does, Unreachable when the store cannot be opened.
     """
 
-    def __init__(self, uri: str, artifacts: Path) -> None:
-        scheme = urlsplit(uri).scheme.partition("+")[0]
-        if scheme not in (*_DATABASES, "http", "https"):
-            raise UserError(
-                f"--tracking-uri {tracker_name(uri)!r} cannot be used: give sqlite:///PATH, another database or http(s)://HOST."
-            )
+    def __init__(self, uri: str, artifacts: Path, *, create: bool = True) -> None:
+        scheme = check_uri(uri)
         os.environ.update({key: value for key, value in _SETTINGS.items() if key not in os.environ})
         self.name = tracker_name(uri)
         self._uri = uri
@@ -75,8 +116,13 @@ class MlflowTracker:
         self._roots: dict[str, str] = {}  # run id -> artifact URI
         with self._speaking():
             if scheme == "sqlite":
-                initialise(Path(uri.partition(":///")[2]), artifacts)
+                database = Path(uri.partition(":///")[2])
+                if create:
+                    initialise(database, artifacts)
+                elif not database.exists():
+                    raise Unreachable(f"MLflow's database {database} is gone: `hpo sync` makes it anew.")
             self._client: MlflowClient = _open(uri, artifacts, self._is_database)
+            self._models = Models(self._client, _directory)
 
     def open_study(self, study: str, run: Run) -> str:
         return self._create(self._experiment(study), run, {})
@@ -85,13 +131,16 @@ class MlflowTracker:
         return self._create(self._experiment(run.tags["hpo.study"]), run, {"mlflow.parentRunId": parent})
 
     def find(self, study: str, uid: str, *, children: bool = False) -> list[RunView]:
+        experiment = self._known(study)
+        if experiment is None:
+            return []
         which = f"tags.`hpo.run_uid` LIKE '{uid}/%'" if children else f"tags.`hpo.run_uid` = '{uid}'"
         found: list[RunView] = []
         token: str | None = None
         with self._speaking():
             while True:
                 page = self._client.search_runs(
-                    [self._experiment(study)],
+                    [experiment],
                     which,
                     max_results=_PAGE,
                     order_by=["attributes.start_time ASC"],
@@ -113,6 +162,8 @@ class MlflowTracker:
                 params=[Param(key, value) for key, value in batch.params.items()],
                 tags=[RunTag(key, value) for key, value in batch.tags.items()],
             )
+            if batch.models:
+                self._models.send(self._client.get_run(run_id).info.experiment_id, run_id, batch.models)
             if batch.ended_at is not None:
                 self._client.set_terminated(run_id, batch.status, batch.ended_at)
             elif batch.status is not None:
@@ -120,6 +171,7 @@ class MlflowTracker:
 
     def discard(self, run_id: str) -> None:
         with self._speaking():
+            self._models.discard(self._client.get_run(run_id).info.experiment_id, run_id)
             self._client.delete_run(run_id)
 
     def points(self, runs: Sequence[RunView]) -> Iterator[tuple[str, Point]]:
@@ -141,10 +193,19 @@ class MlflowTracker:
         with self._speaking():
             root = self._local(run_id)
             if root is not None:
-                return _digests(root)
+                return digests(root)
             with tempfile.TemporaryDirectory() as copy:
                 self._client.download_artifacts(run_id, "", copy)
-                return _digests(Path(copy))
+                return digests(Path(copy))
+
+    def models(self, study: str) -> list[ModelView]:
+        experiment = self._known(study)
+        with self._speaking():
+            return [] if experiment is None else self._models.views(experiment)
+
+    def model_digests(self, model_id: str) -> dict[str, str]:
+        with self._speaking():
+            return self._models.digests(model_id)
 
     def close(self) -> None:
         if self._is_database:
@@ -160,18 +221,26 @@ class MlflowTracker:
             return created.info.run_id
 
     def _experiment(self, study: str) -> str:
+        """The study's experiment, made if there is none."""
+        if (known := self._known(study)) is not None:
+            return known
+        with self._speaking():
+            place = str(self._artifacts / study) if self._is_database else None
+            self._experiments[study] = self._client.create_experiment(study, place)
+        return self._experiments[study]
+
+    def _known(self, study: str) -> str | None:
+        """The study's experiment, if there is one."""
         if study not in self._experiments:
             with self._speaking():
                 found = self._client.get_experiment_by_name(study)
-                if found is None:
-                    place = str(self._artifacts / study) if self._is_database else None
-                    self._experiments[study] = self._client.create_experiment(study, place)
-                elif found.lifecycle_stage == "deleted":
-                    raise Unreachable(
-                        f"MLflow's experiment {study!r} was deleted: restore it, or give the study another --name."
-                    )
-                else:
-                    self._experiments[study] = found.experiment_id
+            if found is None:
+                return None
+            if found.lifecycle_stage == "deleted":
+                raise Unreachable(
+                    f"MLflow's experiment {study!r} was deleted: restore it, or give the study another --name."
+                )
+            self._experiments[study] = found.experiment_id
         return self._experiments[study]
 
     def _view(self, run: Any) -> RunView:
@@ -235,12 +304,9 @@ class MlflowTracker:
 
     def _local(self, run_id: str) -> Path | None:
         """The run's artifact directory if this host has it, None if artifacts go through a server or a store."""
-        from mlflow.utils.file_utils import local_file_uri_to_path
-
-        uri = self._artifact_uri(run_id)
-        if urlsplit(uri).scheme not in ("", "file"):
+        root = _directory(self._artifact_uri(run_id))
+        if root is None:
             return None
-        root = Path(local_file_uri_to_path(uri))
         if not self._is_database and not _loopback(self.name) and not root.parents[1].exists():
             raise Unreachable(
                 f"MLflow at {self.name} keeps artifacts in {root.parents[1]} on its own host: start it with "
@@ -307,30 +373,11 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def link(source: Path, target: Path) -> None:
-    """Give a finished file, or every file below a directory, a second name; copy where the file system cannot."""
-    files = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
-    if not files:
-        raise FileNotFoundError(2, os.strerror(2), str(source))
-    for path in files:
-        _link_file(path, target / path.relative_to(source) if source.is_dir() else target)
+def _directory(uri: str) -> Path | None:
+    """The directory behind an artifact URI; None if artifacts go through a server or a store."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
 
-
-def _link_file(source: Path, target: Path) -> None:
-    if target.exists() and target.samefile(source):
-        return
-    with replacing(target) as temporary:
-        try:
-            os.link(source, temporary)
-        except FileNotFoundError:
-            raise
-        except OSError:  # another file system, or one without hard links
-            shutil.copyfile(source, temporary)
-            sync(temporary)
-
-
-def _digests(root: Path) -> dict[str, str]:
-    return {str(path.relative_to(root)): sha256(path) for path in sorted(root.rglob("*")) if path.is_file()}
+    return Path(local_file_uri_to_path(uri)) if urlsplit(uri).scheme in ("", "file") else None
 
 
 def _loopback(uri: str) -> bool:

@@ -22,17 +22,18 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import and_, bindparam, func, not_, or_, select
 from sqlalchemy.engine import Connection, RowMapping
 
+from hpo import results
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import TERMINAL_STATES, asks, checkpoints, decisions, events, mirrors, reports, trials
-from hpo.tracking.base import Batch, Point, Run, Status
-from trainer.durable import sha256
+from hpo.tracking import artifacts
+from hpo.tracking.artifacts import checkpoint_name
+from hpo.tracking.base import Batch, Model, Point, Run, Status
 
 _NO_TRACKER = ""  # has no cursors
 STUDY = -1  # the number under which `mirrors` keeps the cursor of a study's own run
@@ -117,6 +118,20 @@ _ARTIFACTS = (
     .where(events.c.trial_id.in_(bindparam("trials", expanding=True)), events.c.kind == "artifact")
     .order_by(events.c.trial_id, events.c.id)
 )
+_SAVED = (  # what was reported where a checkpoint was taken
+    select(*(reports.c[name] for name in ("trial_id", "step", "key", "fold", "value", "at")))
+    .join(
+        checkpoints,
+        and_(
+            checkpoints.c.trial_id == reports.c.trial_id,
+            checkpoints.c.step == reports.c.step,
+            checkpoints.c.state == "kept",
+        ),
+    )
+    .where(reports.c.trial_id.in_(bindparam("trials", expanding=True)))
+    .order_by(reports.c.trial_id, reports.c.step, reports.c.fold, reports.c.key)
+    .distinct()
+)
 _STOPS = (
     select(decisions.c.trial_id, decisions.c.step, decisions.c.strategy, decisions.c.reason)
     .where(decisions.c.trial_id.in_(bindparam("trials", expanding=True)), decisions.c.verdict == "stop")
@@ -155,7 +170,7 @@ def pending(
     if not rows:
         return []
     facts = _Facts(connection, tracker, rows)
-    batches = [_batch(study["name"], row, facts, home) for row in rows]
+    batches = [_batch(study, row, facts, home) for row in rows]
     return [
         Pending(row["id"], row["number"], row["revision"], row["run_id"], trial_run(study, row), batch)
         for row, batch in zip(rows, batches, strict=True)
@@ -176,15 +191,6 @@ def unsent(connection: Connection, trial: Pending, revision: int) -> set[tuple[s
     rows = connection.execute(select(reports.c.key, reports.c.step, reports.c.fold).where(newer)).tuples()
     found = {(metric_key(name, fold), step) for key, step, fold in rows for name in (key, "epoch")}
     return found | {(point.key, point.step) for point in trial.batch.points if point.key.startswith("objective")}
-
-
-def digests(batch: Batch) -> dict[str, str]:
-    """Name -> sha256 of every artifact file that `batch` leaves in a run."""
-    found = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in batch.texts.items()}
-    for name, source in batch.files.items():
-        below = {path.relative_to(source): path for path in source.rglob("*")} if source.is_dir() else {Path(): source}
-        found |= {str(Path(name) / relative): sha256(path) for relative, path in below.items() if path.is_file()}
-    return found
 
 
 def study_run(study: RowMapping) -> Run:
@@ -255,6 +261,10 @@ class _Facts:
         self.values = _grouped(connection.execute(_VALUES, {"tracker": tracker, "trials": ids}).mappings())
         self.checkpoints = _grouped(connection.execute(_CHECKPOINTS, {"trials": ids}).mappings())
         self.artifacts = _grouped(connection.execute(_ARTIFACTS, {"trials": ids}).mappings())
+        ended = [row["id"] for row in rows if row["state"] in TERMINAL_STATES]
+        saved = [trial for trial in ended if trial in self.checkpoints]
+        self.last = results.last_values(connection, ended) if ended else {}
+        self.saved = _grouped(connection.execute(_SAVED, {"trials": saved}).mappings()) if saved else {}
         pruned = [row["id"] for row in rows if row["state"] == "pruned"]
         self.stops = _grouped(connection.execute(_STOPS, {"trials": pruned}).mappings()) if pruned else {}
         odd = [trial for trial, values in self.values.items() if any(not _finite(row["value"]) for row in values)]
@@ -268,24 +278,38 @@ def _grouped(rows: Any) -> dict[int, list[Any]]:
     return groups
 
 
-def _batch(study: str, trial: RowMapping, facts: _Facts, home: Home) -> Batch:
-    checkpoints_ = facts.checkpoints.get(trial["id"], [])
-    files, removed = _checkpoint_changes(checkpoints_, trial["sent"], home.checkpoints(study, trial["number"]))
-    for row in facts.artifacts.get(trial["id"], []):
-        if row["revision"] > trial["sent"]:
-            name = row["fields"]["path"]
-            files[f"files/{name}"] = _inside(home.files(study, trial["number"]), name)
-    new = trial["sent"] == 0
+def _batch(study: RowMapping, trial: RowMapping, facts: _Facts, home: Home) -> Batch:
+    found, root = facts.checkpoints.get(trial["id"], []), home.checkpoints(study["name"], trial["number"])
+    files, removed = artifacts.checkpoint_changes(found, trial["sent"], root)
+    files |= artifacts.handed_over(home, study["name"], trial, facts.artifacts.get(trial["id"], []))
+    new, ended = trial["sent"] == 0, trial["state"] in TERMINAL_STATES
+    texts = {"config.json": artifacts.config_text(trial)} if new else {}
+    models: list[Model] = []
+    if ended:
+        models = artifacts.models(study, trial, found, _reported(facts.saved.get(trial["id"], [])), root)
+        kept = [row for row in found if row["state"] == "kept"]
+        last = facts.last.get(trial["id"], {})
+        texts[results.NAME] = results.text(study, trial, last, kept, lambda row: checkpoint_name(row["step"]))
     return Batch(
         points=_points(trial, facts.values.get(trial["id"], [])),
         params={path: _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},
-        tags=_tags(trial, facts) | _checkpoint_tags(checkpoints_),
-        texts={"config.json": json.dumps(trial["config"], indent=2, sort_keys=True) + "\n"} if new else {},
+        tags=_tags(trial, facts) | artifacts.checkpoint_tags(found),
+        texts=texts,
         files=files,
         removed=removed,
+        models=models,
         status=TRIAL_STATUS[trial["state"]],
-        ended_at=_ms(trial["ended_at"]) if trial["state"] in TERMINAL_STATES else None,
+        ended_at=_ms(trial["ended_at"]) if ended else None,
     )
+
+
+def _reported(values: Sequence[RowMapping]) -> list[Point]:
+    """Finite values alone: MLflow stores a model's NaN as 0."""
+    return [
+        Point(metric_key(row["key"], row["fold"]), row["step"], _ms(row["at"]), row["value"])
+        for row in values
+        if _finite(row["value"])
+    ]
 
 
 def _points(trial: RowMapping, values: Sequence[RowMapping]) -> list[Point]:
@@ -319,34 +343,6 @@ def _tags(trial: RowMapping, facts: _Facts) -> dict[str, str]:
     if odd:
         tags["hpo.nonfinite"] = ", ".join(odd)[:MAX_TAG]
     return tags
-
-
-def _checkpoint_changes(found: Sequence[RowMapping], sent: int, root: Path) -> tuple[dict[str, Path], list[str]]:
-    """Artifacts to add and to take away: for each step touched since `sent`, its newest kept checkpoint or nothing."""
-    kept = {row["step"]: row for row in found if row["state"] == "kept"}
-    touched = sorted({row["step"] for row in found if row["revision"] > sent})
-    files = {checkpoint_name(step): _inside(root, kept[step]["path"]) for step in touched if step in kept}
-    return files, [checkpoint_name(step) for step in touched if step not in kept]
-
-
-def _checkpoint_tags(found: Sequence[RowMapping]) -> dict[str, str]:
-    kept = [row for row in found if row["state"] == "kept"]
-    best = [row for row in kept if row["best"]]
-    named = {"hpo.checkpoint.last": kept[-1:], "hpo.checkpoint.best": best[-1:]}
-    return {tag: checkpoint_name(rows[0]["step"]) for tag, rows in named.items() if rows}
-
-
-def checkpoint_name(step: int) -> str:
-    """The artifact directory of the checkpoint taken at `step`."""
-    return f"checkpoints/step-{step:08d}"
-
-
-def _inside(root: Path, relative: str) -> Path:
-    """`root/relative`; ValueError if that leads outside of `root`."""
-    path = root / relative
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise ValueError(f"{relative!r} leads outside of {root}.")
-    return path
 
 
 def _provenance(study: RowMapping) -> tuple[str, str]:

@@ -13,13 +13,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpo import ui
+from hpo.errors import UserError
 from hpo.home import Home
-from hpo.tracking.base import Batch, Point, Refused, Run, Tracker, Unreachable
-from hpo.tracking.mlflow import MlflowTracker, initialise, link
+from hpo.tracking.base import Batch, Model, Point, Refused, Run, Tracker, Unreachable
+from hpo.tracking.files import link
+from hpo.tracking.mlflow import MlflowTracker, check_uri, initialise, silence
 
 # MLflow 3.17 with SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -132,6 +135,65 @@ def test_statuses_come_and_go_and_a_new_text_replaces_the_old(opened):
         assert tracker.digests(child) == {"t": hashlib.sha256(status.encode()).hexdigest()}
 
 
+class Mortal:
+    """An MLflow client that dies at its n-th call, before or after the call is carried out."""
+
+    def __init__(self, client: Any, n: int, after: bool) -> None:
+        self.client, self.left, self.after = client, n, after
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.client, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.left -= 1
+            if self.left == 0 and not self.after:
+                raise KeyboardInterrupt
+            result = method(*args, **kwargs)
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return result
+
+        return call
+
+
+def test_a_model_is_made_once_wherever_its_making_stops(opened, tmp_path):
+    tracker, _, child = opened
+    (tmp_path / "model.safetensors").write_bytes(b"\x00\x01")
+    points = [Point("val/loss", 20, 1_700_000_002_000, 0.1 + 0.2), Point("epoch", 20, 1_700_000_002_000, 2.0)]
+    stopped = 0
+    for n in range(1, 7):  # search, create, metrics, run, output, finish
+        for after in (False, True):
+            tags = {"hpo.step": "20", "hpo.best": "true"}
+            files = {"model.safetensors": tmp_path / "model.safetensors"}
+            model = Model(f"trial-{n}-{after}", 20, tags, points, {"config.json": "{}"}, files)
+            batch = Batch(points=points, models=[model])
+            whole, tracker._models._client = tracker._models._client, Mortal(tracker._models._client, n, after)
+            try:
+                tracker.send(child, batch)
+            except KeyboardInterrupt:
+                stopped += 1
+            finally:
+                tracker._models._client = whole
+            for _ in range(2):
+                tracker.send(child, batch)
+            [view] = [one for one in tracker.models("s") if one.name == model.name]
+            assert (view.run_id, view.finished, view.points) == (child, True, frozenset(points))
+            assert tags.items() <= view.tags.items()
+            assert sorted(tracker.model_digests(view.model_id)) == ["config.json", "model.safetensors"]
+    assert stopped == 12
+    outputs = tracker._client.get_run(child).outputs.model_outputs
+    assert len(outputs) == len({one.model_id for one in outputs}) == 12
+    assert {one.step for one in outputs} == {20}
+    [run] = tracker.find("s", STUDY.uid, children=True)
+    assert {point for _, point in tracker.points([run])} == set(points)
+    # An answer that was lost leaves two of a name; the older stays.
+    tracker._client.create_logged_model(tracker._experiment("s"), "trial-1-True", child)
+    tracker.send(child, batch)
+    assert len({one.name for one in tracker.models("s")}) == len(tracker.models("s")) == 12
+    tracker.discard(child)
+    assert tracker.models("s") == []
+
+
 def test_what_is_refused_is_told_from_an_outage(opened, tmp_path):
     tracker, parent, child = opened
     tracker.send(child, Batch(params={"lr": "0.1"}))
@@ -161,6 +223,46 @@ def test_two_open_a_new_database_at_once(tmp_path):
     assert failures == []
     tracker = MlflowTracker(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "artifacts")
     assert tracker.open_study("s", STUDY)
+    tracker.close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("foo", "it has no scheme"),
+        ("htp://x", "the scheme 'htp' is not known"),
+        ("ftp://me:hunter2@h", "ftp://h' cannot be used"),
+        ("http://", "it names no host"),
+        ("http://[x", "is no URI"),
+        ("sqlite://", "it names no file"),
+        ("sqlite:///:memory:", "it names no file"),
+        ("sqlite:////nodir/x.db", "there is no directory /nodir"),
+        ("sqlite:////tmp", "/tmp is a directory"),
+    ],
+)
+def test_a_uri_that_cannot_be_used(uri, why):
+    with pytest.raises(UserError, match=why) as caught:
+        check_uri(uri)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_silence(tmp_path):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert silence(uri) == ""
+    assert "does not answer now" in silence(uri) and "hpo sync" in silence(uri)
+    assert silence(f"sqlite:///{tmp_path / 'none.db'}") == ""
+
+
+def test_nothing_is_made_where_only_to_look(tmp_path):
+    with pytest.raises(Unreachable, match="is gone"):
+        MlflowTracker(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path, create=False)
+    assert list(tmp_path.iterdir()) == []
+    tracker = MlflowTracker(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path)
+    assert (tracker.find("s", STUDY.uid), tracker.models("s")) == ([], [])
+    assert tracker._client.get_experiment_by_name("s") is None
     tracker.close()
 
 

@@ -19,9 +19,12 @@ from typer.testing import CliRunner
 
 from hpo.cli import app
 from hpo.clock import SystemClock
+from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads
 from hpo.ledger.process import Process, start_time
+from hpo.study import load
+from trainer.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
 
@@ -55,10 +58,61 @@ def test_a_search_leaves_everything_in_its_home(searched):
     assert {path.name for path in searched.root.iterdir()} >= {"ledger.db", "mlflow.db", "artifacts", "checkpoints"}
     verified = hpo("verify", home=searched)
     assert verified.exit_code == 0, verified.output
-    assert re.match("mlp: 0 differences; looked at .*4 trials", verified.stdout)
+    assert re.match("0 differences; looked at .*4 trials", verified.stdout)
     synced = hpo("sync", home=searched)
     assert synced.exit_code == 0
     assert "MLflow has everything" in synced.stdout
+
+
+def test_a_trial_that_ended_says_so_in_metrics_json(searched):
+    trial = json.loads(hpo("show", "1", "--json", home=searched).stdout)
+    place = searched.checkpoints("mlp", 1)
+    metrics = json.loads((place / "metrics.json").read_text())
+    assert (metrics["trial"], metrics["state"], metrics["epoch"], metrics["step"]) == (1, "complete", 2, trial["step"])
+    assert metrics["objective"] == trial["values"]
+    assert metrics["metrics"] == {key: curve[-1][2] for key, curve in trial["curves"].items()}
+    [best] = [one for one in trial["checkpoints"] if one["best"]]
+    assert place / metrics["best"]["checkpoint"] == Path(best["path"])
+    assert metrics["best"]["metrics"]["val/accuracy"] == max(value for _, _, value in trial["curves"]["val/accuracy"])
+    [sent] = [path for path in searched.artifacts.rglob("metrics.json") if '"trial": 1,' in path.read_text()]
+    assert (sent.parent / json.loads(sent.read_text())["best"]["checkpoint"] / "model.safetensors").is_file()
+
+
+def test_a_checkpoint_opens_from_mlflow_as_a_model(searched, tmp_path):
+    """The model in MLflow has the metrics of its step, and what is downloaded predicts as the checkpoint does."""
+    import mlflow
+    import torch
+
+    from studies.mlp.task import MlpTask
+
+    study = load("mlp")
+    client = mlflow.MlflowClient(searched.tracking_uri)
+    experiment = client.get_experiment_by_name("mlp")
+    assert experiment is not None
+    found = client.search_logged_models(
+        [experiment.experiment_id], "tags.`hpo.trial` = '1' AND tags.`hpo.best` = 'true'"
+    )
+    [model] = found
+    trial = json.loads(hpo("show", "1", "--json", home=searched).stdout)
+    [best] = [one for one in trial["checkpoints"] if one["best"]]
+    curve = {step: value for step, _, value in trial["curves"]["val/accuracy"]}
+    assert {m.key: m.value for m in model.metrics}["val/accuracy"] == curve[best["step"]]
+    mlflow.set_tracking_uri(searched.tracking_uri)
+    path = Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}", dst_path=str(tmp_path)))
+    opened = study.load_model(path)
+    assert not opened.training
+    with torch.no_grad():
+        task = MlpTask(study.rebuild(trial["config"], trial["config_hash"]))
+        assert task.evaluate(opened)["val/accuracy"] == curve[best["step"]]
+    run = Path(client.get_run(model.source_run_id).info.artifact_uri) / f"checkpoints/step-{best['step']:08d}"
+    for one in (study.load_model(run), study.load_model(Path(best["path"]), task.config)):
+        for name, value in one.state_dict().items():
+            assert torch.equal(value, opened.state_dict()[name])
+    with pytest.raises(UserError, match=r"no config\.json"):
+        study.load_model(Path(best["path"]))
+    (path / "model.safetensors").write_bytes(b"not it")
+    with pytest.raises(CheckpointError, match="bytes instead of"):
+        study.load_model(path)
 
 
 def test_every_epoch_reports_what_the_study_declares(searched):

@@ -18,7 +18,7 @@ import pytest
 from mirrored import Made
 
 from hpo import mirror, ui
-from hpo.errors import HpoError, UserError
+from hpo.errors import HpoError, StorageError, UserError
 from hpo.home import Home
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mlflow import MlflowTracker
@@ -42,6 +42,18 @@ def drain(made: Made, uri: str, seconds: float = 30.0) -> mirror.DrainResult:
     return result
 
 
+def open_page(home: Home, port: int) -> subprocess.Popen[str]:
+    """`hpo ui` as a process, once it answers."""
+    code = "import sys; from hpo.home import Home; from hpo.ui import serve"
+    code += "; sys.exit(serve(Home.at(sys.argv[1]), None, int(sys.argv[2])))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(home.root), str(port)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert f"http://{HOST}:{port}" in process.stdout.readline()
+    return process
+
+
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory) -> Iterator[tuple[Made, int, subprocess.Popen[str]]]:
     """A home with one study, and `hpo ui` over it."""
@@ -50,13 +62,8 @@ def shown(tmp_path_factory) -> Iterator[tuple[Made, int, subprocess.Popen[str]]]
         made.complete(2)
     assert drain(made, made.home.tracking_uri).behind == 0
     port = free_port()
-    code = "import sys; from hpo.home import Home; from hpo.ui import serve"
-    code += "; sys.exit(serve(Home.at(sys.argv[1]), None, int(sys.argv[2])))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(made.home.root), str(port)], stdout=subprocess.PIPE, text=True
-    )
+    process = open_page(made.home, port)
     assert process.stdout is not None
-    assert f"http://{HOST}:{port}" in process.stdout.readline()
     yield made, port, process
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -105,14 +112,15 @@ def test_a_server_that_goes_and_comes_back(shown, tmp_path):
     made.artifact(taken, "a/notes.txt", "seen")
     assert drain(made, uri).behind == 0
     report = verify(made.home, made.home.storage, uri)
-    assert (report.differences, report.counts["artifacts"]) == ([], 4)
+    assert (report.differences, report.counts["artifacts"]) == ([], 5)
     made.drop(taken, ref)
+    made.report(taken, 2, {"val/loss": 1.0}, epoch=2, checkpoint=made.checkpoint(taken, 2))
     made.finish(taken, "complete", 1, [1.0])
     made.complete(2)
     os.killpg(children(page.pid)[0], signal.SIGKILL)
     assert page.wait(30) == 1  # it says that its server has ended
     result = drain_or_away(made, uri)
-    assert result.behind == 2 + 5 and "cannot be used now" in result.why
+    assert result.behind == 3 + 5 and "cannot be used now" in result.why
     again = ui.start(shown[0].home, shown[0].home.tracking_uri, port)
     try:
         deadline = time.monotonic() + 120
@@ -121,11 +129,44 @@ def test_a_server_that_goes_and_comes_back(shown, tmp_path):
         assert drain(made, uri).behind == 0
         report = verify(made.home, made.home.storage, uri)
         assert (report.differences, report.counts["runs"], report.behind) == ([], 3, 0)
-        assert report.counts["artifacts"] == 3  # the checkpoint's are gone
+        # Of the study 1; of trial 0 configuration, metrics, a file and a checkpoint; of trial 1 the first two.
+        assert (report.counts["artifacts"], report.counts["models"]) == (1 + 5 + 2, 1)
     finally:
         ui.halt(again)
     assert not ui.answers(HOST, port)
     made.ledger.close()
+
+
+def test_killed_it_leaves_no_server(shown):
+    """SIGKILL of `hpo ui` itself: no process of its session is left, and the port is free."""
+    made, port = shown[0], free_port()
+    page = open_page(made.home, port)
+    [leader] = children(page.pid)
+    assert len(session(leader)) >= 3  # the leash, MLflow's command and its server
+    page.kill()
+    assert page.wait() == -signal.SIGKILL
+    assert page.stdout is not None
+    page.stdout.close()
+    deadline = time.monotonic() + 30
+    while session(leader) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert session(leader) == []
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((HOST, port))
+
+
+def session(leader: int) -> list[int]:
+    """The live processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
 
 
 def drain_or_away(made: Made, uri: str) -> mirror.DrainResult:
@@ -146,6 +187,15 @@ def test_what_cannot_be_served(tmp_path, monkeypatch):
     home = Home.at(tmp_path)
     with pytest.raises(UserError, match="there is nothing to show"):
         ui.serve(home, None, free_port())
+    with pytest.raises(UserError, match="there is nothing to show"):
+        ui.serve(Home.at(tmp_path / "nowhere"), None, free_port())
+    with pytest.raises(UserError, match="the scheme 'htp' is not known"):
+        ui.serve(home, "htp://x", free_port())
+    (tmp_path / "mlflow.db").touch()
+    (tmp_path / "logs").write_text("where the log's directory should be, as on a home that takes no changes")
+    with pytest.raises(StorageError, match=r"ui\.log cannot be written"):
+        ui.serve(home, None, free_port())
+    (tmp_path / "mlflow.db").unlink()
     with pytest.raises(UserError, match="is a server already"):
         ui.serve(home, "http://127.0.0.1:5000", free_port())
     monkeypatch.setattr(ui.importlib.util, "find_spec", lambda name: None)

@@ -39,6 +39,7 @@ def made(tmp_path_factory) -> Iterator[Made]:
     study.finish(taken, "complete", 1, [0.1 + 0.2])
     study.complete(2)
     study.complete(2)
+    study.end()
     sync(study)
     yield study
     study.ledger.close()
@@ -83,22 +84,36 @@ def test_a_sound_home(made):
         "checkpoints": 1,
         "runs": 4,
         "points": 3 + 2 * (2 * 3 + 2 + 1),
-        "artifacts": 2 + 2 + 2,
+        "artifacts": 1 + 5 + 2 + 2,
+        "models": 1,
+        "files": 1,
     }
 
 
+def of(run: str) -> str:
+    return f"run_uuid = (SELECT run_uuid FROM runs WHERE name = '{run}')"
+
+
+LOSS = "key, value, {}, run_uuid, {}, is_nan FROM metrics WHERE key = 'val/loss'"
 IN_MLFLOW = {
-    "UPDATE params SET value = '0.2' WHERE key = 'train.optim.lr'": "has the params",
-    "DELETE FROM params WHERE key = 'opt'": "has the params",
-    "DELETE FROM metrics WHERE key = 'val/m1' AND step = 2": "lacks val/m1",
-    "UPDATE metrics SET value = value + 1e-16 * 8 WHERE key = 'val/loss'": "lacks val/loss = 0.30000000000000004",
-    "UPDATE metrics SET timestamp = timestamp + 1 WHERE key = 'epoch'": "lacks epoch",
-    "INSERT INTO metrics SELECT key, value, timestamp, run_uuid, step + 9, is_nan FROM metrics": "the ledger has not",
-    "UPDATE runs SET status = 'RUNNING' WHERE status = 'FINISHED'": "has the status RUNNING",
-    "UPDATE runs SET end_time = end_time + 1": "has the ended_at",
-    "UPDATE tags SET value = 'pruned' WHERE key = 'hpo.state'": "has the tags",
+    "UPDATE params SET value = '0.2' WHERE key = 'train.optim.lr' AND value = '0.1'": "trial 0: MLflow has the params",
+    f"DELETE FROM params WHERE key = 'opt' AND {of('s-0001')}": "trial 1: MLflow has the params",
+    f"DELETE FROM metrics WHERE key = 'val/m1' AND step = 2 AND {of('s-0002')}": "trial 2: MLflow lacks val/m1 = 1.5",
+    f"INSERT INTO metrics SELECT {LOSS.format('timestamp', 'step + 9')}": "the ledger has not",
+    f"INSERT INTO metrics SELECT {LOSS.format('timestamp + 1', 'step')}": "the ledger has not",
+    "UPDATE runs SET status = 'RUNNING' WHERE name = 's-0001'": "trial 1: MLflow has the status RUNNING",
+    "UPDATE runs SET end_time = end_time + 1 WHERE name = 's-0001'": "trial 1: MLflow has the end",
+    f"UPDATE tags SET value = 'pruned' WHERE key = 'hpo.state' AND {of('s-0001')}": "trial 1: MLflow has the tag",
     "UPDATE runs SET lifecycle_stage = 'deleted' WHERE name = 's-0001'": "is not in MLflow",
     "UPDATE runs SET lifecycle_stage = 'deleted' WHERE name = 's'": "for the study",
+    "UPDATE runs SET status = 'RUNNING' WHERE name = 's'": "the study: MLflow has the status RUNNING",
+    "UPDATE runs SET end_time = 1 WHERE name = 's'": "the study: MLflow has the end 1",
+    f"UPDATE tags SET value = 'x' WHERE key = 'hpo.spec.sampler' AND {of('s')}": "the tag hpo.spec.sampler x",
+    f"DELETE FROM tags WHERE key = 'hpo.best.trial' AND {of('s')}": "the study: MLflow has the tag hpo.best.trial",
+    "UPDATE logged_models SET lifecycle_stage = 'deleted'": "trial 0: MLflow has the models []",
+    "UPDATE logged_models SET status = 1": "model trial-0000-step-00000001 is not finished",
+    "UPDATE logged_model_metrics SET metric_value = 1": "the metrics of MLflow's model",
+    "UPDATE logged_model_tags SET tag_value = '9' WHERE tag_key = 'hpo.step'": "the tags of MLflow's model",
 }
 
 
@@ -106,45 +121,139 @@ IN_MLFLOW = {
 def test_what_differs_in_mlflow(made, statement):
     with database(made.home.root / "mlflow.db", statement):
         report = checked(made)
-        assert any(IN_MLFLOW[statement] in text for text in report.differences), report.differences
+        assert len(report.differences) == 1 and IN_MLFLOW[statement] in report.differences[0], report.differences
         assert report.behind == 0
+
+
+@pytest.fixture
+def told(tmp_path) -> Iterator[Made]:
+    """A study brought to its end, one of its trials pruned; never mirrored."""
+    study = Made(Home.at(tmp_path / "home"))
+    study.complete(2)
+    study.ask()
+    taken = study.claim()
+    study.report(taken, 1, {"val/loss": 1.0}, epoch=1, stop="third of 3")
+    study.finish(taken, "pruned")
+    study.complete(2)
+    study.end()
+    assert checked(study).differences == []
+    yield study
+    study.ledger.close()
 
 
 IN_LEDGER = {
     "UPDATE trials SET number = 7 WHERE number = 2": "numbers are not 0 to 2",
-    "DELETE FROM asks WHERE trial_id = 2": "has no ask",
+    "DELETE FROM asks WHERE trial_id = 2": "trial 1 has no ask",
     "UPDATE reports SET fence = 5 WHERE trial_id = 1": "a report of fence 5, above its own 1",
-    "UPDATE trials SET ended_at = NULL WHERE number = 1": "trial 1 is complete, and its end is None",
+    "UPDATE trials SET ended_at = NULL WHERE number = 1": "trial 1 is pruned, and its end is None",
     "UPDATE trials SET state = 'lost' WHERE number = 1": "in no known state: 'lost'",
     "UPDATE attempts SET outcome = NULL WHERE trial_id = 3": "its attempt 1 has not ended",
-    "UPDATE trials SET state = 'running', ended_at = NULL WHERE number = 2": "is running without an attempt",
-    "DELETE FROM trials WHERE number = 2": "points to no row of trials",
+    "UPDATE trials SET told = NULL WHERE number = 2": "trial 2 was never told to the sampler",
+    "UPDATE trials SET told = 5 WHERE number = 2": "places of the tells are not 0 to 2: [0, 1, 5]",
+    "UPDATE studies SET requested = 4": "complete with 3 trials, and 4 were requested",
+    "UPDATE decisions SET step = 9": "trial 1 has a decision at step 9, but no report there",
+    "UPDATE decisions SET verdict = 'continue'": "trial 1 is pruned, but no decision stopped it",
 }
 
 
 @pytest.mark.parametrize("statement", IN_LEDGER)
-def test_what_breaks_the_ledgers_own_rules(made, statement):
-    with database(made.home.root / "ledger.db", statement):
-        assert any(IN_LEDGER[statement] in text for text in checked(made).differences), checked(made).differences
+def test_what_breaks_the_ledgers_own_rules(told, statement):
+    with database(told.home.root / "ledger.db", statement):
+        found = checked(told).differences
+        assert len(found) == 1 and IN_LEDGER[statement] in found[0], found
+
+
+def test_an_open_study(tmp_path):
+    study = Made(Home.at(tmp_path / "home"))
+    study.ask()
+    study.claim()
+    path = study.home.root / "ledger.db"
+    with database(path, "UPDATE trials SET told = 0"):
+        [found] = checked(study).differences
+        assert "trial 0 is running, but the sampler was told of its end" in found
+    with database(path, "DELETE FROM attempts"):
+        [found] = checked(study).differences
+        assert "trial 0 is running without an attempt" in found
+    with database(path, "UPDATE studies SET state = 'complete', requested = 1"):
+        [found] = checked(study).differences
+        assert "trial 0 is running, but the study is complete" in found
+    with database(path, "DELETE FROM trials"):
+        assert any("points to no row of trials" in text for text in checked(study).differences)
+    study.ledger.close()
+
+
+BEST = {
+    "UPDATE checkpoints SET best = 1 WHERE step = 1": "has 2 best checkpoints",
+    "UPDATE checkpoints SET best = (step = 1)": "by val/loss the best checkpoint is step-00000002",
+    "UPDATE checkpoints SET best = 0": "by val/loss the best checkpoint is step-00000002",
+    "UPDATE checkpoints SET best = (step = 4)": "not step-00000004",  # NaN
+    "UPDATE checkpoints SET best = (step = 3)": "not step-00000003",  # as good, and later
+}
+
+
+@pytest.mark.parametrize("statement", BEST)
+def test_the_best_checkpoint(tmp_path, statement):
+    study = Made(Home.at(tmp_path / "home"))
+    study.ask(train={"checkpoint": {"monitor": "val/loss", "mode": "min"}})
+    taken = study.claim()
+    for step, value in enumerate((0.9, 0.1, 0.1, float("nan")), 1):
+        study.report(taken, step, {"val/loss": value}, epoch=step, checkpoint=study.checkpoint(taken, step))
+    with study.ledger.write() as connection:
+        connection.execute(
+            sa.update(tables.checkpoints).values(best=sa.cast(tables.checkpoints.c.step == 2, sa.Integer))
+        )
+    study.finish(taken, "complete", 4, [0.1])
+    assert checked(study).differences == []
+    with database(study.home.root / "ledger.db", statement):
+        found = checked(study).differences
+        assert len(found) == 1 and BEST[statement] in found[0], found
+    study.ledger.close()
 
 
 def test_checkpoints_on_disk(made):
     root = made.home.checkpoints("s", 0)
-    [kept] = root.iterdir()
+    [kept] = (path for path in root.iterdir() if path.is_dir())
     for damage, text in (
-        (lambda path: flip(path / "model.safetensors"), "model.safetensors of checkpoint"),
-        (lambda path: (path / "model.safetensors").unlink(), "lacks model.safetensors"),
-        (lambda path: flip(path / "manifest.json"), "is not the one that was committed"),
-        (lambda path: shutil.rmtree(path), "is missing"),
-        (lambda path: shutil.copytree(path, root / "step-00000002.f1.abc"), "no checkpoint that the ledger keeps"),
-        (lambda path: (root / "step-00000002.f1.abc.tmp").mkdir(), "a leftover temporary directory"),
+        (lambda path: flip(path / "model.safetensors"), "model.safetensors has another sha256"),
+        (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda path: flip(path / "manifest.json"), "another sha256 than the one committed"),
+        (lambda path: shutil.copytree(path, root / "step-00000002.f1.abc"), "no checkpoint the ledger keeps: remove"),
+        (lambda path: (root / "step-00000002.f1.abc.tmp").mkdir(), "left over by a killed process: remove it"),
+        (lambda path: (root / "metrics.json").unlink(), "metrics.json is missing: `hpo resume` writes it"),
+        (lambda path: (root / "metrics.json").write_text("{}"), "metrics.json does not say what the ledger does"),
+        (lambda path: (root.parent / "00009").mkdir(), "00009 belongs to no trial"),
+        (lambda path: (root.parents[1] / "gone").mkdir(), "gone belongs to no study"),
     ):
-        shutil.copytree(root, made.home.root / "safe")  # other inodes: what the mirror linked stays as it is
+        shutil.copytree(root.parents[1], made.home.root / "safe")  # other inodes: what the mirror linked stays
         damage(kept)
-        found = checked(made).differences
-        assert any(text in difference for difference in found), (text, found)
-        shutil.rmtree(root)
-        (made.home.root / "safe").rename(root)
+        found = [each for each in checked(made).differences if "MLflow" not in each]
+        assert len(found) == 1 and text in found[0], (text, found)
+        shutil.rmtree(root.parents[1])
+        (made.home.root / "safe").rename(root.parents[1])
+    assert checked(made).differences == []
+
+
+def test_artifacts_on_disk_and_leftovers(made):
+    files, gone = made.home.files("s", 0), dead()
+    content = (files / "notes.txt").read_bytes()
+    for path, text in (
+        (files / "stray.txt", "stray.txt is no artifact of any event: remove it"),
+        (files / "notes.txt.0a.tmp", "left over by a killed process"),
+        (files.parent / "00007", "belongs to no trial"),
+        (made.home.root / f".probe-{gone.pid}", "left over by a killed process: remove it"),
+        (made.home.root / "x.tmp", "left over by a killed process"),
+    ):
+        path.write_text("")
+        [found] = checked(made).differences
+        assert text in found and str(path) in found
+        path.unlink()
+    probe = made.home.root / f".probe-{os.getpid()}"  # of a process that lives
+    probe.touch()
+    (files / "notes.txt").unlink()
+    found = [each for each in checked(made).differences if "MLflow" not in each]
+    assert len(found) == 1 and "notes.txt is missing" in found[0]
+    (files / "notes.txt").write_bytes(content)
+    probe.unlink()
     assert checked(made).differences == []
 
 
@@ -191,7 +300,8 @@ def test_what_the_dead_have_left(tmp_path):
         "s: trial 0 is running, but its worker is dead: `hpo resume` takes it up again"
     ]
     lease = leases.acquire(made.ledger, f"driver:{made.id}", gone, SystemClock(), 1.0)
-    assert any("driver's lease is held by a dead process" in t for t in checked(made).differences)
+    [text] = [text for text in checked(made).differences if "lease" in text]
+    assert "driver's lease is held by a dead process" in text and "`hpo resume` frees it" in text
     lease.release()
     # Beside a live driver it is the driver's business.
     leases.acquire(made.ledger, f"driver:{made.id}", ME, SystemClock(), 1.0)
@@ -224,7 +334,20 @@ def test_what_cannot_be_opened(made, tmp_path):
         verify(made.home, made.home.storage, made.home.tracking_uri, "x")
     away = "http://127.0.0.1:9"
     report = verify(made.home, made.home.storage, away)
-    assert (report.differences, report.behind) == ([], 1 + 3 * 5)  # nothing was ever sent there
+    assert (report.differences, report.behind) == ([], 1 + 1 + 3 * 5)  # nothing was ever sent there
     with database(made.home.root / "ledger.db", f"UPDATE mirrors SET tracker = '{away}'"):
-        report = verify(made.home, made.home.storage, away)
-    assert len(report.differences) == 1 and "cannot be used now" in report.differences[0]
+        [text] = verify(made.home, made.home.storage, away).differences
+    assert "cannot be used now" in text
+
+
+def test_verify_makes_nothing(made, tmp_path):
+    study = Made(Home.at(tmp_path / "home"))
+    study.complete(1)
+    before = sorted(study.home.root.iterdir())
+    assert checked(study).differences == []
+    assert sorted(study.home.root.iterdir()) == before
+    elsewhere = f"sqlite:///{tmp_path / 'mlflow.db'}"  # sent there once, and lost
+    with database(made.home.root / "ledger.db", f"UPDATE mirrors SET tracker = '{elsewhere}'"):
+        [text] = verify(made.home, made.home.storage, elsewhere).differences
+    assert "is gone" in text and not (tmp_path / "mlflow.db").exists()
+    study.ledger.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.durable import sha256, sync
-from trainer.manifest import FORMAT, MANIFEST, Damaged, check
+from trainer.manifest import FORMAT, MANIFEST, WEIGHTS, Damaged, check
 
 _TENSOR = "$tensor"  # {"$tensor": key} stands in the manifest for a tensor in a file
 
@@ -53,9 +54,20 @@ def write(directory: Path, state: dict[str, Any], header: dict[str, Any]) -> tup
 def read(directory: Path, expected: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state and the manifest in `directory`, tensors on the CPU; raises Damaged as `manifest.check` does."""
     manifest = check(directory, expected)
+    return _restore(directory, manifest, manifest["state"]), manifest
+
+
+def read_model(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's weights and the manifest, where nothing else of the checkpoint need be there; raises Damaged."""
+    manifest = check(directory, None, only=WEIGHTS)
+    return _restore(directory, manifest, ["model"])["model"], manifest
+
+
+def _restore(directory: Path, manifest: dict[str, Any], items: Iterable[str]) -> dict[str, Any]:
     try:
-        tensors = {name: _load(directory / name) for name in manifest["files"]}
-        return {k: _join(v, tensors.get(f"{k}.safetensors", {})) for k, v in manifest["state"].items()}, manifest
+        state, files = manifest["state"], {item: f"{item}.safetensors" for item in items}
+        tensors = {item: _load(directory / file) for item, file in files.items() if file in manifest["files"]}
+        return {item: _join(state[item], tensors.get(item, {})) for item in files}
     except (OSError, SafetensorError) as error:
         raise Damaged(f"cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,0 +1,147 @@
+"""`metrics.json`: how a trial ended, as a file beside its checkpoints and as an artifact of its run in MLflow."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import and_, bindparam, func, select
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo.clock import Clock, SystemClock
+from hpo.errors import StorageError
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.ledger.tables import TERMINAL_STATES, checkpoints, reports, trials
+from hpo.ledger.writes import plain
+from trainer.durable import write_text
+
+NAME = "metrics.json"
+EVERY = 1.0  # seconds between looks at the ledger
+PAGE = 500  # trials read at once
+
+_mine = reports.c.trial_id.in_(bindparam("trials", expanding=True)) & (reports.c.fold == 0)
+_newest = (
+    select(reports.c.trial_id, reports.c.key, func.max(reports.c.step).label("step"))
+    .where(_mine)
+    .group_by(reports.c.trial_id, reports.c.key)
+    .subquery()
+)
+_LAST = select(reports.c.trial_id, reports.c.key, reports.c.value).join(
+    _newest,
+    and_(*(reports.c[name] == _newest.c[name] for name in ("trial_id", "key", "step")), reports.c.fold == 0),
+)
+_KEPT = (
+    select(checkpoints)
+    .where(checkpoints.c.trial_id.in_(bindparam("trials", expanding=True)), checkpoints.c.state == "kept")
+    .order_by(checkpoints.c.step, checkpoints.c.id)
+)
+_ENDED = (
+    select(trials)
+    .where(
+        trials.c.study_id == bindparam("study"),
+        trials.c.number >= bindparam("first"),
+        trials.c.state.in_(TERMINAL_STATES),
+    )
+    .order_by(trials.c.number)
+)
+
+
+def last_values(connection: Connection, trial_ids: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Trial id -> key -> its value at the highest step."""
+    found: dict[int, dict[str, float]] = {}
+    for trial_id, key, value in connection.execute(_LAST, {"trials": list(trial_ids)}):
+        found.setdefault(trial_id, {})[key] = math.nan if value is None else value
+    return found
+
+
+def text(
+    study: RowMapping,
+    trial: RowMapping,
+    values: Mapping[str, float],
+    kept: Sequence[RowMapping],
+    place: Callable[[RowMapping], str],
+) -> str:
+    """The file's content. `kept` are the rows of the checkpoints kept, `place` says where one is, from the file."""
+    names = [objective["metric"] for objective in study["spec"]["objectives"]]
+    best = next((row for row in kept if row["best"]), None)
+    content = {
+        "study": study["name"],
+        "trial": trial["number"],
+        "state": trial["state"],
+        "step": trial["step"],
+        "epoch": trial["epoch"],
+        "objective": dict(zip(names, trial["values"], strict=False)) if trial["values"] else {},
+        "metrics": dict(sorted(values.items())),
+        "best": best and _checkpoint(best, place),
+        "last": _checkpoint(kept[-1], place) if kept else None,
+    }
+    return json.dumps(plain(content), indent=2) + "\n"
+
+
+def _checkpoint(row: RowMapping, place: Callable[[RowMapping], str]) -> dict[str, Any]:
+    return {name: row[name] for name in ("step", "epoch", "metrics")} | {"checkpoint": place(row)}
+
+
+def path(home: Home, study: str, number: int) -> Path:
+    """Where the file of a trial lies."""
+    return home.checkpoints(study, number) / NAME
+
+
+def texts(connection: Connection, study: RowMapping, ended: Sequence[RowMapping]) -> dict[int, str]:
+    """Trial number -> the content of its file in the home, for rows of trials that have ended."""
+    found: dict[int, str] = {}
+    for start in range(0, len(ended), PAGE):  # SQLite takes 32766 parameters
+        page = ended[start : start + PAGE]
+        ids = [row["id"] for row in page]
+        values = last_values(connection, ids)
+        kept: dict[int, list[RowMapping]] = {}
+        for row in connection.execute(_KEPT, {"trials": ids}).mappings():
+            kept.setdefault(row["trial_id"], []).append(row)
+        for row in page:
+            own = kept.get(row["id"], [])
+            found[row["number"]] = text(study, row, values.get(row["id"], {}), own, lambda one: one["path"])
+    return found
+
+
+class Results:
+    """Writes the file of every trial that has ended, once; what a killed driver left out, the next one writes."""
+
+    def __init__(self, ledger: Ledger, study: str, home: Home, clock: Clock | None = None) -> None:
+        self._ledger, self._study, self._home = ledger, study, home
+        self._clock = clock or SystemClock()
+        self._written: set[int] = set()
+        self._next = self._clock.monotonic()
+
+    def tick(self) -> None:
+        """Write what is new, if the last look is a while ago."""
+        if self._clock.monotonic() >= self._next:
+            self.write()
+            self._next = self._clock.monotonic() + EVERY
+
+    def write(self) -> None:
+        """Write what is new. Raises StorageError where the home takes no file."""
+        while new := self._ledger.look(self._new):
+            for number, content in new.items():
+                self._write(path(self._home, self._study, number), content)
+                self._written.add(number)
+
+    def _write(self, target: Path, content: str) -> None:
+        try:
+            if not target.exists():
+                write_text(target, content)
+        except OSError as error:
+            raise StorageError(
+                f"{target} cannot be written ({error.strerror}): make room or make it writable, then `hpo resume`."
+            ) from error
+
+    def _new(self, connection: Connection) -> dict[int, str]:
+        study = reads.study_row(connection, self._study)
+        first = next(number for number in range(len(self._written) + 1) if number not in self._written)
+        rows = connection.execute(_ENDED, {"study": study["id"], "first": first}).mappings()
+        new = (row for row in rows if row["number"] not in self._written)
+        return texts(connection, study, list(itertools.islice(new, PAGE)))

@@ -1,0 +1,101 @@
+"""The files that a trial's run shows: its checkpoints, what it handed over, and, once it has ended, its models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sqlalchemy.engine import RowMapping
+
+from hpo.home import Home
+from hpo.tracking.base import Model, Point
+from trainer.durable import sha256
+from trainer.manifest import MANIFEST, WEIGHTS
+
+
+def config_text(trial: RowMapping) -> str:
+    """The whole resolved configuration, as `config.json` has it."""
+    return json.dumps(trial["config"], indent=2, sort_keys=True) + "\n"
+
+
+def handed_over(home: Home, study: str, trial: RowMapping, events: Sequence[RowMapping]) -> dict[str, Path]:
+    """What the task gave to `Reporter.artifact` since the run was sent last."""
+    new = [row["fields"]["path"] for row in events if row["revision"] > trial["sent"]]
+    return {f"files/{name}": _inside(home.files(study, trial["number"]), name) for name in new}
+
+
+def checkpoint_changes(found: Sequence[RowMapping], sent: int, root: Path) -> tuple[dict[str, Path], list[str]]:
+    """Artifacts to add and to take away: for each step touched since `sent`, its newest kept checkpoint or nothing."""
+    kept = {row["step"]: row for row in found if row["state"] == "kept"}
+    touched = sorted({row["step"] for row in found if row["revision"] > sent})
+    files = {checkpoint_name(step): _inside(root, kept[step]["path"]) for step in touched if step in kept}
+    return files, [checkpoint_name(step) for step in touched if step not in kept]
+
+
+def checkpoint_tags(found: Sequence[RowMapping]) -> dict[str, str]:
+    """Which of the checkpoints is the last and which the best."""
+    kept = [row for row in found if row["state"] == "kept"]
+    named = {"hpo.checkpoint.last": kept[-1:], "hpo.checkpoint.best": [row for row in kept if row["best"]][-1:]}
+    return {tag: checkpoint_name(rows[0]["step"]) for tag, rows in named.items() if rows}
+
+
+def checkpoint_name(step: int) -> str:
+    """The artifact directory of the checkpoint taken at `step`."""
+    return f"checkpoints/step-{step:08d}"
+
+
+def models(
+    study: RowMapping, trial: RowMapping, found: Sequence[RowMapping], points: Sequence[Point], root: Path
+) -> list[Model]:
+    """The kept checkpoints of an ended trial that hold weights. Its rows never change again, so neither do these.
+
+    A model has the weights alone, not what only a resumption needs, and the configuration that builds it.
+    """
+    kept = {row["step"]: row for row in found if row["state"] == "kept"}
+    roles = {tag.rpartition(".")[2]: name for tag, name in checkpoint_tags(found).items()}
+    made = []
+    for step, row in kept.items():
+        source = _inside(root, row["path"])
+        if not (source / WEIGHTS).is_file():
+            continue
+        tags = {
+            "hpo.run_uid": f"{study['uid']}/{trial['number']}",
+            "hpo.study": study["name"],
+            "hpo.reference": study["spec"].get("reference", ""),
+            "hpo.trial": str(trial["number"]),
+            "hpo.step": str(step),
+            "hpo.epoch": str(row["epoch"]),
+            "hpo.config_hash": trial["config_hash"],
+            "hpo.sha256": row["sha256"],
+        }
+        tags |= {f"hpo.{role}": "true" for role, name in roles.items() if name == checkpoint_name(step)}
+        made.append(
+            Model(
+                name=f"trial-{trial['number']:04d}-step-{step:08d}",
+                step=step,
+                tags=tags,
+                points=[point for point in points if point.step == step],
+                texts={"config.json": config_text(trial)},
+                files={name: source / name for name in (WEIGHTS, MANIFEST)},
+            )
+        )
+    return made
+
+
+def digests(texts: Mapping[str, str], files: Mapping[str, Path]) -> dict[str, str]:
+    """Name -> sha256 of every artifact file that these make."""
+    found = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    for name, source in files.items():
+        below = {path.relative_to(source): path for path in source.rglob("*")} if source.is_dir() else {Path(): source}
+        found |= {str(Path(name) / relative): sha256(path) for relative, path in below.items() if path.is_file()}
+    return found
+
+
+def _inside(root: Path, relative: str) -> Path:
+    """`root/relative`; ValueError if that leads outside of `root`."""
+    path = root / relative
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{relative!r} leads outside of {root}.")
+    return path

@@ -1,0 +1,141 @@
+"""A home's files against the ledger, and what a killed process has left lying."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import ColumnElement, bindparam, select
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo import results
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.ledger.process import is_dead, start_time
+from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, attempts, checkpoints, events, leases, trials, workers
+from hpo.verify.report import Report, by_trial
+from trainer.manifest import Damaged
+from trainer.manifest import check as check_manifest
+
+_DRIVER = select(leases.c.owner).where(leases.c.name == bindparam("name"))
+_PROBE = re.compile(r"\.probe-(\d+)")
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What the ledger says of a study's files; `moving` are the ids of trials whose files come and go just now."""
+
+    rows: list[RowMapping]
+    moving: set[int]
+    checkpoints: dict[int, list[RowMapping]]
+    handed_over: dict[int, list[RowMapping]]
+    results: dict[int, str]
+    driven: bool  # it is not at its end, or its driver is still at work, or died at it
+
+
+def _expected(connection: Connection, study: RowMapping) -> _Expected:
+    mine = trials.c.study_id == study["id"]
+    rows = list(connection.execute(select(trials).where(mine).order_by(trials.c.number)).mappings())
+    moving = _with_living_worker(connection, mine)
+    if reads.study_state(connection, study) == "running":
+        moving |= {row["id"] for row in rows if row["state"] in OPEN_STATES}
+    return _Expected(
+        rows,
+        moving,
+        by_trial(connection, select(checkpoints).join(trials).where(mine)),
+        by_trial(connection, select(events).join(trials).where(mine, events.c.kind == "artifact")),
+        results.texts(connection, study, [row for row in rows if row["state"] in TERMINAL_STATES]),
+        study["state"] == "open" or connection.execute(_DRIVER, {"name": f"driver:{study['id']}"}).scalar() is not None,
+    )
+
+
+def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None:
+    """The files of one study. What a worker that lives may be writing just now is left out."""
+    said = ledger.look(lambda connection: _expected(connection, study))
+    for trial in said.rows:
+        number, key = trial["number"], trial["id"]
+        if key in said.moving:
+            continue
+        found = [
+            *_checkpoints(home.checkpoints(study["name"], number), said.checkpoints.get(key, []), trial, report),
+            *_files(home.files(study["name"], number), said.handed_over.get(key, []), report),
+            *_results(results.path(home, study["name"], number), said.results.get(number), said.driven),
+        ]
+        report.differences += [f"{study['name']}: trial {number}: {text}" for text in found]
+    known = {f"{row['number']:05d}" for row in said.rows}
+    for area in ("checkpoints", "files"):
+        for entry in _entries(home.root / area / study["name"]):
+            if entry.name not in known and entry.name != "study.uid":
+                report.differences.append(f"{study['name']}: {entry} belongs to no trial")
+
+
+def _with_living_worker(connection: Connection, mine: ColumnElement[bool]) -> set[int]:
+    """Running trials whose worker is not known to be dead."""
+    query = (
+        select(trials.c.id, workers.c.host, workers.c.pid, workers.c.pid_started)
+        .join(attempts, (attempts.c.trial_id == trials.c.id) & (attempts.c.fence == trials.c.fence))
+        .join(workers, workers.c.id == attempts.c.worker_id)
+        .where(mine, trials.c.state == "running")
+    )
+    return {row.id for row in connection.execute(query) if not is_dead(row.host, row.pid, row.pid_started)}
+
+
+def _checkpoints(root: Path, rows: Sequence[RowMapping], trial: RowMapping, report: Report) -> Iterator[str]:
+    expected = {results.NAME}
+    for row in rows:
+        if row["state"] == "kept":
+            report.counts["checkpoints"] += 1
+            expected.add(row["path"])
+            try:
+                check_manifest(root / row["path"], row["sha256"])
+            except Damaged as damage:
+                yield f"checkpoint {row['path']} is damaged: {damage}"
+        elif row["state"] == "damaged":
+            expected |= {row["path"], f"{row['path']}.corrupt"}
+    fix = "remove it" if trial["state"] in TERMINAL_STATES else "`hpo resume` removes it"
+    for entry in _entries(root):
+        if entry.name not in expected:
+            what = "left over by a killed process" if entry.name.endswith(".tmp") else "no checkpoint the ledger keeps"
+            yield f"{entry} is {what}: {fix}"
+
+
+def _files(root: Path, handed: Sequence[RowMapping], report: Report) -> Iterator[str]:
+    """What the task handed over is there, and nothing else."""
+    expected = {row["fields"]["path"] for row in handed}
+    found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} if root.is_dir() else set()
+    report.counts["files"] += len(found)
+    yield from (f"{root / name} is missing" for name in sorted(expected - found))
+    for name in sorted(found - expected):
+        what = "left over by a killed process" if name.endswith(".tmp") else "no artifact of any event"
+        yield f"{root / name} is {what}: remove it"
+
+
+def _results(path: Path, expected: str | None, driven: bool) -> Iterator[str]:
+    """metrics.json says what the ledger says; a driver that has left in good order has written it."""
+    if not path.is_file():
+        if expected is not None and not driven:
+            yield f"{path} is missing: `hpo resume` writes it"
+    elif expected is None:
+        yield f"{path} says how the trial ended, and it has not"
+    elif path.read_text(errors="replace") != expected:
+        yield f"{path} does not say what the ledger does: remove it, and `hpo resume` writes it anew"
+
+
+def check_leftovers(home: Home, studies: Sequence[str], report: Report) -> None:
+    """What no study owns: probes and temporary files of dead processes, directories of unknown studies."""
+    found: list[str] = []
+    for entry in _entries(home.root):
+        probe = _PROBE.fullmatch(entry.name)
+        if (probe and start_time(int(probe[1])) is None) or entry.name.endswith(".tmp"):
+            found.append(f"{entry} is left over by a killed process: remove it")
+    for area in ("checkpoints", "files"):
+        for entry in _entries(home.root / area):
+            if entry.name not in studies:
+                found.append(f"{entry} belongs to no study of this ledger")
+    report.differences += [f"home: {text}" for text in found]
+
+
+def _entries(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []

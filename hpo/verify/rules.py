@@ -1,0 +1,209 @@
+"""The ledger against its own rules: numbers, ends, attempts, leases, tells, decisions, best flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo.ledger import Ledger, reads
+from hpo.ledger.process import is_dead
+from hpo.ledger.tables import (
+    OPEN_STATES,
+    TERMINAL_STATES,
+    asks,
+    attempts,
+    checkpoints,
+    decisions,
+    leases,
+    reports,
+    trials,
+    workers,
+)
+from hpo.verify.report import Report, by_trial
+
+Rows = Sequence[RowMapping]
+_FREED_BY = {"driver": "hpo resume", "mirror": "hpo sync"}
+
+
+def integrity(connection: Connection) -> list[str]:
+    """What SQLite itself finds wrong with the file."""
+    broken = [line for (line,) in connection.exec_driver_sql("PRAGMA integrity_check") if line != "ok"]
+    lost = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+    return [f"ledger: {line}" for line in broken] + [
+        f"ledger: a row of {row[0]} points to no row of {row[2]}" for row in lost
+    ]
+
+
+def check(ledger: Ledger, study: RowMapping, report: Report) -> bool:
+    """Whether the trials' rows are such that more can be said of them; the rest of what is wrong is only reported."""
+    name = study["name"]
+    report.counts["studies"] += 1
+
+    def body(connection: Connection) -> tuple[list[str], list[str]]:
+        mine = trials.c.study_id == study["id"]
+        rows = connection.execute(select(trials).where(mine).order_by(trials.c.number)).mappings().all()
+        alive = reads.study_state(connection, study) == "running"
+        report.counts["trials"] += len(rows)
+        counted = select(func.count()).select_from(reports.join(trials)).where(mine)
+        report.counts["reports"] += connection.execute(counted).scalar_one()
+        broken = list(chain(_numbers(rows), _asks(connection, mine, rows), _ends(connection, mine, rows)))
+        rest = (
+            []
+            if broken
+            else chain(
+                _attempts(connection, mine, rows, alive, report),
+                _tells(rows),
+                _complete(study, rows),
+                _decisions(connection, mine, rows),
+                _best(connection, mine),
+            )
+        )
+        return broken, [*_leases(connection, study, report), *rest]
+
+    broken, rest = ledger.look(body)
+    report.differences += [f"{name}: {text}" for text in (*broken, *rest)]
+    return not broken
+
+
+def _numbers(rows: Rows) -> Iterator[str]:
+    numbers = [row["number"] for row in rows]
+    if numbers != list(range(len(numbers))):
+        yield f"the trials' numbers are not 0 to {len(numbers) - 1}: {numbers}"
+
+
+def _asks(connection: Connection, mine: ColumnElement[bool], rows: Rows) -> Iterator[str]:
+    asked = set(connection.execute(select(asks.c.trial_id).join(trials).where(mine)).scalars())
+    yield from (f"trial {row['number']} has no ask" for row in rows if row["id"] not in asked)
+
+
+def _ends(connection: Connection, mine: ColumnElement[bool], rows: Rows) -> Iterator[str]:
+    """States are known, ends stand where they must, no report is of a fence that was never given out."""
+    fences = select(reports.c.trial_id, func.max(reports.c.fence)).join(trials).where(mine).group_by(reports.c.trial_id)
+    newest: dict[int, int] = dict(map(tuple, connection.execute(fences)))
+    for row in rows:
+        at = f"trial {row['number']}"
+        if newest.get(row["id"], 0) > row["fence"]:
+            yield f"{at} has a report of fence {newest[row['id']]}, above its own {row['fence']}"
+        if row["state"] not in OPEN_STATES + TERMINAL_STATES:
+            yield f"{at} is in no known state: {row['state']!r}"
+        elif (row["state"] in TERMINAL_STATES) != (row["ended_at"] is not None):
+            yield f"{at} is {row['state']}, and its end is {row['ended_at']}"
+
+
+def _attempts(
+    connection: Connection, mine: ColumnElement[bool], rows: Rows, alive: bool, report: Report
+) -> Iterator[str]:
+    """A terminal trial has no open attempt, an open one at most the one of its fence, held by a worker that lives."""
+    query = (
+        select(attempts, workers.c.host, workers.c.pid, workers.c.pid_started)
+        .join(trials, trials.c.id == attempts.c.trial_id)
+        .join(workers, workers.c.id == attempts.c.worker_id)
+        .where(mine)
+    )
+    found = by_trial(connection, query)
+    for trial in rows:
+        at, own = f"trial {trial['number']}", found.get(trial["id"], [])
+        report.counts["attempts"] += len(own)
+        running = [row for row in own if row["outcome"] is None]
+        right = [row for row in running if trial["state"] == "running" and row["fence"] == trial["fence"]]
+        for row in running:
+            if row not in right:
+                yield f"{at} is {trial['state']}, but its attempt {row['fence']} has not ended"
+        if trial["state"] == "running" and not right:
+            yield f"{at} is running without an attempt"
+        # While a driver lives it takes such a trial back; a dead study's waits for `hpo resume`.
+        if not alive and any(is_dead(row["host"], row["pid"], row["pid_started"]) for row in right):
+            yield f"{at} is running, but its worker is dead: `hpo resume` takes it up again"
+
+
+def _leases(connection: Connection, study: RowMapping, report: Report) -> Iterator[str]:
+    for kind, command in _FREED_BY.items():
+        lease = connection.execute(select(leases).where(leases.c.name == f"{kind}:{study['id']}")).mappings().first()
+        if lease is None or lease["owner"] is None:
+            continue
+        report.counts["leases"] += 1
+        if is_dead(lease["host"], lease["pid"], lease["pid_started"]):
+            yield (
+                f"the {kind}'s lease is held by a dead process, pid {lease['pid']} on {lease['host']}: "
+                f"`{command}` frees it"
+            )
+
+
+def _tells(rows: Rows) -> Iterator[str]:
+    """Only what has ended is told, each once, and the places have no gap."""
+    told = {row["told"]: row for row in rows if row["told"] is not None}
+    for row in told.values():
+        if row["state"] not in TERMINAL_STATES:
+            yield f"trial {row['number']} is {row['state']}, but the sampler was told of its end"
+    if sorted(told) != list(range(len(told))):
+        yield f"the places of the tells are not 0 to {len(told) - 1}: {sorted(told)}"
+
+
+def _complete(study: RowMapping, rows: Rows) -> Iterator[str]:
+    """A study that was brought to its end has as many trials as were asked for, all of them ended and told."""
+    if study["state"] == "open":
+        return
+    for row in rows:
+        if row["state"] not in TERMINAL_STATES:
+            yield f"trial {row['number']} is {row['state']}, but the study is {study['state']}"
+        elif row["told"] is None:
+            yield f"trial {row['number']} was never told to the sampler, but the study is {study['state']}"
+    count = sum(row["outcome"] != "lost" for row in rows)
+    otherwise = study["spec"]["sampler"] == "grid" or study["max_epochs"] is not None
+    if study["state"] == "complete" and count < study["requested"] and not otherwise:
+        yield f"the study is complete with {count} trials, and {study['requested']} were requested"
+
+
+def _decisions(connection: Connection, mine: ColumnElement[bool], rows: Rows) -> Iterator[str]:
+    """Each decision has the report that it answers; what was pruned has the decision to stop it."""
+    number = {row["id"]: row["number"] for row in rows}
+    same = and_(*(reports.c[name] == decisions.c[name] for name in ("trial_id", "step", "fold")))
+    answered = select(reports.c.step).where(same).exists()
+    query = select(decisions.c.trial_id, decisions.c.step).join(trials).where(mine, ~answered)
+    for trial_id, step in connection.execute(query):
+        yield f"trial {number[trial_id]} has a decision at step {step}, but no report there"
+    stops = select(decisions.c.trial_id).join(trials).where(mine, decisions.c.verdict == "stop")
+    stopped = set(connection.execute(stops).scalars())
+    for row in rows:
+        if row["state"] == "pruned" and row["id"] not in stopped:
+            yield f"trial {row['number']} is pruned, but no decision stopped it"
+
+
+def _best(connection: Connection, mine: ColumnElement[bool]) -> Iterator[str]:
+    """The flag of the best checkpoint stands on one that is kept, and on the right one once the trial has ended."""
+    query = (
+        select(checkpoints, trials.c.number, trials.c.state.label("trial_state"), asks.c.config)
+        .join(trials, trials.c.id == checkpoints.c.trial_id)
+        .join(asks, asks.c.trial_id == trials.c.id)
+        .where(mine)
+        .order_by(trials.c.number, checkpoints.c.step, checkpoints.c.id)
+    )
+    for found in by_trial(connection, query).values():
+        at = f"trial {found[0]['number']}"
+        flagged = [row for row in found if row["best"] and row["state"] == "kept"]
+        if len(flagged) > 1:
+            yield f"{at} has {len(flagged)} best checkpoints: {', '.join(row['path'] for row in flagged)}"
+        elif found[0]["trial_state"] in ("complete", "pruned"):
+            yield from (f"{at}: {text}" for text in _right_best(found, flagged))
+
+
+def _right_best(found: Rows, flagged: Rows) -> Iterator[str]:
+    """Of checkpoints at one step the newest counts, of equal values the earlier step, and NaN is never the best."""
+    train = found[0]["config"].get("train")
+    keep = train.get("checkpoint", {}) if isinstance(train, dict) else {}
+    if keep.get("monitor") is None:
+        return
+    sign = 1.0 if keep["mode"] == "min" else -1.0
+    values: dict[int, tuple[float, str]] = {}
+    for row in found:
+        value = float(row["metrics"].get(keep["monitor"], "nan"))
+        if row["state"] == "kept" and value == value:
+            values[row["step"]] = (sign * value, row["path"])
+    ranked = sorted((value, step, path) for step, (value, path) in values.items())
+    best = [path for _, _, path in ranked[:1]]
+    marked = [row["path"] for row in flagged]
+    if marked != best:
+        yield f"by {keep['monitor']} the best checkpoint is {(best or ['none'])[0]}, not {(marked or ['none'])[0]}"

@@ -1,0 +1,182 @@
+"""What the tracker shows of a study against what the ledger says it should."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from sqlalchemy import select
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.ledger.tables import leases, mirrors
+from hpo.tracking import artifacts, projection
+from hpo.tracking.base import Batch, ModelView, Point, Refused, RunView, Tracker, Unreachable
+from hpo.tracking.mlflow import MlflowTracker, tracker_name
+from hpo.verify.report import Report
+
+
+def check(ledger: Ledger, study: RowMapping, home: Home, tracking_uri: str, report: Report) -> None:
+    """Compare the study's runs, if any was ever sent to this tracker; nothing is made there."""
+    name = tracker_name(tracking_uri)
+    where = (mirrors.c.tracker == name) & (mirrors.c.study_id == study["id"])
+    report.behind += ledger.look(lambda connection: projection.behind(connection, name, study))
+    rows = ledger.look(lambda connection: connection.execute(mirrors.select().where(where)).mappings().all())
+    if not rows:
+        return
+    try:
+        tracker = MlflowTracker(tracking_uri, home.artifacts, create=False)
+        _Comparison(ledger, tracker, study, home, report).run({row["number"]: row for row in rows})
+        tracker.close()
+    except (Unreachable, Refused) as error:
+        report.differences.append(f"{study['name']}: {error}")
+
+
+class _Comparison:
+    """One study in the tracker against the ledger."""
+
+    def __init__(self, ledger: Ledger, tracker: Tracker, study: RowMapping, home: Home, report: Report) -> None:
+        self._ledger, self._tracker, self._study, self._home, self._report = ledger, tracker, study, home, report
+
+    def run(self, cursors: Mapping[int, RowMapping]) -> None:
+        """Cursors first, then the tracker, then the ledger: beside a live mirror what was sent is there, and what is
+        there is in the ledger."""
+        name, uid = self._study["name"], self._study["uid"]
+        views = {view.run_id: view for view in self._tracker.find(name, uid, children=True)}
+        parents = self._tracker.find(name, uid)
+        self._models: dict[str, list[ModelView]] = defaultdict(list)
+        for model in self._tracker.models(name):
+            self._models[model.run_id].append(model)
+        self._check_unique(list(views.values()), cursors)
+        stored: dict[str, list[Point]] = defaultdict(list)
+        for run_id, point in self._tracker.points(list(views.values())):
+            stored[run_id].append(point)
+        with self._ledger.read() as connection:
+            study = reads.study_row(connection, name)
+            state = reads.study_state(connection, study)
+            self._check_study(connection, parents, cursors[projection.STUDY], study, state)
+            for trial in projection.everything(connection, study, self._home):
+                if trial.number in cursors:
+                    self._check_trial(connection, trial, cursors[trial.number], views, stored, state == "running")
+
+    # The study's own run
+
+    def _check_study(
+        self, connection: Connection, found: list[RunView], cursor: RowMapping, study: RowMapping, state: str
+    ) -> None:
+        """The study's run, unless a mirror has yet to say the last about it: one that works, or one that died at it."""
+        self._report.counts["runs"] += 1
+        ids = [view.run_id for view in found]
+        if ids != [cursor["run_id"]]:
+            self._differ(f"MLflow has the runs {ids} for the study, not {cursor['run_id']} alone")
+            return
+        held = select(leases.c.owner).where(leases.c.name == f"mirror:{study['id']}")
+        mirrored = connection.execute(held).scalar() is None and cursor["revision"] == study["revision"]
+        if mirrored and state != "running":
+            batch = projection.study_batch(connection, study, state)
+            self._check_run("the study", found[0], batch, projection.study_run(study).tags)
+            self._check_artifacts("the study", found[0].run_id, batch)
+
+    # The trials' runs
+
+    def _check_unique(self, views: list[RunView], cursors: Mapping[int, RowMapping]) -> None:
+        recorded = {row["run_id"] for row in cursors.values()}
+        for uid, count in Counter(view.uid for view in views).items():
+            if count > 1:
+                self._differ(f"MLflow has {count} runs for trial {uid.rpartition('/')[2]}")
+        for view in views:
+            self._report.counts["runs"] += 1
+            number = int(view.uid.rpartition("/")[2])
+            if view.run_id not in recorded and number in cursors:
+                self._differ(f"MLflow's run {view.run_id} of trial {number} is not the one recorded")
+
+    def _check_trial(
+        self,
+        connection: Connection,
+        trial: projection.Pending,
+        cursor: RowMapping,
+        views: Mapping[str, RunView],
+        stored: Mapping[str, list[Point]],
+        alive: bool,
+    ) -> None:
+        at, view = f"trial {trial.number}", views.get(cursor["run_id"])
+        if view is None:
+            self._differ(f"{at}: its run {cursor['run_id']} is not in MLflow (deleted there?)")
+            return
+        sent_all = cursor["revision"] == trial.revision
+        unsent = set() if sent_all else projection.unsent(connection, trial, cursor["revision"])
+        self._check_points(trial, stored.get(view.run_id, []), unsent)
+        self._check_params(at, view, trial.batch)
+        if sent_all:
+            self._check_run(at, view, trial.batch, trial.run.tags)
+        if sent_all and not (alive and trial.batch.ended_at is None):
+            self._check_artifacts(at, view.run_id, trial.batch)
+            self._check_models(at, view.run_id, trial.batch)
+
+    def _check_points(self, trial: projection.Pending, stored: list[Point], unsent: set[tuple[str, int]]) -> None:
+        """All that was sent stands once; what stands beyond it is at least in the ledger."""
+        self._report.counts["points"] += len(stored)
+        have = Counter(_exact(point) for point in stored)
+        known = {_exact(point) for point in trial.batch.points}
+        for point in trial.batch.points:
+            if _exact(point) not in have and (point.key, point.step) not in unsent:
+                self._differ(f"trial {trial.number}: MLflow lacks {point.key} = {point.value!r} at step {point.step}")
+        for exact, count in have.items():
+            key, step, _, value = exact
+            if exact not in known:
+                self._differ(f"trial {trial.number}: MLflow has {key} = {value} at step {step}, the ledger has not")
+            elif count > 1:
+                self._differ(f"trial {trial.number}: {key} at step {step} stands {count} times in MLflow")
+
+    def _check_params(self, at: str, view: RunView, batch: Batch) -> None:
+        if view.params != batch.params:
+            self._differ(f"{at}: MLflow has the params {dict(view.params)}, the ledger {dict(batch.params)}")
+
+    def _check_run(self, at: str, view: RunView, batch: Batch, opened_with: Mapping[str, str]) -> None:
+        tags = {**opened_with, **batch.tags}
+        shown = {key: view.tags.get(key) for key in tags}
+        for what, value, wanted in (
+            ("status", view.status, batch.status),
+            ("end", view.ended_at, batch.ended_at),
+            *((f"tag {key}", shown[key], tags[key]) for key in tags),
+        ):
+            if value != wanted:
+                self._differ(f"{at}: MLflow has the {what} {value}, the ledger {wanted}")
+
+    def _check_artifacts(self, at: str, run_id: str, batch: Batch) -> None:
+        have = self._tracker.digests(run_id)
+        self._report.counts["artifacts"] += len(have)
+        self._compare(at, have, artifacts.digests(batch.texts, batch.files))
+
+    def _check_models(self, at: str, run_id: str, batch: Batch) -> None:
+        """One finished model for each, with its metrics and files; none else."""
+        found = self._models.get(run_id, [])
+        self._report.counts["models"] += len(found)
+        if (names := sorted(one.name for one in found)) != (wanted := sorted(one.name for one in batch.models)):
+            self._differ(f"{at}: MLflow has the models {names}, the ledger {wanted}")
+            return
+        views = {one.name: one for one in found}
+        for model in batch.models:
+            view = views[model.name]
+            if not view.finished:
+                self._differ(f"{at}: MLflow's model {model.name} is not finished")
+            if {_exact(point) for point in view.points} != {_exact(point) for point in model.points}:
+                self._differ(f"{at}: the metrics of MLflow's model {model.name} are not the ledger's")
+            if any(view.tags.get(key) != value for key, value in model.tags.items()):
+                self._differ(f"{at}: the tags of MLflow's model {model.name} are not the ledger's")
+            have = self._tracker.model_digests(view.model_id)
+            self._compare(f"{at}: model {model.name}", have, artifacts.digests(model.texts, model.files))
+
+    def _compare(self, at: str, have: Mapping[str, str], want: Mapping[str, str]) -> None:
+        for name in sorted(have.keys() | want.keys()):
+            if have.get(name) != want.get(name):
+                state = "lacks" if name not in have else "has another" if name in want else "still has"
+                self._differ(f"{at}: MLflow {state} {name}")
+
+    def _differ(self, text: str) -> None:
+        self._report.differences.append(f"{self._study['name']}: {text}")
+
+
+def _exact(point: Point) -> tuple[str, int, int, str]:
+    return point.key, point.step, point.timestamp, projection.stored(point.value).hex()
