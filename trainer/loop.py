@@ -69,7 +69,7 @@ class _Fit:
         seed_all(derive(config.seed, "init"))
         model = ranks.prepare(task.model().to(device))
         seed_all(derive(config.seed, "data"))
-        self.loader = Loader(task, config, device, ranks.share, ranks.shares)
+        self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
         self.lr_at = schedule(config.schedule, lr, config.num_epochs * self.loader.windows, self.loader.windows)
         self.state = TrainState(

@@ -124,7 +124,6 @@ def test_killed_between_an_epochs_report_and_what_follows(verdict, tmp_path, ora
         assert trial.digest() == oracle("default")
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker")
 @pytest.mark.parametrize("variant", ["default", "draws"])
 def test_the_number_of_loader_workers_changes_nothing(variant, tmp_path, oracle):
     trial = Trial(tmp_path, **VARIANTS[variant])

@@ -20,7 +20,7 @@ def test_the_fields_are_a_surface_that_only_grows():
     """Taking a path away breaks studies and resumption: add to this list, never remove."""
     assert paths(TrainConfig()) >= {
         "num_epochs", "batch_size", "micro_batch_size", "seed", "num_threads", "num_workers", "precision",
-        "deterministic", "device", "resume_from",
+        "deterministic", "device", "resume_from", "data_timeout", "data_retry",
         "optim.name", "optim.lr", "optim.weight_decay", "optim.momentum", "optim.nesterov", "optim.betas", "optim.eps",
         "schedule.name", "schedule.warmup", "schedule.warmup_steps", "schedule.warmup_ratio", "schedule.warmup_epochs",
         "schedule.min_lr", "schedule.one_cycle.pct_start", "schedule.one_cycle.div_factor",

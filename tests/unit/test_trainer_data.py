@@ -48,7 +48,7 @@ def flat(windows) -> list[list[int]]:
     position=st.integers(0, 60),
 )
 def test_windows_partition_the_epoch_from_any_position(size, batch_size, micro, epoch, position):
-    sampler = Sampler(size, TrainConfig(batch_size=batch_size, micro_batch_size=micro, seed=3))
+    sampler = Sampler(range(size), TrainConfig(batch_size=batch_size, micro_batch_size=micro, seed=3))
     sampler.epoch = epoch
     whole = [index for _, indices in sampler for index in indices]
     assert sorted(whole) == list(range(size))
@@ -69,7 +69,7 @@ def test_windows_partition_the_epoch_from_any_position(size, batch_size, micro, 
 def test_shares_partition_every_window_in_equally_many_micro_batches(size, batch_size, micro, shares):
     config = TrainConfig(batch_size=batch_size, micro_batch_size=micro, seed=3)
     order = shuffled(3, 0, size)
-    samplers = [Sampler(size, config, share, shares) for share in range(shares)]
+    samplers = [Sampler(range(size), config, share, shares) for share in range(shares)]
     requests = [[indices for _, indices in sampler] for sampler in samplers]
     assert len({len(one) for one in requests}) == 1
     done = 0

@@ -71,7 +71,10 @@ class TrainConfig(Frozen):
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None  # samples of one forward pass; None: batch_size
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     num_threads: Annotated[int, Field(ge=1)] = 1  # intra-op; another number gives other weights
-    num_workers: Annotated[int, Field(ge=0)] = 0  # loader processes; any number gives the same weights
+    # Loader processes; any number gives the same weights. auto: the quickest of 0, 1, 2 and 4, measured at the start.
+    num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
+    data_timeout: Positive | None = 600.0  # seconds that one micro-batch may be waited for; None: for ever
+    data_retry: bool = False  # once a loader worker is lost, go on without workers instead of failing
     precision: Literal["fp32", "bf16"] = "fp32"
     deterministic: bool = True
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"

@@ -9,19 +9,20 @@ entered at, nor on the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainer.config import TrainConfig
+from trainer.data.autotune import quickest
+from trainer.data.transport import map_leaves
+from trainer.data.view import collate, order, read
+from trainer.data.workers import InProcess, Reader, Request, WorkerLost, Workers
 from trainer.errors import DataError
-from trainer.seeding import derive, seed_all, shuffled
+from trainer.seeding import derive, seed_all
 from trainer.task import Task
-
-# What the sampler hands to a worker: the epoch and the indices of one micro-batch.
-Request = tuple[int, list[int]]
 
 
 class Sampler:
@@ -30,8 +31,9 @@ class Sampler:
     Of `shares`, it gives number `share`. The first shares are the largest, by one sample at most.
     """
 
-    def __init__(self, size: int, config: TrainConfig, share: int = 0, shares: int = 1) -> None:
-        self.size = size
+    def __init__(self, data: Any, config: TrainConfig, share: int = 0, shares: int = 1) -> None:
+        self.data = data
+        self.size = len(data)
         self.seed = config.seed
         self.batch_size = config.batch_size
         self.share, self.shares = share, shares
@@ -57,37 +59,45 @@ class Sampler:
         return first, first + each + (share < over)
 
     def __iter__(self) -> Iterator[Request]:
-        order = shuffled(self.seed, self.epoch, self.size)
+        indices = order(self.data, self.seed, self.epoch, self.batch_size)
         for window in range(self.position, self.windows):
             _, stop = self._bounds(window, self.share)
             own = self.micro_batches(window, self.share)
             for i in own:
-                yield self.epoch, order[i : min(i + self.micro_batch_size, stop)]
+                yield self.epoch, list(indices[i : min(i + self.micro_batch_size, stop)])
             whole, (_, end) = self.micro_batches(window, 0), self._bounds(window, 0)
             for _ in range(len(whole) - len(own)):
-                yield self.epoch, order[whole[0] : min(whole[0] + self.micro_batch_size, end)]
+                yield self.epoch, list(indices[whole[0] : min(whole[0] + self.micro_batch_size, end)])
 
 
-class Fetch(Dataset):
-    """The data set as a worker sees it: answers a `Request` with a batch."""
+class Fetch:
+    """The data set as it is read, here or in a worker: answers a `Request` with a batch."""
 
-    def __init__(self, task: Task, data: Any, seed: int) -> None:
+    def __init__(self, task: Task, data: Any, config: TrainConfig) -> None:
         self.data = data
-        self.seed = seed
+        self.seed = config.seed
+        self.one_thread = config.num_threads > 1
         self.augment = task.augment if type(task).augment is not Task.augment else None
         self.draws = getattr(data, "draws", True)
         self.generator = torch.Generator()
 
-    def __getitems__(self, request: Request) -> Any:
-        epoch, indices = request
+    def __call__(self, request: Request) -> Any:
+        if not self.one_thread:
+            return self._read(*request)
+        # As in a worker: a sum over many threads differs in its last bits.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._read(*request)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _read(self, epoch: int, indices: list[int]) -> Any:
         if self.draws:
             seed_all(derive(self.seed, "fetch", epoch, indices[0]))
-        if self.augment is not None:
-            return default_collate([self._augmented(epoch, index) for index in indices])
-        if not hasattr(self.data, "__getitems__"):
-            return default_collate([self.data[index] for index in indices])
-        batch = self.data.__getitems__(indices)
-        return default_collate(batch) if isinstance(batch, list) else batch
+        if self.augment is None:
+            return read(self.data, indices)
+        return collate(self.data)([self._augmented(epoch, index) for index in indices])
 
     def _augmented(self, epoch: int, index: int) -> Any:
         assert self.augment is not None
@@ -102,30 +112,41 @@ class Filler(NamedTuple):
     batch: Any
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
+def _ignore(kind: str, **fields: Any) -> None:
+    pass
 
 
 class Loader:
-    """The windows of any epoch from any position, read by `num_workers` processes that live as long as the loader."""
+    """The windows of any epoch from any position, read by `num_workers` processes that live as long as the loader.
 
-    def __init__(self, task: Task, config: TrainConfig, device: torch.device, share: int = 0, shares: int = 1) -> None:
+    `on_event(kind, **fields)` hears of the number of workers that was measured best, and of a worker that was lost.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainConfig,
+        device: torch.device,
+        share: int = 0,
+        shares: int = 1,
+        on_event: Callable[..., None] = _ignore,
+    ) -> None:
         data = task.train_set()
         if len(data) == 0:
             raise DataError(f"the training set of {type(task).__name__} is empty.")
-        self.sampler = Sampler(len(data), config, share, shares)
-        self._fetch = Fetch(task, data, config.seed)
-        self._loader: Any = None
-        if config.num_workers > 0:
-            self._loader = DataLoader(
-                self._fetch,
-                batch_sampler=self.sampler,  # type: ignore[arg-type]
-                collate_fn=_as_is,
-                num_workers=config.num_workers,
-                persistent_workers=True,
-                pin_memory=device.type == "cuda",
-                generator=torch.Generator(),  # of its own, so that starting an epoch draws nothing from ours
-            )
+        self.sampler = Sampler(data, config, share, shares)
+        self._config, self._on_event = config, on_event
+        self._fetch = Fetch(task, data, config)
+        self._pin = device.type == "cuda"
+        if config.num_workers == "auto":
+            count, self._reader, seconds = quickest(self._reading_with, self.sampler)
+            on_event("num_workers", chosen=count, seconds_per_micro_batch=seconds)
+        else:
+            self._reader = self._reading_with(config.num_workers)
+
+    def _reading_with(self, num_workers: int) -> Reader:
+        timeout = self._config.data_timeout
+        return Workers(self._fetch, num_workers, timeout, self._pin) if num_workers else InProcess(self._fetch, timeout)
 
     @property
     def windows(self) -> int:
@@ -134,7 +155,7 @@ class Loader:
     def epoch(self, epoch: int, position: int) -> Iterator[list[Any]]:
         """The windows of `epoch` from `position` on: each the list of its micro-batches, still on the host."""
         self.sampler.epoch, self.sampler.position = epoch, position
-        batches = iter(self._loader) if self._loader is not None else map(self._fetch.__getitems__, self.sampler)
+        batches = self._batches()
         micro_batches, share = self.sampler.micro_batches, self.sampler.share
         for window in range(position, self.windows):
             own = [next(batches) for _ in micro_batches(window, share)]
@@ -145,7 +166,22 @@ class Loader:
     def first(self) -> Any:
         """The first micro-batch of the first epoch, read in this process."""
         self.sampler.epoch, self.sampler.position = 0, 0
-        return self._fetch.__getitems__(next(iter(self.sampler)))
+        return self._fetch(next(iter(self.sampler)))
+
+    def _batches(self) -> Iterator[Any]:
+        """What the sampler asks for; where a worker is lost, the rest in this process if that is configured."""
+        taken = 0
+        try:
+            for batch in self._reader.map(self.sampler):
+                yield batch
+                taken += 1
+        except WorkerLost as lost:
+            retried = self._config.data_retry
+            self._on_event("data_worker_lost", reason=str(lost), stack=lost.stack, retried=retried)
+            if not retried:
+                raise
+            self._reader = self._reading_with(0)
+            yield from self._reader.map(itertools.islice(self.sampler, taken, None))
 
     def samples(self, position: int) -> int:
         """How many samples an epoch holds from window `position` on."""
@@ -153,19 +189,11 @@ class Loader:
 
     def close(self) -> None:
         """End the worker processes."""
-        self._loader = None
+        self._reader.close()
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch, as read on the host, with every tensor in it on `device`; other leaves as they are."""
     if device.type == "cpu":
         return batch
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
+    return map_leaves(batch, torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True))

@@ -1,0 +1,80 @@
+"""What a data set is to the trainer, and the base of those that show another one differently.
+
+A data set is map-style: an epoch takes `len(data)` samples, and `data[index]` is one of them, or
+`data.__getitems__(indices)` a whole batch (a list counts as samples still to be collated). It may also have
+
+    order(seed, epoch, batch_size) -> Sequence[int]   the indices that an epoch visits, always len(data) of them and
+                                                      a function of its arguments; else a permutation of range(len)
+    collate(samples) -> batch                         else torch's default_collate
+    draws = False                                     a promise that reading it draws no random number
+
+What an index means is the data set's own affair: it need only take those that its `order` gives. So an order can say
+more than a place (which source, which pass over it), and a resumed run still needs no more than (epoch, position).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from trainer.errors import DataError
+from trainer.seeding import shuffled
+
+
+def order(data: Any, seed: int, epoch: int, batch_size: int) -> Sequence[int]:
+    """The indices of `data` in the order in which epoch `epoch` visits them."""
+    if not hasattr(data, "order"):
+        return shuffled(seed, epoch, len(data))
+    indices = data.order(seed, epoch, batch_size)
+    if len(indices) != len(data):
+        raise DataError(
+            f"the order of {type(data).__name__} has {len(indices)} indices in epoch {epoch} and its length is "
+            f"{len(data)}: an epoch must have the same number of steps each time."
+        )
+    return indices
+
+
+def collate(data: Any) -> Callable[[list[Any]], Any]:
+    """What makes a batch of a list of samples of `data`."""
+    return getattr(data, "collate", default_collate)
+
+
+def read(data: Any, indices: Sequence[int]) -> Any:
+    """The samples of `data` at `indices`, as a batch."""
+    if not hasattr(data, "__getitems__"):
+        return collate(data)([data[index] for index in indices])
+    batch = data.__getitems__(indices)
+    return collate(data)(batch) if isinstance(batch, list) else batch
+
+
+def samples(data: Any, indices: Sequence[int]) -> list[Any]:
+    """The samples of `data` at `indices`, one by one."""
+    batch = data.__getitems__(indices) if hasattr(data, "__getitems__") else None
+    return batch if isinstance(batch, list) else [data[index] for index in indices]
+
+
+class View:
+    """A data set that shows another one, `data`: what a subclass does not change is as it is there."""
+
+    def __init__(self, data: Any) -> None:
+        if len(data) == 0:
+            raise DataError(f"{type(self).__name__} was given an empty data set ({type(data).__name__}).")
+        self.data = data
+        self.draws = getattr(data, "draws", True)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        return read(self.data, indices)
+
+    def order(self, seed: int, epoch: int, batch_size: int) -> Sequence[int]:
+        return order(self.data, seed, epoch, batch_size)
+
+    def collate(self, batch: list[Any]) -> Any:
+        return collate(self.data)(batch)

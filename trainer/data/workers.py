@@ -1,0 +1,291 @@
+"""Reading micro-batches: in this process, or in worker processes that are watched.
+
+Torch's DataLoader is not used, for what it does when a worker fails: its timeout raises but neither names nor ends the
+worker (pytorch#96629), after a worker is killed its shutdown may wait for ever on the lock that the dead worker held
+(#21554), and its handler of SIGCHLD raises wherever the main thread happens to be, in a commit as well as in the wait
+for a batch. Here each worker has a socket of its own and answers its requests in order, so that whoever waits knows
+which worker it waits for and what that worker was reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import os
+import pickle
+import re
+import signal
+import socket
+import tempfile
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.multiprocessing
+
+from trainer.data.transport import map_leaves, receive, send
+from trainer.errors import DataError
+from trainer.lifeline import die_with
+
+# The epoch and the indices of one micro-batch.
+Request = tuple[int, list[int]]
+Read = Callable[[Request], Any]
+
+PREFETCH = 2  # requests that a worker has at hand
+_DUMP = signal.SIGUSR1  # makes a worker write where it is
+
+
+class WorkerLost(DataError):
+    """A loader worker hangs or is dead. `stack` is where it was, where it could still say so."""
+
+    def __init__(self, sentence: str, stack: str = "") -> None:
+        super().__init__(sentence)
+        self.stack = stack
+
+
+class Reader(Protocol):
+    """Reads requests in their order; `timeout` bounds each wait in seconds, None does not."""
+
+    def map(self, requests: Iterable[Request]) -> Iterator[Any]: ...
+
+    def close(self) -> None: ...
+
+
+def _what(request: Request) -> str:
+    epoch, indices = request
+    shown = ", ".join(map(str, indices[:8])) + (f", ... ({len(indices)} in all)" if len(indices) > 8 else "")
+    return f"indices [{shown}] of epoch {epoch}"
+
+
+class InProcess:
+    """Reads where it is called. In the main thread, a read that takes longer than `timeout` is ended by a DataError."""
+
+    def __init__(self, read: Read, timeout: float | None) -> None:
+        self._read, self._timeout = read, timeout
+
+    def map(self, requests: Iterable[Request]) -> Iterator[Any]:
+        if self._timeout is None or threading.current_thread() is not threading.main_thread():
+            yield from map(self._read, requests)
+            return
+        with _Watch(self._timeout) as watch:
+            for request in requests:
+                watch.since, watch.request = time.monotonic(), request
+                batch = self._read(request)
+                watch.since = None
+                yield batch
+
+    def close(self) -> None:
+        pass
+
+
+class _Watch:
+    """A thread that interrupts the main thread by SIGALRM once what it does `since` then takes too long.
+
+    No timer is set, since only one process-wide is to be had and setting it costs more than many a read.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.since: float | None = None
+        self.request: Request = (0, [])
+        self._timeout, self._expired = timeout, False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="data watch", daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._handler = self._handle
+        self._previous = signal.signal(signal.SIGALRM, self._handler)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if signal.getsignal(signal.SIGALRM) == self._handler:
+            signal.signal(signal.SIGALRM, self._previous or signal.SIG_DFL)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._timeout / 4):
+            if self._late():
+                self._expired = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+    def _late(self) -> bool:
+        since = self.since
+        return since is not None and time.monotonic() - since > self._timeout
+
+    def _handle(self, number: int, frame: Any) -> None:
+        expired, self._expired = self._expired, False
+        if expired and self._late():
+            raise DataError(
+                f"reading {_what(self.request)} has taken longer than train.data_timeout ({self._timeout:g} s): mend "
+                "the data set, or raise train.data_timeout if it is only slow."
+            )
+        if not expired and callable(self._previous):
+            self._previous(number, frame)
+
+
+class Workers:
+    """`count` processes that read ahead; request i is worker i % count's. They live until `close`."""
+
+    def __init__(self, read: Read, count: int, timeout: float | None, pin: bool = False) -> None:
+        self._timeout, self._pin = timeout, pin
+        self._workers = [_Worker(read, number) for number in range(count)]
+
+    def map(self, requests: Iterable[Request]) -> Iterator[Any]:
+        try:
+            for worker in self._workers:
+                worker.drain(self._timeout)  # what an epoch that was left early has asked for
+            for batch in self._map(iter(requests)):
+                yield map_leaves(batch, torch.Tensor, torch.Tensor.pin_memory) if self._pin else batch
+        except WorkerLost:
+            self.close()
+            raise
+
+    def _map(self, requests: Iterator[Request]) -> Iterator[Any]:
+        count = len(self._workers)
+        waited_for: deque[_Worker] = deque()
+        for number, request in enumerate(itertools.islice(requests, count * PREFETCH)):
+            waited_for.append(self._workers[number % count])
+            waited_for[-1].ask(request)
+        while waited_for:
+            worker = waited_for.popleft()
+            batch = worker.answer(self._timeout)
+            if (request := next(requests, None)) is not None:
+                worker.ask(request)
+                waited_for.append(worker)
+            yield batch
+
+    @property
+    def pids(self) -> list[int | None]:
+        return [worker.process.pid for worker in self._workers]
+
+    def close(self) -> None:
+        """End the processes, whatever they do."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.close()
+
+
+class _Worker:
+    """This side of one worker process."""
+
+    def __init__(self, read: Read, number: int) -> None:
+        context = torch.multiprocessing.get_context()
+        self.number = number
+        self.asked: deque[Request] = deque()
+        self._requests = context.Queue()  # its thread writes, so that asking never waits for the worker
+        self._requests.cancel_join_thread()
+        self._answers, theirs = socket.socketpair()
+        descriptor, name = tempfile.mkstemp(prefix="loader-worker-", suffix=".stack")
+        os.close(descriptor)
+        self._stack = Path(name)
+        self.process = context.Process(target=_serve, args=(read, self._requests, theirs, name), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, request: Request) -> None:
+        self.asked.append(request)
+        self._requests.put(request)
+
+    def answer(self, timeout: float | None) -> Any:
+        """The batch of the oldest request; raises what reading it raised, and WorkerLost."""
+        request = self.asked[0]
+        if not wait([self._answers, self.process.sentinel], timeout):
+            raise self._hangs(request, timeout)
+        try:
+            if not wait([self._answers], 0):
+                raise EOFError
+            batch, error, text = receive(self._answers)
+        except (EOFError, ConnectionError) as broken:
+            raise self._died(request) from broken
+        self.asked.popleft()
+        if error is not None:
+            error.add_note(f"in loader worker {self.number}, reading {_what(request)}:\n{text}")
+            raise error
+        return batch
+
+    def drain(self, timeout: float | None) -> None:
+        """Take and drop the answers that nobody waits for any more."""
+        while self.asked:
+            try:
+                self.answer(timeout)
+            except WorkerLost:
+                raise
+            except Exception:
+                pass  # what reading it raised concerns nobody either
+
+    def _hangs(self, request: Request, timeout: float | None) -> WorkerLost:
+        stack = self._dump()
+        frame = re.search(r'File "(.+)", line (\d+) in (\S+)', stack)
+        where = f", at {frame[1]}:{frame[2]} in {frame[3]}" if frame else ""
+        return WorkerLost(
+            f"loader worker {self.number} (pid {self.process.pid}) has not answered within train.data_timeout "
+            f"({timeout:g} s): it was reading {_what(request)}{where}; mend the data set, or raise train.data_timeout "
+            "if it is only slow.",
+            stack,
+        )
+
+    def _died(self, request: Request) -> WorkerLost:
+        self.process.join(5)
+        code = self.process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
+        return WorkerLost(
+            f"loader worker {self.number} (pid {self.process.pid}) {how} while it was reading {_what(request)}: "
+            "if the machine ran out of memory or of /dev/shm, lower train.num_workers."
+        )
+
+    def _dump(self, patience: float = 2.0) -> str:
+        """Where the worker is; empty if it cannot say."""
+        assert self.process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, _DUMP)
+        end, size = time.monotonic() + patience, 0
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            if size and self._stack.stat().st_size == size:  # it has ended what it began
+                break
+            size = self._stack.stat().st_size
+        return self._stack.read_text(errors="replace")
+
+    def close(self) -> None:
+        self.process.join(5)
+        self._answers.close()
+        self._requests.close()
+        self._stack.unlink(missing_ok=True)
+
+
+def _serve(read: Read, requests: Any, answers: socket.socket, stack: str) -> None:
+    """The worker's side: answer each request with (batch, None, "") or (None, error, its traceback)."""
+    die_with(os.getppid())
+    parent = torch.multiprocessing.parent_process()
+    assert parent is not None
+    if not parent.is_alive():
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the training process's affair
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+    with open(stack, "w") as file:
+        faulthandler.register(_DUMP, file, all_threads=False)
+        while True:
+            request = requests.get()
+            try:
+                send(answers, (read(request), None, ""))
+            except Exception as error:
+                send(answers, (None, _portable(error), traceback.format_exc()))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself where it survives the way to another process, else a RuntimeError that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
