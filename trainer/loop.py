@@ -71,7 +71,8 @@ class _Fit:
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
-        self.lr_at = schedule(config.schedule, lr, config.num_epochs * self.loader.windows, self.loader.windows)
+        self.total = config.num_epochs * self.loader.windows
+        self.lr_at = schedule(config.schedule, lr, self.total, self.loader.windows)
         self.state = TrainState(
             model=model,
             optimizer=ranks.optimizer(config.optim, model),
@@ -190,6 +191,7 @@ class _Fit:
     def _loss(self, micro_step: int, batch: Any) -> Loss:
         seed_all(derive(self.config.seed, "step", self.state.step, micro_step, *self.ranks.stream))
         batch = to_device(batch, self.device)
+        self.task.progress = self.state.step / self.total
         with autocast(self.config, self.device):
             if isinstance(batch, Filler):
                 return self.task.loss(self.module, batch.batch).weightless()
@@ -233,6 +235,7 @@ class _Fit:
 
     def _evaluate(self) -> dict[str, float]:
         seed_all(derive(self.config.seed, "evaluate", self.state.step))
+        self.task.progress = self.state.step / self.total
         self.state.model.eval()
         with torch.no_grad(), autocast(self.config, self.device):
             metrics = {name: float(value) for name, value in self.task.evaluate(self.state.model).items()}

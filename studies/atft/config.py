@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from studies.atft.phases import term_weights
+from studies.atft.phases import loss_weights
 from trainer.config import CheckpointConfig, Frozen, OptimConfig, ScheduleConfig, TrainConfig
 from trainer.errors import ConfigError
 
@@ -138,7 +138,8 @@ class TermScale(Frozen):
 
 
 class LossConfig(Frozen):
-    """The composite loss. `phase` picks the row of `phases.PHASES`; `horizon_weights` empty weighs horizons equally."""
+    """The composite loss. `phase` picks a row of `phases.PHASES`, or `schedule` for all of them, a quarter of the run
+    each; `horizon_weights` empty weighs horizons equally."""
 
     phase: str = "3"
     scale: TermScale = TermScale()
@@ -149,7 +150,7 @@ class LossConfig(Frozen):
     @model_validator(mode="after")
     def _understood(self) -> LossConfig:
         try:
-            term_weights(self.phase, dict(self.scale))
+            loss_weights(self.phase, dict(self.scale))
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self

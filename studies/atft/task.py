@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from studies.atft.config import Config
 from studies.atft.graph import EDGE_FEATURES
-from studies.atft.losses import Composite, composite
+from studies.atft.losses import composite
 from studies.atft.metrics import metric_block, oracle_rank_ic
 from studies.atft.model import Atft
 from studies.atft.panel import Panel, prepare
-from studies.atft.phases import term_weights
+from studies.atft.phases import loss_weights
 from studies.atft.split import blocks
 from trainer.task import Loss, Task
 
@@ -66,9 +66,9 @@ class AtftTask(Task):
         self.data, self.panel = config.data, prepare(config.data)
         omega = np.array(config.loss.horizon_weights or [1.0] * len(self.data.horizons))
         self.omega = torch.tensor(omega / omega.sum(), dtype=torch.float32)
+        self.weights = loss_weights(config.loss.phase, dict(config.loss.scale))
         self.composite = partial(
             composite,
-            weights=term_weights(config.loss.phase, dict(config.loss.scale)),
             tau=config.loss.tau,
             point=config.loss.point,
             min_stocks=self.data.min_stocks,
@@ -90,8 +90,7 @@ class AtftTask(Task):
         return Blocks(self.panel, self.panel.split.train, self.data.block_days, self.data.lookback)
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        total = self._composite(model(*(batch[name] for name in INPUTS)), batch)
-        return Loss(total.sum, total.count, total.terms)
+        return self._composite(model(*(batch[name] for name in INPUTS)), batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The metric block of each horizon on the validation days, `val/rank_ic_5d` and so on, and `val/loss`.
@@ -116,13 +115,14 @@ class AtftTask(Task):
         horizons = range(len(self.data.horizons))
         return [oracle_rank_ic(oracle[days, :, j], returns[days, :, j], self.data.min_stocks) for j in horizons]
 
-    def _composite(self, predictions: Tensor, batch: Batch) -> Composite:
+    def _composite(self, predictions: Tensor, batch: Batch) -> Loss:
         return self.composite(
             predictions.transpose(1, 2),
             batch["targets"],
             batch["returns"],
             batch["mask"],
             batch["blocks"],
+            weights=self.weights.at(self.progress),
             horizon_weights=self.omega.to(predictions.device),
         )
 

@@ -39,6 +39,14 @@ class ToyWithGlobalDraws(Toy):
         return super().loss(model, (x * float(np.random.beta(8, 2)) * (1 + 0.1 * random.random()), y))
 
 
+class ToyInPhases(Toy):
+    """A loss whose weight changes over the run."""
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        return Loss(loss.sum * (1 + self.progress), loss.count)
+
+
 VARIANTS = {
     "default": {},
     "bf16": {"precision": "bf16"},
@@ -49,6 +57,7 @@ VARIANTS = {
         "clip": {"adaptive": 0.1},
         "schedule": {"name": "wsd", "warmup": "cosine", "warmup_steps": 2, "scale_lr": "sqrt"},
     },
+    "phases": {"task": ToyInPhases},
     "draws": {"task": ToyWithGlobalDraws},
     "plateau": {"schedule": {"name": "plateau", "plateau": {"patience": 0, "threshold": 0.5}}, "num_epochs": 3},
 }

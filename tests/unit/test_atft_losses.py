@@ -5,17 +5,12 @@ import pytest
 import torch
 from scipy.stats import rankdata, spearmanr
 
-from studies.atft.losses import (
-    MIN_SHARPE_DAYS,
-    average_ranks,
-    composite,
-    correlation,
-    sharpe,
-    soft_rank_ic,
-    soft_ranks,
-)
-from studies.atft.phases import PHASES, term_weights
+from studies.atft.losses import composite
+from studies.atft.phases import ALL as EVERY
+from studies.atft.phases import PHASES, loss_weights
 from trainer.errors import ConfigError
+from trainer.losses.ranking import MIN_SHARPE_DAYS, average_ranks, correlation, soft_rank_ic, soft_ranks
+from trainer.losses.ranking import sharpe_ratios as sharpe
 
 DAYS, STOCKS = 12, 30
 ALL = PHASES["3"]
@@ -185,8 +180,24 @@ def test_correlation_of_a_line_is_one():
 )
 def test_what_is_not_understood_is_an_error_never_an_empty_loss(phase, scale, word):
     with pytest.raises(ConfigError, match=word):
-        term_weights(phase, scale)
+        loss_weights(phase, scale)
 
 
 def test_phase_weights_are_scaled():
-    assert term_weights("2", {"sharpe": 2.0}) == {"mse": 0.8, "rank_ic": 0.1, "cs_ic": 0.05, "sharpe": 0.1}
+    assert loss_weights("2", {"sharpe": 2.0}).at(0.7) == {"mse": 0.8, "rank_ic": 0.1, "cs_ic": 0.05, "sharpe": 0.1}
+
+
+def test_the_schedule_takes_the_four_phases_in_turn():
+    weights = loss_weights(EVERY, {"mse": 1.0, "rank_ic": 2.0})
+    found = [weights.at(progress) for progress in (0.0, 0.24, 0.25, 0.5, 0.75, 1.0)]
+    rows = [PHASES[k] | ({"rank_ic": 2 * PHASES[k]["rank_ic"]} if k != "1" else {}) for k in "112344"]
+    assert found == rows
+    with pytest.raises(ConfigError, match="phase 1 no term"):
+        loss_weights(EVERY, {"mse": 0.0})
+
+
+def test_a_prediction_that_is_not_finite_shows_in_the_loss():
+    """It is no missing stock: excluded, a model that has diverged would have nothing but empty days."""
+    p, y, r, mask, blocks = day_batch()
+    p[0, 0, int(mask[0].nonzero()[0])] = torch.nan
+    assert torch.isnan(loss_of(p, y, r, mask, blocks).sum)

@@ -14,6 +14,7 @@ from trainer.config.fields import Beta, Frozen, Mode, NonNegative, Positive, Sha
 from trainer.config.gradients import ClipConfig, GradientConfig
 from trainer.config.optim import OptimConfig
 from trainer.config.parallel import ParallelConfig
+from trainer.config.phases import LossWeights, Phase
 from trainer.config.schedule import OneCycleConfig, PlateauConfig, ScheduleConfig
 
 __all__ = [
@@ -24,11 +25,13 @@ __all__ = [
     "Frozen",
     "GradientConfig",
     "GuardConfig",
+    "LossWeights",
     "Mode",
     "NonNegative",
     "OneCycleConfig",
     "OptimConfig",
     "ParallelConfig",
+    "Phase",
     "PlateauConfig",
     "Positive",
     "ScheduleConfig",

@@ -1,0 +1,54 @@
+"""Weighted sums of losses, and a penalty on gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trainer.errors import TrainerError
+from trainer.task import Loss
+
+
+def weighted_sum(losses: Mapping[str, Loss], weights: Mapping[str, float]) -> Loss:
+    """sum_k w_k mean_k over the losses that have a weight, over the count n of the first of them.
+
+    Where all counts are the same, accumulation over micro-batches is exact. A loss of another count n_k enters as its
+    sum times n / n_k, the mean of its own micro-batch. Terms: `loss_<name>` of each, before its weight, and the
+    losses' own.
+    Raises TrainerError for a weight without a loss, or none at all.
+    """
+    if unknown := weights.keys() - losses.keys():
+        raise TrainerError(f"weight of {min(unknown)!r}, which is none of the losses {', '.join(losses)}: remove it.")
+    if not weights:
+        raise TrainerError("a weighted sum needs a weight for at least one loss.")
+    first = losses[next(iter(weights))]
+    parts = {name: _over(first.count, losses[name]) for name in weights}
+    terms = {name: term for key in weights for name, term in losses[key].terms.items()}
+    terms |= {f"loss_{name}": part.detach() for name, part in parts.items()}
+    return Loss(
+        sum((weights[name] * part for name, part in parts.items()), first.sum.new_zeros(())), first.count, terms
+    )
+
+
+def _over(count: float | Tensor, loss: Loss) -> Tensor:
+    """The loss's sum, such that over `count` it is the loss's own mean."""
+    if loss.count is count:
+        return loss.sum
+    own = torch.as_tensor(loss.count, device=loss.sum.device)
+    return loss.sum * torch.where(own > 0, count / own.clamp(min=1e-12), 0.0)
+
+
+def gradient_penalty(outputs: Tensor, inputs: Tensor, *, norm: float = 1.0) -> Loss:
+    """(|d output_i / d input_i| - norm)^2 of each sample (Gulrajani et al. 2017, arXiv 1704.00028, eq. 3); with norm 0
+    the R1 penalty without its gamma/2 (Mescheder et al. 2018, arXiv 1801.04406, eq. 9).
+
+    outputs: [batch, ...], computed from `inputs` [batch, ...], which require a gradient. A sum over samples, as long as
+    no layer mixes them (batch norm does).
+    """
+    (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+    square = slope.flatten(1).square().sum(dim=1)
+    # At 0 the root has no slope: there the penalty is flat, as torch's norm has it.
+    length = torch.where(square > 0, square, 1.0).sqrt() * (square > 0)
+    return Loss((square if norm == 0 else (length - norm).square()).sum(), len(inputs))

@@ -1,0 +1,121 @@
+"""Losses of one sample at a time: all are sums over samples, so that accumulation over micro-batches is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer.errors import TrainerError
+from trainer.losses.base import full_precision, same_shape, total, zeroed
+from trainer.task import Loss
+
+
+@full_precision
+def mse(predictions: Tensor, targets: Tensor, mask: Tensor | None = None) -> Loss:
+    """(p - y)^2; all [...], the count is of elements, those where `mask` is true."""
+    same_shape(predictions=predictions, targets=targets)
+    p, y = zeroed(mask, predictions, targets)
+    return total((p - y).square(), mask)
+
+
+@full_precision
+def huber(predictions: Tensor, targets: Tensor, mask: Tensor | None = None, *, delta: float = 1.0) -> Loss:
+    """e^2/2 up to |e| = delta, delta (|e| - delta/2) beyond (Huber 1964); shapes as for mse."""
+    same_shape(predictions=predictions, targets=targets)
+    p, y = zeroed(mask, predictions, targets)
+    return total(F.huber_loss(p, y, reduction="none", delta=delta), mask)
+
+
+@full_precision
+def quantile(
+    predictions: Tensor, targets: Tensor, mask: Tensor | None = None, *, quantiles: Sequence[float] = (0.1, 0.5, 0.9)
+) -> Loss:
+    """The pinball loss max(q e, (q - 1) e), e = y - p, mean over the quantiles (Koenker & Bassett 1978).
+
+    predictions: [..., quantiles]; targets, mask: [...], of which the count is. Raises TrainerError for a level
+    outside (0, 1) or another number of predictions.
+    """
+    if predictions.shape[-1] != len(quantiles) or not all(0 < q < 1 for q in quantiles):
+        raise TrainerError(
+            f"quantile got {predictions.shape[-1]} predictions for the levels {[*quantiles]}: give one for each level "
+            "between 0 and 1."
+        )
+    same_shape(predictions=predictions[..., 0], targets=targets)
+    levels = torch.tensor(quantiles, dtype=predictions.dtype, device=predictions.device)
+    wide = None if mask is None else mask[..., None]
+    p, y = zeroed(wide, predictions, targets[..., None].expand_as(predictions))
+    error = y - p
+    return total(torch.maximum(levels * error, (levels - 1) * error).mean(dim=-1), mask)
+
+
+@full_precision
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    temperature: float = 1.0,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+) -> Loss:
+    """-sum_k q_k log softmax(logits / temperature)_k, as torch's; smoothing by Szegedy et al. 2016, arXiv 1512.00567.
+
+    logits: [..., classes]; targets: [...] of class numbers, `ignore_index` where there is none, or [..., classes] of
+    probabilities; weight: [classes]. The count is of targets, by class weight if given, as in torch's mean.
+    """
+    flat = logits.flatten(0, -2) / temperature
+    if targets.is_floating_point():
+        same_shape(logits=logits, targets=targets)
+        loss = F.cross_entropy(
+            flat, targets.flatten(0, -2), weight=weight, label_smoothing=label_smoothing, reduction="sum"
+        )
+        return Loss(loss, len(flat))
+    same_shape(logits=logits[..., 0], targets=targets)
+    y = targets.flatten()
+    loss = F.cross_entropy(
+        flat, y, weight=weight, label_smoothing=label_smoothing, ignore_index=ignore_index, reduction="sum"
+    )
+    held = y != ignore_index
+    return Loss(loss, held.sum() if weight is None else torch.where(held, weight[torch.where(held, y, 0)], 0.0).sum())
+
+
+@full_precision
+def focal(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    gamma: float = 2.0,
+    alpha: Tensor | None = None,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+) -> Loss:
+    """-alpha_y (1 - p_y)^gamma log p_y (Lin et al. 2017, arXiv 1708.02002, eq. 5); gamma 0 is cross-entropy.
+
+    logits: [..., classes]; targets: [...]; alpha: [classes]. The count is of targets, whatever alpha.
+    """
+    same_shape(logits=logits[..., 0], targets=targets)
+    y, held = targets.flatten(), targets.flatten() != ignore_index
+    y = torch.where(held, y, 0)
+    log_p = (logits.flatten(0, -2) / temperature).log_softmax(dim=-1).gather(1, y[:, None])[:, 0]
+    # Where p rounds to 1, a power below 1 has no finite slope: the least that 1 - p counts as.
+    rest = (-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).tiny)
+    loss = -(rest**gamma) * log_p
+    return total(loss if alpha is None else alpha[y] * loss, held)
+
+
+@full_precision
+def ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *, blank: int = 0) -> Loss:
+    """-log p(target | logits) over all alignments (Graves et al. 2006); the count is of sequences.
+
+    logits: [batch, time, classes]; targets: [batch, length]; both lengths: [batch]. A sequence too short for its
+    target has no alignment: it is left out of sum and count, and counted in the term `impossible`.
+    """
+    log_p = logits.log_softmax(dim=-1).transpose(0, 1)
+    loss = F.ctc_loss(log_p, targets, input_lengths, target_lengths, blank=blank, reduction="none", zero_infinity=True)
+    within = torch.arange(1, targets.shape[1], device=targets.device) < target_lengths[:, None]
+    repeats = ((targets[:, 1:] == targets[:, :-1]) & within).sum(dim=1)  # each needs a blank between
+    possible = input_lengths >= target_lengths + repeats
+    return Loss(loss.sum(), possible.sum(), {"impossible": (~possible).sum()})

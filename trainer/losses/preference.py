@@ -1,0 +1,88 @@
+"""Preference losses over log-probabilities of whole answers under the policy and a frozen reference.
+
+`chosen`, `rejected` and so on are [n], each the sum of the answer's token log-probabilities: `sequence_log_probs`. They
+are sums over pairs, so that accumulation is exact; for kto see there. Terms are sums over the same count.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer.losses.base import full_precision, same_shape, total
+from trainer.task import Loss
+
+
+@full_precision
+def sequence_log_probs(logits: Tensor, targets: Tensor, *, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
+    """(sum of log softmax(logits)[target] over the answer's tokens [batch], their number [batch]).
+
+    logits: [batch, time, classes], where logits[:, t] predicts targets[:, t]: shift a causal model's outputs before;
+    targets: [batch, time], `ignore_index` outside the answer.
+    """
+    same_shape(logits=logits[..., 0], targets=targets)
+    held = targets != ignore_index
+    each = -F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=ignore_index, reduction="none")
+    return torch.where(held, each, 0.0).sum(dim=1), held.sum(dim=1)
+
+
+def _margin(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
+    """h = log pi(y_w)/ref(y_w) - log pi(y_l)/ref(y_l)."""
+    same_shape(chosen=chosen, rejected=rejected, ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+    return (chosen - ref_chosen) - (rejected - ref_rejected)
+
+
+def _pairs(loss: Tensor, margin: Tensor, beta: float) -> Loss:
+    return total(loss, None, reward_margin=beta * margin, reward_accuracy=(margin > 0).to(margin.dtype))
+
+
+@full_precision
+def dpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+) -> Loss:
+    """-log sigmoid(beta h) (Rafailov et al. 2023, arXiv 2305.18290, eq. 7); with smoothing e,
+    -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h) (Mitchell 2023, conservative DPO)."""
+    h = _margin(chosen, rejected, ref_chosen, ref_rejected)
+    loss = -(1 - label_smoothing) * F.logsigmoid(beta * h) - label_smoothing * F.logsigmoid(-beta * h)
+    return _pairs(loss, h, beta)
+
+
+@full_precision
+def ipo(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: float = 0.1) -> Loss:
+    """(h - 1/(2 beta))^2 (Azar et al. 2023, arXiv 2310.12036, eq. 17, whose tau is beta). Give log-probabilities per
+    token instead of their sums, as TRL does, where answers differ in length."""
+    h = _margin(chosen, rejected, ref_chosen, ref_rejected)
+    return _pairs((h - 1 / (2 * beta)).square(), h, beta)
+
+
+@full_precision
+def kto(
+    policy: Tensor,
+    reference: Tensor,
+    desirable: Tensor,
+    kl: Tensor | None = None,
+    *,
+    beta: float = 0.1,
+    weight_desirable: float = 1.0,
+    weight_undesirable: float = 1.0,
+) -> Loss:
+    """lambda_y - v: lambda_D (1 - sigmoid(beta (r - z))) for a desirable answer, lambda_U (1 - sigmoid(beta (z - r)))
+    for one that is not, r = log policy/reference (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 8).
+
+    policy, reference, desirable: [n]; kl: [m], log policy/reference of answers to other prompts, whose mean, if above
+    0, is z, a constant without gradient; None: z = 0. A sum over answers for a given z: accumulation is exact where
+    every micro-batch is given the `kl` of the whole window.
+    """
+    same_shape(policy=policy, reference=reference, desirable=desirable)
+    r = policy - reference
+    z = r.new_zeros(()) if kl is None else kl.detach().mean().clamp(min=0)
+    wanted = weight_desirable * torch.sigmoid(-beta * (r - z))
+    unwanted = weight_undesirable * torch.sigmoid(-beta * (z - r))
+    return total(torch.where(desirable.bool(), wanted, unwanted), None, reward=beta * r, kl=z.expand_as(r))
