@@ -19,6 +19,7 @@ from rich.text import Text
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
+from hpo.budget import spelled
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import OPEN_STATES, STATES, TERMINAL_STATES, asks, machine_dependent, trials
@@ -73,6 +74,7 @@ class Progress:
         self._id: int = row["id"]
         self.requested: int | None = row["requested"] or None
         self.max_epochs: int | None = row["max_epochs"]
+        self.max_seconds: float | None = row["max_seconds"]
         self.spec: dict[str, Any] = row["spec"]
         self.data: dict[str, Any] = row["environment"].get("data", {})
         self._floor = 0
@@ -110,6 +112,14 @@ class Progress:
         if self.max_epochs is not None and per_second:
             left.append(max(self.max_epochs - self.epochs, 0) / per_second)
         return min(left, default=None)
+
+    def asked_for(self) -> str:
+        """`50 trials or 200 epochs or 2h`: the budget, of which what is reached first ends the study."""
+        bounds = [
+            f"{self.requested} trials" if self.requested else "",
+            f"{self.max_epochs} epochs" if self.max_epochs else "",
+        ]
+        return " or ".join(filter(None, [*bounds, spelled(self.max_seconds) if self.max_seconds else ""]))
 
     def counts(self, noun: str = "") -> str:
         """`3/50 trials`, `3 trials, 40/200 epochs`: how much of what was asked for has ended."""
@@ -195,9 +205,9 @@ class View:
         if self._live:
             self._live.start()
         else:
-            done = f", {self.progress.ended} of them done before" if self.progress.ended else ""
-            trials = "trials" if self.progress.requested is None else f"{self.progress.requested} trials"
-            self._line(f"{self.progress.name}: {trials}{done}; {self._heading()}")
+            of = "of them" if self.progress.requested else "trials"
+            done = f", {self.progress.ended} {of} done before" if self.progress.ended else ""
+            self._line(f"{self.progress.name}: {self.progress.asked_for()}{done}; {self._heading()}")
         return self
 
     def stop(self) -> None:

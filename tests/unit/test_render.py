@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from crafted import change_trial, open_crafted, put_trial
 from rich.console import Console
-from sqlalchemy import event
+from sqlalchemy import event, update
 
 from hpo.clock import FakeClock
+from hpo.ledger.tables import studies
 from hpo.render import (
     REFRESH_SECONDS,
     Progress,
@@ -224,3 +225,19 @@ def test_comparison_drops_columns_that_do_not_fit_and_says_so(ledger):
     assert "val/metric_11" in whole
     assert "more columns" not in whole
     assert "time/epoch_seconds" not in whole
+
+
+def test_a_study_without_a_number_of_trials_shows_the_budget_it_has(ledger):
+    put_trial(ledger, 0, "complete", (0.5, 0.6))
+    with ledger.write() as connection:
+        connection.execute(update(studies).values(requested=0, max_epochs=40, max_seconds=5400.0))
+    progress = Progress(ledger, "crafted", FakeClock())
+    assert (progress.asked_for(), progress.counts(" trials")) == ("40 epochs or 1h30m", "1 trials, 2/40 epochs")
+    assert progress.eta() is None
+    to = console(200)
+    View(ledger, "crafted", to, workers=1, clock=FakeClock()).start()
+    assert to.file.getvalue().startswith("crafted: 40 epochs or 1h30m, 1 trials done before; tpe")
+    assert "1 trials, 2/40 epochs" in text_of(screen(progress, "heading", 24))
+    reason = Result("crafted", "interrupted", "the time is used up", 0, None)
+    assert "crafted: interrupted, 1 trials ended (1 complete)" in summary(progress, reason)
+    assert "goes on from the last checkpoints" not in summary(progress, reason)
