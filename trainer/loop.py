@@ -220,7 +220,8 @@ class _Fit:
             "train/samples_per_sec": self.loader.samples(position) / (time.perf_counter() - start),
         }
         metrics |= self._evaluate()
-        metrics["time/epoch_seconds"] = time.perf_counter() - start
+        metrics["time/epoch_seconds"] = seconds = time.perf_counter() - start
+        metrics["time/data_share"] = self.loader.waited / seconds  # of the epoch, spent waiting for the loader
         s.epoch, s.position = s.epoch + 1, 0
         s.meter.new_epoch()
         if c.schedule.name == "plateau":

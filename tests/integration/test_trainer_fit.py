@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -100,11 +101,30 @@ def test_what_is_reported_at_the_end_of_each_epoch(tmp_path):
         "train/skipped_steps",
         "train/empty_steps",
         "val/loss",
+        "time/data_share",
         "time/epoch_seconds",
     }
     assert {step for step, _ in trial.reporter.values} == {4, 8}
     assert [(ref.step, ref.epoch) for ref in trial.reporter.committed] == [(8, 2), (6, 1)]
     assert not trial.reporter.events
+
+
+class Slow(Plain):
+    """Reading a batch takes longer than training on it."""
+
+    def train_set(self):
+        class Data(TensorDataset):
+            def __getitems__(self, indices):
+                time.sleep(0.05)
+                return super().__getitems__(indices)
+
+        return Data(*super().train_set()[:])
+
+
+def test_the_share_of_an_epoch_that_waits_for_data(tmp_path):
+    fast, slow = (uninterrupted(tmp_path / task.__name__, task=task) for task in (Plain, Slow))
+    assert all(0 < share < 0.5 for share in curve(fast, "time/data_share"))
+    assert all(0.5 < share < 1 for share in curve(slow, "time/data_share"))
 
 
 def test_bf16_trains_and_differs_from_fp32(tmp_path):

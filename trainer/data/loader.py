@@ -10,6 +10,7 @@ entered at, nor on the number of workers.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -136,6 +137,7 @@ class Loader:
             raise DataError(f"the training set of {type(task).__name__} is empty.")
         self.sampler = Sampler(data, config, share, shares)
         self._config, self._on_event = config, on_event
+        self.waited = 0.0
         self._fetch = Fetch(task, data, config)
         self._pin = device.type == "cuda"
         if config.num_workers == "auto":
@@ -153,7 +155,11 @@ class Loader:
         return self.sampler.windows
 
     def epoch(self, epoch: int, position: int) -> Iterator[list[Any]]:
-        """The windows of `epoch` from `position` on: each the list of its micro-batches, still on the host."""
+        """The windows of `epoch` from `position` on: each the list of its micro-batches, still on the host.
+
+        `waited` grows by the seconds that each took to come.
+        """
+        self.waited, start = 0.0, time.perf_counter()
         self.sampler.epoch, self.sampler.position = epoch, position
         batches = self._batches()
         micro_batches, share = self.sampler.micro_batches, self.sampler.share
@@ -161,7 +167,9 @@ class Loader:
             own = [next(batches) for _ in micro_batches(window, share)]
             if share > 0:
                 own += [Filler(next(batches)) for _ in range(len(micro_batches(window, 0)) - len(own))]
+            self.waited += time.perf_counter() - start
             yield own
+            start = time.perf_counter()
 
     def first(self) -> Any:
         """The first micro-batch of the first epoch, read in this process."""
