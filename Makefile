@@ -45,9 +45,11 @@ smoke: $(READY)  ## four trials of one epoch
 train-optimized: $(READY)  ## train the best configuration found, with nothing to stop it early
 	$(HPO) best --study $(HPO_STUDY) --save $(BEST)
 	$(HPO) run --study $(HPO_STUDY) --name $(HPO_STUDY)-optimized $(ONE_TRIAL) --config $(BEST) $(HPO_ARGS)
+	@echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/$(HPO_STUDY)-optimized/00000/metrics.json"
 
 train-atft: $(READY)  ## train atft without a search; HPO_ARGS='-o preset=full' for its full size
 	$(HPO) run --study studies/atft/train.py --trials 1 $(HPO_ARGS)
+	@echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/atft-train/00000/metrics.json"
 
 train-integrated:  ## search, then train the best configuration
 	$(MAKE) hpo-run
