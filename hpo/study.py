@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from hpo.config import as_json, assign, check_path, config_hash, flatten, from_json, near, resolve
-from hpo.dimensions import Dimension
+from hpo.dimensions import Choice, Dimension
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
 from hpo.identity import json_sha256, tree_sha256
@@ -186,9 +186,20 @@ class Study:
             space=space.bound(config),
             overrides={**({} if preset is None else {"preset": preset}), **values},
         )
-        for u in (0.0, 0.5, 1.0):
-            study.build(study.space.decode(study.space.from_unit([u] * len(study.space))))
+        study._try_out()
         return study
+
+    def _try_out(self) -> None:
+        """Build some configurations of the space: its ends, its middle, and there each option of each choice.
+
+        Raises SpaceError where the configuration's own rules refuse one, so that no trial has to meet it.
+        """
+        space, size = self.space, len(self.space)
+        low, middle, high = (space.from_unit([u] * size) for u in (0.0, 0.5, 1.0))
+        choices = {path: one for path, one in space.dimensions.items() if isinstance(one, Choice)}
+        options = [{**middle, path: i} for path, one in choices.items() for i in range(len(one.options))]
+        for coordinates in (low, middle, high, *options):
+            self.build(space.decode(coordinates))
 
     def fixed(self) -> Mapping[str, Any]:
         """Values of the fields that conditions and divisors of the space name and that are not searched."""

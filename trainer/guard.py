@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -35,6 +38,16 @@ class RunningStatistics:
         """Back to what was remembered."""
         if self._live:
             torch._foreach_copy_(self._live, self._before)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Passes inside leave the statistics as they found them."""
+        kept = [buffer.clone() for buffer in self._live]
+        try:
+            yield
+        finally:
+            if kept:
+                torch._foreach_copy_(self._live, kept)
 
     def restore_unless(self, finite: Tensor) -> None:
         """The same where the device says that the window was not finite, without waiting for it."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainer import optim
 from trainer.checkpoint import CheckpointStore
@@ -17,10 +18,13 @@ from trainer.data.loader import Filler, to_device
 from trainer.diagnose import first_nonfinite
 from trainer.errors import CheckpointError, ConfigError
 from trainer.gradient_rules import GradientRules
-from trainer.gradients import NoiseProbe, accumulate
+from trainer.gradients import NoiseProbe, Window, accumulate
 from trainer.guard import RunningStatistics, skips_on_device
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
+from trainer.optim.lookahead import Lookahead
+from trainer.optim.sam import Sam
+from trainer.optim.sophia import Sophia
 from trainer.parallel import Solo, join
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
 from trainer.runtime import autocast, out_of_memory, runtime
@@ -86,8 +90,12 @@ class _Fit:
         self.params = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.rules = GradientRules(model, self.params, config, ranks)
         self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None
+        if k := config.optim.lookahead_k:
+            trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+            self.state.lookahead = Lookahead(trained, k, config.optim.lookahead.alpha)
+        self.sam = Sam(self.params, config.optim.sam, ranks) if config.optim.wrap == "sam" else None
         self.statistics = RunningStatistics(model)
-        self.deferred = skips_on_device(self.state.optimizer, device)
+        self.deferred = skips_on_device(self.state.optimizer, device) and self.state.lookahead is None
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
         self.entered = 0, time.perf_counter()  # the running epoch: at which position, and when
 
@@ -163,11 +171,9 @@ class _Fit:
         """One optimizer step; none if the loss or the gradient is not finite, or there is nothing to learn from."""
         s = self.state
         for group in s.optimizer.param_groups:
-            group["lr"] = self.lr
-        s.optimizer.zero_grad()
+            group["lr"] = self._lr(s.step) * group["lr_scale"]
         self.statistics.remember()
-        window = self.ranks.total(accumulate(batches, self._loss, self.probe, self.ranks), self.params)
-        norm = self.rules.apply(window, s.step, wait=not self.deferred)
+        window, norm = self._gradient(batches)
         s.meter.add(window, norm)
         if self.deferred:
             finite = torch.isfinite(torch.as_tensor(norm + window.loss))
@@ -178,15 +184,41 @@ class _Fit:
                 self._drain()
         elif self._drain():
             s.optimizer.step()
+            if s.lookahead is not None:
+                s.lookahead.step()
         else:
             self.statistics.restore()
         s.step += 1
         s.position += 1
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the step at hand."""
-        return self.lr_at(self.state.step) * self.state.plateau.scale
+    def _gradient(self, batches: list[Any]) -> tuple[Window, float | Tensor]:
+        """The window, with its gradient divided and all rules followed in place, and the norm after the division.
+
+        What SAM and Sophia add are passes over the same window with the same seeds, so with the same dropout. The
+        window's loss is that of the first pass; a norm that is not finite in any of them skips the step.
+        """
+        s = self.state
+        window = self._passes(batches, self.probe)
+        if self.sam is not None:
+            with self.statistics.held(), self.sam.perturbed():
+                self._passes(batches)
+        norm = self.rules.apply(window, s.step, wait=not self.deferred)
+        if isinstance(s.optimizer, Sophia) and s.optimizer.due(s.step):
+            with self.statistics.held(), self.ranks.backward(last=False):
+                losses = (self._loss(i, batch) for i, batch in enumerate(batches))
+                seed = derive(self.config.seed, "curvature", s.step)
+                curvature = s.optimizer.observe(losses, window.count, seed, self.ranks)
+            norm = norm + 0.0 * curvature  # nothing, or NaN
+        return window, norm
+
+    def _passes(self, batches: list[Any], probe: NoiseProbe | None = None) -> Window:
+        """A forward and a backward pass of each micro-batch, and what they add up to over all ranks."""
+        self.state.optimizer.zero_grad()
+        return self.ranks.total(accumulate(batches, self._loss, probe, self.ranks), self.params)
+
+    def _lr(self, step: int) -> float:
+        """The learning rate of `step`, this one or the last."""
+        return self.lr_at(step) * self.state.plateau.scale
 
     def _loss(self, micro_step: int, batch: Any) -> Loss:
         seed_all(derive(self.config.seed, "step", self.state.step, micro_step, *self.ranks.stream))
@@ -216,7 +248,7 @@ class _Fit:
         self._drain()
         position, start = self.entered
         metrics = s.meter.metrics() | {
-            "train/lr": s.optimizer.param_groups[0]["lr"],
+            "train/lr": self._lr(s.step - 1),
             "train/samples_per_sec": self.loader.samples(position) / (time.perf_counter() - start),
         }
         metrics |= self._evaluate()

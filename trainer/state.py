@@ -17,11 +17,13 @@ from torch.optim import Optimizer
 from trainer.errors import ConfigError
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping
+from trainer.optim.lookahead import Lookahead
 from trainer.schedule import Plateau
 
 STATE_ITEMS = (
     "model",
     "optimizer",
+    "lookahead",
     "plateau",
     "early_stopping",
     "guard",
@@ -48,6 +50,7 @@ class TrainState:
     meter: Meter
     windows: int
     parallel: dict[str, Any] = field(default_factory=dict)
+    lookahead: Lookahead | None = None
     step: int = 0
     epoch: int = 0
     position: int = 0
@@ -59,6 +62,7 @@ class TrainState:
         return {
             "model": self.model.state_dict(),
             "optimizer": _optimizer_state(self.optimizer, self.model),
+            "lookahead": None if self.lookahead is None else self.lookahead.state(),
             "plateau": self.plateau.state(),
             "early_stopping": self.early_stopping.state(),
             "guard": {"consecutive": self.meter.consecutive},
@@ -75,6 +79,7 @@ class TrainState:
         for item, load in {
             "model": self._load_model,
             "optimizer": lambda value: _load_optimizer(self.optimizer, self.model, value),
+            "lookahead": lambda value: self.lookahead and self.lookahead.load(value),
             "plateau": self.plateau.load,
             "early_stopping": self.early_stopping.load,
             "guard": lambda value: setattr(self.meter, "consecutive", value["consecutive"]),
@@ -114,18 +119,20 @@ def _names(model: nn.Module) -> dict[torch.Tensor, str]:
 
 
 def _optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    """What the optimizer keeps for each parameter, by the parameter's name."""
+    """What the optimizer keeps for each parameter, by the parameter's name; and whose it is."""
     names = _names(model)
-    return {names[p]: dict(state) for p, state in optimizer.state.items()}
+    return {"of": type(optimizer).__name__, "state": {names[p]: dict(state) for p, state in optimizer.state.items()}}
 
 
 def _load_optimizer(optimizer: Optimizer, model: nn.Module, value: dict[str, Any]) -> None:
     """Put back what was kept. Torch's own loader places and casts it; it numbers the parameters in group order."""
-    names = _names(model)
+    if value["of"] != (mine := type(optimizer).__name__):
+        raise ConfigError(f"the checkpoint holds the state of {value['of']}, and train.optim asks for {mine}: keep it.")
+    names, kept = _names(model), value["state"]
     packed = optimizer.state_dict()
     order = [names[p] for group in optimizer.param_groups for p in group["params"]]
-    unknown = value.keys() - set(order)
+    unknown = kept.keys() - set(order)
     if unknown:
         raise ConfigError(f"the checkpoint's optimizer knows a parameter {min(unknown)!r} that the model lacks.")
-    packed["state"] = {i: value[name] for i, name in enumerate(order) if name in value}
+    packed["state"] = {i: kept[name] for i, name in enumerate(order) if name in kept}
     optimizer.load_state_dict(packed)

@@ -72,7 +72,7 @@ def run(*arguments: str, home: Home) -> str:
         (["--study", "mlp", "-o", "train.optim.lr=nan"], ["train.optim.lr='nan'", "valid number"]),
         (["--study", "mlp", "-o", "train.num_epochs=0"], ["train.num_epochs='0'", "greater than or equal to 1"]),
         (["--study", "mlp", "-o", "train.num_epochs=1.5"], ["train.num_epochs='1.5'", "integer"]),
-        (["--study", "mlp", "-o", "train.optim.name=adam"], ["train.optim.name='adam'", "'adamw'"]),
+        (["--study", "mlp", "-o", "train.optim.name=adan"], ["train.optim.name='adan'", "'adamw'"]),
         (["--study", "mlp", "-o", "train.num_epochs"], ["'train.num_epochs'", "-o path=value"]),
         (["--study", "mlp", "-o", "preset=fll"], ["unknown preset 'fll'", "did you mean 'full'?"]),
         (["--study", "mlp", "--name", ""], ["study name '' cannot be used"]),

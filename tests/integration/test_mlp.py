@@ -217,7 +217,7 @@ def test_the_best_configuration_trains_as_it_is(searched, tmp_path):
 
 
 def test_the_default_configuration_learns_the_digits(home, tmp_path):
-    pinned = {"train": {"optim": {"name": "adamw", "lr": 0.003, "momentum": 0.9}, "batch_size": 32, "num_epochs": 15}}
+    pinned = {"train": {"optim": {"name": "adamw", "lr": 0.003}, "batch_size": 32, "num_epochs": 15}}
     pinned |= {"model": {"hidden_size": 64, "num_layers": 1, "dropout": 0.1}}
     (tmp_path / "pinned.yaml").write_text(yaml.safe_dump(pinned))
     arguments = ("--study", "mlp", "--trials", "1", "--executor", "inline", "--config", str(tmp_path / "pinned.yaml"))

@@ -20,6 +20,10 @@ KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it
     2: {"ddp": {"data": 2}, "fp16": {"data": 2, "compression": "fp16"}, "buckets": {"data": 2, "bucket_mb": 0.001}},
     4: {"ddp": {"data": 4}},
 }
+TWO_PASSES = {  # train.optim of those that look at a window more than once
+    "sam": {"name": "sgd", "lr": 0.1, "wrap": "sam", "sam": {"rho": 0.2}},
+    "sophia": {"name": "sophia", "lr": 1e-3, "update_every": 2},
+}
 RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 1}}
 
 
@@ -49,6 +53,7 @@ def ran(tmp_path_factory, left):
             runs |= {"whole": RESUMED | {"parallel": ddp}, "cut": RESUMED | {"parallel": ddp, "cut": 6}}
             runs |= {"stopped": {"parallel": ddp, "stop": 2}}
             if ranks == 2:
+                runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
                 runs |= {"resumed": RESUMED | {"parallel": ddp, "directory": str(left[0])}}
             job = {"directory": str(tmp_path_factory.mktemp("ranks")), "runs": runs}
             results[ranks] = job, launched("runs", job, ranks)
@@ -79,6 +84,11 @@ def test_every_kind_computes_what_one_process_does(ranks, kind, ran, solo):
     assert len(result["losses"]) == 20
     assert_equal(result, solo["Smooth"], 1e-2 if kind == "fp16" else 1e-6)
     assert all(other[kind]["losses"] == result["losses"] for other in results), "all ranks decide by the same numbers"
+
+
+@pytest.mark.parametrize("name", TWO_PASSES)
+def test_an_optimizer_of_two_passes_sees_all_ranks_gradients_in_both(name, ran, tmp_path):
+    assert_equal(ran(2)[1][0][name], rank_runs.run(str(tmp_path), optim=TWO_PASSES[name]), 1e-5)
 
 
 @pytest.mark.parametrize("ranks", KINDS)

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from trainer_runs import Toy, Trial, killed_at, uninterrupted
 
 from trainer import loop
+from trainer.config.optim import OPTIMIZERS
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError, DataError, TrainerError
 from trainer.report import Verdict
@@ -138,21 +139,52 @@ def test_bf16_trains_and_differs_from_fp32(tmp_path):
 # The guard
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_step_that_is_not_finite_never_reaches_the_weights(optimizer, on_device, tmp_path, monkeypatch):
+OPTIMS = {name: {"name": name} for name in OPTIMIZERS}
+OPTIMS |= {f"sgd in {wrap}": {"name": "sgd", "wrap": wrap, "lookahead": {"k": 2}} for wrap in ("lookahead", "sam")}
+OPTIMS["sophia"]["update_every"] = 2
+ON_DEVICE = ("sgd", "adam", "adamw", "sgd in sam")
+
+
+@pytest.mark.parametrize(
+    ("given", "on_device"), [(given, False) for given in OPTIMS] + [(given, True) for given in ON_DEVICE]
+)
+def test_a_step_that_is_not_finite_never_reaches_the_weights(given, on_device, tmp_path, monkeypatch):
     """As if its window had been empty; also where the decision is the device's, as on a GPU."""
     results = {}
     empty = changing(lambda step, model, loss: Loss(loss.sum * 0, 0) if step in (0, 5) else loss)
     for name, task, deferred in (("empty", empty, False), ("bad", bad_at(0, 5), on_device)):
         monkeypatch.setattr(loop, "skips_on_device", lambda optimizer, device, deferred=deferred: deferred)
-        trial = uninterrupted(tmp_path / name, task=task, optim={"name": optimizer}, micro_batch_size=None)
+        trial = uninterrupted(tmp_path / name, task=task, optim=OPTIMS[given], micro_batch_size=None)
         results[name] = [p.detach().clone() for p in trial.task.net.parameters()]
     for p, q in zip(results["bad"], results["empty"], strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=0 if not on_device else 1e-7)
     assert curve(trial, "train/skipped_steps") == [1, 1]
     assert [kind for kind, _ in trial.reporter.events] == ["skipped_step"] * 2
     assert all(math.isfinite(loss) for loss in curve(trial, "train/loss"))
+
+
+class BadInThePass(Plain):
+    """The loss is not finite in the window of step 0, in the pass of that number alone."""
+
+    number = 0
+
+    def loss(self, model, batch):
+        self.passes = getattr(self, "passes", -1) + 1
+        loss = super().loss(model, batch)
+        return Loss(loss.sum * (math.nan if self.passes == self.number else 1.0), loss.count)
+
+
+@pytest.mark.parametrize("given", [{"name": "sgd", "wrap": "sam"}, {"name": "sophia"}])
+@pytest.mark.parametrize("number", [0, 1])
+def test_either_pass_of_two_can_skip_the_window(given, number, tmp_path):
+    """SAM's at the perturbed weights, and Sophia's for the curvature: nothing moves, and it is counted."""
+    task = type("Bad", (BadInThePass,), {"number": number, "samples": 12})
+    trial = uninterrupted(tmp_path, task=task, num_epochs=1, micro_batch_size=None, optim=given)
+    assert curve(trial, "train/skipped_steps") == [1]
+    assert trial.task.passes == 1
+    seed_all(derive(0, "init"))
+    for p, q in zip(trial.task.net.parameters(), Plain(None).model().parameters(), strict=True):
+        assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -221,6 +253,71 @@ def test_empty_windows_are_skipped_counted_and_no_reason_to_give_up(tmp_path):
     seed_all(derive(0, "init"))
     for p, q in zip(trial.task.net.parameters(), Plain(None).model().parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("given", OPTIMS)
+def test_every_optimizer_fits(given, tmp_path):
+    optim = OPTIMS[given] | {"weight_decay": 0.0}
+    trial = uninterrupted(tmp_path, task=Plain, num_epochs=12, optim=optim, micro_batch_size=None)
+    losses = curve(trial, "train/loss")
+    assert losses[-1] < losses[0] - 0.005
+    assert curve(trial, "train/skipped_steps") == [0] * 12
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_sam_equals_the_loop_written_by_hand(adaptive, tmp_path):
+    """Foret et al. 2021, algorithm 1, over windows of micro-batches with clipping; ASAM likewise."""
+    optim = {"name": "sgd", "lr": 0.5, "wrap": "sam", "sam": {"rho": 0.3, "adaptive": adaptive}}
+    trial = uninterrupted(tmp_path, task=Plain, num_epochs=3, optim=optim, clip={"norm": 0.5})
+    seed_all(derive(0, "init"))
+    net = Plain(None).model()
+    seed_all(derive(0, "data"))
+    x, y = Plain(None).train_set()._tensors
+    velocity = [torch.zeros_like(p) for p in net.parameters()]
+    for epoch in range(3):
+        for rows in torch.tensor(shuffled(0, epoch, 44)).split(12):
+
+            def gradient(rows=rows):
+                return torch.autograd.grad(cross_entropy(net(x[rows]), y[rows]), list(net.parameters()))
+
+            before = [p.detach().clone() for p in net.parameters()]
+            scale = [p.abs() if adaptive else torch.ones_like(p) for p in before]
+            g = gradient()
+            norm = sum((s * d).square().sum() for s, d in zip(scale, g, strict=True)).sqrt()
+            with torch.no_grad():
+                for p, s, d in zip(net.parameters(), scale, g, strict=True):
+                    p += 0.3 * s * s * d / norm
+            g = gradient()
+            total = sum(d.square().sum() for d in g).sqrt()
+            with torch.no_grad():
+                for p, w, d, v in zip(net.parameters(), before, g, velocity, strict=True):
+                    v.mul_(0.9).add_(d * min(1.0, 0.5 / total) + (1e-4 * w if w.ndim > 1 else 0))
+                    p.copy_(w - 0.5 * v)
+    for p, q in zip(trial.task.net.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def test_sams_second_pass_has_the_firsts_dropout_and_leaves_batch_norm_alone(tmp_path):
+    seen = []
+
+    class Watched(Toy):
+        def loss(self, model, batch):
+            loss = super().loss(model, batch)
+            seen.append((torch.rand(3).tolist(), model[1].num_batches_tracked.item()))
+            return loss
+
+    uninterrupted(tmp_path, task=Watched, num_epochs=1, optim={"wrap": "sam"})
+    first, again = seen[:3], seen[3:6]  # a window of three micro-batches
+    assert [draws for draws, _ in first] == [draws for draws, _ in again]
+    assert [count for _, count in seen[:7]] == [1, 2, 3, 4, 5, 6, 4]
+
+
+def test_the_reported_learning_rate_is_that_of_scale_one(tmp_path):
+    trial = uninterrupted(tmp_path, task=Plain, optim={"lr": 0.3, "layer_decay": 0.1})
+    assert curve(trial, "train/lr") == [0.3, 0.3]
 
 
 # Rules that watch the curve

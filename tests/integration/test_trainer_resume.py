@@ -60,6 +60,12 @@ VARIANTS = {
     "phases": {"task": ToyInPhases},
     "draws": {"task": ToyWithGlobalDraws},
     "plateau": {"schedule": {"name": "plateau", "plateau": {"patience": 0, "threshold": 0.5}}, "num_epochs": 3},
+    "lookahead": {"optim": {"wrap": "lookahead", "lookahead": {"k": 4}}},
+    "sam": {"optim": {"name": "sgd", "wrap": "sam", "layer_decay": 0.7}},
+    "sophia": {"optim": {"name": "sophia", "update_every": 2}},
+    "ranger": {"optim": {"name": "ranger", "lookahead": {"k": 4}}},
+    "muon": {"optim": {"name": "muon"}},
+    "soap": {"optim": {"name": "soap", "update_every": 2}},
 }
 
 
@@ -203,6 +209,7 @@ ACTIVE = {
         "num_epochs": 3,
     },
     "guard": {"task": NeverFinite, "guard": {"max_consecutive": 6}},
+    "lookahead": {"optim": {"wrap": "lookahead", "lookahead": {"k": 4}}},
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from trainer.config import TrainConfig
+from trainer.config import OptimConfig, TrainConfig
+from trainer.config.optim import LookaheadConfig
 
 
 def paths(model: BaseModel, prefix: str = "") -> set[str]:
@@ -22,6 +23,10 @@ def test_the_fields_are_a_surface_that_only_grows():
         "num_epochs", "batch_size", "micro_batch_size", "seed", "num_threads", "num_workers", "precision",
         "deterministic", "device", "resume_from", "data_timeout", "data_retry",
         "optim.name", "optim.lr", "optim.weight_decay", "optim.momentum", "optim.nesterov", "optim.betas", "optim.eps",
+        "optim.beta1", "optim.beta2", "optim.trust_coefficient", "optim.gamma", "optim.update_every", "optim.max_dim",
+        "optim.beta2_decay", "optim.clip_threshold", "optim.ns_steps", "optim.adamw", "optim.options",
+        "optim.layer_decay", "optim.groups", "optim.implementation", "optim.wrap", "optim.lookahead.k",
+        "optim.lookahead.alpha", "optim.sam.rho", "optim.sam.adaptive",
         "schedule.name", "schedule.warmup", "schedule.warmup_steps", "schedule.warmup_ratio", "schedule.warmup_epochs",
         "schedule.min_lr", "schedule.one_cycle.pct_start", "schedule.one_cycle.div_factor",
         "schedule.one_cycle.final_div_factor", "schedule.plateau.monitor", "schedule.plateau.mode",
@@ -67,5 +72,41 @@ def test_refused(given):
 def test_contradictions_are_one_sentence():
     with pytest.raises(ValidationError, match="warmup_steps and warmup_ratio both set the length of the warmup"):
         TrainConfig.model_validate({"schedule": {"warmup_steps": 1, "warmup_ratio": 0.1}})
-    with pytest.raises(ValidationError, match="nesterov is true but momentum is 0"):
-        TrainConfig.model_validate({"optim": {"name": "sgd", "nesterov": True, "momentum": 0}})
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"name": "sgd", "nesterov": True, "momentum": 0}, "nesterov is true but momentum is 0: set momentum above 0"),
+        ({"momentum": 0.9}, "momentum is set, and adamw has none: its own are lr, weight_decay, betas, eps"),
+        ({"name": "lion", "eps": 1e-8}, "eps is set, and lion has none: its own are lr, weight_decay, betas;"),
+        ({"name": "sgd", "beta2": 0.9}, "beta2 is set, and sgd has none"),
+        ({"betas": [0.9, 0.99], "beta1": 0.8}, "betas sets beta1 and beta2 as well"),
+        ({"options": {"rank": 4}}, r"options\.rank is set, and adamw has none"),
+        (
+            {"name": "lion", "implementation": "fused"},
+            "'fused' does not exist for lion: give auto or foreach or single",
+        ),
+        ({"name": "adan"}, "choose one of 'sgd', .* or one of your own by its path, as in 'my_module:MyOptimizer'"),
+        ({"name": "my_module:My", "implementation": "fused"}, "is for the optimizers of the table: leave it auto"),
+        ({"name": "my module:My"}, "choose one of"),
+    ],
+)
+def test_what_an_optimizer_does_not_know_is_refused(given, sentence):
+    with pytest.raises(ValidationError, match=sentence):
+        OptimConfig.model_validate(given)
+
+
+def test_hyperparameters_are_the_optimizers_defaults_changed_by_what_is_set():
+    assert OptimConfig().hyperparameters == {"lr": 1e-3, "weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}
+    changed = OptimConfig(name="lion", lr=1.0, beta2=0.5).hyperparameters
+    assert changed == {"lr": 1.0, "weight_decay": 0.03, "betas": (0.9, 0.5)}
+    own = OptimConfig(name="my_module:My", momentum=0.5, options={"rank": 4}).hyperparameters
+    assert own == {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.5, "rank": 4}
+
+
+def test_lookahead_is_there_where_it_is_asked_for_and_in_ranger():
+    assert OptimConfig().lookahead_k is None
+    assert OptimConfig(wrap="lookahead").lookahead_k == 5
+    assert OptimConfig(name="ranger").lookahead_k == 6
+    assert OptimConfig(name="ranger", wrap="sam", lookahead=LookaheadConfig(k=3)).lookahead_k == 3

@@ -1,27 +1,210 @@
-"""`train.optim`."""
+"""`train.optim`: the table of optimizers, and what can be set of them. docs/guide/optimizers.md says when to use which.
+
+An optimizer of your own is one class in one file, and either one line in OPTIMIZERS or its dotted path as `name`:
+
+    hpo run ... -o train.optim.name=my_module:MyOptimizer -o train.optim.lr=0.01 -o train.optim.options.rank=4
+
+It is a torch.optim.Optimizer, importable beside the study's file or from PYTHONPATH, and gets the parameter groups, lr,
+weight_decay, the other hyperparameters that are set, and the options.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from trainer.config.fields import Beta, Frozen, NonNegative, Positive
+from trainer.dotted import PATTERN
+
+Implementation = Literal["auto", "fused", "foreach", "single"]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An optimizer of the table.
+
+    `build` ("module:callable") takes the parameter groups and `defaults`, changed by what is set, by name. `runs_as`
+    has the quickest way first. `sharded` says that it also works on parameters of which a rank holds a part.
+    """
+
+    build: str
+    defaults: Mapping[str, Any]
+    runs_as: tuple[Implementation, ...] = ("foreach", "single")
+    sharded: bool = True
+
+
+_OF_ONES_OWN: Mapping[str, Any] = {"lr": 1e-3, "weight_decay": 0.0}  # of an optimizer by its dotted path
+_ADAM = {"lr": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
+_TORCH = ("fused", "foreach", "single")
+
+OPTIMIZERS: dict[str, Known] = {
+    "sgd": Known(
+        "trainer.optim.from_torch:sgd", {"lr": 0.1, "weight_decay": 1e-4, "momentum": 0.9, "nesterov": False}, _TORCH
+    ),
+    "adam": Known("torch.optim:Adam", _ADAM, _TORCH),
+    "adamw": Known("torch.optim:AdamW", _ADAM | {"weight_decay": 0.01}, _TORCH),
+    "lamb": Known("trainer.optim.layerwise:Lamb", _ADAM | {"lr": 2e-3, "weight_decay": 0.01, "eps": 1e-6}),
+    "lars": Known(
+        "trainer.optim.layerwise:Lars", {"lr": 0.3, "weight_decay": 1e-4, "momentum": 0.9, "trust_coefficient": 1e-3}
+    ),
+    "lion": Known("trainer.optim.lion:Lion", {"lr": 3e-4, "weight_decay": 0.03, "betas": (0.9, 0.99)}),
+    "sophia": Known(
+        "trainer.optim.sophia:Sophia",
+        {"lr": 6e-4, "weight_decay": 0.2, "betas": (0.96, 0.99), "eps": 1e-12, "gamma": 0.01, "update_every": 10},
+        sharded=False,
+    ),
+    "adafactor": Known(
+        "trainer.optim.from_torch:adafactor",
+        {"lr": 0.01, "weight_decay": 0.0, "beta2_decay": -0.8, "clip_threshold": 1.0},
+        sharded=False,
+    ),
+    "sm3": Known("trainer.optim.sm3:SM3", {"lr": 0.1, "weight_decay": 1e-4, "momentum": 0.9}, ("single",)),
+    "ranger": Known(  # and Lookahead around it
+        "trainer.optim.from_torch:radam", {"lr": 1e-3, "weight_decay": 0.01, "betas": (0.95, 0.999), "eps": 1e-5}
+    ),
+    "muon": Known(
+        "trainer.optim.muon:Muon",
+        {
+            "lr": 1e-3,
+            "weight_decay": 0.1,
+            "momentum": 0.95,
+            "nesterov": True,
+            "ns_steps": 5,
+            "betas": (0.9, 0.95),
+            "eps": 1e-8,
+            "adamw": ("*embed*", "*head*", "*classifier*"),
+        },
+        ("single",),
+        sharded=False,
+    ),
+    "soap": Known(
+        "trainer.optim.shampoo:Soap",
+        {"lr": 3e-3, "weight_decay": 0.01, "betas": (0.95, 0.95), "eps": 1e-8, "update_every": 10, "max_dim": 4096},
+        ("single",),
+        sharded=False,
+    ),
+    "shampoo": Known(
+        "trainer.optim.shampoo:Shampoo",
+        {"lr": 0.01, "weight_decay": 1e-4, "momentum": 0.9, "eps": 1e-6, "update_every": 10, "max_dim": 4096},
+        ("single",),
+        sharded=False,
+    ),
+}
+
+
+def _known(name: str) -> str:
+    if name in OPTIMIZERS or re.fullmatch(PATTERN, name):
+        return name
+    names = ", ".join(repr(known) for known in OPTIMIZERS)
+    raise ValueError(f"choose one of {names}, or one of your own by its path, as in 'my_module:MyOptimizer'")
+
+
+class LookaheadConfig(Frozen):
+    """Every `k` steps go back to a point `alpha` of the way from the last such point (Zhang et al. 2019)."""
+
+    k: Annotated[int, Field(ge=1)] | None = None  # None: 5; ranger 6
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+
+class SamConfig(Frozen):
+    """Step by the gradient at the worst point within `rho` (Foret et al. 2021): each step costs two passes."""
+
+    rho: Positive = 0.05
+    adaptive: bool = False  # the neighbourhood scales with each weight (Kwon et al. 2021); use a rho about ten times
+
+
+class GroupConfig(Frozen):
+    """Parameters whose names match `pattern` (fnmatch), of what no earlier pattern has matched."""
+
+    pattern: Annotated[str, Field(min_length=1)]
+    lr_scale: NonNegative = 1.0  # times the learning rate, and times what layer_decay gives
+    weight_decay: NonNegative | None = None  # None: as without the pattern
 
 
 class OptimConfig(Frozen):
-    """The optimizer. Norms and biases (parameters of fewer than two dimensions) are never decayed."""
+    """The optimizer. A field that is None has the default of the chosen optimizer (OPTIMIZERS), which must know it.
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    lr: Positive | None = None  # None: adamw 1e-3, sgd 0.1
-    weight_decay: NonNegative | None = None  # None: adamw 0.01, sgd 1e-4
-    momentum: Beta = 0.9  # sgd
-    nesterov: bool = False  # sgd
-    betas: tuple[Beta, Beta] | None = None  # adamw; None: (0.9, 0.999)
-    eps: Positive = 1e-8  # adamw
+    Norms, biases and other parameters of fewer than two dimensions are not decayed, unless `groups` says so.
+    """
+
+    name: Annotated[str, AfterValidator(_known)] = "adamw"
+    lr: Positive | None = None  # the peak of the schedule
+    weight_decay: NonNegative | None = None
+    momentum: Beta | None = None
+    nesterov: bool | None = None
+    betas: tuple[Beta, Beta] | None = None
+    beta1: Beta | None = None  # one of the betas, with a path of its own to search
+    beta2: Beta | None = None
+    eps: Positive | None = None
+    trust_coefficient: Positive | None = None  # lars: a step's size as a share of the layer's weights, at lr 1
+    gamma: Positive | None = None  # sophia: scales the curvature; the larger, the fewer entries are clipped
+    update_every: Annotated[int, Field(ge=1)] | None = None  # sophia, soap, shampoo: steps between looks at curvature
+    max_dim: Annotated[int, Field(ge=1)] | None = None  # soap, shampoo: longer sides of a matrix stay as they are
+    beta2_decay: Annotated[float, Field(lt=0, ge=-1)] | None = None  # adafactor: beta2 at step t is 1 - t^this
+    clip_threshold: Annotated[float, Field(ge=1)] | None = None  # adafactor: the largest RMS of an unscaled update
+    ns_steps: Annotated[int, Field(ge=1, le=20)] | None = None  # muon: iterations that orthogonalise an update
+    adamw: tuple[str, ...] | None = None  # muon: patterns of matrices that AdamW trains; it has all embeddings anyway
+    options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)  # what has no field here
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # learning rate of a block over that of the next deeper one
+    groups: tuple[GroupConfig, ...] = ()
+    implementation: Implementation = "auto"  # auto: the quickest; each of them gives the same bits on every run
+    wrap: Literal["none", "lookahead", "sam"] = "none"
+    lookahead: LookaheadConfig = LookaheadConfig()
+    sam: SamConfig = SamConfig()
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """What the optimizer is built with, by name: its defaults, changed by what is set."""
+        defaults = OPTIMIZERS[self.name].defaults if self.name in OPTIMIZERS else _OF_ONES_OWN
+        given = {name: value for name in _HYPERPARAMETERS if (value := getattr(self, name)) is not None}
+        beta1, beta2 = given.pop("beta1", None), given.pop("beta2", None)
+        if beta1 is not None or beta2 is not None:
+            first, second = defaults.get("betas", (0.9, 0.999))
+            given["betas"] = (first if beta1 is None else beta1, second if beta2 is None else beta2)
+        return {**defaults, **given, **self.options}
+
+    @property
+    def lookahead_k(self) -> int | None:
+        """The steps of a cycle of Lookahead; None where there is none. Ranger is RAdam within Lookahead."""
+        if self.wrap != "lookahead" and self.name != "ranger":
+            return None
+        return self.lookahead.k or (6 if self.name == "ranger" else 5)
 
     @model_validator(mode="after")
     def _check(self) -> OptimConfig:
-        if self.name == "sgd" and self.nesterov and self.momentum == 0:
+        if self.betas is not None and (self.beta1 is not None or self.beta2 is not None):
+            raise ValueError("betas sets beta1 and beta2 as well: give the pair, or one or both of the others.")
+        if self.name in OPTIMIZERS:
+            self._check_known(OPTIMIZERS[self.name])
+        elif self.implementation != "auto":
+            raise ValueError(
+                f"implementation={self.implementation!r} is for the optimizers of the table: leave it auto."
+            )
+        hyperparameters = self.hyperparameters
+        if hyperparameters.get("nesterov") and hyperparameters.get("momentum") == 0:
             raise ValueError("nesterov is true but momentum is 0: set momentum above 0, or nesterov to false.")
         return self
+
+    def _check_known(self, known: Known) -> None:
+        own = [name for name in known.defaults if name in _HYPERPARAMETERS]
+        fields = {*own, *(("beta1", "beta2") if "betas" in own else ())}
+        foreign = [name for name in _HYPERPARAMETERS if getattr(self, name) is not None and name not in fields]
+        foreign += [
+            f"options.{name}" for name in self.options if name in _HYPERPARAMETERS or name not in known.defaults
+        ]
+        if foreign:
+            raise ValueError(
+                f"{foreign[0]} is set, and {self.name} has none: its own are {', '.join(own)}; "
+                f"leave {foreign[0]} out, or search it only when the name is one that has it."
+            )
+        if self.implementation not in ("auto", *known.runs_as):
+            ways = " or ".join(("auto", *known.runs_as))
+            raise ValueError(f"implementation={self.implementation!r} does not exist for {self.name}: give {ways}.")
+
+
+_NOT_HYPERPARAMETERS = {"name", "options", "layer_decay", "groups", "implementation", "wrap", "lookahead", "sam"}
+_HYPERPARAMETERS = tuple(name for name in OptimConfig.model_fields if name not in _NOT_HYPERPARAMETERS)

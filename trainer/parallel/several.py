@@ -50,6 +50,11 @@ class Several(Solo):
         loss, count, self._wishes, *terms = numbers.tolist() if self.device.type == "cpu" else numbers
         return Window(loss, count, dict(zip(names, terms, strict=True)))
 
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        self.beat()
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=self.mesh.get_group("data"))
+
     def agree(self, value: Any) -> Any:
         self.beat()
         box = [value]

@@ -65,6 +65,9 @@ class Solo:
         """The window's numbers over all ranks, and in `params` the gradients of their sum."""
         return window
 
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Put the sum over all shares in place of each tensor."""
+
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """The norm of the whole model's gradient."""
         return nn.utils.get_total_norm(gradients)

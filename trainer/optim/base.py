@@ -1,0 +1,53 @@
+"""What the optimizers written here share."""
+
+# pyright: reportPrivateImportUsage=false
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Own(Optimizer):
+    """An optimizer whose `update` takes lists of tensors: all of a group's at once, or with `foreach=False` one by one.
+
+    All it keeps is in `state`, tensors by parameter and name, so that a checkpoint holds all of it.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, foreach: bool = True, **hyperparameters: Any) -> None:
+        super().__init__(groups, {"foreach": foreach, **hyperparameters})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for batch in [params] if group["foreach"] else [[p] for p in params]:
+                if batch:
+                    self.update(batch, [p.grad for p in batch], group)
+
+    def update(self, params: list[Tensor], grads: list[Any], group: dict[str, Any]) -> None:
+        """Change `params` in place; `grads` is read only."""
+        raise NotImplementedError
+
+    def buffers(self, name: str, params: list[Tensor]) -> list[Tensor]:
+        """What is kept as `name` for each parameter; zeros of its shape at first."""
+        for p in params:
+            if name not in self.state[p]:  # contiguous, as a checkpoint gives it back: sums then add up in one order
+                self.state[p][name] = torch.zeros_like(p, memory_format=torch.contiguous_format)
+        return [self.state[p][name] for p in params]
+
+    def count(self, params: list[Tensor]) -> list[int]:
+        """The number of this update, from 1, for each parameter."""
+        for p in params:
+            self.state[p].setdefault("step", torch.zeros(()))
+        steps = [self.state[p]["step"] for p in params]
+        torch._foreach_add_(steps, 1)
+        return [int(step) for step in steps]
+
+
+def decay(params: list[Tensor], group: dict[str, Any]) -> None:
+    """Decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101): p <- (1 - lr wd) p."""
+    if group["weight_decay"]:
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])

@@ -1,0 +1,71 @@
+"""From `train.optim` to an optimizer over a model's parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from trainer.config.optim import OPTIMIZERS, OptimConfig
+from trainer.dotted import named
+from trainer.errors import ConfigError
+from trainer.optim.groups import param_groups
+
+
+def learning_rate(config: OptimConfig) -> float:
+    """The peak learning rate: the one given, else the optimizer's own."""
+    return config.hyperparameters["lr"]
+
+
+def build(config: OptimConfig, model: nn.Module, *, sharded: bool = False) -> Optimizer:
+    """The optimizer `config` names, over the parameters of `model` that require a gradient.
+
+    A group of its `param_groups` has, besides what torch puts there, `lr_scale`: its share of the learning rate.
+    Raises ConfigError for what `check` refuses, and for an optimizer of the user's own that cannot be made.
+    """
+    groups = param_groups(model, config)
+    check(config, model, sharded)
+    hyperparameters = {name: value for name, value in config.hyperparameters.items() if name != "adamw"}
+    if config.name in OPTIMIZERS:
+        make = named(OPTIMIZERS[config.name].build, "OPTIMIZERS")
+        return make(groups, **hyperparameters, **_implementation(config))
+    return _users_own(config.name, groups, hyperparameters)
+
+
+def check(config: OptimConfig, model: nn.Module, sharded: bool) -> None:
+    """Refuse, with a ConfigError that names the alternative, what the optimizer cannot do with this model.
+
+    `sharded`: ranks hold parts of parameters, as under fully_shard (FSDP2) or tensor parallelism.
+    """
+    if sharded and config.name in OPTIMIZERS and not OPTIMIZERS[config.name].sharded:
+        others = ", ".join(name for name, known in OPTIMIZERS.items() if known.sharded)
+        raise ConfigError(
+            f"train.optim.name is {config.name!r}, which needs whole parameters, and they are sharded: "
+            f"choose one of {others}, or do not shard."
+        )
+    if config.name == "muon" and not any(group["muon"] for group in param_groups(model, config)):
+        raise ConfigError(
+            f"train.optim.name is 'muon', and {type(model).__name__} has no hidden matrix for it (a parameter of two "
+            f"dimensions, no embedding, matching none of {', '.join(config.hyperparameters['adamw'])}): "
+            "choose adamw, or change train.optim.adamw."
+        )
+
+
+def _implementation(config: OptimConfig) -> dict[str, bool]:
+    ways = OPTIMIZERS[config.name].runs_as
+    way = ways[0] if config.implementation == "auto" else config.implementation
+    if len(ways) == 1:
+        return {}
+    return {"fused": True} if way == "fused" else {"foreach": way == "foreach"}
+
+
+def _users_own(path: str, groups: list[dict[str, Any]], hyperparameters: dict[str, Any]) -> Optimizer:
+    make = named(path, "train.optim.name")
+    try:
+        optimizer = make(groups, **hyperparameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"train.optim.name={path!r} was not made of its hyperparameters: {error}.") from error
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"train.optim.name={path!r} makes a {type(optimizer).__name__}, no optimizer.")
+    return optimizer

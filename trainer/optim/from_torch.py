@@ -1,0 +1,29 @@
+"""Torch's own optimizers where their arguments differ from ours. Adam and AdamW need nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adafactor, Optimizer, RAdam
+
+
+def sgd(groups: list[dict[str, Any]], **hyperparameters: Any) -> Optimizer:
+    """Sutskever et al. 2013, with torch's v = momentum * v + g; decay enters the gradient."""
+    optimizer = SGD(groups, **hyperparameters)
+    if hyperparameters["momentum"]:
+        # v = 0 makes the first step what torch's own first step is, v = g. Torch would leave v uninitialised where
+        # the very first step is one that `found_inf` skips.
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    return optimizer
+
+
+def adafactor(groups: list[dict[str, Any]], *, clip_threshold: float, **hyperparameters: Any) -> Optimizer:
+    """Shazeer & Stern 2018, arXiv 1804.04235, with lr for the cap on the relative step (the paper's 0.01)."""
+    return Adafactor(groups, d=clip_threshold, eps=(None, 1e-3), **hyperparameters)
+
+
+def radam(groups: list[dict[str, Any]], **hyperparameters: Any) -> Optimizer:
+    """Liu et al. 2020, arXiv 1908.03265, algorithm 2, with decoupled decay."""
+    return RAdam(groups, decoupled_weight_decay=True, **hyperparameters)

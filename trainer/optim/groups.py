@@ -1,0 +1,79 @@
+"""Parameter groups: who decays, and at which share of the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from trainer.config.optim import OptimConfig
+from trainer.errors import ConfigError
+
+# Modules whose own parameters are never decayed, whatever their shape.
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+
+
+def param_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """The trainable parameters in the model's order, those together that are treated alike.
+
+    A group has `params`, `weight_decay`, `lr_scale`, `vector` (norms, biases and other parameters of fewer than two
+    dimensions, which do not decay by themselves and whose steps LAMB and LARS do not scale by layer) and, for muon,
+    `muon`: whether Muon trains it, and not AdamW. Raises ConfigError for a model without parameters and for a pattern
+    that matches none.
+    """
+    hyperparameters = config.hyperparameters
+    parameters = list(_parameters(model))
+    if not parameters:
+        raise ConfigError(f"the model ({type(model).__name__}) has no parameter that requires a gradient.")
+    depths = _depths([name for name, _, _ in parameters])
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    matched: set[str] = set()
+    for name, p, module in parameters:
+        vector = p.ndim < 2 or name.rpartition(".")[2].startswith("bias") or isinstance(module, NORMS)
+        decay = 0.0 if vector else hyperparameters["weight_decay"]
+        scale = config.layer_decay ** (max(depths.values()) - depths[name])
+        if (special := next((one for one in config.groups if fnmatchcase(name, one.pattern)), None)) is not None:
+            matched.add(special.pattern)
+            scale *= special.lr_scale
+            decay = decay if special.weight_decay is None else special.weight_decay
+        key = {"weight_decay": decay, "lr_scale": scale, "vector": vector}
+        if config.name == "muon":
+            other = vector or p.ndim != 2 or isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+            key["muon"] = not other and not any(fnmatchcase(name, one) for one in hyperparameters["adamw"])
+        groups.setdefault(tuple(key.values()), {"params": [], **key})["params"].append(p)
+    for one in config.groups:
+        if one.pattern not in matched:
+            some = ", ".join(name for name, _, _ in parameters[:5])
+            raise ConfigError(
+                f"train.optim.groups: no parameter is left for pattern {one.pattern!r}; "
+                f"this model's names are such as {some}."
+            )
+    return sorted(groups.values(), key=lambda group: group["vector"])
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module]]:
+    """Name, parameter and its module, of all that require a gradient; a shared one once, by its first name."""
+    seen: set[nn.Parameter] = set()
+    for prefix, module in model.named_modules():
+        for name, p in module.named_parameters(recurse=False):
+            if p.requires_grad and p not in seen:
+                seen.add(p)
+                yield f"{prefix}.{name}" if prefix else name, p, module
+
+
+def _depths(names: list[str]) -> dict[str, int]:
+    """How deep each parameter lies: its block's number in the order of the model.
+
+    A block is what the name says up to its first number (`encoder.layers.3`), else its first part (`embed`); the
+    model's own parameters come first.
+    """
+    blocks: dict[str, int] = {}
+    return {name: blocks.setdefault(_block(name), len(blocks)) for name in names}
+
+
+def _block(name: str) -> str:
+    *modules, _ = name.split(".")
+    number = next((i for i, part in enumerate(modules) if part.isdigit()), 0)
+    return ".".join(modules[: number + 1])

@@ -1,0 +1,54 @@
+"""Sharpness-aware minimisation: the gradient at the worst point nearby."""
+
+# pyright: reportPrivateImportUsage=false
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.optim import SamConfig
+from trainer.parallel.solo import ALONE, Solo
+
+
+class Sam:
+    """Foret et al. 2021, arXiv 2010.01412, algorithm 1, around any optimizer.
+
+    The point is w + rho g/|g| over all parameters, or w + rho w^2 g/|w g| if `adaptive` (Kwon et al. 2021,
+    arXiv 2102.11600, equation 8).
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], config: SamConfig, ranks: Solo = ALONE) -> None:
+        self.params, self.config, self.ranks = params, config, ranks
+
+    @contextmanager
+    def perturbed(self) -> Iterator[None]:
+        """Inside, the weights are those of the worst point by the gradients at hand, which may be divided or not;
+        afterwards they are what they were, to the bit.
+
+        A gradient that is not finite leads to weights and thus to a second gradient that are not, so the guard, which
+        looks at the second alone, sees both.
+        """
+        params: list[Tensor] = [p for p in self.params if p.grad is not None]
+        before = [p.detach().clone() for p in params]
+        with torch.no_grad():
+            self._ascend(params)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(params, before)
+
+    def _ascend(self, params: list[Tensor]) -> None:
+        if not params:
+            return
+        towards: Any = [p.grad for p in params]
+        if self.config.adaptive:
+            towards = torch._foreach_mul(params, towards)
+        norm = self.ranks.norm(towards)
+        if self.config.adaptive:
+            towards = torch._foreach_mul(params, towards)
+        torch._foreach_add_(params, torch._foreach_mul(towards, self.config.rho / norm.clamp(min=1e-12)))

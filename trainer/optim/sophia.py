@@ -1,0 +1,91 @@
+"""Sophia-H: momentum over an estimate of the curvature, clipped."""
+
+# pyright: reportPrivateImportUsage=false
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from trainer.errors import ConfigError
+from trainer.optim.base import Own, decay
+from trainer.parallel.solo import ALONE, Solo
+from trainer.task import Loss
+
+
+class Sophia(Own):
+    """Liu et al. 2024, arXiv 2305.14342, algorithm 3, with the estimator of algorithm 1 (Hutchinson):
+
+    m <- beta1 m + (1 - beta1) g,  every k steps h <- beta2 h + (1 - beta2) u (H u) with u ~ N(0, 1),
+    p <- (1 - lr wd) p - lr clip(m / max(gamma h, eps), 1).
+
+    The training loop has it `observe` the curvature of every window that is `due`.
+    """
+
+    curvature: Mapping[Tensor, Tensor] = MappingProxyType({})  # of the window at hand, by parameter
+
+    def due(self, step: int) -> bool:
+        """Whether the window of `step` is one to look at the curvature of."""
+        return step % self.param_groups[0]["update_every"] == 0
+
+    def observe(self, losses: Iterable[Loss], count: float | Tensor, seed: int, ranks: Solo = ALONE) -> Tensor:
+        """Estimate the diagonal of the Hessian of sum(losses)/count for the step that follows, and give its norm.
+
+        The sum is over all ranks' losses, and one u serves them all, so that how a window is cut into micro-batches
+        and shares changes nothing but rounding. Raises ConfigError where the model
+        has no second derivative.
+        """
+        params = [p for group in self.param_groups for p in group["params"]]
+        generator = torch.Generator().manual_seed(seed)
+        us = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in params]
+        total = [torch.zeros_like(p) for p in params]
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+                for loss in losses:
+                    torch._foreach_add_(total, _products(loss.sum, params, us))
+        except RuntimeError as error:
+            if "derivative" not in str(error):
+                raise
+            raise ConfigError(
+                f"train.optim.name is 'sophia', and a part of the model has no second derivative "
+                f"({str(error).splitlines()[0]}): choose adamw or lion."
+            ) from error
+        ranks.add_up(total)
+        torch._foreach_mul_(total, us)
+        torch._foreach_div_(total, count)
+        self.curvature = dict(zip(params, total, strict=True))
+        return torch.nn.utils.get_total_norm(total)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self.curvature = {}  # of a window that was not stepped on
+
+    def update(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
+        m, h = self.buffers("exp_avg", params), self.buffers("hessian", params)
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(m, grads, 1 - beta1)
+        if self.curvature:
+            torch._foreach_lerp_(h, [self.curvature[p] for p in params], 1 - beta2)
+        scaled = torch._foreach_mul(h, group["gamma"])
+        torch._foreach_clamp_min_(scaled, group["eps"])
+        steps = torch._foreach_div(m, scaled)
+        torch._foreach_clamp_min_(steps, -1.0)
+        torch._foreach_clamp_max_(steps, 1.0)
+        decay(params, group)
+        torch._foreach_add_(params, steps, alpha=-group["lr"])
+
+
+def _products(loss: Tensor, params: list[Tensor], us: list[Tensor]) -> list[Tensor]:
+    """H u, with H the Hessian of `loss`; zeros where the loss does not depend on a parameter, or only linearly."""
+    zeros = [torch.zeros_like(p) for p in params]
+    if not loss.requires_grad:
+        return zeros
+    grads = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+    inner = sum((g * u).sum() for g, u in zip(grads, us, strict=True))
+    if not isinstance(inner, Tensor) or not inner.requires_grad:
+        return zeros
+    return list(torch.autograd.grad(inner, params, materialize_grads=True))
