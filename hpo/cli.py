@@ -9,36 +9,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from hpo.errors import HpoError, UserError
+from hpo import commandline, words
+from hpo.commandline import (
+    MOST,
+    AllOption,
+    AllStudiesOption,
+    ConfigOption,
+    DriftOption,
+    EpochsOption,
+    ExecutorOption,
+    HomeOption,
+    JsonOption,
+    OverrideOption,
+    StorageOption,
+    StudyOption,
+    TimeOption,
+    TrackingOption,
+    TrialsOption,
+    WorkersOption,
+)
+from hpo.errors import UserError
 
 if TYPE_CHECKING:
-    from hpo.ledger import Ledger
-    from hpo.run import Request
-
-INTERRUPTED = 130
-
-
-class _Commands(TyperGroup):
-    """Errors raised on purpose become one sentence and an exit code; anything else is a bug, and shown whole."""
-
-    def invoke(self, ctx: Any) -> Any:
-        from trainer.errors import ConfigError, DataError, TrainerError
-
-        try:
-            return super().invoke(ctx)
-        except (HpoError, TrainerError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
-        except KeyboardInterrupt:
-            print("interrupted.", file=sys.stderr)
-            code = INTERRUPTED
-        raise typer.Exit(code)
-
+    pass
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=commandline.Commands,
     help="Hyperparameter search and experiment tracking for PyTorch.",
     no_args_is_help=True,
     add_completion=False,
@@ -46,41 +43,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-HomeOption = Annotated[str, typer.Option("--home", envvar="HPO_HOME", help="Where everything is written.")]
-StorageOption = Annotated[
-    str | None,
-    typer.Option(
-        "--storage", envvar="HPO_STORAGE", help="The ledger's URL: sqlite:///PATH or postgresql+psycopg://..."
-    ),
-]
-TrackingOption = Annotated[
-    str | None, typer.Option("--tracking-uri", envvar="HPO_TRACKING_URI", help="MLflow's URI; by default in the home.")
-]
-StudyOption = Annotated[
-    str | None, typer.Option("--study", help="The study's name; may be left out where the home holds only one.")
-]
-AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes.  [default: 2]")]
-ExecutorOption = Annotated[str, typer.Option("--executor", help="Where trials run: inline or local.")]
-TrialsOption = Annotated[
-    int | None,
-    typer.Option("--trials", min=1, max=2**31 - 1, help="How many trials in total, over all resumptions."),
-]
-EpochsOption = Annotated[
-    int | None, typer.Option("--epochs", min=1, max=2**31 - 1, help="How many epochs in total, over all trials.")
-]
-TimeOption = Annotated[
-    str | None, typer.Option("--time", metavar="90m|2h|SECONDS", help="How long in total, over all resumptions.")
-]
-DriftOption = Annotated[
-    bool, typer.Option("--allow-drift", help="Continue although the space, the data, the seed or the code has changed.")
-]
-OverrideOption = Annotated[
-    list[str] | None,
-    typer.Option("-o", metavar="PATH=VALUE", help="Set a field, or pin a dimension; the last one given counts."),
-]
-ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE.yaml", help="Fields to set, as YAML.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from hpo import __version__
+
+        print(f"hpo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -116,7 +94,7 @@ def run(
     from hpo.home import Home
     from hpo.run import Request
 
-    _drive(
+    commandline.drive(
         Request(
             home=Home.at(home),
             reference=study,
@@ -131,7 +109,7 @@ def run(
             order=order,
             window=window,
             seed=seed,
-            overrides=_overrides(config, override),
+            overrides=commandline.overrides(config, override),
             storage=storage,
             tracking_uri=tracking_uri,
             allow_drift=allow_drift,
@@ -172,32 +150,29 @@ def resume(
         allow_drift=allow_drift,
     )
     ledger.close()
-    _drive(request)
+    commandline.drive(request)
 
 
 @app.command()
 def status(
     study: StudyOption = None, as_json: JsonOption = False, home: HomeOption = ".hpo", storage: StorageOption = None
 ) -> None:
-    """How far a study is."""
-    from hpo.budget import spelled
+    """How far a study is; without a name, each of several in a line."""
+    from hpo.analysis.status import describe, line
     from hpo.ledger import reads
-    from hpo.lookup import open_study
+    from hpo.lookup import open_studies
 
-    ledger, name, _ = open_study(home, storage, study)
+    ledger, names, _ = open_studies(home, storage, study)
     with ledger.read() as connection:
-        found = reads.status(connection, name)
+        found = [reads.status(connection, name) for name in names]
         if as_json:
-            digest = reads.digest(connection, reads.study_row(connection, name))
-            print(json.dumps(asdict(found) | {"digest": digest}))
+            rows = [
+                asdict(one) | {"digest": reads.digest(connection, reads.study_row(connection, one.study))}
+                for one in found
+            ]
+            print(json.dumps(rows if len(rows) > 1 else rows[0]))
             return
-    ended = sum(count for state, count in found.trials.items() if state not in ("waiting", "running", "paused"))
-    print(f"{name}: {found.state}, {ended}{_of(found.requested)} trials ended")
-    print("  " + (", ".join(f"{count} {state}" for state, count in found.trials.items() if count) or "no trials yet"))
-    epochs = f"{found.epochs_trained}{_of(found.max_epochs)} epochs trained in {found.attempts} attempts"
-    print(f"  {epochs}, {spelled(found.seconds_used)}{_of(found.max_seconds and spelled(found.max_seconds))} used")
-    if found.best:
-        print(f"  best: trial {found.best.number}, {found.best.value:.6g}")
+    print("\n".join(map(line, found)) if len(found) > 1 else describe(found[0]))
 
 
 @app.command()
@@ -219,13 +194,15 @@ def best(
         found = best_trial(connection, at, name)
     if save:
         save_overrides(found["overrides"], Path(save))
-    print(json.dumps(found) if as_json else describe_best(found))
+        print(f"its configuration is written to {save}", file=sys.stderr)
+    print(json.dumps(found) if as_json else describe_best(found, save))
 
 
 @app.command()
 def show(
-    number: Annotated[int, typer.Argument(help="The trial's number.", min=0)],
+    number: Annotated[int, typer.Argument(help="The trial's number.", min=0, max=MOST)],
     study: StudyOption = None,
+    every: AllOption = False,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
@@ -244,13 +221,14 @@ def show(
             base: Any = base_config(connection, name)
         except UserError as error:
             base = f"the study's own configuration cannot be read: {error}"
-    print(describe(trial, base))
+    print(describe(trial, base, every=every))
 
 
 @app.command()
 def compare(
     study: StudyOption = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many trials, best first.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=1, max=MOST, help="How many trials, best first.")] = 10,
+    every: AllOption = False,
     as_json: JsonOption = False,
     csv: Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write a CSV file.")] = None,
     parquet: Annotated[str | None, typer.Option("--parquet", metavar="FILE", help="Write a Parquet file.")] = None,
@@ -271,14 +249,14 @@ def compare(
     if as_json:
         print(tables.to_json(found))
     elif csv or parquet:
-        print(f"{len(found.rows)} trials written to {' and '.join(filter(None, (csv, parquet)))}")
+        print(f"{words.counted(len(found.rows), 'trial')} written to {' and '.join(filter(None, (csv, parquet)))}")
     else:
         from rich.console import Console
 
         from hpo.render import comparison
 
         console = Console() if sys.stdout.isatty() else Console(width=10_000)
-        console.print(comparison(found, console.width if console.is_terminal else None))
+        console.print(comparison(found, console.width if console.is_terminal else None, every=every))
 
 
 @app.command()
@@ -309,9 +287,10 @@ def verify(
     at = Home.at(home)
     report = check(at, storage or at.storage, tracking_uri, study)
     counts = ", ".join(f"{count} {what}" for what, count in report.counts.items())
-    print(f"{len(report.differences)} differences; looked at {counts or 'no study'}")
+    print(f"{words.counted(len(report.differences), 'difference')}; looked at {counts or 'no study'}")
     if report.behind:
-        print(f"  MLflow is behind by {report.behind} transactions: `hpo sync` sends them.")
+        behind = words.counted(report.behind, "transaction")
+        print(f"  MLflow is behind by {behind}: `{words.command('sync')}` sends what is missing.")
     for difference in report.differences:
         print(f"  differs: {difference}")
     raise typer.Exit(1 if report.differences else 0)
@@ -373,56 +352,11 @@ def schedule(
     """The learning rate over the steps of a run: `-o train.schedule.name=wsd` shows another schedule."""
     from hpo.analysis.schedule import curve, describe, draw
 
-    found = curve(study, _overrides(config, override), steps_per_epoch)
+    found = curve(study, commandline.overrides(config, override), steps_per_epoch)
     if save:
         draw(found, Path(save))
     print(f"{found.settings}: drawn in {save}" if save else describe(found))
 
 
-def _overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
-    """What a file and `-o` set; where both do, `-o`."""
-    from hpo.config import flatten, load_yaml, parse_override
-
-    overrides = flatten(load_yaml(config)) if config else {}
-    for path, value in map(parse_override, override or ()):
-        if not value:
-            raise UserError(f"-o {path}= gives no value: write {path}=null for none, or {path}='\"\"' for empty text.")
-        overrides[path] = value
-    return overrides
-
-
-def _of(bound: object) -> str:
-    """What follows a count that has a bound."""
-    return f" of {bound}" if bound else ""
-
-
-def _drive(request: Request) -> None:
-    from rich.console import Console
-
-    from hpo.render import View, summary
-    from hpo.run import run as drive
-
-    console = Console()
-    workers = request.workers or (1 if request.executor == "inline" else 2)
-    views: list[View] = []
-
-    def watch(ledger: Ledger, name: str) -> Any:
-        views.append(View(ledger, name, console, workers=workers).start())
-        return views[0].tick
-
-    try:
-        result = drive(request, watch)
-    finally:
-        for view in views:
-            view.stop()
-    console.print(summary(views[0].progress, result), markup=False, highlight=False, soft_wrap=True)
-    if result.signal:
-        raise typer.Exit(128 + result.signal)
-    if result.state == "stopped":
-        raise HpoError(result.reason)
-    if result.reason:
-        console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
-
-
 def main() -> None:
-    app()
+    commandline.main(app)

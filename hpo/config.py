@@ -59,6 +59,7 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.aliases = self.depth = 0
+        self.within: list[str | None] = []  # the anchors of the nodes being composed
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()
@@ -66,6 +67,10 @@ class _Loader(yaml.SafeLoader):
             self.aliases += 1
         if self.aliases > self.max_aliases:
             raise yaml.MarkedYAMLError(problem=f"more than {self.max_aliases} aliases", problem_mark=event.start_mark)
+            if event.anchor in self.within:
+                raise yaml.MarkedYAMLError(
+                    problem=f"alias {event.anchor!r} stands within what it names", problem_mark=event.start_mark
+                )
         if getattr(event, "tag", None) is not None:
             raise yaml.MarkedYAMLError(problem=f"tag {event.tag!r} is not allowed", problem_mark=event.start_mark)
         if self.depth >= self.max_depth:
@@ -73,7 +78,9 @@ class _Loader(yaml.SafeLoader):
                 problem=f"nested deeper than {self.max_depth} levels", problem_mark=event.start_mark
             )
         self.depth += 1
+        self.within.append(None if self.check_event(yaml.AliasEvent) else getattr(event, "anchor", None))
         node = super().compose_node(parent, index)
+        self.within.pop()
         self.depth -= 1
         return node
 
@@ -91,7 +98,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_integer(self, node: Any) -> int:
-        return int(node.value, 0 if node.value[:2] in ("0x", "0o") else 10)
+        try:
+            return int(node.value, 0 if node.value[:2] in ("0x", "0o") else 10)
+        except ValueError as error:  # Python's limit on digits
+            problem = f"a number of {len(node.value)} digits"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
     def construct_number(self, node: Any) -> float:
         return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))

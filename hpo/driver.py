@@ -24,6 +24,7 @@ from hpo.reclaim import Reclaimer
 from hpo.search.sampler import Sampler, TrialRecord
 from hpo.search.samplers import make_sampler
 from hpo.study import Study, StudySpec
+from hpo.words import command
 from trainer.failpoint import failpoint
 
 __all__ = ["LEASE_SECONDS", "Driver", "Options"]
@@ -122,6 +123,8 @@ class Driver:
             if not self._executor.step():
                 self._clock.sleep(0.02)
             on_tick()
+        if self._stopping:
+            on_tick()  # shows that it stops, which takes a while
 
     def _renew(self, connection: Connection) -> None:
         """Renew the lease, and count the time so far."""
@@ -328,16 +331,16 @@ class Driver:
         if not self._done:
             if self._expired:
                 given = self._budget.seconds or 0.0
-                more = f"`hpo resume --study {name} --time {spelled(2 * given)}` goes on"
+                more = f"`{command(f'resume --study {name} --time {spelled(2 * given)}')}` goes on"
                 self.reason = f"the time of {spelled(given)} is used up: {more} from the last checkpoints."
             return "interrupted"
-        again = f"mend the task, then `hpo resume --study {name} --allow-drift{self._more()}` goes on."
+        resume = command(f"resume --study {name} --allow-drift{self._more()}")
+        again = f"mend the task, then `{resume}` goes on."
         if self._streak.full:
             self.reason = self._streak.explain(again)
         elif self._asked and not self._scored:
-            self.reason = (
-                f"none of the {self._asked} trials gave a value, `hpo show 0 --study {name}` says why: {again}"
-            )
+            why = command(f"show 0 --study {name}")
+            self.reason = f"none of the {self._asked} trials gave a value, `{why}` says why: {again}"
         state = "stopped" if self.reason else "complete"
         if state != self._state:
             self._ledger.transact(lambda connection: self._write_state(connection, state))

@@ -4,10 +4,11 @@ HpoError                exit code 1
 ├── UserError           a mistake of the user's: value, place and fix in one sentence; exit code 2
 │   ├── StudyError      a study that cannot be found, loaded or declared
 │   ├── SpaceError      a search space or an override that does not fit the configuration
-│   └── DriftError      a study that is not the one the ledger knows; names what changed
+│   ├── DriftError      a study that is not the one the ledger knows; names what changed
+│   ├── HomeError       a home that cannot be used as the one given
+│   └── NoLedger        there is none where one was looked for
 ├── Busy                another driver owns the study: host, pid and since when; exit code 3
 └── StorageError        the ledger cannot be opened, read or written
-    └── NoLedger        there is none yet
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ class DriftError(UserError):
     """The study differs from the one the ledger knows."""
 
 
+class HomeError(UserError):
+    """The home, or the ledger's file, cannot be used as it was given."""
+
+
+class NoLedger(UserError):
+    """There is no ledger where one was looked for."""
+
+
 class Busy(HpoError):
     """Another process holds the lease."""
 
@@ -45,7 +54,3 @@ class Busy(HpoError):
 
 class StorageError(HpoError):
     """The ledger cannot be opened, read or written."""
-
-
-class NoLedger(StorageError):
-    """There is no ledger where one was looked for."""

@@ -11,12 +11,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpo.errors import StorageError, UserError
+from hpo.errors import HomeError, StorageError, UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MARKER = "study.uid"
@@ -44,14 +45,15 @@ class Home:
         return cls(Path(path or os.environ.get("HPO_HOME") or ".hpo").expanduser().absolute())
 
     def create(self) -> Home:
-        """Make the directory; raise StorageError in one sentence where that, or writing there, is not allowed."""
+        """Make the directory; raise HomeError in one sentence where that, or writing there, is not allowed."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".probe-{os.getpid()}"
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise StorageError(
+            kind = StorageError if error.errno == errno.ENOSPC else HomeError
+            raise kind(
                 f"home {self.root} cannot be written ({error.strerror}): choose another with --home or HPO_HOME."
             ) from error
         return self

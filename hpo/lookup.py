@@ -10,7 +10,7 @@ from hpo.ledger import Ledger, reads
 
 
 def open_ledger(home: str, storage: str | None) -> tuple[Ledger, Home]:
-    """The ledger of a home, or the one named; StorageError where there is none yet."""
+    """The ledger of a home, or the one named; NoLedger where there is none yet."""
     at = Home.at(home)
     return Ledger(storage or at.storage, create=False), at
 
@@ -23,16 +23,23 @@ def study_names(ledger: Ledger, study: str | None) -> list[str]:
 
 def open_study(home: str, storage: str | None, study: str | None) -> tuple[Ledger, str, Home]:
     """The ledger, and the study that is meant: the one named, else the only one there is."""
-    ledger, at = open_ledger(home, storage)
-    with ledger.read() as connection:
-        if study is not None:
-            return ledger, reads.study_row(connection, check_name(study))["name"], at
-        names = reads.study_names(connection)
-    if len(names) != 1:
-        there = f"{at.root} holds {', '.join(names)}" if names else f"{at.root} holds no study"
-        raise UserError(f"{there}: name one with --study.")
-    print(f"study {names[0]}, the only one in {at.root}", file=sys.stderr)
+    ledger, names, at = open_studies(home, storage, study)
+    if len(names) > 1:
+        where = ledger.shown if storage else at.root
+        raise UserError(f"{where} holds {', '.join(names)}: name one with --study.")
     return ledger, names[0], at
+
+
+def open_studies(home: str, storage: str | None, study: str | None) -> tuple[Ledger, list[str], Home]:
+    """The ledger, and the study named, else all there are; UserError where there is none."""
+    ledger, at = open_ledger(home, storage)
+    names = study_names(ledger, study and check_name(study))
+    where = ledger.shown if storage else at.root
+    if not names:
+        raise UserError(f"{where} holds no study: begin one with `hpo run`.")
+    if study is None and len(names) == 1:
+        print(f"study {names[0]}, the only one in {where}", file=sys.stderr)
+    return ledger, names, at
 
 
 def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) -> str:

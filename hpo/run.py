@@ -26,6 +26,7 @@ from hpo.search.samplers import SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, make_strategy
 from hpo.study import Study, StudySpec, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
+from hpo.words import command
 
 EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "local": Local}
 ORDERS = ("ordered", "async")
@@ -68,8 +69,11 @@ class Result:
     signal: int | None
 
 
-def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) -> Result:
-    """Drive the study to its end or its interruption. `watch(ledger, name)` gives what is called at every tick."""
+def run(request: Request, watch: Callable[[Ledger, str], Callable[[str], None]]) -> Result:
+    """Drive the study to its end or its interruption.
+
+    `watch(ledger, name)` gives what is called at every tick, with a text to show if there is one.
+    """
     executor_name, workers = _executor(request)
     if request.tracking_uri:
         check_uri(request.tracking_uri)
@@ -102,9 +106,9 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) ->
         print(notice, file=sys.stderr)
     results, show = Results(ledger, spec.name, home), watch(ledger, spec.name)
 
-    def tick() -> None:
+    def tick(notice: str = "") -> None:
         results.tick()
-        show()
+        show(notice)
 
     try:
         result = _drive(driver, ledger, spec, options, tick)
@@ -114,7 +118,7 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[], None]]) ->
         driver.release()
 
 
-def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on_tick: Callable[[], None]) -> Result:
+def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on_tick: Callable[[str], None]) -> Result:
     from hpo import mirror
 
     def behind() -> int:
@@ -123,30 +127,36 @@ def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on
     if driver.idle:
         state = driver.run()
         if not behind():
-            on_tick()
+            on_tick("")
             return Result(spec.name, state, driver.reason, 0, None)
     mirroring = mirror.spawn(options.home, options.storage, options.tracking_uri, spec.name)
-    signals = _Signals(driver, mirroring.kill)
+    signals = _Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"))
 
     def tick() -> None:
         mirroring.revive(every=MIRROR_REVIVAL)
-        on_tick()
+        on_tick(signals.untold())
 
     with signals:
         state = driver.run(tick)
         if left := behind():
             print(f"waiting for MLflow to take the last {left} transactions", file=sys.stderr)
         left = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
-    on_tick()
+    on_tick("")
     return Result(spec.name, state, driver.reason, left, signals.first)
 
 
 class _Signals:
     """The first SIGINT, SIGTERM or SIGHUP stops gracefully, the second at once; 130 for SIGINT, as shells have it."""
 
-    def __init__(self, driver: Driver, kill_mirror: Callable[[], None]) -> None:
-        self._driver, self._kill_mirror = driver, kill_mirror
+    def __init__(self, driver: Driver, kill_mirror: Callable[[], None], resume: str) -> None:
+        self._driver, self._kill_mirror, self._resume = driver, kill_mirror, resume
         self.first: int | None = None
+        self._untold = ""
+
+    def untold(self) -> str:
+        """What the user is to be told, once: the live table stands where a signal handler would print."""
+        text, self._untold = self._untold, ""
+        return text
 
     def __enter__(self) -> None:
         self._before = {number: signal.signal(number, self._handle) for number in _STOPPING}
@@ -159,13 +169,25 @@ class _Signals:
         if self.first is None:
             self.first = number
             self._driver.request_stop()
-            os.write(2, b"\nstopping: trials are saved and wait for `hpo resume`; once more stops at once.\n")
+            text = f"stopping: trials are saved and wait for `{self._resume}`; once more stops at once."
+            if sys.stdout.isatty():
+                self._untold = text
+            else:
+                _tell(text)
         else:
             self._driver.kill()
             self._kill_mirror()
-            if sys.stdout.isatty():
-                os.write(1, b"\x1b[?25h")  # the live table hides the cursor
+            _tell(f"stopped at once: `{self._resume}` goes on from the last committed checkpoints.")
             os._exit(128 + number)
+
+
+def _tell(text: str) -> None:
+    """Print from a signal handler, where streams may be in the middle of something else.
+
+    On a terminal, show the cursor and clear what is below it: the live table hides the one and leaves its rest.
+    """
+    clear = "\x1b[?25h\x1b[J" if sys.stderr.isatty() else ""
+    os.write(2, f"\n{clear}{text}\n".encode(errors="replace"))
 
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -235,7 +257,7 @@ def _load(reference: str, ledger: Ledger | None) -> Study:
         if begun and (stored := _stored(ledger, reference, wanted=True)):
             raise StudyError(
                 f"no declaration is called {reference!r}; this ledger has a study of that name from "
-                f"{stored.reference}: `hpo resume --study {reference}` continues it."
+                f"{stored.reference}: `{command(f'resume --study {reference}')}` continues it."
             )
     return load(reference)
 

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
 from hpo.ledger import reads
+from hpo.ledger.tables import machine_dependent
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
+HEADLINES = 8
 _FORMULA = (
     "=",
     "+",
@@ -43,6 +45,17 @@ class Comparison:
         """The `params.` columns in which the rows are not all the same."""
         params = [column for column in self.columns if column.startswith("params.")]
         return [column for column in params if len({json.dumps(row[column]) for row in self.rows}) > 1]
+
+
+def headline(keys: Sequence[str], objectives: Sequence[str], *, every: bool = False) -> list[str]:
+    """The metrics to show first: objectives, losses, then what comes of validation, eight at most; or every one."""
+    ranks = {"val": 0, "train": 1, "test": 2}
+
+    def rank(key: str) -> tuple[bool, bool, int]:
+        return key not in objectives, not key.endswith("/loss"), ranks.get(key.partition("/")[0], 3)
+
+    ranked = sorted(keys, key=rank)
+    return ranked if every else [key for key in ranked if not machine_dependent(key)][:HEADLINES]
 
 
 def compare(connection: Connection, name: str, top: int | None = None) -> Comparison:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, select
 
+from hpo.analysis.compare import headline
 from hpo.errors import HpoError, UserError
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import asks, attempts, checkpoints, events, trials, workers
 from hpo.render import duration, number, sparkline
+from hpo.words import command, counted
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -98,8 +100,10 @@ def best_trial(connection: Connection, home: Home, name: str) -> dict[str, Any]:
     study = reads.study_row(connection, name)
     found = reads.best(connection, study)
     if found is None:
-        raise HpoError(f"study {name!r} has no complete trial yet: `hpo status` shows how far it is.")
+        shows = command(f"status --study {name}")
+        raise HpoError(f"study {name!r} has no complete trial yet: `{shows}` shows how far it is.")
     checkpoint = kept_checkpoint(detail(connection, home, name, found.number))
+    there = checkpoint is not None and Path(checkpoint["path"]).is_dir()
     return {
         "study": name,
         "reference": study["spec"]["reference"],
@@ -107,21 +111,24 @@ def best_trial(connection: Connection, home: Home, name: str) -> dict[str, Any]:
         "number": found.number,
         "value": found.value,
         "params": found.params,
-        "checkpoint": checkpoint and checkpoint["path"],
+        "checkpoint": checkpoint["path"] if checkpoint and there else None,
+        "missing_checkpoint": checkpoint["path"] if checkpoint and not there else None,
         "overrides": study["spec"]["overrides"] | found.params,
     }
 
 
-def describe_best(best: Mapping[str, Any]) -> str:
-    """The best trial as text, with the command that trains it."""
+def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
+    """The best trial as text, with the command that trains it; from the file where its configuration is `saved`."""
     overrides = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
+    overrides = f"--config {shlex.quote(saved)}" if saved else overrides
     reference, name = shlex.quote(best["reference"]), f"{best['study']}-best"
+    gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
     return "\n".join(
         [
             f"{best['study']}, trial {best['number']}: {best['metric']} {best['value']:.6g}",
             *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
-            f"checkpoint: {best['checkpoint'] or 'none is kept'}",
-            f"train it: hpo run --study {reference} --name {name} --trials 1 --strategy none {overrides}",
+            f"checkpoint: {best['checkpoint'] or gone}",
+            f"train it: {command(f'run --study {reference} --name {name} --trials 1 --strategy none {overrides}')}",
         ]
     )
 
@@ -154,12 +161,12 @@ def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def describe(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> str:
+def describe(trial: Mapping[str, Any], base: Mapping[str, Any] | str, *, every: bool = True) -> str:
     """The trial as text. `base` is the configuration to compare with, or why there is none."""
-    return "\n".join(_lines(trial, base))
+    return "\n".join(_lines(trial, base, every))
 
 
-def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[str]:
+def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool) -> Iterator[str]:
     took = f", {duration(trial['seconds'])}" if trial["seconds"] is not None else ""
     yield f"{trial['study']}, trial {trial['number']}: {trial['state']}"
     yield f"epoch {trial['epoch']}, step {trial['step']}{took}"
@@ -169,7 +176,10 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[
     yield from _section("parameters", _parameters(trial, base))
     if isinstance(base, str):
         yield f"  ({base})"
-    yield from _section("curves", map(_curve, trial["curves"].items()))
+    curves, shown = trial["curves"], headline(list(trial["curves"]), list(trial["values"]), every=every)
+    yield from _section("curves", (_curve(key, curves[key]) for key in shown))
+    if len(shown) < len(curves):
+        yield f"  ({counted(len(curves) - len(shown), 'more curve')}: --all)"
     yield from _section(
         "attempts",
         (
@@ -206,8 +216,7 @@ def _parameters(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iter
     yield from ([path, json.dumps(new), f"study: {json.dumps(old)}"] for path, (old, new) in changed.items())
 
 
-def _curve(item: tuple[str, list[list[Any]]]) -> list[str]:
-    key, curve = item
+def _curve(key: str, curve: list[list[Any]]) -> list[str]:
     values = [math.nan if value is None else value for _, _, value in curve]
     low, high = min(values), max(values)
     return [key, sparkline(values, 32), f"last {number(values[-1])}", f"min {number(low)}", f"max {number(high)}"]

@@ -128,9 +128,16 @@ def last_values(connection: Connection, study_id: int) -> dict[int, dict[str, fl
 
 
 def curves(
-    connection: Connection, study_id: int, keys: Sequence[str] = (), numbers: Sequence[int] = ()
+    connection: Connection,
+    study_id: int,
+    keys: Sequence[str] = (),
+    numbers: Sequence[int] = (),
+    after: int = -1,
 ) -> Iterator[tuple[int, str, int, int | None, float]]:
-    """(number, key, step, epoch, value) of fold 0, by number, step and key; of the keys and numbers given, or all."""
+    """(number, key, step, epoch, value) of fold 0, by number, step and key; of the keys and numbers given, or all.
+
+    Only of steps above `after`.
+    """
     query = (
         select(trials.c.number, reports.c.key, reports.c.step, reports.c.epoch, reports.c.value)
         .join(trials, trials.c.id == reports.c.trial_id)
@@ -139,6 +146,8 @@ def curves(
     )
     if keys:
         query = query.where(reports.c.key.in_(keys))
+    if after >= 0:
+        query = query.where(reports.c.step > after)
     if numbers:
         query = query.where(trials.c.number.in_(numbers))
     for number, key, step, epoch, value in connection.execute(query):

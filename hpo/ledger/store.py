@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine, make_url
 
-from hpo.errors import NoLedger, StorageError, UserError
+from hpo.errors import HomeError, HpoError, NoLedger, StorageError, UserError
 from hpo.ledger.tables import metadata
+from hpo.words import command
 
 T = TypeVar("T")
 
@@ -27,10 +29,11 @@ PATIENCE = 60.0  # seconds for which a database that went away is tried again
 # characters are a class (PostgreSQL documentation, appendix A).
 _PASSING_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _PASSING_SQLSTATE = {"40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03"}
+_NOT_ALLOWED = "make it readable and writable, or choose another with --home or --storage"
 _FIXES = (
     (
         {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, "53100"},
-        "free some space, then `hpo resume` goes on where it stopped; what was acknowledged is kept",
+        "free some space, then `{resume}` goes on where it stopped; what was acknowledged is kept",
     ),
     (
         {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"},
@@ -38,7 +41,7 @@ _FIXES = (
     ),
     (
         {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, "42501", "25006"},
-        "make it readable and writable, or choose another with --home or --storage",
+        _NOT_ALLOWED,
     ),
     (
         {sqlite3.SQLITE_ERROR, "42P01", "42703"},  # no such table, no such column
@@ -158,16 +161,24 @@ def _sqlite_engine(url: sa.URL, create: bool) -> Engine:
     path = Path(url.database or "")
     if not url.database or url.database == ":memory:":
         raise UserError("--storage needs a file: sqlite:///PATH; a database in memory would not outlive the command.")
-    if not create and not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise HomeError(
+            f"{path} cannot be used ({error.strerror}): choose another with --home or --storage."
+        ) from error
+    if not create and not exists:
         raise NoLedger(f"there is no ledger at {path}: run a study first, or name the right --home or --storage.")
     if (kind := _filesystem(path)) in _NETWORK_FILESYSTEMS:
         raise StorageError(f"{path} lies on {kind}, where SQLite's WAL is unsafe: use a local disk or PostgreSQL.")
+    read_only = not create and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+    url = _read_only(url, path) if read_only else url
     engine = sa.create_engine(url, connect_args={"timeout": 30.0, "check_same_thread": False})
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # SQLAlchemy's begin event opens the transaction, not the driver
-        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        if not read_only and connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
@@ -179,6 +190,17 @@ def _sqlite_engine(url: sa.URL, create: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+def _read_only(url: sa.URL, path: Path) -> sa.URL:
+    """The database as one may read it who may not write beside it (SQLite's documentation, "WAL", read-only databases).
+
+    Where a writer has left a WAL it is read too; where there is none the file is all there is, and is taken as
+    immutable, since SQLite would otherwise make one.
+    """
+    wal = path.with_name(f"{path.name}-wal")
+    immutable = {} if wal.exists() and wal.stat().st_size else {"immutable": "1"}
+    return url.set(database=f"file:{quote(str(path.absolute()))}", query={"mode": "ro", "uri": "true"} | immutable)
 
 
 def _version(connection: Connection) -> str | None:
@@ -233,10 +255,12 @@ def _transient(error: exc.DBAPIError) -> bool:
     return code in _PASSING_SQLITE or code in _PASSING_SQLSTATE or str(code).startswith("08")
 
 
-def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> StorageError:
+def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> HpoError:
     code, unknown = _code(error), "check that the database runs and can be reached"
     fix = next((fix for codes, fix in _FIXES if code in codes), unknown)
-    return StorageError(f"the ledger {ledger.shown} failed ({str(error.orig).strip().splitlines()[0]}): {fix}.")
+    kind = HomeError if fix is _NOT_ALLOWED else StorageError
+    fix = fix.format(resume=command("resume"))
+    return kind(f"the ledger {ledger.shown} failed ({str(error.orig).strip().splitlines()[0]}): {fix}.")
 
 
 @contextmanager

@@ -207,7 +207,7 @@ def test_parquet_without_a_needed_column(home, tmp_path):
 def test_a_home_that_cannot_be_written(tmp_path, where):
     (tmp_path / "file").write_text("mine")
     home = Home.at(tmp_path / where)
-    sentence = refused(hpo("run", *FLAGS, home=home), 1)
+    sentence = refused(hpo("run", *FLAGS, home=home), 2)
     assert f"home {home.root} cannot be written" in sentence
     assert "--home or HPO_HOME" in sentence
     assert (tmp_path / "file").read_text() == "mine"

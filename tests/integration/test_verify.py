@@ -17,7 +17,7 @@ from mirrored import ME, Made
 
 from hpo import mirror
 from hpo.clock import SystemClock
-from hpo.errors import StorageError, StudyError
+from hpo.errors import NoLedger, StudyError
 from hpo.home import Home
 from hpo.ledger import leases, tables, writes
 from hpo.ledger.process import Process, start_time
@@ -328,7 +328,7 @@ def test_behind_is_not_different(made, tmp_path):
 
 
 def test_what_cannot_be_opened(made, tmp_path):
-    with pytest.raises(StorageError, match="there is no ledger"):
+    with pytest.raises(NoLedger, match="there is no ledger"):
         verify(Home.at(tmp_path), f"sqlite:///{tmp_path / 'none.db'}", made.home.tracking_uri)
     with pytest.raises(StudyError, match="no study 'x'"):
         verify(made.home, made.home.storage, made.home.tracking_uri, "x")

@@ -25,8 +25,8 @@ SURFACE = {
     "resume": "--study --trials --epochs --time --workers --executor --home --storage --tracking-uri --allow-drift",
     "status": "--study --json --home --storage",
     "best": "--study --json --save --home --storage",
-    "show": "number --study --json --home --storage",
-    "compare": "--study --top --json --csv --parquet --home --storage",
+    "show": "number --study --all --json --home --storage",
+    "compare": "--study --top --all --json --csv --parquet --home --storage",
     "schedule": "--study -o --config --steps-per-epoch --save",
     "ui": "--port --open --home --tracking-uri",
     "verify": "--study --home --storage --tracking-uri",
@@ -154,10 +154,34 @@ def test_the_only_study_need_not_be_named_and_that_is_said(crafted, home):
 
 def test_one_of_several_studies_must_be_named(home):
     home.create()
-    open_crafted(home.root / "ledger.db", ("first", "second")).close()
-    line = refused(hpo("status", home=home), 2)
+    ledger = open_crafted(home.root / "ledger.db", ("first", "second"))
+    line = refused(hpo("best", home=home), 2)
     assert line == f"error: {home.root} holds first, second: name one with --study."
+    line = refused(hpo("best", "--storage", ledger.url), 2)
+    assert line == f"error: {ledger.url} holds first, second: name one with --study."
     assert hpo("status", "--study", "second", home=home).stdout.startswith("second: ")
+    ledger.close()
+
+
+def test_status_without_a_name_lists_every_study(home):
+    home.create()
+    ledger = open_crafted(home.root / "ledger.db", ("first", "second"))
+    put_trial(ledger, 0, "complete", (0.5,))
+    ledger.close()
+    result = hpo("status", home=home)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "first: interrupted, 1 of 10 trials ended; best: trial 0, 0.5",
+        "second: interrupted, 0 of 10 trials ended",
+    ]
+    rows = json.loads(hpo("status", "--json", home=home).stdout)
+    assert [(row["study"], row["trials"]["complete"]) for row in rows] == [("first", 1), ("second", 0)]
+
+
+def test_a_ledger_without_a_study_is_refused(home):
+    home.create()
+    open_crafted(home.root / "ledger.db", ()).close()
+    assert refused(hpo("status", home=home), 2) == f"error: {home.root} holds no study: begin one with `hpo run`."
 
 
 @pytest.mark.parametrize("command", ["status", "best", "compare", "resume", "verify", "sync"])
@@ -169,7 +193,7 @@ def test_an_unknown_study_names_those_there_are(crafted, home, command):
 
 @pytest.mark.parametrize("command", ["status", "best", "compare", "resume", "verify", "sync"])
 def test_a_home_without_a_ledger_is_left_as_it_is(home, command):
-    line = refused(hpo(command, home=home), 1)
+    line = refused(hpo(command, home=home), 2)
     assert f"there is no ledger at {home.root}/ledger.db" in line
     assert not home.root.exists()
 
@@ -188,10 +212,19 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
             row |= {"state": state, "best": best, "metrics": {}, "fence": 1, "revision": 1, "at": 0.0}
             connection.execute(insert(checkpoints).values(row))
     saved = tmp_path / "deep" / "best.yaml"
-    result = hpo("best", "--save", str(saved), home=home)
-    assert f"checkpoint: {home.checkpoints('crafted', 1)}/step-20\n" in result.stdout
+    kept = home.checkpoints("crafted", 1) / "step-20"
+    result = hpo("best", home=home)
+    assert f"checkpoint: {kept} is not there any more\n" in result.stdout
+    assert json.loads(hpo("best", "--json", home=home).stdout)["checkpoint"] is None
+    kept.mkdir(parents=True)
+    result = hpo("best", home=home)
+    assert f"checkpoint: {kept}\n" in result.stdout
     command = shlex.split(result.stdout.splitlines()[-1].removeprefix("train it: "))
     assert command[:6] == ["hpo", "run", "--study", "mlp", "--name", "crafted-best"]
+    assert command[-2:] == ["--home", str(home.root)]
+    result = hpo("best", "--save", str(saved), home=home)
+    assert f"its configuration is written to {saved}\n" in result.stderr
+    assert f"--config {saved} --home {home.root}" in result.stdout.splitlines()[-1]
     given = dict(parse_override(text) for flag, text in pairwise(command) if flag == "-o")
     assert given == {path: value if isinstance(value, str) else json.dumps(value) for path, value in params.items()}
     assert flatten(load_yaml(saved)) == params

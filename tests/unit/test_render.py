@@ -13,9 +13,9 @@ from sqlalchemy import event, update
 
 from hpo.clock import FakeClock
 from hpo.ledger.tables import studies
+from hpo.progress import Progress
 from hpo.render import (
     REFRESH_SECONDS,
-    Progress,
     View,
     comparison,
     data_report,
@@ -163,7 +163,7 @@ def test_the_live_screen_fits_the_terminal_and_keeps_the_best_in_sight(ledger):
         put_trial(ledger, number, "pruned", (0.1, 0.2))
     put_trial(ledger, 9, "running", (0.3,), params={f"model.parameter_{i}": i for i in range(20)})
     progress = Progress(ledger, "crafted", FakeClock())
-    lines = text_of(screen(progress, "heading", 12)).splitlines()
+    lines = text_of(screen(progress, "heading", 100, 12)).splitlines()
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 100
     assert "9/10 trials" in lines[1]
@@ -218,13 +218,18 @@ def test_comparison_drops_columns_that_do_not_fit_and_says_so(ledger):
     with ledger.read() as connection:
         found = compare(connection, "crafted")
     narrow = text_of(comparison(found, 80), 80)
-    assert "more columns: --json" in narrow
+    assert "more columns: --all" in narrow
     assert "…" not in narrow
     assert "lr" in narrow.splitlines()[0]
-    whole = text_of(comparison(found, None), 10_000)
-    assert "val/metric_11" in whole
+    chosen = text_of(comparison(found, None), 10_000)
+    assert "val/metric_5" in chosen
+    assert "val/metric_6" not in chosen
+    assert "5 more columns: --all" in chosen
+    assert "time/epoch_seconds" not in chosen
+    whole = text_of(comparison(found, 80, every=True), 10_000)
+    assert "val/metric_6" in whole
+    assert "time/epoch_seconds" in whole
     assert "more columns" not in whole
-    assert "time/epoch_seconds" not in whole
 
 
 def test_a_study_without_a_number_of_trials_shows_the_budget_it_has(ledger):
@@ -237,7 +242,7 @@ def test_a_study_without_a_number_of_trials_shows_the_budget_it_has(ledger):
     to = console(200)
     View(ledger, "crafted", to, workers=1, clock=FakeClock()).start()
     assert to.file.getvalue().startswith("crafted: 40 epochs or 1h30m, 1 trials done before; tpe")
-    assert "1 trials, 2/40 epochs" in text_of(screen(progress, "heading", 24))
+    assert "1 trials, 2/40 epochs" in text_of(screen(progress, "heading", 100, 24))
     reason = Result("crafted", "interrupted", "the time is used up", 0, None)
-    assert "crafted: interrupted, 1 trials ended (1 complete)" in summary(progress, reason)
+    assert "crafted: interrupted, 1 trial ended (1 complete)" in summary(progress, reason)
     assert "goes on from the last checkpoints" not in summary(progress, reason)

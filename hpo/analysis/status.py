@@ -1,0 +1,25 @@
+"""How far studies are, as text."""
+
+from __future__ import annotations
+
+from hpo.budget import spelled
+from hpo.ledger.reads import Status
+from hpo.ledger.tables import TERMINAL_STATES
+from hpo.words import counted, portion
+
+
+def line(status: Status) -> str:
+    """One study in a line: `mlp: complete, 20 of 20 trials ended; best: trial 3, 0.9`."""
+    ended = portion(sum(status.trials[state] for state in TERMINAL_STATES), status.requested, "trial")
+    best = f"; best: trial {status.best.number}, {status.best.value:.6g}" if status.best else ""
+    return f"{status.study}: {status.state}, {ended} ended{best}"
+
+
+def describe(status: Status) -> str:
+    """One study in a few lines."""
+    states = ", ".join(f"{count} {state}" for state, count in status.trials.items() if count)
+    first, _, best = line(status).partition("; ")
+    epochs = portion(status.epochs_trained, status.max_epochs, "epoch")
+    bound = f" of {spelled(status.max_seconds)}" if status.max_seconds else ""
+    trained = f"{epochs} trained in {counted(status.attempts, 'attempt')}, {spelled(status.seconds_used)}{bound} used"
+    return "\n  ".join(filter(None, [first, states or "no trials yet", trained, best]))

@@ -1,0 +1,181 @@
+"""What the commands share: their options, what drives a study before the user's eyes, how they end."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hpo import words
+from hpo.errors import HpoError, UserError
+
+if TYPE_CHECKING:
+    from hpo.ledger import Ledger
+    from hpo.run import Request
+
+INTERRUPTED = 130
+MOST = 2**31 - 1  # what a ledger's integers hold
+
+
+class Commands(TyperGroup):
+    """Errors raised on purpose become one sentence and an exit code; anything else is a bug, and shown whole."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from trainer.errors import ConfigError, DataError, TrainerError
+
+        words.forget()
+        try:
+            _check_working_directory()
+            return super().invoke(ctx)
+        except (HpoError, TrainerError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
+        except KeyboardInterrupt:
+            print("interrupted.", file=sys.stderr)
+            code = INTERRUPTED
+        raise typer.Exit(code)
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError("the working directory is gone: change to one that exists.") from error
+
+
+class _Unprinted(Exception):
+    """Standard output takes no more."""
+
+
+class _Output(io.FileIO):
+    """Standard output, whose failures are told apart from those of files."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise _Unprinted from error
+
+
+def main(app: typer.Typer) -> None:
+    """Run the command that was typed; a reader that has left ends it as SIGPIPE would."""
+    if sys.stdout is not None:
+        lines, encoding = sys.stdout.isatty(), sys.stdout.encoding
+        buffer = io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(buffer, encoding=encoding, errors="replace", line_buffering=lines)
+    if sys.stderr is not None:
+        sys.stderr.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except _Unprinted as unprinted:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is not tried again
+        if isinstance(unprinted.__cause__, BrokenPipeError):
+            sys.exit(128 + signal.SIGPIPE)
+        print(f"error: standard output cannot be written ({unprinted.__cause__}).", file=sys.stderr)
+        sys.exit(1)
+
+
+def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+    """Keep what was typed, not what the environment or the default gave, for the commands that are named next."""
+    source = ctx.get_parameter_source(str(param.name))
+    if value is not None and source is not None and source.name == "COMMANDLINE":
+        words.given(param.opts[0], value)
+    return value
+
+
+HomeOption = Annotated[
+    str, typer.Option("--home", envvar="HPO_HOME", help="Where everything is written.", callback=_remember)
+]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        envvar="HPO_STORAGE",
+        help="The ledger's URL: sqlite:///PATH or postgresql+psycopg://...",
+        callback=_remember,
+    ),
+]
+TrackingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        envvar="HPO_TRACKING_URI",
+        help="MLflow's URI; by default in the home.",
+        callback=_remember,
+    ),
+]
+StudyOption = Annotated[
+    str | None, typer.Option("--study", help="The study's name; may be left out where the home holds only one.")
+]
+AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes.  [default: 2]")]
+ExecutorOption = Annotated[str, typer.Option("--executor", help="Where trials run: inline or local.")]
+TrialsOption = Annotated[
+    int | None, typer.Option("--trials", min=1, max=MOST, help="How many trials in total, over all resumptions.")
+]
+EpochsOption = Annotated[
+    int | None, typer.Option("--epochs", min=1, max=MOST, help="How many epochs in total, over all trials.")
+]
+TimeOption = Annotated[
+    str | None, typer.Option("--time", metavar="90m|2h|SECONDS", help="How long in total, over all resumptions.")
+]
+DriftOption = Annotated[
+    bool, typer.Option("--allow-drift", help="Continue although the space, the data, the seed or the code has changed.")
+]
+OverrideOption = Annotated[
+    list[str] | None,
+    typer.Option("-o", metavar="PATH=VALUE", help="Set a field, or pin a dimension; the last one given counts."),
+]
+ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE.yaml", help="Fields to set, as YAML.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Show every metric.")]
+
+
+def overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
+    """What a file and `-o` set; where both do, `-o`."""
+    from hpo.config import flatten, load_yaml, parse_override
+
+    found = flatten(load_yaml(config)) if config else {}
+    for path, value in map(parse_override, override or ()):
+        if not value:
+            raise UserError(f"-o {path}= gives no value: write {path}=null for none, or {path}='\"\"' for empty text.")
+        found[path] = value
+    return found
+
+
+def drive(request: Request) -> None:
+    """Run or resume, and show it."""
+    from rich.console import Console
+
+    from hpo.render import View, summary
+    from hpo.run import run
+
+    console = Console()
+    workers = request.workers or (1 if request.executor == "inline" else 2)
+    views: list[View] = []
+
+    def watch(ledger: Ledger, name: str) -> Any:
+        views.append(View(ledger, name, console, workers=workers).start())
+        return views[0].tick
+
+    try:
+        result = run(request, watch)
+    finally:
+        for view in views:
+            view.stop()
+    console.print(summary(views[0].progress, result), markup=False, highlight=False, soft_wrap=True)
+    if result.signal:
+        raise typer.Exit(128 + result.signal)
+    if result.state == "stopped":
+        raise HpoError(result.reason)
+    if result.reason:
+        console.print(result.reason, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,163 @@
+"""A study as its driver watches it: what has ended, how far the rest is, how fast it goes. It only reads the ledger."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import bindparam, or_, select
+from sqlalchemy.engine import Connection
+
+from hpo.budget import spelled
+from hpo.clock import Clock
+from hpo.ledger import Ledger, reads
+from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, trials
+from hpo.words import counted
+
+
+@dataclass
+class Trial:
+    """One trial as it is shown. `curve` holds the first objective's values so far, `value` what it was judged by."""
+
+    number: int
+    state: str
+    epoch: int
+    num_epochs: int | None
+    value: float | None
+    params: dict[str, Any]
+    error: str | None
+    curve: list[float] = field(default_factory=list)
+    step: int = -1  # up to which the curve has been read
+
+    @property
+    def shown_value(self) -> float | None:
+        return self.value if self.value is not None else self.curve[-1] if self.curve else None
+
+
+class Progress:
+    """A study as far as the ledger tells. `refresh` brings it up to date and returns the trials that have ended since.
+
+    Terminal trials never change, so only those that are new or were open are read, and of curves only new points.
+    """
+
+    def __init__(self, ledger: Ledger, name: str, clock: Clock) -> None:
+        self._ledger, self._clock = ledger, clock
+        self.name = name
+        self.trials: dict[int, Trial] = {}
+        self.best: Trial | None = None
+        row = ledger.look(lambda connection: reads.study_row(connection, name))
+        self._id: int = row["id"]
+        self.requested: int | None = row["requested"] or None
+        self.max_epochs: int | None = row["max_epochs"]
+        self.max_seconds: float | None = row["max_seconds"]
+        self.spec: dict[str, Any] = row["spec"]
+        self.data: dict[str, Any] = row["environment"].get("data", {})
+        self.tracking_uri: str = row["environment"]["tracking_uri"]
+        self.refresh()
+        self._began = clock.monotonic()
+        self._ended_before, self._epochs_before = self.ended, self.epochs
+
+    @property
+    def metric(self) -> str:
+        return self.spec["objectives"][0]["metric"]
+
+    @property
+    def ended(self) -> int:
+        return sum(trial.state in TERMINAL_STATES for trial in self.trials.values())
+
+    @property
+    def epochs(self) -> int:
+        return sum(trial.epoch for trial in self.trials.values())
+
+    @property
+    def elapsed(self) -> float:
+        return self._clock.monotonic() - self._began
+
+    def rates(self) -> tuple[float, float]:
+        """Trials a minute and epochs a second, since this process began to watch."""
+        elapsed = max(self.elapsed, 1e-9)
+        return 60 * (self.ended - self._ended_before) / elapsed, (self.epochs - self._epochs_before) / elapsed
+
+    def eta(self) -> float | None:
+        """Seconds left at the rate so far, by trials or by epochs; None until a trial has ended."""
+        per_minute, per_second = self.rates()
+        if not per_minute:
+            return None
+        left = [] if self.requested is None else [60 * max(self.requested - self.ended, 0) / per_minute]
+        if self.max_epochs is not None and per_second:
+            left.append(max(self.max_epochs - self.epochs, 0) / per_second)
+        return min(left, default=None)
+
+    def counts(self, noun: str = "") -> str:
+        """`3/50 trials`, `3 trials, 40/200 epochs`: how much of what was asked for has ended."""
+        text = f"{self.ended}{f'/{self.requested}' if self.requested else ''}{noun}"
+        return text + (f", {self.epochs}/{self.max_epochs} epochs" if self.max_epochs else "")
+
+    def asked_for(self) -> str:
+        """`50 trials or 200 epochs or 2h`: the budget, of which what is reached first ends the study."""
+        bounds = [
+            counted(self.requested, "trial") if self.requested else "",
+            counted(self.max_epochs, "epoch") if self.max_epochs else "",
+        ]
+        return " or ".join(filter(None, [*bounds, spelled(self.max_seconds) if self.max_seconds else ""]))
+
+    def refresh(self) -> list[Trial]:
+        fresh, points = self._ledger.look(self._read)
+        for trial in fresh:
+            if known := self.trials.get(trial.number):
+                trial.curve, trial.step = known.curve, known.step
+            self.trials[trial.number] = trial
+        for number, _, step, _, value in points:
+            trial = self.trials[number]
+            if step > trial.step:
+                trial.curve.append(value)
+                trial.step = step
+        ended = [trial for trial in fresh if trial.state in TERMINAL_STATES]
+        for trial in ended:
+            if self._better(trial):
+                self.best = trial
+        return ended
+
+    def _read(self, connection: Connection) -> tuple[list[Trial], list[Any]]:
+        """The trials that are new or were open, and the points of their curves that are new."""
+        is_open = [number for number, trial in self.trials.items() if trial.state in OPEN_STATES]
+        where = {"study": self._id, "first": max(self.trials, default=-1) + 1, "open": is_open}
+        fresh = [_trial(row) for row in connection.execute(_FRESH, where).mappings()]
+        begun = [trial.number for trial in fresh if trial.state != "waiting"]
+        if not begun:
+            return fresh, []
+        after = min(self.trials[number].step if number in self.trials else -1 for number in begun)
+        return fresh, list(reads.curves(connection, self._id, [self.metric], begun, after=after))
+
+    def _better(self, trial: Trial) -> bool:
+        if trial.state != "complete" or trial.value is None or math.isnan(trial.value):
+            return False
+        if self.best is None or self.best.value is None:
+            return True
+        sign = -1.0 if self.spec["objectives"][0]["direction"] == "maximize" else 1.0
+        return sign * trial.value < sign * self.best.value
+
+
+_FRESH = (
+    select(
+        trials.c.number,
+        trials.c.state,
+        trials.c.epoch,
+        trials.c["values"].label("objectives"),
+        trials.c.error,
+        asks.c.params,
+        asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
+    )
+    .join(asks, asks.c.trial_id == trials.c.id)
+    .where(
+        trials.c.study_id == bindparam("study"),
+        or_(trials.c.number >= bindparam("first"), trials.c.number.in_(bindparam("open", expanding=True))),
+    )
+    .order_by(trials.c.number)
+)
+
+
+def _trial(row: Any) -> Trial:
+    value = row["objectives"][0] if row["objectives"] else None
+    return Trial(row["number"], row["state"], row["epoch"], row["num_epochs"], value, row["params"], row["error"])

@@ -1,0 +1,42 @@
+"""Words for people: counts, and the next command as they can type it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+_given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def portion(count: int, of: object, noun: str) -> str:
+    """`1 of 10 trials`, or `1 trial` where there is no bound."""
+    return f"{count} of {of} {noun}{'' if of == 1 else 's'}" if of else counted(count, noun)
+
+
+def given(flag: str, value: str) -> None:
+    """Remember a flag of the running command, for the commands that it names."""
+    _given[flag] = value
+
+
+def forget() -> None:
+    """Begin another command."""
+    _given.clear()
+
+
+def command(words: str) -> str:
+    """`hpo` and `words`, followed by the flags that lead the next command to where this one was led.
+
+    A storage URL with a password is left to the environment: what is printed may be kept in a log.
+    """
+    flags = ("--home", "--tracking-uri") if words.split()[0] == "ui" else ("--home", "--storage")
+    return " ".join(["hpo", words, *(f"{flag} {_quoted(_given[flag])}" for flag in flags if flag in _given)])
+
+
+def _quoted(value: str) -> str:
+    return '"${HPO_STORAGE:?export the URL of the ledger}"' if _PASSWORD.search(value) else shlex.quote(value)
