@@ -328,15 +328,15 @@ def sync(
 def worker(
     storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
     home: HomeOption = ".hpo",
+    study: Annotated[
+        str | None, typer.Option("--study", help="The study's name; by default all of the home's that are driven.")
+    ] = None,
 ) -> None:
-    """Train trials beside a study's driver, from another process or a host that sees the same home."""
-    from hpo.driver import LEASE_SECONDS
-    from hpo.executors.base import WorkerContext
+    """Train trials beside a study's driver, from another process or host that sees its home, until it is done."""
     from hpo.home import Home
-    from hpo.worker import serve
+    from hpo.joining import join
 
-    context = WorkerContext(storage, Home.at(home).create(), 0, LEASE_SECONDS)
-    raise typer.Exit(serve(context, "joined"))
+    raise typer.Exit(join(storage, Home.at(home), study))
 
 
 @app.command()

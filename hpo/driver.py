@@ -16,7 +16,7 @@ from hpo.config import as_json, config_hash
 from hpo.executors.base import Executor, WorkerContext
 from hpo.ledger import Ledger, writes
 from hpo.ledger.history import Curves
-from hpo.ledger.leases import Lease, acquire
+from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process import Process
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, studies, trials
 from hpo.opening import LEASE_SECONDS, Options, check_home, continued, open_study, write_changes
@@ -57,6 +57,9 @@ class Driver:
         row = open_study(self._ledger, self._study, self._spec, self._options)
         self._id, name = row["id"], f"driver:{row['id']}"
         self._lease: Lease = acquire(self._ledger, name, Process.current(), self._clock, self._options.lease_timeout)
+        # From a thread of its own, since inline trials train in this one.
+        period = min(1.0, self._options.lease_timeout / 3)
+        self._heartbeat = Heartbeat(f"study {self._spec.name}", self._lease.renew, period)
         try:
             self._take_over()
         except BaseException:
@@ -79,6 +82,7 @@ class Driver:
         values = self._budget.columns()
         if not self.idle:
             values |= continued(row, self._study, self._spec, self._options)
+            values["lease_seconds"] = self._options.lease_timeout
         self._state = values.get("state", self._state)
 
         def body(connection: Connection) -> None:
@@ -100,7 +104,7 @@ class Driver:
         """Ask and tell until all is done; the state the study is left in: complete, stopped or interrupted."""
         if self.idle:
             return self._end()
-        context = WorkerContext(self._options.storage, self._options.home, self._id, self._options.lease_timeout)
+        context = WorkerContext(self._options.storage, self._options.home, self._id, self._spec.name)
         self._executor.start(context)
         self._started = self._clock.monotonic()
         alarm = self._alarm()
@@ -116,6 +120,7 @@ class Driver:
     def _drive(self, on_tick: Callable[[], None]) -> None:
         next_look = self._clock.monotonic()
         while not self._stopping and not self._fill() and not self._expired:
+            self._heartbeat.check()
             if self._clock.monotonic() >= next_look:
                 self._ledger.transact(self._renew)
                 self._reclaimer.reclaim()
@@ -157,6 +162,7 @@ class Driver:
 
     def release(self) -> None:
         """Let another process drive the study."""
+        self._heartbeat.close()
         self._lease.release()
 
     # adopt

@@ -11,16 +11,20 @@ from hpo.ledger.tables import attempts, trials, workers
 
 
 class Reclaimer:
-    """Watches the running trials of one study; time is the observer's own monotonic clock's."""
+    """Watches the running trials of one study; time is the observer's own monotonic clock's, as far as it looked."""
 
     def __init__(self, ledger: Ledger, study_id: int, clock: Clock, timeout: float) -> None:
         self._ledger, self._study_id, self._clock, self._timeout = ledger, study_id, clock, timeout
         self._watched: dict[tuple[int, int], tuple[tuple[int, int], float]] = {}
+        self._looked = clock.monotonic()
 
     def reclaim(self, *, counted: bool = True) -> None:
         """Take trials back from workers that are dead, or have not renewed for `timeout` seconds."""
         rows = self._ledger.look(lambda connection: connection.execute(_RUNNING, {"study": self._study_id}).all())
         now = self._clock.monotonic()
+        if now - self._looked > self._timeout / 2:
+            self._watched = {}  # nobody was looking, or nobody could renew: this process was busy, or the ledger away
+        self._looked = now
         running = {}
         for row in rows:
             key, token = (row.id, row.fence), (row.renewals, row.revision)

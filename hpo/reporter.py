@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import uuid
@@ -13,9 +14,10 @@ from sqlalchemy.engine import Connection
 
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, writes
+from hpo.ledger import Ledger, tables, writes
+from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory
-from hpo.ledger.writes import Claim, LaneReport
+from hpo.ledger.writes import LaneReport
 from hpo.search.strategy import make_strategy
 from hpo.study import Study, StudySpec, load
 from hpo.system import SystemMetrics
@@ -56,7 +58,7 @@ class LedgerReporter:
     ) -> None:
         self._ledger, self._opened, self._claim = ledger, opened, claim
         self._preempted, self._system = preempted, system
-        self._directory = home.checkpoints(opened.name, claim.number)
+        self._home = home
         self._files = home.files(opened.name, claim.number)
         self._metric = opened.study.objectives[0].metric
 
@@ -67,21 +69,24 @@ class LedgerReporter:
     def store(self) -> CheckpointStore:
         """The trial's checkpoints; the committed ones are those the ledger knows."""
         committed = [
-            CheckpointRef(self._directory / row["path"], row["step"], row["epoch"], row["sha256"], row["size"])
+            CheckpointRef(self._directory(row["number"]) / row["path"], *(row[key] for key in _STORED))
             for row in self._claim.committed
         ]
         metrics = {  # what is not finite stands in JSON by its name
             row["path"]: {key: float(value) for key, value in row["metrics"].items()} for row in self._claim.committed
         }
         return CheckpointStore(
-            self._directory,
+            self._directory(self._claim.number),
             fence=self._claim.fence,
             committed=committed,
             metrics=metrics,
             flagged=[row["path"] for row in self._claim.committed if row["best"]],
             config_hash=self._claim.config_hash,
-            on_change=self._checkpoint_changed,
+            on_change=self._checkpoints_changed,
         )
+
+    def _directory(self, number: int) -> Path:
+        return self._home.checkpoints(self._opened.name, number)
 
     def report(
         self,
@@ -93,6 +98,9 @@ class LedgerReporter:
         checkpoint: CheckpointRef | None = None,
     ) -> Verdict:
         self._preempted()
+        step, fold = _count("step", step), _count("fold", fold)
+        epoch = None if epoch is None else _count("epoch", epoch)
+        metrics = {_key(key): float(value) for key, value in metrics.items()}
         system = {} if epoch is None else self._system.read()
         lane = LaneReport(
             self._claim,
@@ -113,6 +121,7 @@ class LedgerReporter:
         return answer
 
     def event(self, kind: str, **fields: Any) -> None:
+        _check_length("event kind", kind, tables.events.c.kind)
         uid = uuid.uuid4().hex
         self._ledger.transact(lambda connection: writes.record(connection, self._claim, kind, fields, uid))
 
@@ -136,5 +145,29 @@ class LedgerReporter:
         value = metrics[self._metric]
         return lambda connection: strategy.decide(opened.history(connection, claim, epoch, value))
 
-    def _checkpoint_changed(self, ref: CheckpointRef, **values: Any) -> None:
-        self._ledger.transact(lambda c: writes.set_checkpoint(c, self._claim, ref.path.name, **values))
+    def _checkpoints_changed(self, changes: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        return self._ledger.transact(lambda c: writes.set_checkpoints(c, self._claim, changes))
+
+
+_STORED = ("step", "epoch", "sha256", "size")  # columns of a checkpoint's row, as a CheckpointRef has them
+
+
+def _count(what: str, value: int) -> int:
+    """`value` as a plain int; what a column cannot hold is the task's mistake, on every database."""
+    number = operator.index(value)
+    if not 0 <= number < 2**31:
+        raise ValueError(f"{what} {number} cannot be reported: it must be from 0 to {2**31 - 1}.")
+    return number
+
+
+def _key(key: str) -> str:
+    _check_length("metric name", key, tables.reports.c.key)
+    if writes.text(key) != key:
+        raise ValueError(f"metric name {key!r} cannot be stored: leave out NUL and halves of surrogate pairs.")
+    return key
+
+
+def _check_length(what: str, value: str, column: Any) -> None:
+    if not 0 < len(value) <= column.type.length:
+        shown = f"{value[:40]!r}... of {len(value)} characters" if value else repr(value)
+        raise ValueError(f"{what} {shown} cannot be stored: give it 1 to {column.type.length} characters.")

@@ -9,21 +9,24 @@ import signal
 import sys
 import threading
 import traceback
+import uuid
+from collections.abc import Callable, Collection
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
-from hpo.errors import HpoError, StorageError, UserError
-from hpo.executors.base import WorkerContext
+from hpo.config import apply
+from hpo.errors import HpoError, UserError
 from hpo.executors.process import die_with_parent
 from hpo.home import Home
 from hpo.identity import check_worker
 from hpo.ledger import Ledger, writes
+from hpo.ledger.claims import Claim, claim, renew
+from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import studies
-from hpo.ledger.writes import Claim
 from hpo.reporter import LedgerReporter, Opened
 from hpo.system import SystemMetrics
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, TrainerError
@@ -36,25 +39,27 @@ FENCED = 4  # exit code of a worker process that lost its trial to another
 
 
 class Worker:
-    """Claims trials one after another. `preempt`, safe in a signal handler, makes it checkpoint and leave."""
+    """Claims trials one after another. `preempt`, safe in a signal handler, makes it checkpoint and leave.
 
-    def __init__(self, context: WorkerContext, executor: str) -> None:
-        self._context = context
-        self._ledger = Ledger(context.storage, create=False, patience=PATIENCE)
+    `say` is told, in a line each, of the trials it takes and how they end.
+    """
+
+    def __init__(self, ledger: Ledger, home: Home, executor: str, say: Callable[[str], None] = lambda _: None) -> None:
+        self._ledger, self._home, self._say = ledger, home, say
         self._process = Process.current()
         self._studies: dict[int, Opened] = {}
-        self.leaving = threading.Event()
         self._ledger.transact(lambda c: writes.register(c, self._process, executor))
-        self._lease = _Renewer(self._ledger, context.lease_timeout / 3)
         self._system = SystemMetrics()
+        self.leaving = threading.Event()
+        self.trained = 0  # trials it has taken
 
-    def run_one(self) -> bool:
-        """Train one waiting trial to its end or its interruption; False if none waits."""
-        study_id = self._context.study_id or None
-        claimed = self._ledger.transact(lambda c: writes.claim(c, self._process.id, 1, study_id))
+    def run_one(self, among: Collection[int]) -> bool:
+        """Train one waiting trial of these studies to its end or its interruption; False if none waits."""
+        token = uuid.uuid4().hex
+        claimed = self._ledger.transact(lambda c: claim(c, self._process.id, token, among))
         if not claimed or self.leaving.is_set():
-            for claim in claimed:
-                self._finish(claim, Outcome("preempted"), None)
+            for taken in claimed:
+                self._finish(taken, Outcome("preempted"), None)
             return False
         failpoint("worker.after_claim")
         self._train(claimed[0])
@@ -63,58 +68,63 @@ class Worker:
     def preempt(self) -> None:
         self.leaving.set()
 
-    def _preempted(self) -> bool:
-        """Whether the fit should leave; raises Fenced if its trial is another's by now."""
-        self._lease.check()
-        return self.leaving.is_set()
-
     def close(self) -> None:
-        self._lease.close()
+        """Say that it leaves in good order. The ledger stays open."""
         self._ledger.transact(lambda c: writes.unregister(c, self._process))
-        self._ledger.close()
 
-    def _train(self, claim: Claim) -> None:
-        with self._lease.on(claim):
+    def _train(self, taken: Claim) -> None:
+        self.trained += 1
+
+        def renew_lease() -> None:
+            self._ledger.transact(lambda c: renew(c, taken))
+
+        with Heartbeat(f"trial {taken.number}", renew_lease, taken.lease_seconds / 3) as heartbeat:
+
+            def preempted() -> bool:
+                heartbeat.check()
+                return self.leaving.is_set()
+
             try:
-                opened = self._open(claim.study_id)
-                reporter = LedgerReporter(
-                    self._ledger, self._context.home, opened, claim, self._preempted, self._system
-                )
-                outcome = self._fit(opened, claim, reporter)
+                opened = self._open(taken.study_id)
+                self._say(f"{opened.name}: trial {taken.number} begins, attempt {taken.fence}")
+                reporter = LedgerReporter(self._ledger, self._home, opened, taken, preempted, self._system)
+                outcome = self._fit(opened, taken, reporter)
             except (CheckpointError, UserError) as error:
                 # This place is at fault, its disk or its home, and not the trial: it waits for another worker.
-                self._finish(claim, Outcome("preempted", error=str(error)), None)
+                self._finish(taken, Outcome("preempted", error=str(error)), None)
                 raise
             failpoint("worker.before_finish")
-            self._finish(claim, outcome, opened)
+            ended = self._finish(taken, outcome, opened)
             failpoint("worker.after_finish")
+        self._say(f"{opened.name}: trial {taken.number} {ended.kind}{ended.error and ': '}{ended.error}")
 
     def _open(self, study_id: int) -> Opened:
         if study_id not in self._studies:
             query = select(studies).where(studies.c.id == study_id)
             row = self._ledger.look(lambda connection: connection.execute(query).mappings().one())
-            self._context.home.check_mark(row["name"], row["uid"], row["environment"]["host"])
+            self._home.check_mark(row["name"], row["uid"], row["environment"]["host"])
             opened = Opened(dict(row))
             check_worker(dict(row), opened.study)
             self._studies[study_id] = opened
         return self._studies[study_id]
 
-    def _fit(self, opened: Opened, claim: Claim, reporter: LedgerReporter) -> Outcome:
+    def _fit(self, opened: Opened, taken: Claim, reporter: LedgerReporter) -> Outcome:
         store = reporter.store()
         try:
-            config: Any = opened.study.rebuild(claim.config, claim.config_hash)
+            config: Any = apply(opened.study.rebuild(taken.config, taken.config_hash), taken.changes)
             task = opened.study.task_class()(config)
             outcome = task.fit(reporter, store) if hasattr(task, "fit") else fit(task, config.train, reporter, store)
             if not isinstance(outcome, Outcome):
                 raise TypeError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome")
             return outcome
         except Fenced:
-            store.sweep()  # what this attempt saved and could not commit
-            raise
-        except (CheckpointError, StorageError):
+            # What this attempt saved and could not commit; a commit may have gone through whose answer was lost.
+            store.sweep(self._ledger.look(lambda connection: writes.committed_paths(connection, taken)))
             raise
         except (ConfigError, DataError, UserError) as error:
             return Outcome("bad_config", error=str(error))
+        except (CheckpointError, HpoError):
+            raise
         except OSError as error:
             if error.errno in _NO_SPACE:
                 raise CheckpointError(f"the disk takes no more ({error}): free some space, then resume.") from error
@@ -122,85 +132,35 @@ class Worker:
         except (Exception, SystemExit) as error:  # a bug in the study's code; its whole traceback goes to the ledger
             return _user_error(error)
 
-    def _finish(self, claim: Claim, outcome: Outcome, opened: Opened | None) -> None:
-        def body(connection: Connection) -> None:
+    def _finish(self, taken: Claim, outcome: Outcome, opened: Opened | None) -> Outcome:
+        """End the attempt; how it ended once its value was judged."""
+
+        def body(connection: Connection) -> Outcome:
             final, values = outcome, None
             if opened is not None and outcome.kind in ("complete", "pruned"):
-                final, values = opened.curves.judge(connection, claim.trial_id, outcome)
-            writes.finish(connection, claim, final, values)
+                final, values = opened.curves.judge(connection, taken.trial_id, outcome)
+            writes.finish(connection, taken, final, values)
+            return final
 
-        self._ledger.transact(body)
+        return self._ledger.transact(body)
 
 
 def _user_error(error: BaseException) -> Outcome:
     return Outcome("user_error", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
 
 
-class _Renewer:
-    """Renews the lease of the trial at hand from a thread of its own, and finds out when it is lost."""
+def serve(worker: Worker, among: Callable[[], Collection[int] | None], idle: float = 0.1) -> int:
+    """Train what waits in the studies `among` gives until it gives None or `preempt` was called; the exit code.
 
-    def __init__(self, ledger: Ledger, period: float) -> None:
-        self._ledger, self._period = ledger, period
-        self._claim: Claim | None = None
-        self._lost: str | None = None
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-        self._thread.start()
-
-    def on(self, claim: Claim) -> _Renewer:
-        with self._lock:
-            self._claim, self._lost = claim, None
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._claim = None
-
-    def check(self) -> None:
-        """Raise Fenced if the trial at hand is another's by now."""
-        if self._lost is not None:
-            raise Fenced(self._lost)
-
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closing.wait(self._period):
-            with self._lock:
-                claim = self._claim
-            if claim is None:
-                continue
-            try:
-                self._ledger.transact(lambda c, claim=claim: writes.renew(c, claim))
-            except Fenced as error:
-                with self._lock:
-                    if self._claim is claim:
-                        self._lost = str(error)
-            except StorageError as error:
-                # The training thread meets the same outage at its next report, and decides there.
-                print(f"lease of trial {claim.number} not renewed: {error}", file=sys.stderr)
-
-
-def serve(context: WorkerContext, executor: str, idle: float = 0.1) -> int:
-    """Be a worker until asked to leave (SIGTERM, SIGINT); the process's exit code."""
-    worker = Worker(context, executor)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.preempt())
+    Raises HpoError and TrainerError where this process, and not a trial, is at fault.
+    """
     try:
-        while not worker.leaving.is_set():
-            if not worker.run_one():
+        while not worker.leaving.is_set() and (found := among()) is not None:
+            if not found or not worker.run_one(found):
                 worker.leaving.wait(idle)
     except Fenced as error:
         print(f"fenced: {error}", file=sys.stderr)
         return FENCED
-    except (HpoError, TrainerError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
     worker.close()
     return 0
 
@@ -210,12 +170,18 @@ def main() -> int:
     die_with_parent()
     parser = argparse.ArgumentParser("hpo.worker")
     parser.add_argument("--home", required=True)
-    parser.add_argument("--study-id", type=int, default=0)
-    parser.add_argument("--executor", default="local")
-    parser.add_argument("--lease-timeout", type=float, default=30.0)
+    parser.add_argument("--study-id", type=int, required=True)
+    parser.add_argument("--executor", required=True)
     given = parser.parse_args()
-    context = WorkerContext(os.environ["HPO_STORAGE"], Home.at(given.home), given.study_id, given.lease_timeout)
-    return serve(context, given.executor)
+    try:
+        ledger = Ledger(os.environ["HPO_STORAGE"], create=False, patience=PATIENCE)
+        worker = Worker(ledger, Home.at(given.home), given.executor)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: worker.preempt())
+        return serve(worker, lambda: [given.study_id])
+    except (HpoError, TrainerError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert, update
 
 from hpo.home import Home
-from hpo.ledger import Ledger, tables, writes
+from hpo.ledger import Ledger, claims, tables, writes
 from hpo.ledger.process import Process
 from hpo.results import Results
 from trainer.report import CheckpointRef, Outcome, Verdict
@@ -60,13 +61,14 @@ class Made:
         self.ledger.transact(lambda connection: writes.ask(connection, self.id, asks))
         self.count += n
 
-    def claim(self) -> writes.Claim:
-        [taken] = self.ledger.transact(lambda connection: writes.claim(connection, ME.id))
+    def claim(self) -> claims.Claim:
+        token = uuid.uuid4().hex
+        [taken] = self.ledger.transact(lambda connection: claims.claim(connection, ME.id, token, [self.id]))
         return taken
 
     def report(
         self,
-        taken: writes.Claim,
+        taken: claims.Claim,
         step: int,
         metrics: dict[str, float],
         *,
@@ -88,11 +90,11 @@ class Made:
         )
         self.ledger.transact(lambda connection: writes.commit(connection, [lane]))
 
-    def finish(self, taken: writes.Claim, kind: str, step: int = 1, values=None, error: str = "") -> None:
+    def finish(self, taken: claims.Claim, kind: str, step: int = 1, values=None, error: str = "") -> None:
         outcome = Outcome(kind, step, error=error)  # type: ignore[arg-type]
         self.ledger.transact(lambda connection: writes.finish(connection, taken, outcome, values))
 
-    def checkpoint(self, taken: writes.Claim, step: int) -> CheckpointRef:
+    def checkpoint(self, taken: claims.Claim, step: int) -> CheckpointRef:
         """Files as trainer.checkpoint writes them."""
         name = f"step-{step:08d}.f{taken.fence}.{os.urandom(4).hex()}"
         path = self.home.checkpoints(self.name, taken.number) / name
@@ -116,9 +118,9 @@ class Made:
         self.ledger.transact(body)
         Results(self.ledger, self.name, self.home).write()
 
-    def drop(self, taken: writes.Claim, ref: CheckpointRef, state: str = "deleted") -> None:
+    def drop(self, taken: claims.Claim, ref: CheckpointRef, state: str = "deleted") -> None:
         """Retention, or the finding that a checkpoint is damaged: the row first, then the files."""
-        self.ledger.transact(lambda c: writes.set_checkpoint(c, taken, ref.path.name, state=state))
+        self.ledger.transact(lambda c: writes.set_checkpoints(c, taken, {ref.path.name: {"state": state}}))
         if state == "deleted":
             for file in ref.path.iterdir():
                 file.unlink()
@@ -126,7 +128,7 @@ class Made:
         else:
             ref.path.rename(f"{ref.path}.corrupt")
 
-    def artifact(self, taken: writes.Claim, name: str, text: str) -> None:
+    def artifact(self, taken: claims.Claim, name: str, text: str) -> None:
         target = self.home.files(self.name, taken.number) / name
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(f"{target}.tmp")
@@ -135,7 +137,7 @@ class Made:
         uid = os.urandom(16).hex()
         self.ledger.transact(lambda c: writes.record(c, taken, "artifact", {"path": name}, uid))
 
-    def complete(self, steps: int = 10, keys: int = 3) -> writes.Claim:
+    def complete(self, steps: int = 10, keys: int = 3) -> claims.Claim:
         """One trial from ask to end."""
         self.ask()
         taken = self.claim()

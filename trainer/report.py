@@ -37,8 +37,9 @@ OutcomeKind = Literal[
 class Verdict:
     """The answer to one report, taken at `step` and obeyed there by every rank.
 
-    `checkpoint` (a path) and `params` (dotted path -> value) belong to
-    `restart_from` alone: train on from that checkpoint with those parameters.
+    `checkpoint` (`<trial number>/<its directory>`, of this step or a later one)
+    and `params` (dotted path -> value) belong to `restart_from` alone: train on
+    from that checkpoint with those parameters on top of the trial's own.
     """
 
     kind: VerdictKind = "continue"
@@ -101,7 +102,8 @@ class Reporter(Protocol):
         """Commit metrics (possibly none) and a durable checkpoint in one transaction; return what to do next.
 
         The first value given for a (step, fold, key) stands; a replay after a
-        resume gets the verdict that was stored the first time.
+        resume gets the verdict that was stored the first time, until an attempt
+        has ended by it.
         """
         ...
 

@@ -10,12 +10,12 @@ from hpo.home import Home
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What a worker needs to join a study. `lease_timeout` in seconds."""
+    """What workers need to train a study."""
 
     storage: str
     home: Home
     study_id: int
-    lease_timeout: float
+    study: str
 
 
 class Executor(Protocol):

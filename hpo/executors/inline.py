@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import UserError
 from hpo.executors.base import WorkerContext
+from hpo.ledger import Ledger
 
 if TYPE_CHECKING:
     from hpo.worker import Worker
@@ -26,11 +27,13 @@ class Inline:
     def start(self, context: WorkerContext) -> None:
         from hpo.worker import Worker
 
-        self._worker = Worker(context, self.name)
+        self._study_id = context.study_id
+        self._ledger = Ledger(context.storage, create=False)
+        self._worker = Worker(self._ledger, context.home, self.name)
 
     def step(self) -> bool:
         assert self._worker is not None, "start() comes first"
-        return self._worker.run_one()
+        return self._worker.run_one([self._study_id])
 
     def preempt(self) -> None:
         if self._worker is not None:
@@ -39,6 +42,7 @@ class Inline:
     def stop(self, grace: float) -> None:
         if self._worker is not None:
             self._worker.close()
+            self._ledger.close()
 
     def kill(self) -> None:
         """Nothing to do: the worker ends with this process."""

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from sqlalchemy import bindparam, select
 from sqlalchemy.engine import Connection
 
-from hpo.ledger.tables import TERMINAL_STATES, reports, trials
+from hpo.ledger.tables import TERMINAL_STATES, checkpoints, reports, trials
 from hpo.objective import Objective
 from trainer.report import Outcome
 
@@ -39,14 +39,28 @@ _STATES = (
 )
 
 
+_NEWEST_CHECKPOINT = (
+    select(checkpoints.c.path)
+    .join(trials, trials.c.id == checkpoints.c.trial_id)
+    .where(
+        trials.c.study_id == bindparam("study"),
+        trials.c.number == bindparam("trial"),
+        checkpoints.c.state == "kept",
+    )
+    .order_by(checkpoints.c.step.desc(), checkpoints.c.id.desc())
+    .limit(1)
+)
+
+
 class Curves:
-    """The curves of one study's first objective; those of the oldest trials that have all ended are kept in memory."""
+    """The curves of one study's first objective; those of trials that have ended are kept in memory."""
 
     def __init__(self, study_id: int, objective: Objective) -> None:
         self.study_id = study_id
         self.objective = objective
         self._sign = -1.0 if objective.direction == "maximize" else 1.0
-        self._ended: list[tuple[str, Curve]] = []  # by number, without gaps
+        self._ended: dict[int, tuple[str, Curve]] = {}  # by number
+        self._gap = 0  # the lowest number that is not among them
 
     def of(self, connection: Connection, trial_id: int) -> Curve:
         """(epoch, loss) of one trial, in order."""
@@ -59,16 +73,18 @@ class Curves:
     def upto(self, connection: Connection, last: int | None) -> dict[int, tuple[str, Curve]]:
         """Number -> (state, curve) of every trial <= `last`, or of all."""
         last = 2**31 - 1 if last is None else last
-        seen = {number: entry for number, entry in enumerate(self._ended) if number <= last}
-        if len(self._ended) > last:
+        seen = {number: entry for number, entry in self._ended.items() if number <= last}
+        if self._gap > last:
             return seen
-        rows = connection.execute(_STATES, {"study": self.study_id, "first": len(self._ended), "last": last})
+        rows = connection.execute(_STATES, {"study": self.study_id, "first": self._gap, "last": last})
         for trial_id, number, state in rows.all():
-            entry = (state, self.of(connection, trial_id))
-            seen[number] = entry
-            if state in TERMINAL_STATES and number == len(self._ended):
-                self._ended.append(entry)
-        return seen
+            if number not in seen:
+                seen[number] = (state, self.of(connection, trial_id))
+            if state in TERMINAL_STATES:
+                self._ended[number] = seen[number]
+        while self._gap in self._ended:
+            self._gap += 1
+        return dict(sorted(seen.items()))
 
     def judge(self, connection: Connection, trial_id: int, outcome: Outcome) -> tuple[Outcome, list[float] | None]:
         """The value a trial ends with, by its objective's `select`; nothing that failed is scored.
@@ -127,6 +143,14 @@ class LedgerHistory:
     def curves(self, states: Collection[str] = ("complete",)) -> dict[int, Curve]:
         """Number -> curve of the other visible trials in one of `states`."""
         return {number: curve for number, (state, curve) in self._visible().items() if state in states}
+
+    def checkpoint(self, number: int) -> str | None:
+        """The newest kept checkpoint of another visible trial, as `<trial number>/<path>`."""
+        if self._limit is not None and number > self._limit:
+            return None
+        where = {"study": self._curves.study_id, "trial": number}
+        path = self._connection.execute(_NEWEST_CHECKPOINT, where).scalar()
+        return path and f"{number}/{path}"
 
     def _visible(self) -> dict[int, tuple[str, Curve]]:
         visible = self._curves.upto(self._connection, self._limit)

@@ -8,6 +8,9 @@ monotonic clock. Taking over raises the fence, so whatever the old owner still t
 from __future__ import annotations
 
 import datetime
+import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +18,12 @@ from sqlalchemy import select, update
 from sqlalchemy.engine import Connection
 
 from hpo.clock import Clock
-from hpo.errors import Busy
+from hpo.errors import Busy, HpoError, StorageError
 from hpo.ledger.process import Process, is_dead
 from hpo.ledger.statements import CHECK_LEASE, insert_new
 from hpo.ledger.store import Ledger
 from hpo.ledger.tables import leases
+from trainer.errors import TrainerError
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,49 @@ class Lease:
         """Free the lease; harmless if it is lost already."""
         mine = (leases.c.name == self.name) & (leases.c.owner == self.owner) & (leases.c.fence == self.fence)
         self.ledger.transact(lambda connection: connection.execute(update(leases).where(mine).values(owner=None)))
+
+
+class Heartbeat:
+    """Calls `beat`, which renews a lease, every `period` seconds from a thread of its own, until it is closed.
+
+    A ledger that is away is tried again: whoever works under the lease meets the same outage and decides there.
+    Whatever else `beat` raises ends the thread, and `check` raises it.
+    """
+
+    def __init__(self, name: str, beat: Callable[[], None], period: float) -> None:
+        self._name, self._beat, self._period = name, beat, period
+        self._closing = threading.Event()
+        self._ended: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"{name} lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the thread: Busy or Fenced where the lease is lost, HpoError where it is a bug."""
+        if isinstance(self._ended, HpoError | TrainerError):
+            raise self._ended
+        if self._ended is not None:
+            reason = f"{type(self._ended).__name__}: {self._ended}"
+            raise HpoError(f"the lease of {self._name} is not renewed any more ({reason}).") from self._ended
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def __enter__(self) -> Heartbeat:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period):
+            try:
+                self._beat()
+            except StorageError as error:
+                print(f"the lease of {self._name} could not be renewed: {error}", file=sys.stderr)
+            except BaseException as error:
+                self._ended = error
+                return
 
 
 def acquire(ledger: Ledger, name: str, process: Process, clock: Clock, timeout: float) -> Lease:

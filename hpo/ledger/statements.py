@@ -12,7 +12,7 @@ from sqlalchemy import bindparam, case, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from hpo.ledger.tables import asks, attempts, checkpoints, decisions, leases, reports, studies, trials
+from hpo.ledger.tables import OPEN_STATES, asks, attempts, checkpoints, decisions, leases, reports, studies, trials
 
 _trial = trials.c.id == bindparam("trial")
 _held = _trial & (trials.c.fence == bindparam("held")) & (trials.c.state == "running")
@@ -58,16 +58,33 @@ TELL = (
 
 INSERT_ASK = insert(asks)
 
-# Waiting trials of open studies, lowest numbers first.
+# Waiting trials of those studies that are open, lowest numbers first.
 WAITING = (
     select(trials.c.id)
     .join(studies, studies.c.id == trials.c.study_id)
-    .where(trials.c.state == "waiting", studies.c.state == "open")
+    .where(
+        trials.c.state == "waiting",
+        studies.c.state == "open",
+        studies.c.id.in_(bindparam("studies", expanding=True)),
+    )
     .order_by(trials.c.study_id, trials.c.number)
     .limit(bindparam("n"))
     .with_for_update(of=trials, skip_locked=True)
 )
-WAITING_OF_STUDY = WAITING.where(trials.c.study_id == bindparam("study"))
+
+_TAKEN = (trials.c.id, trials.c.study_id, trials.c.number, trials.c.fence, trials.c.step)
+
+# What a claim took whose answer was lost.
+CLAIMED = (
+    select(*_TAKEN)
+    .join(attempts, (attempts.c.trial_id == trials.c.id) & (attempts.c.fence == trials.c.fence))
+    .where(
+        trials.c.state == "running",
+        trials.c.study_id.in_(bindparam("studies", expanding=True)),
+        attempts.c.claim == bindparam("token"),
+    )
+    .order_by(trials.c.study_id, trials.c.number)
+)
 
 TAKE = (
     update(trials)
@@ -78,7 +95,7 @@ TAKE = (
         revision=trials.c.revision + 1,
         started_at=case((trials.c.started_at.is_(None), bindparam("now")), else_=trials.c.started_at),
     )
-    .returning(trials.c.study_id, trials.c.number, trials.c.fence, trials.c.step)
+    .returning(*_TAKEN)
 )
 
 KEPT = (
@@ -87,11 +104,62 @@ KEPT = (
     .order_by(checkpoints.c.step.desc(), checkpoints.c.id.desc())
 )
 
+# The restart a trial has obeyed last.
+RESTART = (
+    select(decisions.c.checkpoint, decisions.c.params, decisions.c.obeyed)
+    .where(
+        decisions.c.trial_id == bindparam("trial"),
+        decisions.c.verdict == "restart_from",
+        decisions.c.obeyed.is_not(None),
+    )
+    .order_by(decisions.c.obeyed.desc())
+    .limit(1)
+)
+
+# A checkpoint by its trial's number; locked, so that retention waits for whoever is about to need it.
+SOURCE = (
+    select(checkpoints, trials.c.number)
+    .join(trials, trials.c.id == checkpoints.c.trial_id)
+    .where(
+        trials.c.study_id == bindparam("study"),
+        trials.c.number == bindparam("trial_number"),
+        checkpoints.c.path == bindparam("directory"),
+    )
+)
+LOCKED_SOURCE = SOURCE.with_for_update(of=checkpoints, read=True)
+
+# Which of some checkpoints the restarts of open trials start from.
+NEEDED = (
+    select(decisions.c.checkpoint)
+    .join(trials, trials.c.id == decisions.c.trial_id)
+    .where(
+        trials.c.study_id == bindparam("study"),
+        trials.c.state.in_(OPEN_STATES),
+        decisions.c.verdict == "restart_from",
+        decisions.c.checkpoint.in_(bindparam("sources", expanding=True)),
+    )
+)
+
+LOCK_CHECKPOINTS = (
+    select(checkpoints.c.id)
+    .where(checkpoints.c.trial_id == bindparam("trial"), checkpoints.c.path.in_(bindparam("paths", expanding=True)))
+    .with_for_update()
+)
+
 INSERT_ATTEMPT = insert(attempts)
 
-ASKED = select(asks.c.params, asks.c.config, asks.c.config_hash).where(asks.c.trial_id == bindparam("trial"))
+ASKED = (
+    select(asks.c.params, asks.c.config, asks.c.config_hash, studies.c.lease_seconds)
+    .join(trials, trials.c.id == asks.c.trial_id)
+    .join(studies, studies.c.id == trials.c.study_id)
+    .where(asks.c.trial_id == bindparam("trial"))
+)
 
 RENEW = update(attempts).where(_attempt).values(renewals=attempts.c.renewals + 1)
+
+STEP_ATTEMPT = (
+    update(attempts).where(_attempt, attempts.c.step < bindparam("at_step")).values(step=bindparam("at_step"))
+)
 
 # Check the fence and move the trial on, in one.
 ADVANCE = (
@@ -121,6 +189,29 @@ DECISION = select(decisions).where(
 
 INSERT_DECISION = insert(decisions)
 
+OBEY = (
+    update(decisions)
+    .where(
+        decisions.c.trial_id == bindparam("trial"),
+        decisions.c.verdict == bindparam("kind"),
+        decisions.c.obeyed.is_(None),
+    )
+    .values(obeyed=bindparam("held"))
+    .returning(decisions.c.step, decisions.c.checkpoint, decisions.c.params)
+)
+
+DESCEND = update(trials).where(_trial).values(parent=bindparam("ancestor"), generation=trials.c.generation + 1)
+
+THAW = (
+    update(trials)
+    .where(
+        trials.c.study_id == bindparam("study"),
+        trials.c.state == "paused",
+        trials.c.number.in_(bindparam("numbers", expanding=True)),
+    )
+    .values(state="waiting", revision=trials.c.revision + 1)
+)
+
 FINISH = (
     update(trials)
     .where(_held)
@@ -133,6 +224,7 @@ FINISH = (
         ended_at=bindparam("ended"),
         revision=trials.c.revision + 1,
     )
+    .returning(trials.c.revision)
 )
 
 END_ATTEMPT = (

@@ -74,6 +74,7 @@ studies = Table(
     Column("identity", JSON, nullable=False),  # component -> hash or value; a change is drift
     Column("environment", JSON, nullable=False),  # versions, git commit, host
     Column("revision", Integer, nullable=False, server_default="0"),  # bumped by study-level changes, for mirrors
+    Column("lease_seconds", Double, nullable=False, server_default="30"),  # how long its workers may be silent
 )
 
 trials = Table(
@@ -139,6 +140,7 @@ attempts = Table(
     Column("trial_id", ForeignKey("trials.id"), primary_key=True),
     Column("fence", Integer, primary_key=True),
     Column("worker_id", ForeignKey("workers.id"), nullable=False),
+    Column("claim", String(32)),  # token of the claim that began it, by which a retry finds it again
     Column("renewals", Integer, nullable=False, server_default="0"),
     Column("from_step", Integer, nullable=False, server_default="0"),  # of the checkpoint it resumed from
     Column("step", Integer, nullable=False, server_default="0"),  # last it reported
@@ -170,10 +172,11 @@ decisions = Table(
     Column("fold", Integer, primary_key=True),
     Column("verdict", String(16), nullable=False),
     Column("reason", Text, nullable=False),
-    Column("checkpoint", Text),
+    Column("checkpoint", Text),  # <trial number>/<checkpoints.path>, of a restart
     Column("params", JSON, nullable=False),
     Column("strategy", String(64), nullable=False),
     Column("fence", Integer, nullable=False),
+    Column("obeyed", Integer),  # fence of the attempt that ended by it; it is not obeyed again
     Column("revision", Integer, nullable=False),
     sqlite_with_rowid=False,
 )

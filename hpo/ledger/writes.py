@@ -1,4 +1,4 @@
-"""The transactions of a trial's life: ask, claim, report, finish, lose. Bodies for `Ledger.transact`.
+"""The transactions of a trial's life but for its claim: ask, report, finish, lose. Bodies for `Ledger.transact`.
 
 Each takes a Connection inside a write transaction and may run twice if the first commit's fate was unknown; each is
 therefore idempotent, by its key or by its fence.
@@ -16,9 +16,11 @@ from sqlalchemy import case, false, select, update
 from sqlalchemy.engine import Connection
 
 from hpo.ledger import statements as sql
+from hpo.ledger.claims import Claim, fenced, source
 from hpo.ledger.process import Process
 from hpo.ledger.tables import (
     OPEN_STATES,
+    attempts,
     checkpoints,
     events,
     machine_dependent,
@@ -46,6 +48,9 @@ STATE_OF_OUTCOME = {
     "bad_config": "failed",
 }
 
+# The verdict by which an attempt ends so.
+_VERDICT_OF_OUTCOME = {"pruned": "stop", "paused": "pause", "restarted": "restart_from"}
+
 Decide = Callable[[Connection], Verdict]
 
 
@@ -67,21 +72,6 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A trial taken by a worker; `fence` is its proof in every later transaction."""
-
-    trial_id: int
-    study_id: int
-    number: int
-    fence: int
-    high_step: int  # the highest reported by earlier attempts
-    params: Mapping[str, Any]
-    config: Mapping[str, Any]
-    config_hash: str
-    committed: tuple[Mapping[str, Any], ...]  # rows of its kept checkpoints, newest first
-
-
-@dataclass(frozen=True)
 class LaneReport:
     """One lane's report. `decide` is called inside the transaction when the strategy is to be asked."""
 
@@ -96,12 +86,19 @@ class LaneReport:
     strategy: str = "none"
 
 
+def text(value: str) -> str:
+    """`value` as every database takes it: NUL as its picture, half a surrogate pair as its escape."""
+    return value.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace").decode()
+
+
 def plain(value: Any) -> Any:
     """`value` as JSON that every database accepts: non-finite floats become their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, str):
+        return text(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {text(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
@@ -172,6 +169,11 @@ def note(connection: Connection, study_id: int, kind: str, fields: Mapping[str, 
     _event(connection, study_id, None, kind, fields, revision, uid)
 
 
+def thaw(connection: Connection, study_id: int, numbers: Sequence[int]) -> None:
+    """Let paused trials wait for a worker again; what is not paused stays as it is."""
+    connection.execute(sql.THAW, {"study": study_id, "numbers": list(numbers)})
+
+
 # The worker's side
 
 
@@ -187,36 +189,6 @@ def unregister(connection: Connection, process: Process) -> None:
     connection.execute(update(workers).where(workers.c.id == process.id).values(ended_at=time.time()))
 
 
-def claim(connection: Connection, worker_id: str, n: int = 1, study_id: int | None = None) -> list[Claim]:
-    """Take up to `n` waiting trials, lowest numbers first, each with a new fence.
-
-    A retried commit that had gone through leaves a trial running that the worker never heard of; its lease then runs
-    out like that of a dead worker.
-    """
-    query, scope = (sql.WAITING, {}) if study_id is None else (sql.WAITING_OF_STUDY, {"study": study_id})
-    found = connection.execute(query, {"n": n, **scope}).scalars().all()
-    return [_take(connection, worker_id, trial_id) for trial_id in found]
-
-
-def _take(connection: Connection, worker_id: str, trial_id: int) -> Claim:
-    now = time.time()
-    row = connection.execute(sql.TAKE, {"trial": trial_id, "now": now}).one()
-    kept: tuple[Mapping[str, Any], ...] = ()
-    if row.fence > 1:
-        kept = tuple(dict(found) for found in connection.execute(sql.KEPT, {"trial": trial_id}).mappings())
-    from_step = kept[0]["step"] if kept else 0
-    attempt = {"trial_id": trial_id, "fence": row.fence, "worker_id": worker_id, "started_at": now}
-    connection.execute(sql.INSERT_ATTEMPT, attempt | {"from_step": from_step, "step": from_step})
-    asked = connection.execute(sql.ASKED, {"trial": trial_id}).one()
-    return Claim(trial_id, row.study_id, row.number, row.fence, row.step, *asked, committed=kept)
-
-
-def renew(connection: Connection, taken: Claim) -> None:
-    """Show that the worker is alive; raise Fenced if the trial is another's."""
-    if connection.execute(sql.RENEW, {"trial": taken.trial_id, "held": taken.fence}).rowcount != 1:
-        raise _fenced(taken)
-
-
 def commit(connection: Connection, lanes: Sequence[LaneReport]) -> list[Verdict | Fenced]:
     """Commit the reports of a group of lanes, one or many, in this transaction; one answer per lane."""
     answers: list[Verdict | Fenced] = []
@@ -224,11 +196,13 @@ def commit(connection: Connection, lanes: Sequence[LaneReport]) -> list[Verdict 
         at = {"at_step": lane.step, "at_epoch": lane.epoch or 0}
         held = {"trial": lane.claim.trial_id, "held": lane.claim.fence}
         revision = connection.execute(sql.ADVANCE, held | at).scalar()
-        answers.append(_fenced(lane.claim) if revision is None else _commit_lane(connection, lane, revision))
+        answers.append(fenced(lane.claim) if revision is None else _commit_lane(connection, lane, revision))
     return answers
 
 
 def _commit_lane(connection: Connection, lane: LaneReport, revision: int) -> Verdict:
+    held = {"trial": lane.claim.trial_id, "held": lane.claim.fence}
+    connection.execute(sql.STEP_ATTEMPT, held | {"at_step": lane.step})
     if lane.step <= lane.claim.high_step:
         _compare(connection, lane, revision)
     if lane.metrics:
@@ -283,16 +257,31 @@ def _stored_decision(connection: Connection, lane: LaneReport) -> Verdict | None
     row = connection.execute(sql.DECISION, at).mappings().first()
     if row is None:
         return None
+    if row["obeyed"] is not None:
+        return CONTINUE
     return Verdict(row["verdict"], row["step"], row["reason"], row["checkpoint"], row["params"])
 
 
 def _decide(connection: Connection, lane: LaneReport, decide: Decide, revision: int) -> Verdict:
     verdict = decide(connection)
+    if verdict.kind == "restart_from":
+        _check_source(connection, lane, verdict)
     row = {"trial_id": lane.claim.trial_id, "step": lane.step, "fold": lane.fold, "verdict": verdict.kind}
-    row |= {"reason": verdict.reason, "checkpoint": verdict.checkpoint, "params": dict(verdict.params)}
+    row |= {"reason": text(verdict.reason), "checkpoint": verdict.checkpoint, "params": plain(dict(verdict.params))}
     row |= {"strategy": lane.strategy, "fence": lane.claim.fence, "revision": revision}
     connection.execute(sql.INSERT_DECISION, row)
     return Verdict(verdict.kind, lane.step, verdict.reason, verdict.checkpoint, verdict.params)
+
+
+def _check_source(connection: Connection, lane: LaneReport, verdict: Verdict) -> None:
+    """Raise ValueError unless the trial can go on from there: values stand once per step, so not from before."""
+    where = source(lane.claim.study_id, verdict.checkpoint or "0/")
+    found = connection.execute(sql.LOCKED_SOURCE, where).mappings().first()
+    if found is None or found["state"] != "kept" or found["step"] < lane.step:
+        raise ValueError(
+            f"strategy {lane.strategy} restarts trial {lane.claim.number} at step {lane.step} from "
+            f"{verdict.checkpoint!r}: name a kept checkpoint of this step or a later one, as <trial number>/<path>."
+        )
 
 
 def record(connection: Connection, taken: Claim, kind: str, fields: Mapping[str, Any], uid: str) -> None:
@@ -301,11 +290,33 @@ def record(connection: Connection, taken: Claim, kind: str, fields: Mapping[str,
     _event(connection, taken.study_id, taken.trial_id, kind, fields, revision, uid)
 
 
-def set_checkpoint(connection: Connection, taken: Claim, path: str, **values: Any) -> None:
-    """Change a checkpoint's row: state (kept, deleted, damaged) or best; raise Fenced if the trial is another's."""
+def set_checkpoints(connection: Connection, taken: Claim, changes: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Change rows of the trial's checkpoints, path -> column -> value: state (kept, deleted, damaged) or best.
+
+    Returns the paths that were not deleted, since another trial is to start from them. Raises Fenced if the trial is
+    another's.
+    """
     revision = _bump(connection, taken)
-    row = (checkpoints.c.trial_id == taken.trial_id) & (checkpoints.c.path == path)
-    connection.execute(update(checkpoints).where(row).values(revision=revision, **values))
+    dropped = [path for path, values in changes.items() if values.get("state") == "deleted"]
+    needed = _needed(connection, taken, dropped) if dropped else set()
+    for path, values in changes.items():
+        left = {key: value for key, value in values.items() if path not in needed or key != "state"}
+        row = (checkpoints.c.trial_id == taken.trial_id) & (checkpoints.c.path == path)
+        if left:
+            connection.execute(update(checkpoints).where(row).values(revision=revision, **left))
+    return needed
+
+
+def _needed(connection: Connection, taken: Claim, paths: Sequence[str]) -> set[str]:
+    connection.execute(sql.LOCK_CHECKPOINTS, {"trial": taken.trial_id, "paths": list(paths)})
+    paths_of = {f"{taken.number}/{path}": path for path in paths}
+    found = connection.execute(sql.NEEDED, {"study": taken.study_id, "sources": list(paths_of)}).scalars()
+    return {paths_of[one] for one in found}
+
+
+def committed_paths(connection: Connection, taken: Claim) -> set[str]:
+    """The paths of the trial's kept checkpoints as of now, whoever holds it."""
+    return {row["path"] for row in connection.execute(sql.KEPT, {"trial": taken.trial_id}).mappings()}
 
 
 def finish(connection: Connection, taken: Claim, outcome: Outcome, values: Sequence[float | None] | None) -> None:
@@ -318,13 +329,30 @@ def finish(connection: Connection, taken: Claim, outcome: Outcome, values: Seque
         "new_state": state,
         "new_outcome": outcome.kind,
         "new_values": None if values is None else list(values),
-        "new_error": outcome.error or None,
-        "new_traceback": outcome.traceback or None,
+        "new_error": text(outcome.error) or None,
+        "new_traceback": text(outcome.traceback) or None,
         "ended": None if state in OPEN_STATES else now,
     }
-    if connection.execute(sql.FINISH, row).rowcount != 1 and not _finished_so(connection, taken, state):
-        raise _fenced(taken)
+    revision = connection.execute(sql.FINISH, row).scalar()
+    if revision is None:
+        if not _ended_as(connection, taken, outcome.kind):
+            raise fenced(taken)
+        return
     _end_attempt(connection, taken.trial_id, taken.fence, outcome.kind, outcome.step)
+    if verdict := _VERDICT_OF_OUTCOME.get(outcome.kind):
+        _obey(connection, taken, verdict, revision)
+
+
+def _obey(connection: Connection, taken: Claim, verdict: str, revision: int) -> None:
+    """The attempt has ended by the strategy's decision: a replay of that report goes on."""
+    held = {"trial": taken.trial_id, "held": taken.fence}
+    for row in connection.execute(sql.OBEY, held | {"kind": verdict}).all():
+        if verdict == "restart_from":
+            parent = source(taken.study_id, row.checkpoint)["trial_number"]
+            connection.execute(sql.DESCEND, {"trial": taken.trial_id, "ancestor": parent})
+            fields = {"parent": parent, "checkpoint": row.checkpoint, "params": row.params, "step": row.step}
+            uid = f"{taken.trial_id}.{taken.fence}.restarted"
+            _event(connection, taken.study_id, taken.trial_id, "restarted", fields, revision, uid)
 
 
 def _end_attempt(connection: Connection, trial_id: int, fence: int, outcome: str, step: int) -> None:
@@ -332,15 +360,16 @@ def _end_attempt(connection: Connection, trial_id: int, fence: int, outcome: str
     connection.execute(sql.END_ATTEMPT, row)
 
 
-def _finished_so(connection: Connection, taken: Claim, state: str) -> bool:
-    same = (trials.c.id == taken.trial_id) & (trials.c.fence == taken.fence) & (trials.c.state == state)
-    return connection.execute(select(trials.c.id).where(same)).first() is not None
+def _ended_as(connection: Connection, taken: Claim, outcome: str) -> bool:
+    """Whether this very attempt has ended so: the first try went through, whatever became of the trial since."""
+    mine = (attempts.c.trial_id == taken.trial_id) & (attempts.c.fence == taken.fence)
+    return connection.execute(select(attempts.c.outcome).where(mine)).scalar() == outcome
 
 
 def _bump(connection: Connection, taken: Claim) -> int:
     revision = connection.execute(sql.BUMP, {"trial": taken.trial_id, "held": taken.fence}).scalar()
     if revision is None:
-        raise _fenced(taken)
+        raise fenced(taken)
     return revision
 
 
@@ -355,7 +384,3 @@ def _event(
 ) -> None:
     row = {"study_id": study_id, "trial_id": trial_id, "kind": kind, "fields": plain(fields), "revision": revision}
     connection.execute(sql.insert_new(connection, events), row | {"uid": uid, "at": time.time()})
-
-
-def _fenced(taken: Claim) -> Fenced:
-    return Fenced(f"trial {taken.number} was taken from this attempt (fence {taken.fence}).")

@@ -53,6 +53,10 @@ class History(Protocol):
         """Number -> whole curve of the others that are in one of `states`."""
         ...
 
+    def checkpoint(self, number: int) -> str | None:
+        """The newest kept checkpoint of another trial, as a `restart_from` names it; None where it has none."""
+        ...
+
 
 class Strategy(Protocol):
     """`name` is its key in STRATEGIES."""

@@ -153,7 +153,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(store, file, 
     newest = put(store, 2)
     damage(newest.path / file)
     changes = []
-    again = reopen(store, on_change=lambda ref, **values: changes.append((ref, values)))
+    again = reopen(store, on_change=lambda given: changes.append(given) or ())
     loaded, ref = again.load_latest()
     assert ref.step == 1
     assert same(loaded, state(1))
@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(store, file, 
     assert (found.ref, found.path.name) == (newest, f"{newest.path.name}.corrupt")
     assert file in found.reason
     assert found.path.is_dir()
-    assert changes == [(newest, {"state": "damaged"})]
+    assert changes == [{newest.path.name: {"state": "damaged"}}]
 
 
 def test_a_checkpoint_that_is_gone_counts_as_damaged(store):
@@ -203,10 +203,11 @@ def test_a_users_damaged_checkpoint_is_an_error(store):
 def test_the_last_and_the_best_are_kept_and_rows_change_before_files(store):
     changes = []
 
-    def on_change(ref, **values):
-        if values == {"state": "deleted"}:
-            assert ref.path.is_dir()
-        changes.append((ref.step, values))
+    def on_change(given):
+        for name in given:
+            assert (store.directory / name).is_dir()
+        changes.append({int(name[5:13]): values for name, values in given.items()})
+        return ()
 
     store = CheckpointStore(store.directory, fence=1, on_change=on_change)
     for step, loss in enumerate([3.0, 1.0, math.nan, 2.0, 1.0, 5.0]):
@@ -214,17 +215,36 @@ def test_the_last_and_the_best_are_kept_and_rows_change_before_files(store):
     assert {ref.step for ref in store.kept} == {1, 4, 5}
     assert names(store) == {ref.path.name for ref in store.kept}
     assert changes == [
-        (0, {"best": 1}),
-        (0, {"best": 0}),
-        (1, {"best": 1}),
-        (2, {"state": "deleted"}),
-        (0, {"state": "deleted"}),
-        (3, {"state": "deleted"}),
-    ]
+        {0: {"best": 1}},
+        {1: {"best": 1}, 0: {"best": 0}},
+        {2: {"state": "deleted"}, 0: {"state": "deleted"}},
+        {3: {"state": "deleted"}},
+    ], "flags and deletions of one save are one change"
+
+
+def test_what_another_trial_starts_from_is_not_deleted_until_it_may_be(store):
+    needed = set()
+    store = CheckpointStore(store.directory, fence=1, on_change=lambda given: needed & set(given))
+    first = put(store, 1)
+    needed.add(first.path.name)
+    put(store, 2)
+    put(store, 3)
+    put(store, 4)
+    assert first.path.name in names(store)
+    needed.clear()
+    put(store, 5)
+    assert first.path.name not in names(store)
+
+
+def test_a_sweep_spares_what_has_a_row_that_this_attempt_has_not_heard_of(store):
+    """The commit went through, its answer was lost, and by the retry the trial was another's."""
+    committed, orphan = store.save(state(1), step=1, epoch=0), store.save(state(2), step=2, epoch=0)
+    assert store.sweep({committed.path.name}) == [orphan.path]
+    assert names(store) == {committed.path.name}
 
 
 def test_a_fenced_attempt_keeps_its_files(store):
-    def on_change(ref, **values):
+    def on_change(given):
         raise Fenced("fenced")
 
     for step in (1, 2):
@@ -312,7 +332,12 @@ def save_three(directory: Path, ledger: Path) -> None:
         with open(ledger, "a") as journal:
             print(*words, file=journal)
 
-    store = CheckpointStore(directory, fence=1, on_change=lambda ref, state: write("deleted", ref.path))
+    def on_change(changes):
+        for name in changes:
+            write("deleted", directory / name)
+        return ()
+
+    store = CheckpointStore(directory, fence=1, on_change=on_change)
     for step in (1, 2, 3):
         ref = store.save(state(step), step=step, epoch=0)
         write("kept", ref.path, ref.step, ref.epoch, ref.sha256, ref.size)

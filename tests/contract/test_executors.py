@@ -9,7 +9,7 @@ import pytest
 
 from hpo.driver import Driver, Options
 from hpo.errors import Busy, HpoError, UserError
-from hpo.executors.base import Executor, WorkerContext
+from hpo.executors.base import Executor
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
@@ -109,9 +109,9 @@ def test_a_worker_that_does_not_see_the_checkpoints_is_refused_and_the_trial_wai
     driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=1), Inline())
     driver.acquire()
     driver._fill()
-    worker = Worker(WorkerContext(ledger.url, Home(tmp_path / "elsewhere"), 0, 20), "joined")
+    worker = Worker(ledger, Home(tmp_path / "elsewhere"), "joined")
     with pytest.raises(UserError, match="share that directory and name it with --home"):
-        worker.run_one()
+        worker.run_one([1])
     worker.close()
     with ledger.read() as connection:
         assert reads.status(connection, "curves").trials["waiting"] == 1
@@ -122,7 +122,7 @@ def test_a_worker_that_does_not_see_the_checkpoints_is_refused_and_the_trial_wai
 def test_workers_that_cannot_start_end_the_run_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("hpo.executors.local.spawn", _spawn_broken)
     with pytest.raises(
-        HpoError, match=r"workers cannot go on \(exit code 1; .*No module named hpo_nowhere.*worker-0.log"
+        HpoError, match=r"workers cannot go on \(exit code 1; .*No module named hpo_nowhere.*curves\..*worker-0.log"
     ):
         drive(Home(tmp_path / "home"), Local(1))
 

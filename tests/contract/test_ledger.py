@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,13 @@ from sqlalchemy import func, insert, select
 
 from hpo.budget import Budget
 from hpo.clock import FakeClock, SystemClock
-from hpo.errors import Busy, StorageError
-from hpo.ledger import Ledger, reads, tables, writes
-from hpo.ledger.leases import acquire
+from hpo.errors import Busy, HpoError, StorageError
+from hpo.ledger import Ledger, claims, reads, tables, writes
+from hpo.ledger.history import Curves
+from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
 from hpo.ledger.process import Process, is_dead, start_time
+from hpo.objective import Objective
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 
@@ -45,12 +48,17 @@ def ask(ledger: Ledger, study_id: int, *numbers: int) -> None:
     ledger.transact(lambda connection: writes.ask(connection, study_id, asks))
 
 
-def claim(ledger: Ledger) -> writes.Claim:
-    [taken] = ledger.transact(lambda connection: writes.claim(connection, ME.id))
+def claim(ledger: Ledger) -> claims.Claim:
+    [taken] = claim_all(ledger)
     return taken
 
 
-def report(ledger: Ledger, taken: writes.Claim, step: int, decide=None, epoch=None, **metrics: float):
+def claim_all(ledger: Ledger, n: int = 1) -> list[claims.Claim]:
+    token = uuid.uuid4().hex
+    return ledger.transact(lambda connection: claims.claim(connection, ME.id, token, [1], n))
+
+
+def report(ledger: Ledger, taken: claims.Claim, step: int, decide=None, epoch=None, **metrics: float):
     lane = writes.LaneReport(taken, step, metrics, epoch=epoch or step, decide=decide, strategy="x")
     [answer] = ledger.transact(lambda connection: writes.commit(connection, [lane]))
     return answer
@@ -105,9 +113,9 @@ def test_a_trial_is_claimed_once_however_many_ask_for_it(ledger):
 
     def grab() -> None:
         start.wait()
-        while claims := ledger.transact(lambda connection: writes.claim(connection, ME.id, 2)):
+        while found := claim_all(ledger, 2):
             with lock:
-                taken.extend(c.number for c in claims)
+                taken.extend(c.number for c in found)
 
     threads = [threading.Thread(target=grab) for _ in range(4)]
     [t.start() for t in threads]
@@ -120,7 +128,7 @@ def test_claims_come_lowest_number_first_and_carry_the_ask(ledger):
     first, second = claim(ledger), claim(ledger)
     assert (first.number, second.number) == (0, 1)
     assert (first.params, first.config, first.fence) == ({"train.optim.lr": 0.1}, {"a": 0}, 1)
-    assert ledger.transact(lambda connection: writes.claim(connection, ME.id)) == []
+    assert claim_all(ledger) == []
 
 
 def test_the_same_ask_twice_is_one_trial(ledger):
@@ -186,9 +194,9 @@ def test_after_the_fence_has_moved_on_nothing_is_written(ledger):
     before = [count(ledger, table) for table in tables.metadata.sorted_tables]
     assert isinstance(report(ledger, old, 2, **{"val/loss": 9.0}), Fenced)
     for body in (
-        lambda c: writes.renew(c, old),
+        lambda c: claims.renew(c, old),
         lambda c: writes.record(c, old, "e", {}, "uid"),
-        lambda c: writes.set_checkpoint(c, old, "p", state="deleted"),
+        lambda c: writes.set_checkpoints(c, old, {"p": {"state": "deleted"}}),
         lambda c: writes.finish(c, old, Outcome("complete"), [9.0]),
     ):
         with pytest.raises(Fenced):
@@ -224,7 +232,7 @@ def test_every_transaction_may_run_twice(ledger):
 
 def test_a_group_of_lanes_commits_together_with_a_verdict_each(ledger):
     ask(ledger, new_study(ledger), 0, 1, 2)
-    lanes = ledger.transact(lambda c: writes.claim(c, ME.id, 3))
+    lanes = claim_all(ledger, 3)
     ledger.transact(lambda c: writes.lose(c, lanes[1].trial_id, lanes[1].fence, "test"))
     reports = [
         writes.LaneReport(
@@ -269,7 +277,7 @@ def test_a_paused_trial_is_counted_and_digested_but_never_claimed(ledger):
     with ledger.read() as connection:
         running = reads.digest(connection, reads.study_row(connection, "s"))
     ledger.transact(lambda c: writes.finish(c, taken, Outcome("paused", 1, 1), None))
-    assert ledger.transact(lambda c: writes.claim(c, ME.id)) == []
+    assert claim_all(ledger) == []
     with ledger.read() as connection:
         assert reads.status(connection, "s").trials["paused"] == 1
         assert reads.digest(connection, reads.study_row(connection, "s")) != running
@@ -347,3 +355,62 @@ def test_a_ledger_of_a_newer_release_is_refused(ledger):
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(StorageError, match="newer release"):
         Ledger(ledger.url)
+
+
+def test_what_only_postgresql_refuses_is_made_the_same_on_both(ledger):
+    ask(ledger, new_study(ledger), 0)
+    taken = claim(ledger)
+    odd = "a\0b\udc80"
+    seen = "a\N{SYMBOL FOR NULL}b\\udc80"
+    ledger.transact(lambda c: writes.record(c, taken, "e", {odd: [odd]}, "uid"))
+    report(ledger, taken, 1, decide=lambda _: Verdict("stop", reason=odd), **{"val/loss": 1.0})
+    ledger.transact(lambda c: writes.finish(c, taken, Outcome("user_error", 1, 1, error=odd, traceback=odd), None))
+    with ledger.read() as connection:
+        [row] = reads.trial_rows(connection, 1)
+        fields = connection.execute(select(tables.events.c.fields)).scalar_one()
+        reason = connection.execute(select(tables.decisions.c.reason)).scalar_one()
+    assert (row["error"], row["traceback"], fields, reason) == (seen, seen, {seen: [seen]}, seen)
+
+
+def test_an_attempt_shows_its_step_while_it_runs(ledger):
+    ask(ledger, new_study(ledger), 0)
+    taken = claim(ledger)
+    for step in (3, 7):
+        report(ledger, taken, step, **{"val/loss": 1.0})
+        with ledger.read() as connection:
+            assert connection.execute(select(tables.attempts.c.step)).scalars().all() == [step]
+
+
+def test_curves_read_each_ended_trial_once_whatever_gaps_there_are(ledger):
+    study_id = new_study(ledger)
+    ask(ledger, study_id, *range(6))
+    taken = claim_all(ledger, 6)
+    for one in taken:
+        report(ledger, one, 1, **{"val/loss": float(one.number)})
+    for one in taken[1:5]:  # 0 and 5 stay open
+        ledger.transact(lambda c, one=one: writes.finish(c, one, Outcome("complete", 1, 1), [1.0]))
+    curves, read = Curves(study_id, Objective("val/loss", "minimize")), []
+    of = curves.of
+    curves.of = lambda connection, trial_id: read.append(trial_id) or of(connection, trial_id)
+    for _ in range(3):
+        with ledger.read() as connection:
+            seen = curves.upto(connection, None)
+    assert {number: curve for number, (_, curve) in seen.items()} == {n: [(1, float(n))] for n in range(6)}
+    assert list(seen) == sorted(seen)
+    assert len(read) == 4 + 3 * 2, "the ended once, the open at every look"
+    ledger.transact(lambda c: writes.finish(c, taken[0], Outcome("complete", 1, 1), [1.0]))
+    with ledger.read() as connection:
+        assert curves.upto(connection, 3).keys() == {0, 1, 2, 3}
+
+
+def test_a_heartbeat_that_breaks_is_noticed(ledger, capsys):
+    beats = iter([StorageError("away"), ZeroDivisionError("a bug")])
+
+    def beat() -> None:
+        raise next(beats)
+
+    with Heartbeat("trial 3", beat, 0.01) as heartbeat:
+        heartbeat._thread.join(5)
+        with pytest.raises(HpoError, match=r"lease of trial 3 is not renewed any more \(ZeroDivisionError: a bug\)"):
+            heartbeat.check()
+    assert "could not be renewed: away" in capsys.readouterr().err

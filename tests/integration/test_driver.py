@@ -18,7 +18,6 @@ from hpo.cli import app
 from hpo.config import parse_override
 from hpo.driver import Driver, Options
 from hpo.errors import DriftError
-from hpo.executors.base import WorkerContext
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
@@ -329,16 +328,16 @@ def test_a_worker_with_other_code_is_refused_unless_drift_was_allowed(home, frag
     driver._fill()
     code = fragile.read_text()
     fragile.write_text(code + "# another version\n")
-    worker = Worker(WorkerContext(home.storage, home, 0, 20), "joined")
+    worker = Worker(Ledger(home.storage), home, "joined")
     with pytest.raises(
         DriftError, match=r"this worker cannot train study 'fragile' of .*: here the code changed: give"
     ):
-        worker.run_one()
+        worker.run_one([1])
     assert known(home)[1].trials["waiting"] == 1
     with Ledger(home.storage).write() as connection:
         row = connection.execute(select(studies.c.environment)).scalar_one()
         connection.execute(update(studies).values(environment=row | {"allow_drift": True}))
-    assert worker.run_one()
+    assert worker.run_one([1])
     worker.close()
     assert known(home)[1].trials["complete"] == 1
     driver.release()

@@ -19,7 +19,7 @@ from hpo import mirror
 from hpo.clock import SystemClock
 from hpo.errors import NoLedger, StudyError
 from hpo.home import Home
-from hpo.ledger import leases, tables, writes
+from hpo.ledger import claims, leases, tables, writes
 from hpo.ledger.process import Process, start_time
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import Report, verify
@@ -293,7 +293,7 @@ def test_what_the_dead_have_left(tmp_path):
     gone = dead()
     made.ledger.transact(lambda connection: writes.register(connection, gone, "local"))
     made.ask()
-    made.ledger.transact(lambda connection: writes.claim(connection, gone.id))
+    made.ledger.transact(lambda connection: claims.claim(connection, gone.id, "t", [made.id]))
     leases.acquire(made.ledger, f"mirror:{made.id}", gone, SystemClock(), 1.0)
     sync(made)  # takes the lease of the dead
     assert checked(made).differences == [

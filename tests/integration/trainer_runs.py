@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import Changes
 from trainer.config import TrainConfig
 from trainer.data import TensorDataset
 from trainer.loop import fit
@@ -107,10 +108,11 @@ class MemoryReporter:
         self.after_commit(step)
         return self.decisions.get(step, CONTINUE) if epoch is not None else CONTINUE
 
-    def changed(self, ref: CheckpointRef, **values: Any) -> None:
-        self.changes.append((ref.path.name, values))
-        if values.get("state") in ("deleted", "damaged"):
-            self.committed = [kept for kept in self.committed if kept.path != ref.path]
+    def changed(self, changes: Changes) -> set[str]:
+        self.changes.extend((name, dict(values)) for name, values in changes.items())
+        gone = {name for name, values in changes.items() if values.get("state") in ("deleted", "damaged")}
+        self.committed = [kept for kept in self.committed if kept.path.name not in gone]
+        return set()
 
     def event(self, kind: str, **fields: Any) -> None:
         json.dumps(fields)

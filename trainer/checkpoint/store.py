@@ -12,7 +12,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,8 @@ from trainer.report import CheckpointRef
 _NAME = re.compile(r"step-\d{8,}\.f(?P<fence>\d+)\.[0-9a-f]+(?P<tmp>\.tmp)?$")
 log = logging.getLogger(__name__)
 
+Changes = Mapping[str, Mapping[str, Any]]  # directory name -> column of its row -> value
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -43,9 +45,10 @@ class CheckpointStore:
     """Saves, loads and drops the checkpoints in `directory` for the attempt that holds `fence`.
 
     `committed` are those the ledger has kept, newest first, `metrics` by directory name what was reported with them,
-    and `flagged` the directory name of the one its row calls the best. `on_change(ref, **values)` is told what a row is
-    to become (`state="deleted"` before the files go, `state="damaged"`, `best=0 | 1`); what it raises, such as Fenced,
-    leaves the files. `config_hash` is noted in each manifest.
+    and `flagged` the directory name of the one its row calls the best. `on_change(changes)` is told, by directory name,
+    what rows are to become (`state`: "deleted" before the files go, or "damaged"; `best`: 0 or 1), all at once; it
+    returns the names of those that must not be deleted, and what it raises, such as Fenced, leaves the files.
+    `config_hash` is noted in each manifest.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class CheckpointStore:
         metrics: Mapping[str, Mapping[str, float]] | None = None,
         flagged: Sequence[str] = (),
         config_hash: str = "",
-        on_change: Callable[..., None] | None = None,
+        on_change: Callable[[Changes], Collection[str]] | None = None,
     ) -> None:
         self.directory = directory
         self.fence = fence
@@ -66,7 +69,7 @@ class CheckpointStore:
         self.flagged = set(flagged)
         self.damaged: list[Damage] = []
         self.config_hash = config_hash
-        self._on_change = on_change or (lambda ref, **values: None)
+        self._on_change = on_change or (lambda changes: ())
 
     def save(self, state: dict[str, Any], *, step: int, epoch: int) -> CheckpointRef:
         """Write `state` and make it durable; it is an orphan until `commit`. Raises CheckpointError."""
@@ -103,12 +106,16 @@ class CheckpointStore:
         """Flag the best of those kept, and drop what `keep` does not ask for; also what a kill left undone."""
         best = self._best(keep)
         wanted = {ref.path.name for ref in best[:1]}
-        for ref in sorted(self.kept, key=lambda ref: ref.path.name in wanted):  # no two are the best at any time
-            if (name := ref.path.name) in wanted ^ self.flagged:
-                self._on_change(ref, best=int(name in wanted))
+        names = (ref.path.name for ref in self.kept)
+        changes: dict[str, dict[str, Any]] = {
+            name: {"best": int(name in wanted)} for name in names if name in wanted ^ self.flagged
+        }
+        dropped = expired(self.kept, keep.keep_last, best)
+        for old in dropped:
+            changes.setdefault(old.path.name, {})["state"] = "deleted"
+        needed = self._on_change(changes) if changes else ()
         self.flagged = wanted
-        for old in expired(self.kept, keep.keep_last, best):
-            self._on_change(old, state="deleted")
+        for old in (ref for ref in dropped if ref.path.name not in needed):
             failpoint("retention.after_row")
             self.remove(old)
             failpoint("retention.after_files")
@@ -133,7 +140,7 @@ class CheckpointStore:
             except files.Damaged as damage:
                 if not self.owns(ref):
                     raise CheckpointError(f"checkpoint {ref.path} is damaged: {damage}.") from damage
-                self._on_change(ref, state="damaged")
+                self._on_change({ref.path.name: {"state": "damaged"}})
                 self.damaged.append(Damage(ref, self._quarantine(ref.path), str(damage)))
                 self.kept.pop(0)
         return None
@@ -148,12 +155,13 @@ class CheckpointStore:
         if self.owns(ref):
             self._discard(ref.path)
 
-    def sweep(self) -> list[Path]:
+    def sweep(self, committed: Collection[str] = ()) -> list[Path]:
         """Remove what no row vouches for: orphans and unfinished saves of this attempt and those before it.
 
-        A later attempt's are left alone, so one that has been fenced without knowing does no harm.
+        A later attempt's are left alone, so one that has been fenced without knowing does no harm; so are those that
+        are `committed` by directory name, of which this attempt may not have heard.
         """
-        kept = {ref.path.name for ref in self.kept}
+        kept = {ref.path.name for ref in self.kept} | set(committed)
         entries = sorted(self.directory.iterdir()) if self.directory.is_dir() else []
         orphans = [
             path

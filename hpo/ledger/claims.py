@@ -1,0 +1,105 @@
+"""A worker's hold on a trial: claim it, renew the lease, be told that it is lost. Bodies for `Ledger.transact`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.engine import Connection, Row
+
+from hpo.ledger import statements as sql
+from trainer.errors import Fenced
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A trial taken by a worker; `fence` is its proof in every later transaction."""
+
+    trial_id: int
+    study_id: int
+    number: int
+    fence: int
+    high_step: int  # the highest reported by earlier attempts
+    params: Mapping[str, Any]
+    config: Mapping[str, Any]
+    config_hash: str
+    lease_seconds: float  # without a renewal for so long, it is lost
+    committed: tuple[Mapping[str, Any], ...]  # rows of kept checkpoints and the `number` of their trial, newest first
+    changes: Mapping[str, Any]  # what a restart has set: path -> value, on top of `config`
+
+
+def claim(connection: Connection, worker_id: str, token: str, among: Collection[int], n: int = 1) -> list[Claim]:
+    """Take up to `n` waiting trials of the studies `among`, lowest numbers first, each with a new fence.
+
+    `token` is made by the caller, once per claim: a retry finds by it what the first try took.
+    """
+    scope = {"studies": list(among)}
+    taken = connection.execute(sql.CLAIMED, scope | {"token": token}).all()
+    if not taken:
+        found = connection.execute(sql.WAITING, {"n": n, **scope}).scalars().all()
+        taken = [_take(connection, worker_id, token, trial_id) for trial_id in found]
+    return [_claim(connection, row) for row in taken]
+
+
+def _take(connection: Connection, worker_id: str, token: str, trial_id: int) -> Row:
+    now = time.time()
+    row = connection.execute(sql.TAKE, {"trial": trial_id, "now": now}).one()
+    kept, _ = _committed(connection, row)
+    from_step = kept[0]["step"] if kept else 0
+    attempt = {"trial_id": trial_id, "fence": row.fence, "worker_id": worker_id, "claim": token, "started_at": now}
+    connection.execute(sql.INSERT_ATTEMPT, attempt | {"from_step": from_step, "step": from_step})
+    return row
+
+
+def _claim(connection: Connection, row: Row) -> Claim:
+    kept, changes = _committed(connection, row)
+    params, config, config_hash, lease_seconds = connection.execute(sql.ASKED, {"trial": row.id}).one()
+    return Claim(
+        trial_id=row.id,
+        study_id=row.study_id,
+        number=row.number,
+        fence=row.fence,
+        high_step=row.step,
+        params={**params, **changes},
+        config=config,
+        config_hash=config_hash,
+        lease_seconds=lease_seconds,
+        committed=kept,
+        changes=changes,
+    )
+
+
+def _committed(connection: Connection, row: Row) -> tuple[tuple[Mapping[str, Any], ...], Mapping[str, Any]]:
+    """The checkpoints an attempt may start from, newest first, and what a restart has set.
+
+    What a trial saved before it was restarted is older than the checkpoint it was restarted from.
+    """
+    if row.fence == 1:
+        return (), {}
+    own = [{**kept, "number": row.number} for kept in connection.execute(sql.KEPT, {"trial": row.id}).mappings()]
+    restart = connection.execute(sql.RESTART, {"trial": row.id}).first()
+    if restart is None:
+        return tuple(own), {}
+    start = connection.execute(sql.SOURCE, source(row.study_id, restart.checkpoint)).mappings().one()
+    since = [kept for kept in own if kept["fence"] > restart.obeyed]
+    before = [kept for kept in own if kept["fence"] <= restart.obeyed]
+    return (*since, dict(start), *before), restart.params
+
+
+def source(study_id: int, checkpoint: str) -> dict[str, Any]:
+    """Where a verdict's checkpoint, `<trial number>/<path>`, is found."""
+    number, _, path = checkpoint.partition("/")
+    return {"study": study_id, "trial_number": int(number), "directory": path}
+
+
+def renew(connection: Connection, taken: Claim) -> None:
+    """Show that the worker is alive; raise Fenced if the trial is another's."""
+    if connection.execute(sql.RENEW, {"trial": taken.trial_id, "held": taken.fence}).rowcount != 1:
+        raise fenced(taken)
+
+
+def fenced(taken: Claim) -> Fenced:
+    """What to raise where the trial is another's."""
+    return Fenced(f"trial {taken.number} was taken from this attempt (fence {taken.fence}).")

@@ -1,0 +1,165 @@
+"""A commit whose answer is lost is tried again: nothing is doubled and nothing is lost, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import insert, select
+
+from hpo.clock import SystemClock
+from hpo.ledger import Ledger, claims, leases, tables, writes
+from hpo.ledger.process import Process
+from trainer.errors import Fenced
+from trainer.report import CheckpointRef, Outcome, Verdict
+
+ME = Process.current()
+SPEC = {"objectives": [{"metric": "val/loss", "direction": "minimize"}], "metrics": ["val/*"]}
+
+
+def lose_next_answer(ledger: Ledger, then: Callable[[], Any] = lambda: None) -> list[int]:
+    """The next commit goes through, the connection breaks before its answer, and `then` happens before the retry.
+
+    The list that is returned grows by one once it has happened.
+    """
+    dialect, lost = ledger.engine.dialect, []
+    commit = dialect.do_commit
+
+    def commit_and_break(connection: Any) -> None:
+        commit(connection)
+        dialect.do_commit = commit
+        lost.append(1)
+        then()
+        if ledger.is_sqlite:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise error
+        connection.dbapi_connection.close() if hasattr(connection, "dbapi_connection") else connection.close()
+        raise psycopg.OperationalError("consuming input failed: server closed the connection unexpectedly")
+
+    dialect.do_commit = commit_and_break
+    return lost
+
+
+def begin(ledger: Ledger) -> None:
+    row = {"name": "s", "uid": "u" * 32, "created_at": 0.0, "state": "open", "requested": 4, "spec": SPEC}
+    with ledger.write() as connection:
+        connection.execute(insert(tables.studies).values(**row, identity={}, environment={}))
+        writes.register(connection, ME, "inline")
+    asks = [writes.Ask(n, 0, 7, 0, {"lr": 0.1}, {"lr": 0.1}, {"a": n}, "h" * 64) for n in range(2)]
+    ledger.transact(lambda c: writes.ask(c, 1, asks))
+
+
+def take(ledger: Ledger, token: str = "t") -> claims.Claim:
+    [taken] = ledger.transact(lambda c: claims.claim(c, ME.id, token, [1]))
+    return taken
+
+
+def lane(taken: claims.Claim, step: int = 1, path: str = "c1") -> writes.LaneReport:
+    ref = CheckpointRef(Path(path), step, step, "s" * 64, 1)
+    stop = Verdict("stop", reason="worse")
+    return writes.LaneReport(
+        taken, step, {"val/loss": 1.0}, step, checkpoint=ref, checkpoint_path=path, decide=lambda _: stop, strategy="x"
+    )
+
+
+MORE = [writes.Ask(n, 0, 7, 0, {"lr": 0.1}, {"lr": 0.1}, {"a": n}, "h" * 64) for n in (1, 2)]
+CHANGES = {"c1": {"best": 1}, "c0": {"state": "deleted"}}
+# What is done with a trial that was claimed and has reported, step by step; each step is one transaction.
+LIFE: dict[str, Callable[[Ledger, claims.Claim], Any]] = {
+    "report": lambda ledger, taken: ledger.transact(lambda c: writes.commit(c, [lane(taken, 2, "c2")])),
+    "set_checkpoints": lambda ledger, taken: ledger.transact(lambda c: writes.set_checkpoints(c, taken, CHANGES)),
+    "record": lambda ledger, taken: ledger.transact(lambda c: writes.record(c, taken, "e", {"x": 1}, "uid")),
+    "renew": lambda ledger, taken: ledger.transact(lambda c: claims.renew(c, taken)),
+    "finish": lambda ledger, taken: ledger.transact(
+        lambda c: writes.finish(c, taken, Outcome("pruned", 1, 1), [1.0]) or "finished"
+    ),
+    "lose": lambda ledger, taken: ledger.transact(lambda c: writes.lose(c, taken.trial_id, taken.fence, "gone")),
+    "ask": lambda ledger, _: ledger.transact(lambda c: writes.ask(c, 1, MORE, [(0, 0)])),
+    "note": lambda ledger, _: ledger.transact(lambda c: writes.note(c, 1, "drift", {}, "uid")),
+    "claim": lambda ledger, _: take(ledger, "second"),
+    "thaw": lambda ledger, _: ledger.transact(lambda c: writes.thaw(c, 1, [0])),
+    "acquire": lambda ledger, _: leases.acquire(ledger, "driver:1", ME, SystemClock(), 5).fence,
+}
+PASSING = {
+    "revision",
+    "renewals",
+    "at",
+    "created_at",
+    "started_at",
+    "ended_at",
+    "since",
+}  # may differ: counters, clocks
+
+
+def contents(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
+    with ledger.read() as connection:
+        return {
+            table.name: [
+                {key: value for key, value in row.items() if key not in PASSING}
+                for row in connection.execute(select(table).order_by(*table.primary_key)).mappings()
+            ]
+            for table in tables.metadata.sorted_tables
+        }
+
+
+@pytest.mark.parametrize("what", LIFE)
+def test_a_lost_answer_leaves_the_ledger_as_one_that_came(what, ledger):
+    """The oracle: the same steps without the fault give the same rows and the same answer."""
+    outcomes = []
+    for fault in (False, True):
+        with ledger.write() as connection:
+            for table in reversed(tables.metadata.sorted_tables):
+                connection.execute(table.delete())
+            if not ledger.is_sqlite:
+                connection.exec_driver_sql("SELECT setval(c.oid, 1, false) FROM pg_class c WHERE relkind = 'S'")
+        begin(ledger)
+        taken = take(ledger)
+        ledger.transact(lambda c, taken=taken: writes.commit(c, [lane(taken, 1, "c0"), lane(taken, 1, "c1")]))
+        lost = lose_next_answer(ledger) if fault else [1]
+        answer = LIFE[what](ledger, taken)
+        assert lost, "the fault did not happen"
+        outcomes.append((answer, contents(ledger)))
+    (answer, rows), (answer_again, rows_again) = outcomes
+    assert rows_again == rows
+    assert answer_again == answer
+
+
+def test_a_claim_whose_answer_was_lost_is_found_again_and_no_other_trial_taken(ledger):
+    begin(ledger)
+    lost = lose_next_answer(ledger)
+    taken = take(ledger)
+    assert lost
+    assert (taken.number, taken.fence) == (0, 1)
+    with ledger.read() as connection:
+        assert connection.execute(select(tables.trials.c.state).order_by(tables.trials.c.number)).scalars().all() == [
+            "running",
+            "waiting",
+        ]
+    assert take(ledger, "another").number == 1
+
+
+def test_a_finish_whose_answer_was_lost_stands_though_the_trial_is_anothers_by_now(ledger):
+    begin(ledger)
+    taken = take(ledger)
+    other = Ledger(ledger.url)
+    lose_next_answer(ledger, then=lambda: take(other, "another"))
+    ledger.transact(lambda c: writes.finish(c, taken, Outcome("preempted", 1, 1), None))
+    other.close()
+
+
+def test_a_report_whose_answer_was_lost_is_committed_though_the_retry_is_fenced(ledger):
+    begin(ledger)
+    taken = take(ledger)
+    other = Ledger(ledger.url)
+    lose_next_answer(
+        ledger, then=lambda: other.transact(lambda c: writes.lose(c, taken.trial_id, taken.fence, "silent"))
+    )
+    [answer] = ledger.transact(lambda c: writes.commit(c, [lane(taken)]))
+    assert isinstance(answer, Fenced)
+    assert ledger.look(lambda c: writes.committed_paths(c, taken)) == {"c1"}, "so its files must not be swept"
+    other.close()

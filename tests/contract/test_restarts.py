@@ -1,0 +1,87 @@
+"""Pausing and restarting, from the strategy's verdict to the next attempt that trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from hpo.driver import Driver, Options
+from hpo.executors.inline import Inline
+from hpo.home import Home
+from hpo.ledger import Ledger, reads, tables, writes
+from hpo.run import Request, declare
+from hpo.search.strategy import STRATEGIES
+
+STUDY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
+PINNED = {"pause": 0.0, "model.hidden_size": 8, "train.optim.name": "adamw", "train.optim.lr": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def strategies(monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "pausing", "pausing:PauseAtOne")
+    monkeypatch.setitem(STRATEGIES, "restarting", "pausing:RestartOne")
+
+
+def drive(home: Home, strategy: str, trials: int, on_tick: Callable[[Ledger], None] = lambda _: None) -> Ledger:
+    """Run the tiny study to its end in this process; its ledger."""
+    ledger = Ledger(home.create().storage)
+    flags = {"reference": STUDY, "window": 1, "sampler": "random", "strategy": strategy, "overrides": PINNED}
+    study, spec = declare(Request(home, **flags), ledger, workers=1)
+    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=trials), Inline())
+    driver.acquire()
+    assert driver.run(lambda: on_tick(ledger)) == "complete"
+    driver.release()
+    return ledger
+
+
+def digest(ledger: Ledger) -> str:
+    return ledger.look(lambda c: reads.digest(c, reads.study_row(c, "tiny")))
+
+
+def rows(ledger: Ledger, table, *columns: str) -> list[tuple]:
+    chosen = [table.c[column] for column in columns]
+    return [tuple(row) for row in ledger.look(lambda c: c.execute(select(*chosen).order_by(*table.primary_key)).all())]
+
+
+def test_a_trial_that_paused_and_was_thawed_is_the_trial_that_never_paused(tmp_path):
+    seen: set[str] = set()
+
+    def thaw(ledger: Ledger) -> None:
+        states = rows(ledger, tables.trials, "number", "state")
+        seen.update(state for _, state in states)
+        ledger.transact(lambda c: writes.thaw(c, 1, [number for number, state in states if state == "paused"]))
+
+    paused = drive(Home(tmp_path / "paused"), "pausing", 2, thaw)
+    straight = drive(Home(tmp_path / "straight"), "none", 2)
+    assert "paused" in seen
+    assert rows(paused, tables.attempts, "trial_id", "fence", "outcome", "from_step") == [
+        (1, 1, "paused", 0),
+        (1, 2, "complete", 4),
+        (2, 1, "paused", 0),
+        (2, 2, "complete", 4),
+    ]
+    assert rows(paused, tables.decisions, "verdict", "obeyed") == [("pause", 1)] * 2
+    assert digest(paused) == digest(straight)
+
+
+def test_a_restarted_trial_goes_on_from_the_others_checkpoint_with_its_parameters(tmp_path):
+    ledger = drive(Home(tmp_path / "home"), "restarting", 2)
+    assert rows(ledger, tables.trials, "number", "state", "parent", "generation") == [
+        (0, "complete", None, 0),
+        (1, "complete", 0, 1),
+    ]
+    attempts = rows(ledger, tables.attempts, "trial_id", "outcome", "from_step", "step")
+    assert attempts == [(1, "complete", 0, 16), (2, "restarted", 0, 8), (2, "complete", 16, 24)]
+    lr = {
+        (trial, step): value
+        for trial, step, key, value in rows(ledger, tables.reports, "trial_id", "step", "key", "value")
+        if key == "train/lr"
+    }
+    assert [step for trial, step in lr if trial == 2] == [4, 8, 20, 24]
+    assert lr[2, 20] < 0.01 < lr[2, 8], "it trains on with the restart's learning rate, and before with its own"
+    [fields] = [fields for fields, kind in rows(ledger, tables.events, "fields", "kind") if kind == "restarted"]
+    assert (fields["parent"], fields["step"]) == (0, 8)
+    assert fields["params"] == {"train.optim.lr": 0.005, "train.num_epochs": 6}

@@ -1,0 +1,39 @@
+"""Strategies that pause and restart, for which nothing shipped has a use yet."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from hpo.search.strategy import History
+from trainer.report import CONTINUE, Verdict
+
+
+class PauseAtOne(BaseModel):
+    """Every trial pauses at epoch 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: Literal["pausing"] = "pausing"
+
+    def wants(self, epoch: int) -> bool:
+        return epoch == 1
+
+    def decide(self, history: History) -> Verdict:
+        return Verdict("pause", reason="at its rung")
+
+
+class RestartOne(BaseModel):
+    """Trial 1 goes on, at epoch 2, from the last checkpoint of trial 0 with other parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: Literal["restarting"] = "restarting"
+
+    def wants(self, epoch: int) -> bool:
+        return epoch == 2
+
+    def decide(self, history: History) -> Verdict:
+        if history.number != 1:
+            return CONTINUE
+        params = {"train.optim.lr": 0.005, "train.num_epochs": 6}
+        return Verdict("restart_from", reason="exploit", checkpoint=history.checkpoint(0), params=params)
