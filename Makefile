@@ -43,8 +43,8 @@ smoke: $(READY)  ## four trials of one epoch
 		-o train.num_epochs=1 $(HPO_ARGS)
 
 train-optimized: $(READY)  ## train the best configuration found, with nothing to stop it early
-	$(HPO) best --study $(HPO_STUDY) --save $(BEST)
-	$(HPO) run --study $(HPO_STUDY) --name $(HPO_STUDY)-optimized $(ONE_TRIAL) --config $(BEST) $(HPO_ARGS)
+	$(HPO) best --study $(HPO_STUDY) --save "$(BEST)"
+	$(HPO) run --study $(HPO_STUDY) --name $(HPO_STUDY)-optimized $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS)
 	@echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/$(HPO_STUDY)-optimized/00000/metrics.json"
 
 train-atft: $(READY)  ## train atft without a search; HPO_ARGS='-o preset=full' for its full size
@@ -57,9 +57,9 @@ train-integrated:  ## search, then train the best configuration
 
 train-integrated-safe: $(READY)  ## search, then train the best configuration walk-forward: three folds, purged and embargoed
 	$(HPO) run --study atft --trials $(HPO_TRIALS) $(HPO_ARGS)
-	$(HPO) best --study atft --save $(HPO_HOME)/atft-best.yaml
+	$(HPO) best --study atft --save "$(HPO_HOME)/atft-best.yaml"
 	for fold in 0 1 2; do \
-		$(HPO) run --study atft --name atft-fold-$$fold $(ONE_TRIAL) --config $(HPO_HOME)/atft-best.yaml $(HPO_ARGS) \
+		$(HPO) run --study atft --name atft-fold-$$fold $(ONE_TRIAL) --config "$(HPO_HOME)/atft-best.yaml" $(HPO_ARGS) \
 			-o data.split.num_folds=3 -o data.split.fold=$$fold || exit; \
 	done
 
