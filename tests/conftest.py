@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from hypothesis import settings
 
 from hpo.home import Home
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch, and for every process a test starts
 os.environ["COLUMNS"] = "100"
+settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("untimed")
 for _name in [name for name in os.environ if name.startswith(("HPO_", "MLFLOW_"))]:
     del os.environ[_name]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpo.errors import UserError
 from hpo.study import load
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -25,10 +26,13 @@ class Curve:
 def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | None = None) -> Curve:
     """The curve of the study's own configuration under `overrides`; its epoch as long as its data make it."""
     from trainer import optim
+    from trainer.config import TrainConfig
     from trainer.schedule import scaled_lr, schedule
 
     study = load(reference).configure(overrides)
     config: Any = study.config
+    if not isinstance(getattr(config, "train", None), TrainConfig):
+        raise UserError(f"study {study.name!r} has no TrainConfig in its field train, so no schedule of ours.")
     train, epoch = config.train, steps_per_epoch or _steps_per_epoch(study.task_class(), config)
     lr = scaled_lr(train.schedule, optim.learning_rate(train.optim), train.batch_size)
     total = train.num_epochs * epoch
@@ -39,11 +43,9 @@ def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | N
 
 
 def _steps_per_epoch(task: type, config: Any) -> int:
-    import torch
+    from trainer.data.loader import Sampler
 
-    from trainer.data import Loader
-
-    return Loader(task(config), config.train, torch.device("cpu")).windows
+    return Sampler(task(config).train_set(), config.train).windows
 
 
 def describe(found: Curve) -> str:

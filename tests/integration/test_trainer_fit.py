@@ -128,6 +128,21 @@ def test_the_share_of_an_epoch_that_waits_for_data(tmp_path):
     assert all(0.5 < share < 1 for share in curve(slow, "time/data_share"))
 
 
+def test_the_noise_scale_is_reported_each_epoch_and_changes_nothing(tmp_path):
+    plain = uninterrupted(tmp_path / "plain", micro_batch_size=3)
+    measured = uninterrupted(tmp_path / "measured", micro_batch_size=3, gradients={"noise_scale": True})
+    found = curve(measured, "train/noise_scale")
+    assert len(found) == 2 and all(math.isnan(value) or value > 0 for value in found)
+    assert curve(measured, "train/loss") == curve(plain, "train/loss")
+
+
+def test_a_schedule_and_a_batch_size_rule_reach_the_optimizer(tmp_path):
+    """The last of 8 updates is number 7: 1/8 of the peak, which is sqrt(12/48) of the one given."""
+    schedule = {"name": "linear", "scale_lr": "sqrt", "base_batch_size": 48}
+    trial = uninterrupted(tmp_path, batch_size=12, optim={"lr": 0.01}, schedule=schedule)
+    assert curve(trial, "train/lr")[-1] == pytest.approx(0.01 * 0.5 / 8)
+
+
 def test_bf16_trains_and_differs_from_fp32(tmp_path):
     fp32, bf16 = (uninterrupted(tmp_path / p, task=Plain, precision=p, num_epochs=4) for p in ("fp32", "bf16"))
     a, b = curve(fp32, "train/loss"), curve(bf16, "train/loss")

@@ -73,6 +73,19 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch):
         plots.figure("")
 
 
+def test_a_study_that_trains_by_itself_has_no_schedule(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from pydantic import BaseModel\n"
+        "from hpo import Objective, Study\n"
+        "class Config(BaseModel):\n    x: float = 0.0\n"
+        "STUDY = Study('own', Config(), 'own:Task', {}, [Objective('val/loss', 'minimize')])\n"
+    )
+    assert "has no TrainConfig in its field train" in refused(
+        CliRunner().invoke(app, ["schedule", "--study", str(file)])
+    )
+
+
 # --- The guide
 
 
