@@ -43,8 +43,8 @@ def accumulate(
     for i, batch in enumerate(batches):
         with ranks.backward(last=i == len(batches) - 1):
             loss = loss_of(i, batch)
-        if not isinstance(loss, Loss):
-            raise TrainerError(f"Task.loss must return a trainer.task.Loss(sum, count), not {type(loss).__name__}.")
+            if not isinstance(loss, Loss):
+                raise TrainerError(f"Task.loss must return a trainer.task.Loss(sum, count), not {type(loss).__name__}.")
             if loss.sum.requires_grad:
                 loss.sum.backward()
             elif float(loss.count) > 0 or ranks.ranks > 1:
