@@ -440,6 +440,9 @@ def test_what_needs_whole_parameters_is_refused_where_they_are_sharded(name):
     else:
         with pytest.raises(ConfigError, match=f"'{name}'.*sharded: choose one of sgd, adam, adamw, lamb"):
             optim.build(OptimConfig(name=name), model(), sharded=True)
+    if name == "sgd":
+        with pytest.raises(ConfigError, match="'fused', which sgd has for whole parameters alone"):
+            optim.check(OptimConfig(name=name, implementation="fused"), model(), sharded=True)
 
 
 # --- State

@@ -114,6 +114,43 @@ def runs(job: dict[str, Any]) -> dict[str, Any]:
     return {name: run(**{"directory": f"{job['directory']}/{name}"} | config) for name, config in job["runs"].items()}
 
 
+def sharded(job: dict[str, Any]) -> dict[str, Any]:
+    """By optimizer, how far five steps of a model under fully_shard end from those of the whole model, and how far
+    these have gone: the largest difference of any weight."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from trainer import optim
+    from trainer.config import OptimConfig
+
+    mesh = init_device_mesh("cpu", (2,))
+    x, y = torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), torch.zeros(16, 3)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 15), nn.LayerNorm(15), nn.Tanh(), nn.Linear(15, 3))
+
+    def trained(net: nn.Module, name: str, *, sharded: bool) -> list[torch.Tensor]:
+        optimizer = optim.build(OptimConfig(name=name, lr=0.01), net, sharded=sharded)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (net(x) - y).square().mean().backward()
+            optimizer.step()
+        return [p.full_tensor() if sharded else p for p in net.parameters()]
+
+    results = {}
+    for name in job["names"]:
+        parts = model()
+        for module in (parts[0], parts[3], parts):
+            fully_shard(module, mesh=mesh)
+        whole, of_parts = trained(model(), name, sharded=False), trained(parts, name, sharded=True)
+        pairs = {"error": (whole, of_parts), "moved": (whole, list(model().parameters()))}
+        results[name] = {
+            key: max((p - q).abs().max().item() for p, q in zip(*pair, strict=True)) for key, pair in pairs.items()
+        }
+    return results
+
+
 def struck(job: dict[str, Any]) -> dict[str, Any]:
     """A run in which rank `job["rank"]` suffers `job["fate"]` at its `job["window"]`-th window."""
     windows = 0

@@ -11,6 +11,7 @@ import rank_runs
 import torch
 
 from trainer.config import ParallelConfig, TrainConfig
+from trainer.config.optim import OPTIMIZERS
 from trainer.errors import ConfigError
 from trainer.launch import RankFailed, RankLost, launch
 from trainer.loop import fit
@@ -89,6 +90,14 @@ def test_every_kind_computes_what_one_process_does(ranks, kind, ran, solo):
 @pytest.mark.parametrize("name", TWO_PASSES)
 def test_an_optimizer_of_two_passes_sees_all_ranks_gradients_in_both(name, ran, tmp_path):
     assert_equal(ran(2)[1][0][name], rank_runs.run(str(tmp_path), optim=TWO_PASSES[name]), 1e-5)
+
+
+def test_optimizers_that_take_sharded_parameters_step_as_on_whole_ones():
+    names = [name for name, known in OPTIMIZERS.items() if known.sharded]
+    results = launched("sharded", {"names": names}, 2)[0]
+    assert list(results) == names
+    for name, result in results.items():  # Muon orthogonalises in bf16
+        assert result["error"] < (0.1 if name == "muon" else 1e-4) * result["moved"], name
 
 
 @pytest.mark.parametrize("ranks", KINDS)

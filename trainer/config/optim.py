@@ -79,7 +79,6 @@ OPTIMIZERS: dict[str, Known] = {
             "adamw": ("*embed*", "*head*", "*classifier*"),
         },
         ("single",),
-        sharded=False,
     ),
     "soap": Known(
         "trainer.optim.shampoo:Soap",

@@ -29,7 +29,7 @@ def build(config: OptimConfig, model: nn.Module, *, sharded: bool = False) -> Op
     hyperparameters = {name: value for name, value in config.hyperparameters.items() if name != "adamw"}
     if config.name in OPTIMIZERS:
         make = named(OPTIMIZERS[config.name].build, "OPTIMIZERS")
-        return make(groups, **hyperparameters, **_implementation(config))
+        return make(groups, **hyperparameters, **_implementation(config, sharded))
     return _users_own(config.name, groups, hyperparameters)
 
 
@@ -44,6 +44,10 @@ def check(config: OptimConfig, model: nn.Module, sharded: bool) -> None:
             f"train.optim.name is {config.name!r}, which needs whole parameters, and they are sharded: "
             f"choose one of {others}, or do not shard."
         )
+    if sharded and config.name == "sgd" and config.implementation == "fused":  # torch 2.13 has no rule for that kernel
+        raise ConfigError(
+            "train.optim.implementation is 'fused', which sgd has for whole parameters alone: leave it auto."
+        )
     if config.name == "muon" and not any(group["muon"] for group in param_groups(model, config)):
         raise ConfigError(
             f"train.optim.name is 'muon', and {type(model).__name__} has no hidden matrix for it (a parameter of two "
@@ -52,11 +56,11 @@ def check(config: OptimConfig, model: nn.Module, sharded: bool) -> None:
         )
 
 
-def _implementation(config: OptimConfig) -> dict[str, bool]:
+def _implementation(config: OptimConfig, sharded: bool) -> dict[str, bool]:
     ways = OPTIMIZERS[config.name].runs_as
-    way = ways[0] if config.implementation == "auto" else config.implementation
     if len(ways) == 1:
         return {}
+    way = ways[sharded and config.name == "sgd"] if config.implementation == "auto" else config.implementation
     return {"fused": True} if way == "fused" else {"foreach": way == "foreach"}
 
 
