@@ -7,6 +7,10 @@ resuming needs no more than the step, and the number of loader workers changes n
     init       model()
     data       train_set()
     shuffle    (epoch)                 the order of the samples
+    bucket     (epoch)                 which of the buckets' windows comes when
+    pack       (epoch)                 which document stands where in the packed rows
+    curriculum (epoch)                 what is drawn of the samples that are visible
+    mixture    (source)                the seed of a source's own order
     fetch      (epoch, first index)    reading one micro-batch of the data set
     augment    (epoch, index)          one sample's augmentation
     step       (step, micro-step)      dropout and whatever else the loss draws; of several ranks, also the share

@@ -53,8 +53,9 @@ class Task:
     def train_set(self) -> Any:
         """The training data, map-style: `__len__`, and `__getitem__(index) -> sample` (collated as torch does) or
         `__getitems__(indices) -> batch` for a whole batch at once. A list counts as samples still to be collated;
-        a batch is a tensor, a tuple or a dict. A data set with an attribute `draws = False` promises that
-        reading it draws no random number, and saves the seeding before each read."""
+        a batch is a tensor, a tuple or a dict. It may give its own order and collate, see `trainer.data.view`. A data
+        set with an attribute `draws = False` promises that reading it draws no random number, and saves the seeding
+        before each read."""
         raise NotImplementedError(f"{type(self).__name__} needs a method train_set() that returns a dataset.")
 
     def augment(self, sample: Any, generator: torch.Generator) -> Any:

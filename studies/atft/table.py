@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet
 
+from trainer import tables
 from trainer.errors import DataError
 
 PRICES = ("open", "high", "low", "close")
@@ -53,27 +50,15 @@ class Table:
 
 
 def read_table(path: str, features: Sequence[str] = ()) -> Table:
-    """Read a Parquet file, or else a CSV: the market's columns, and of the others those that `features` names.
+    """Read a file: the market's columns, and of the others those that `features` names.
 
     Raises DataError naming file, row and column where there is one.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise DataError(f"data.path {path!r} is not a file: give a Parquet or CSV file.")
-    parquet = file.suffix.lower() in (".parquet", ".pq")
-    raw = _read_parquet(file) if parquet else _read_csv(file)
-    missing = [name for name in REQUIRED if name not in raw.column_names]
-    if missing:
-        raise DataError(
-            f"{path} has no column {', '.join(map(repr, missing))}: it needs {', '.join(REQUIRED)}; "
-            f"it has {', '.join(raw.column_names)}."
-        )
-    _check_features(path, features, raw.column_names)
-    if raw.num_rows == 0:
-        raise DataError(f"{path} has a header and no rows: give at least one row per stock and day.")
-    used = [name for name in raw.column_names if name in (*REQUIRED, *OPTIONAL, *features)]
-    unused = tuple(dict.fromkeys(name for name in raw.column_names if name not in used))
-    return _convert(path, raw, used, unused, first_row=1 if parquet else 2)
+    source = tables.read(path, REQUIRED, texts=("code", "sector"))
+    _check_features(path, features, source.columns)
+    used = [name for name in source.columns if name in (*REQUIRED, *OPTIONAL, *features)]
+    source.refuse_repeated(used)
+    return _convert(source, used)
 
 
 def _check_features(path: str, features: Sequence[str], columns: list[str]) -> None:
@@ -116,75 +101,29 @@ def clean(table: Table) -> tuple[Table, dict[str, int]]:
     return replace(table, columns=columns).take(order[keep[order]]), report
 
 
-def _read_parquet(file: Path) -> pa.Table:
-    try:
-        return pyarrow.parquet.read_table(file)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} cannot be read as Parquet ({_first_line(error)}): write it anew.") from error
-
-
-def _read_csv(file: Path) -> pa.Table:
-    _check_encoding(file)
-    if not file.read_bytes().strip():
-        raise DataError(f"{file} is empty: it needs a header with {', '.join(REQUIRED)}.")
-    texts = {name: pa.string() for name in ("code", "sector")}
-    try:
-        return pyarrow.csv.read_csv(
-            file,
-            # One thread, so that an error names its row.
-            read_options=pyarrow.csv.ReadOptions(use_threads=False),
-            convert_options=pyarrow.csv.ConvertOptions(column_types=texts, strings_can_be_null=True),
-        )
-    except pa.ArrowException as error:
-        reason = _first_line(error)
-        if ragged := re.search(r"Row #(\d+): (Expected \d+ columns, got \d+)", reason):
-            raise DataError(f"{file} row {ragged[1]} is ragged ({ragged[2].lower()}): repair it.") from error
-        raise DataError(f"{file} cannot be read as CSV ({reason}): repair it.") from error
-
-
-def _check_encoding(file: Path) -> None:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{file} row {number} is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start}): "
-                    "save the file as UTF-8."
-                ) from error
-
-
-def _convert(path: str, raw: pa.Table, used: list[str], unused: tuple[str, ...], first_row: int) -> Table:
-    repeated = sorted({name for name in used if used.count(name) > 1})
-    if repeated:
-        raise DataError(f"{path} has the column {repeated[0]!r} twice: rename or remove one.")
-    codes, code_names = _encode(path, raw, "code", first_row)
-    sectors, sector_names = np.full(raw.num_rows, -1, dtype=np.int32), np.array([], dtype=str)
-    if "sector" in raw.column_names:
-        sectors, sector_names = _encode(path, raw, "sector", first_row, nullable=True)
-    numeric = [name for name in used if name not in ("date", "code", "sector")]
+def _convert(source: tables.Source, used: list[str]) -> Table:
+    codes, code_names = _encode(source, "code")
+    sectors, sector_names = np.full(source.table.num_rows, -1, dtype=np.int32), np.array([], dtype=str)
+    if "sector" in source.columns:
+        sectors, sector_names = _encode(source, "sector", nullable=True)
     return Table(
-        source=path,
-        dates=_dates(path, raw, first_row),
+        source=source.path,
+        dates=_dates(source),
         codes=codes,
         code_names=code_names,
         sectors=sectors,
         sector_names=sector_names,
-        columns={name: _numbers(path, raw, name, first_row) for name in numeric},
-        first_row=first_row,
-        unused=unused,
+        columns={name: source.floats(name) for name in used if name not in ("date", "code", "sector")},
+        first_row=source.first_row,
+        unused=tuple(dict.fromkeys(name for name in source.columns if name not in used)),
     )
 
 
-def _encode(
-    path: str, raw: pa.Table, name: str, first_row: int, nullable: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
+def _encode(source: tables.Source, name: str, nullable: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """(index per row, names in order); a missing value is -1 where allowed."""
-    column = raw[name].cast(pa.string())
-    if column.null_count and not nullable:
-        row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + first_row
-        raise DataError(f"{path} row {row}, column {name!r} is empty: every row needs a {name}.")
-    encoded = column.combine_chunks().dictionary_encode()
+    if not nullable:
+        source.refuse_missing(name)
+    encoded = source.table[name].cast(pa.string()).combine_chunks().dictionary_encode()
     names = np.array(encoded.dictionary.to_pylist(), dtype=str)
     order = np.argsort(names)
     place = np.empty(len(order), dtype=np.int32)
@@ -193,12 +132,10 @@ def _encode(
     return np.where(indices < 0, -1, place[indices] if len(place) else -1).astype(np.int32), names[order]
 
 
-def _dates(path: str, raw: pa.Table, first_row: int) -> np.ndarray:
+def _dates(source: tables.Source) -> np.ndarray:
     """Days [rows] as datetime64[D], from dates, timestamps, ISO text or YYYYMMDD."""
-    column = raw["date"]
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + first_row
-        raise DataError(f"{path} row {row}, column 'date' is empty: every row needs a date.")
+    source.refuse_missing("date")
+    column = source.table["date"]
     if pa.types.is_temporal(column.type):
         return column.cast(pa.timestamp("us")).to_numpy().astype("datetime64[D]")
     texts = column.cast(pa.string()).to_pylist()
@@ -207,34 +144,5 @@ def _dates(path: str, raw: pa.Table, first_row: int) -> np.ndarray:
         try:
             days[i] = np.datetime64(f"{text[:4]}-{text[4:6]}-{text[6:]}" if text.isdigit() else text[:10], "D")
         except ValueError as error:
-            raise DataError(
-                f"{path} row {i + first_row}, column 'date' is {text!r}: write dates as 2018-02-07."
-            ) from error
+            raise DataError(f"{source.place(i, 'date')} is {text!r}: write dates as 2018-02-07.") from error
     return days
-
-
-def _numbers(path: str, raw: pa.Table, name: str, first_row: int) -> np.ndarray:
-    column = raw[name]
-    kind = column.type
-    if (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_decimal(kind)
-    ):
-        values = column.cast(pa.float64()).to_numpy().astype(np.float64)
-        return np.where(np.isfinite(values), values, np.nan)
-    if pa.types.is_null(kind):
-        return np.full(raw.num_rows, np.nan)
-    for i, value in enumerate(column.to_pylist()):
-        try:
-            float(value if value is not None else "nan")
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{path} row {i + first_row}, column {name!r} is {str(value)[:40]!r}: it must be a number."
-            ) from error
-    raise DataError(f"{path}, column {name!r} is stored as {kind}: store it as numbers.")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0].rstrip(".")[:200]

@@ -21,7 +21,7 @@ def test_the_fields_are_a_surface_that_only_grows():
     """Taking a path away breaks studies and resumption: add to this list, never remove."""
     assert paths(TrainConfig()) >= {
         "num_epochs", "batch_size", "micro_batch_size", "seed", "num_threads", "num_workers", "precision",
-        "deterministic", "device", "resume_from", "data_timeout", "data_retry",
+        "deterministic", "device", "resume_from", "data_timeout", "data_retry", "validate_data",
         "optim.name", "optim.lr", "optim.weight_decay", "optim.momentum", "optim.nesterov", "optim.betas", "optim.eps",
         "optim.beta1", "optim.beta2", "optim.trust_coefficient", "optim.gamma", "optim.update_every", "optim.max_dim",
         "optim.beta2_decay", "optim.clip_threshold", "optim.ns_steps", "optim.adamw", "optim.options",

@@ -77,6 +77,7 @@ class TrainConfig(Frozen):
     # Loader processes; any number gives the same weights. auto: the quickest of 0, 1, 2 and 4, measured at the start.
     num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
     data_timeout: Positive | None = 600.0  # seconds that one micro-batch may be waited for; None: for ever
+    validate_data: bool = False  # look at 32 samples before training: types, shapes, finite values, range of labels
     data_retry: bool = False  # once a loader worker is lost, go on without workers instead of failing
     precision: Literal["fp32", "bf16"] = "fp32"
     deterministic: bool = True

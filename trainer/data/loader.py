@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from trainer.config import TrainConfig
 from trainer.data.autotune import quickest
+from trainer.data.check import ROWS, compare, spread
 from trainer.data.transport import map_leaves
 from trainer.data.view import collate, order, read
 from trainer.data.workers import InProcess, Reader, Request, WorkerLost, Workers
@@ -145,6 +146,17 @@ class Loader:
             on_event("num_workers", chosen=count, seconds_per_micro_batch=seconds)
         else:
             self._reader = self._reading_with(config.num_workers)
+        if config.validate_data:
+            self._validate()
+
+    def _validate(self) -> None:
+        indices = spread(order(self.sampler.data, self.sampler.seed, 0, self.sampler.batch_size), ROWS)
+        batches = self._batches([(0, [index]) for index in indices])
+        try:
+            compare(self.sampler.data, zip(indices, batches, strict=True))
+        except BaseException:
+            self.close()
+            raise
 
     def _reading_with(self, num_workers: int) -> Reader:
         timeout = self._config.data_timeout
@@ -161,7 +173,7 @@ class Loader:
         """
         self.waited, start = 0.0, time.perf_counter()
         self.sampler.epoch, self.sampler.position = epoch, position
-        batches = self._batches()
+        batches = self._batches(self.sampler)
         micro_batches, share = self.sampler.micro_batches, self.sampler.share
         for window in range(position, self.windows):
             own = [next(batches) for _ in micro_batches(window, share)]
@@ -176,11 +188,11 @@ class Loader:
         self.sampler.epoch, self.sampler.position = 0, 0
         return self._fetch(next(iter(self.sampler)))
 
-    def _batches(self) -> Iterator[Any]:
-        """What the sampler asks for; where a worker is lost, the rest in this process if that is configured."""
+    def _batches(self, requests: Iterable[Request]) -> Iterator[Any]:
+        """What is asked for; where a worker is lost, the rest in this process if that is configured."""
         taken = 0
         try:
-            for batch in self._reader.map(self.sampler):
+            for batch in self._reader.map(requests):
                 yield batch
                 taken += 1
         except WorkerLost as lost:
@@ -189,7 +201,7 @@ class Loader:
             if not retried:
                 raise
             self._reader = self._reading_with(0)
-            yield from self._reader.map(itertools.islice(self.sampler, taken, None))
+            yield from self._reader.map(itertools.islice(requests, taken, None))
 
     def samples(self, position: int) -> int:
         """How many samples an epoch holds from window `position` on."""

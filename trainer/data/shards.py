@@ -1,0 +1,114 @@
+"""WebDataset shards (tar archives) read by index: no stream, so that any order can be asked for and entered anywhere.
+
+In such an archive the files of one sample stand beside each other and share their name up to its first dot; what
+follows says what they are (`0007.jpg`, `0007.cls`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.data.cache import publish
+from trainer.errors import DataError
+
+FORMAT = 1
+Decoder = Callable[[bytes], Any]
+DECODERS: dict[str, Decoder] = {
+    "txt": lambda data: data.decode("utf-8"),
+    "json": json.loads,
+    "cls": int,
+    "npy": lambda data: torch.from_numpy(np.load(io.BytesIO(data), allow_pickle=False)),
+}
+
+
+class TarShards:
+    """The samples of uncompressed tar shards, each a dict: its key as `__key__`, and its files by their endings.
+
+    `decoders` maps an ending to what makes a value of its bytes, in addition to DECODERS; other files stay bytes. Where
+    each file lies is found out once and kept beside the shard (`SHARD.index.json`), or in `index_directory`.
+    """
+
+    draws = False
+
+    def __init__(
+        self,
+        shards: Sequence[str | Path],
+        decoders: Mapping[str, Decoder] | None = None,
+        index_directory: str | Path | None = None,
+    ) -> None:
+        self.shards = [Path(shard) for shard in shards]
+        self.decoders = DECODERS | dict(decoders or {})
+        self._samples = [_index(shard, Path(index_directory or shard.parent)) for shard in self.shards]
+        self._ends = list(accumulate(map(len, self._samples)))
+        if not self._ends or self._ends[-1] == 0:
+            raise DataError(f"TarShards was given no sample ({len(self.shards)} shards).")
+        self._endings = sorted(ending for ending, _, _ in next(filter(None, self._samples))[0][1])
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        shard = bisect_right(self._ends, index)
+        key, files = self._samples[shard][index - self._ends[shard]]  # counted from the shard's end
+        if (endings := sorted(ending for ending, _, _ in files)) != self._endings:
+            raise DataError(f"{self.shards[shard]}, sample {key!r} has {endings}, and the first has {self._endings}.")
+        sample = {"__key__": key}
+        with open(self.shards[shard], "rb") as archive:
+            for ending, offset, size in files:
+                archive.seek(offset)
+                sample[ending] = self._decode(shard, key, ending, archive.read(size))
+        return sample
+
+    def _decode(self, shard: int, key: str, ending: str, data: bytes) -> Any:
+        decode = self.decoders.get(ending)
+        try:
+            return data if decode is None else decode(data)
+        except Exception as error:
+            raise DataError(f"{self.shards[shard]}, file {key}.{ending} cannot be decoded ({error}).") from error
+
+
+def _index(shard: Path, directory: Path) -> list[Any]:
+    """[(key, [(ending, offset, size)])] of a shard, as it was kept if the shard is still the same."""
+    kept = directory / f"{shard.name}.index.json"
+    try:
+        found = shard.stat()
+        now = {"format": FORMAT, "size": found.st_size, "mtime": found.st_mtime_ns}
+        if kept.is_file():
+            index = json.loads(kept.read_text())
+            if index["of"] == now:
+                return index["samples"]
+        samples = _scan(shard)
+    except OSError as error:
+        raise DataError(f"{shard} cannot be read ({error.strerror}).") from error
+    publish(kept, json.dumps({"of": now, "samples": samples}).encode())
+    return samples
+
+
+def _scan(shard: Path) -> list[tuple[str, list[tuple[str, int, int]]]]:
+    samples: list[tuple[str, list[tuple[str, int, int]]]] = []
+    try:
+        with tarfile.open(shard, "r:") as archive:
+            for member in archive:
+                folder, _, name = member.name.rpartition("/")
+                stem, _, ending = name.partition(".")
+                if not member.isfile() or not stem:
+                    continue
+                key = f"{folder}/{stem}" if folder else stem
+                if not samples or samples[-1][0] != key:
+                    samples.append((key, []))
+                samples[-1][1].append((ending, member.offset_data, member.size))
+    except tarfile.TarError as error:
+        raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}): write it anew.") from error
+    return samples

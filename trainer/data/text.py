@@ -1,0 +1,107 @@
+"""Text as tokens: bytes as they are, or byte pairs that are learnt (BPE, Sennrich et al. 2016) by `tokenizers`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.data.cache import publish
+from trainer.errors import ConfigError, DataError
+
+
+class Tokenizer(Protocol):
+    """Text to ids below `vocab_size` and back. `end` is the id that ends a document."""
+
+    vocab_size: int
+    end: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class Bytes:
+    """UTF-8 bytes, and 256 for the end of a document: nothing to learn, nothing unknown."""
+
+    vocab_size = 257
+    end = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+
+class BPE:
+    """Byte-level byte-pair encoding, learnt by `BPE.train` and kept as the JSON of `tokenizers`."""
+
+    END = "<|end|>"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size: int = tokenizer.get_vocab_size()
+        end = tokenizer.token_to_id(self.END)
+        if end is None:
+            raise DataError(f"the tokenizer has no token {self.END!r}: train it with trainer.data.text.BPE.")
+        self.end: int = end
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> BPE:
+        """Learn `vocab_size` tokens, the 256 bytes and the end among them; the same texts give the same tokens."""
+        tokenizers = _library()
+        if vocab_size < 257:
+            raise DataError(f"vocab_size is {vocab_size}: give at least 257, for the bytes and the end of a document.")
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[cls.END],
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    @classmethod
+    def load(cls, path: str | Path) -> BPE:
+        """Read what `save` wrote."""
+        tokenizers = _library()
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except DataError:
+            raise
+        except Exception as error:  # the library raises no class of its own
+            raise DataError(f"{path} is not the JSON of a tokenizer ({error}).") from error
+
+    def save(self, path: str | Path) -> None:
+        publish(Path(path), self._tokenizer.to_str().encode())
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def __getstate__(self) -> str:
+        return self._tokenizer.to_str()
+
+    def __setstate__(self, state: str) -> None:
+        self.__init__(_library().Tokenizer.from_str(state))
+
+
+def _library() -> Any:
+    # Its threads do not survive the fork of a loader worker, and would be warned of there.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError as error:
+        raise ConfigError("BPE needs the package tokenizers: install hpo with the extra `text`.") from error
+    return tokenizers

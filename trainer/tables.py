@@ -1,0 +1,177 @@
+"""Reading tables (Parquet, Arrow, CSV, JSON Lines), and refusing what cannot be used, with its place. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.json
+import pyarrow.parquet
+
+from trainer.errors import DataError
+
+PARQUET, ARROW, JSON = (".parquet", ".pq"), (".arrow", ".feather", ".ipc"), (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table as it was read. `first_row` is the number by which a reader of the file finds its first row."""
+
+    path: str
+    table: pa.Table
+    first_row: int
+
+    @property
+    def columns(self) -> list[str]:
+        return self.table.column_names
+
+    def require(self, names: Sequence[str]) -> None:
+        """Raise DataError unless each column is there once, and there is a row."""
+        if missing := [name for name in names if name not in self.columns]:
+            raise DataError(
+                f"{self.path} has no column {', '.join(map(repr, missing))}: it needs {', '.join(names)}; "
+                f"it has {', '.join(self.columns)}."
+            )
+        if self.table.num_rows == 0:
+            raise DataError(f"{self.path} has a header and no rows: give at least one row.")
+        self.refuse_repeated(names)
+
+    def refuse_repeated(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self.columns.count(name) > 1:
+                raise DataError(f"{self.path} has the column {name!r} twice: rename or remove one.")
+
+    def refuse_missing(self, name: str) -> None:
+        """Raise DataError where the column has a null."""
+        if self.table[name].null_count:
+            row = int(np.flatnonzero(self.table[name].is_null().to_numpy())[0])
+            raise DataError(f"{self.place(row, name)} is empty: every row needs a {name}.")
+
+    def place(self, row: int, name: str) -> str:
+        """`FILE row N, column 'name'`, of a row counted from 0."""
+        return f"{self.path} row {row + self.first_row}, column {name!r}"
+
+    def floats(self, name: str) -> np.ndarray:
+        """A column [rows] as float64; what is missing or not finite is NaN."""
+        if pa.types.is_null(self.table[name].type):
+            return np.full(self.table.num_rows, np.nan)
+        self._refuse_text(name)
+        values = self.table[name].cast(pa.float64()).to_numpy().astype(np.float64)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A column [rows] in its own type, decimals as float64; a missing value or one not finite is refused."""
+        self.refuse_missing(name)
+        self._refuse_text(name)
+        column = self.table[name]
+        values = (column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column).to_numpy()
+        if len(bad := np.flatnonzero(~np.isfinite(values))):
+            raise DataError(f"{self.place(int(bad[0]), name)} is {values[bad[0]]}: it must be a finite number.")
+        return values
+
+    def texts(self, name: str) -> list[str]:
+        """A column [rows] of text; a missing value is refused."""
+        self.refuse_missing(name)
+        kind = self.table[name].type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise DataError(f"{self.path}, column {name!r} is stored as {kind}: store it as text.")
+        return self.table[name].to_pylist()
+
+    def _refuse_text(self, name: str) -> None:
+        kind = self.table[name].type
+        tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+        if any(test(kind) for test in tests):
+            return
+        for row, value in enumerate(self.table[name].to_pylist()):
+            try:
+                float(value if value is not None else "nan")
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{self.place(row, name)} is {str(value)[:40]!r}: it must be a number.") from error
+        raise DataError(f"{self.path}, column {name!r} is stored as {kind}: store it as numbers.")
+
+
+def read(path: str | Path, required: Sequence[str] = (), texts: Sequence[str] = ()) -> Source:
+    """Read a file by its suffix, a CSV where it has none that is known; `texts` are columns that a CSV keeps as text.
+
+    Raises DataError, naming file, row and column where there is one; also unless every `required` column is there.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise DataError(f"{path} is not a file: give a Parquet, Arrow, CSV or JSON Lines file.")
+    suffix, first_row = file.suffix.lower(), 1
+    if suffix in PARQUET:
+        table = _binary(file, "Parquet", pyarrow.parquet.read_table)
+    elif suffix in ARROW:
+        table = _binary(file, "Arrow", pyarrow.feather.read_table)
+    elif suffix in JSON:
+        table = _read_json(file)
+    else:
+        table, first_row = _read_csv(file, required, texts), 2
+    source = Source(str(path), table, first_row)
+    source.require(required)
+    return source
+
+
+def _binary(file: Path, kind: str, reader) -> pa.Table:
+    try:
+        return reader(file)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read as {kind} ({_first_line(error)}): write it anew.") from error
+
+
+def _read_csv(file: Path, required: Sequence[str], texts: Sequence[str]) -> pa.Table:
+    if not _check_text(file):
+        raise DataError(f"{file} is empty: it needs a header" + (f" with {', '.join(required)}." if required else "."))
+    try:
+        return pyarrow.csv.read_csv(
+            file,
+            # One thread, so that an error names its row.
+            read_options=pyarrow.csv.ReadOptions(use_threads=False),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types={name: pa.string() for name in texts}, strings_can_be_null=True
+            ),
+        )
+    except pa.ArrowException as error:
+        reason = _first_line(error)
+        if ragged := re.search(r"Row #(\d+): (Expected \d+ columns, got \d+)", reason):
+            raise DataError(f"{file} row {ragged[1]} is ragged ({ragged[2].lower()}): repair it.") from error
+        raise DataError(f"{file} cannot be read as CSV ({reason}): repair it.") from error
+
+
+def _read_json(file: Path) -> pa.Table:
+    if not _check_text(file):
+        raise DataError(f"{file} is empty: it needs one JSON object per line.")
+    size = min(file.stat().st_size + 1, 2**31 - 1)  # one block, so that an error counts rows from the file's first
+    try:
+        return pyarrow.json.read_json(file, pyarrow.json.ReadOptions(use_threads=False, block_size=size))
+    except pa.ArrowException as error:
+        reason = _first_line(error)
+        row = re.search(r" in row (\d+)$", reason)
+        where, reason = (f" row {int(row[1]) + 1}", reason[: row.start()]) if row else ("", reason)
+        raise DataError(f"{file}{where} cannot be read as JSON Lines ({reason}): repair it.") from error
+
+
+def _check_text(file: Path) -> bool:
+    """Whether there is anything but space in the file; raises DataError where it is not UTF-8."""
+    anything = False
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            anything = anything or bool(line.strip())
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{file} row {number} is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start}): "
+                    "save the file as UTF-8."
+                ) from error
+    return anything
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0].rstrip(".")[:200]
