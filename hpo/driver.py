@@ -23,7 +23,7 @@ from hpo.opening import LEASE_SECONDS, Options, check_home, continued, open_stud
 from hpo.reclaim import Reclaimer
 from hpo.search.sampler import Sampler, TrialRecord
 from hpo.search.samplers import make_sampler
-from hpo.study import Study, StudySpec
+from hpo.study import Study, StudySpec, parallel_of
 from hpo.words import command
 from trainer.failpoint import failpoint
 
@@ -300,6 +300,7 @@ class Driver:
             params=params,
             coordinates=proposal.coordinates,
             config=resolved,
+            ranks=parallel_of(resolved).ranks,
             config_hash=config_hash(config),
             trial_attrs=proposal.trial_attrs,
             study_attrs=proposal.study_attrs,

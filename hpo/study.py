@@ -27,6 +27,7 @@ from hpo.objective import Objective
 from hpo.search.samplers import sampler_spec
 from hpo.search.strategy import make_strategy
 from hpo.space import Space
+from trainer.config import ParallelConfig
 from trainer.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -328,3 +329,9 @@ def load(reference: str) -> Study:
     if not isinstance(study, Study):
         raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not a hpo.Study.")
     return replace(study, reference=stable, module=module.__name__)
+
+
+def parallel_of(config: Mapping[str, Any]) -> ParallelConfig:
+    """`train.parallel` of a whole configuration in JSON; its default where there is none."""
+    train = config.get("train")
+    return ParallelConfig.model_validate(train.get("parallel", {}) if isinstance(train, Mapping) else {})

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import signal
 import sys
 import threading
-import traceback
 import uuid
 from collections.abc import Callable, Collection
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
-from hpo.config import apply
+from hpo import ranks
+from hpo.attempt import attempt  # and with it torch: a worker is ready before it claims
 from hpo.errors import HpoError, UserError
 from hpo.executors.process import die_with_parent
 from hpo.home import Home
@@ -28,13 +26,12 @@ from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
+from hpo.study import parallel_of
 from hpo.system import SystemMetrics
-from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, TrainerError
+from trainer.errors import CheckpointError, Fenced, TrainerError
 from trainer.failpoint import failpoint
-from trainer.loop import fit  # and with it torch: a worker is ready before it claims
 from trainer.report import Outcome
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 FENCED = 4  # exit code of a worker process that lost its trial to another
 
 
@@ -111,31 +108,21 @@ class Worker:
     def _fit(self, opened: Opened, taken: Claim, reporter: LedgerReporter) -> Outcome:
         store = reporter.store()
         try:
-            config: Any = apply(opened.study.rebuild(taken.config, taken.config_hash), taken.changes)
-            task = opened.study.task_class()(config)
-            outcome = task.fit(reporter, store) if hasattr(task, "fit") else fit(task, config.train, reporter, store)
-            if not isinstance(outcome, Outcome):
-                raise TypeError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome")
-            return outcome
+            if parallel_of(taken.config).ranks == 1:
+                return attempt(opened.study, taken, reporter, store)
+            return ranks.train(self._ledger.url, self._home, taken, lambda: reporter.preempted)
         except Fenced:
             # What this attempt saved and could not commit; a commit may have gone through whose answer was lost.
             store.sweep(self._ledger.look(lambda connection: writes.committed_paths(connection, taken)))
             raise
-        except (ConfigError, DataError, UserError) as error:
-            return Outcome("bad_config", error=str(error))
-        except (CheckpointError, HpoError):
-            raise
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise CheckpointError(f"the disk takes no more ({error}): free some space, then resume.") from error
-            return _user_error(error)
-        except (Exception, SystemExit) as error:  # a bug in the study's code; its whole traceback goes to the ledger
-            return _user_error(error)
 
     def _finish(self, taken: Claim, outcome: Outcome, opened: Opened | None) -> Outcome:
         """End the attempt; how it ended once its value was judged."""
 
         def body(connection: Connection) -> Outcome:
+            if outcome.kind == "lost":
+                writes.lose(connection, taken.trial_id, taken.fence, outcome.error)
+                return outcome
             final, values = outcome, None
             if opened is not None and outcome.kind in ("complete", "pruned"):
                 final, values = opened.curves.judge(connection, taken.trial_id, outcome)
@@ -143,10 +130,6 @@ class Worker:
             return final
 
         return self._ledger.transact(body)
-
-
-def _user_error(error: BaseException) -> Outcome:
-    return Outcome("user_error", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
 
 
 def serve(worker: Worker, among: Callable[[], Collection[int] | None], idle: float = 0.1) -> int:

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from trainer.lifeline import die_with
+from trainer.parallel.member import Member, Page, become, this
 
 # How gloo, NCCL and the store say that another rank is gone or silent.
 _PEER_LOST = re.compile(r"gloo|NCCL|Connection (closed|reset) by peer|TCPStore|Broken pipe|wait timeout", re.IGNORECASE)
@@ -45,8 +46,6 @@ def main() -> None:
 def _call(given: dict[str, Any]) -> Any:
     import torch
     import torch.distributed as dist
-
-    from trainer.parallel.member import Member, Page, become
 
     sys.path[:] = given["path"]
     member = Member(given["rank"], given["world"], Page(given["page"], given["world"]))
@@ -79,8 +78,8 @@ def _words_of(error: BaseException) -> dict[str, Any]:
 
 
 def peer_lost(error: BaseException) -> bool:
-    """Whether the error says that another rank is gone, and so nothing about this one."""
-    return isinstance(error, RuntimeError) and _PEER_LOST.search(str(error)) is not None
+    """Whether this process is a rank and the error says that another one is gone, and so nothing about this one."""
+    return this() is not None and isinstance(error, RuntimeError) and _PEER_LOST.search(str(error)) is not None
 
 
 def _say(given: dict[str, Any], word: dict[str, Any]) -> None:

@@ -1,0 +1,54 @@
+"""One attempt at a trial, once everything around it stands: configuration -> task -> fit -> how it ended."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from typing import Any
+
+from hpo.config import apply
+from hpo.errors import HpoError, UserError
+from hpo.ledger.claims import Claim
+from hpo.study import Study, parallel_of
+from trainer.checkpoint import CheckpointStore
+from trainer.errors import CheckpointError, ConfigError, DataError, Fenced
+from trainer.loop import fit
+from trainer.rank import peer_lost
+from trainer.report import Outcome, Reporter
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def attempt(study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore) -> Outcome:
+    """Train the trial in this process; how it ended. Raises Fenced, CheckpointError and HpoError, for which the trial
+    is not to blame."""
+    try:
+        return _attempt(study, claim, reporter, store)
+    except (Exception, SystemExit) as error:
+        return outcome_of(error)
+
+
+def _attempt(study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore) -> Outcome:
+    config: Any = apply(study.rebuild(claim.config, claim.config_hash), claim.changes)
+    task = study.task_class()(config)
+    if not hasattr(task, "fit"):
+        return fit(task, config.train, reporter, store)
+    if parallel_of(claim.config).ranks > 1:
+        raise ConfigError(f"{type(task).__name__} has a fit() of its own, which is one process: leave train.parallel.")
+    outcome = task.fit(reporter, store)
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome")
+    return outcome
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What the attempt that raised `error` comes to; raises it where the trial is not to blame."""
+    if isinstance(error, (ConfigError, DataError, UserError)):
+        return Outcome("bad_config", error=str(error))
+    if isinstance(error, (Fenced, CheckpointError, HpoError)) or peer_lost(error):
+        raise error
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        raise CheckpointError(f"the disk takes no more ({error}): free some space, then resume.") from error
+    # A bug in the study's code; its whole traceback goes to the ledger.
+    trace = "".join(traceback.format_exception(error))
+    return Outcome("user_error", error=f"{type(error).__name__}: {error}", traceback=trace)

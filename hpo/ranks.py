@@ -1,0 +1,88 @@
+"""A trial of several ranks: the worker keeps the lease and launches them, rank 0 reports for the same claim."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import select
+
+from hpo.attempt import attempt, outcome_of
+from hpo.errors import HpoError, StorageError
+from hpo.home import Home
+from hpo.ledger import Ledger
+from hpo.ledger.claims import Claim
+from hpo.ledger.tables import studies
+from hpo.reporter import LedgerReporter, Opened
+from hpo.study import parallel_of
+from hpo.system import SystemMetrics
+from trainer.checkpoint import CheckpointStore
+from trainer.errors import CheckpointError, ConfigError, Fenced
+from trainer.launch import RankFailed, RankLost, launch
+from trainer.parallel.member import this
+from trainer.rank import Failure
+from trainer.report import Outcome
+
+_FAILED = ("user_error", "bad_config", "out_of_memory")  # what one rank may come to while the others wait for it
+# What is not the trial's fault, from the narrowest to the widest; by name in what a rank says.
+_RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, HpoError)}
+
+
+def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -> Outcome:
+    """Train the trial in processes of its own, watched from here; how it ended, for all ranks.
+
+    `leaving` makes them checkpoint and leave. Raises what `hpo.attempt.attempt` does. A rank that is lost makes the
+    outcome `lost`.
+    """
+    job = {"home": str(home.root), "claim": asdict(claim)}
+    device = claim.config["train"]["device"]
+    environ = {"HPO_STORAGE": storage}  # which may hold a password
+    try:
+        ended = launch(
+            "hpo.ranks:rank", job, parallel_of(claim.config), device=device, environ=environ, leaving=leaving
+        )
+    except RankLost as lost:
+        return Outcome("lost", error=str(lost))
+    except RankFailed as failed:
+        return _failed(failed)
+    except ConfigError as error:
+        return outcome_of(error)
+    return Outcome(**ended[0])
+
+
+def _failed(failed: RankFailed) -> Outcome:
+    if "raised" in failed.report:
+        raise _RAISED[failed.report["raised"]](failed.report["error"])
+    report: dict[str, Any] = {"kind": "user_error"} | failed.report
+    report["error"] = f"rank {failed.rank}: {report['error']}"
+    return Outcome(**report)
+
+
+def rank(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What each rank does: the attempt, as one of several. Called by `trainer.rank`."""
+    claim = Claim(**job["claim"])
+    ledger = Ledger(os.environ["HPO_STORAGE"], create=False)
+    try:
+        query = select(studies).where(studies.c.id == claim.study_id)
+        opened = Opened(dict(ledger.look(lambda connection: connection.execute(query).mappings().one())))
+        outcome = _attempt(ledger, Home.at(job["home"]), opened, claim)
+    except tuple(_RAISED.values()) as error:
+        name = next(name for name, kind in _RAISED.items() if isinstance(error, kind))
+        raise Failure({"raised": name, "error": str(error)}) from error
+    finally:
+        ledger.close()
+    if outcome.kind in _FAILED:
+        raise Failure(asdict(outcome))
+    return asdict(outcome)
+
+
+def _attempt(ledger: Ledger, home: Home, opened: Opened, claim: Claim) -> Outcome:
+    member = this()
+    assert member is not None, "called by trainer.rank"
+    reporter = LedgerReporter(ledger, home, opened, claim, lambda: False, SystemMetrics())
+    store = reporter.store()
+    if member.rank > 0:  # hears rank 0's verdicts, and reads the checkpoints that rank 0 chooses
+        store = CheckpointStore(store.directory, claim.fence)
+    return attempt(opened.study, claim, reporter, store)

@@ -1,0 +1,85 @@
+"""A study whose trials are two ranks each, from the command, through kills of every kind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import select
+
+sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
+from kill import Run
+
+from hpo.ledger.tables import attempts, events, reports, trials
+
+RANKS = ("-o", "train.parallel.data=2", "-o", "train.micro_batch_size=3", "-o", "pause=0.01", "--seed", "1")
+TRIALS = 3
+
+
+def run_in(home: Path, **environ: str) -> Run:
+    return Run(home, TRIALS, ("--workers", "1", "--window", "2", *RANKS), environ)
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory) -> Run:
+    run = run_in(tmp_path_factory.mktemp("golden") / "home")
+    run.finished(run.run(), timeout=240)
+    return run
+
+
+def processes(driver: psutil.Process, module: str) -> list[psutil.Process]:
+    found = []
+    for process in driver.children(recursive=True):
+        try:
+            if module in process.cmdline():
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def wait_for_values(run: Run, more: int) -> None:
+    """Until the ledger has taken so many more values: the trial at hand is in the middle of something."""
+    wanted = len(run.query(select(reports.c.value))) + more
+    deadline = time.monotonic() + 120
+    while len(run.query(select(reports.c.value))) < wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_strategy_prunes_and_the_ledger_counts_ranks(golden):
+    rows = golden.query(select(trials.c.state, trials.c.ranks, trials.c.epoch))
+    assert {ranks for _, ranks, _ in rows} == {2}
+    assert {state for state, _, _ in rows} == {"complete", "pruned"}, rows
+
+
+@pytest.mark.slow
+def test_killed_at_every_level_it_is_the_same_study(golden, tmp_path):
+    """A rank, then the worker, then, by Ctrl-C and `hpo resume`, the driver."""
+    run = run_in(tmp_path / "home")
+    driver = run.run()
+    wait_for_values(run, 1)
+    me = psutil.Process(driver.pid)
+    ranks = processes(me, "trainer.rank")
+    assert len(ranks) == 2
+    ranks[1].send_signal(signal.SIGKILL)
+    wait_for_values(run, 4)
+    [worker] = processes(me, "hpo.worker")
+    ranks = processes(me, "trainer.rank")
+    worker.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    assert not alive, "ranks die with their worker"
+    wait_for_values(run, 2)
+    driver.send_signal(signal.SIGINT)
+    run.finished(driver, code=130)
+    run.finished(run.start("resume", "--study", "tiny", "--workers", "1"), timeout=240)
+    assert run.status()["digest"] == golden.status()["digest"]
+    [why] = [fields["why"] for (fields,) in run.query(select(events.c.fields)) if "SIGKILL" in str(fields)]
+    assert why.startswith("rank ")
+    outcomes = {outcome for (outcome,) in run.query(select(attempts.c.outcome))}
+    assert outcomes == {"complete", "pruned", "lost", "preempted"}
+    run.finished(run.start("verify", "--study", "tiny"))
