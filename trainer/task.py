@@ -38,9 +38,8 @@ class Task:
     it goes on from `checkpoints.load_latest()`, calls `reporter.report` after each epoch and obeys the verdict.
     """
 
-    progress: float = (
-        0.0  # the share of the run's steps done, kept by the trainer: for weights that change over the run
-    )
+    # The share of the run's steps done, kept by the trainer: for weights that change over the run.
+    progress: float = 0.0
 
     def __init__(self, config: Any) -> None:
         """`config` is the whole resolved configuration, already validated."""
