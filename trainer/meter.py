@@ -66,6 +66,8 @@ class Meter:
         for name, value in others.items():
             if name not in NOISE or math.isfinite(value):
                 sums[name] = sums.get(name, 0.0) + value
+            if name not in NOISE:
+                sums[f"count/{name}"] = sums.get(f"count/{name}", 0.0) + count
         return True
 
     def metrics(self) -> dict[str, float]:
@@ -77,10 +79,13 @@ class Meter:
             square, trace = (sums.pop(name) for name in NOISE)
             metrics["train/noise_scale"] = trace / square if square > 0 else math.nan
         for name, value in sums.items():
+            if name.startswith("count/"):  # of the windows that had the term: a phase may begin within an epoch
+                continue
             key = f"train/{name.removeprefix('term/')}"
             if name.startswith("term/") and key in OWN:
                 raise TrainerError(f"Task.loss has a term named {key[6:]!r}, which is the trainer's own: rename it.")
-            metrics[key] = value / (steps if name in PER_STEP else count) if steps else math.nan
+            of = steps if name in PER_STEP else sums.get(f"count/{name}", count)
+            metrics[key] = value / of if steps else math.nan
         return metrics
 
     def new_epoch(self) -> None:

@@ -131,6 +131,14 @@ def test_means_are_over_the_global_count_and_over_steps():
     }
 
 
+def test_a_term_that_begins_within_the_epoch_is_a_mean_over_its_own_windows():
+    meter = Meter(ClipConfig(), GuardConfig())
+    meter.add(window(8.0, 4), torch.tensor(0.5))
+    meter.add(window(1.0, 2, rank_ic=1.0), torch.tensor(0.5))
+    meter.drain()
+    assert meter.metrics()["train/rank_ic"] == 1 / 2
+
+
 def test_when_windows_are_read_changes_nothing():
     values = torch.rand(50, generator=torch.Generator().manual_seed(0)).tolist()
     at_once, one_by_one = (Meter(ClipConfig(), GuardConfig()) for _ in range(2))
