@@ -18,8 +18,9 @@ import torch
 from trainer_runs import Toy, Trial, uninterrupted
 
 from trainer.config import TrainConfig
-from trainer.data import Loader
+from trainer.data import Loader, TensorDataset
 from trainer.data.autotune import quickest
+from trainer.data.loader import to_device
 from trainer.data.transport import map_leaves, receive, send
 from trainer.data.workers import InProcess, WorkerLost, Workers
 from trainer.errors import DataError
@@ -232,6 +233,30 @@ next(workers.map([(0, [0])]))
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_signals_to_the_whole_group_are_left_to_the_training_process():
+    made = loader(Numbers(lambda: time.sleep(0.2)), data_timeout=30.0)
+    windows = []
+    for window in made.epoch(0, 0):
+        windows.append(torch.cat(window).tolist())
+        for pid in made._reader.pids:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+    assert windows == numbers(loader(Numbers(), num_workers=0))
+    made.close()
+
+
+def test_a_process_that_ends_without_closing_does_not_wait_for_its_workers():
+    code = """
+import time
+from trainer.data.workers import Workers
+workers = Workers(lambda request: time.sleep(3600), 2, 0.1)
+print(*workers.pids, flush=True)
+kept = workers.map([(0, [0]), (0, [1])])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not any(psutil.pid_exists(int(pid)) for pid in ended.stdout.split()), ended
+
+
 def test_a_sum_is_the_same_here_and_in_a_worker_whatever_the_number_of_threads():
     """Torch sums in another order on two threads, and OpenMP's threads do not survive a fork."""
 
@@ -365,3 +390,20 @@ def test_nothing_is_sent_of_what_cannot_be_pickled():
         with pytest.raises(Exception, match="pickle"):
             next(made.map([(0, [0])]))
         assert next(made.map([(0, [1])])) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_for_a_gpu_are_pinned_and_the_same():
+    class Reading(Task):
+        def train_set(self):
+            return TensorDataset(x=torch.arange(40.0).view(20, 2), y=torch.arange(20))
+
+    device = torch.device("cuda")
+    torch.zeros(1, device=device)  # CUDA is up before the workers are forked, as in a fit
+    config = TrainConfig(num_workers=2, batch_size=3)
+    made, plain = Loader(Reading(None), config, device), Loader(Reading(None), TrainConfig(batch_size=3), CPU)
+    for [batch], [expected] in zip(made.epoch(0, 0), plain.epoch(0, 0), strict=True):
+        assert batch["x"].is_pinned() and batch["y"].is_pinned()
+        moved = to_device(batch, device)
+        assert moved["x"].device.type == "cuda" and torch.equal(moved["x"].cpu(), expected["x"])
+    made.close()

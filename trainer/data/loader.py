@@ -186,7 +186,7 @@ class Loader:
     def first(self) -> Any:
         """The first micro-batch of the first epoch, read in this process."""
         self.sampler.epoch, self.sampler.position = 0, 0
-        return self._fetch(next(iter(self.sampler)))
+        return next(self._reading_with(0).map(self.sampler))
 
     def _batches(self, requests: Iterable[Request]) -> Iterator[Any]:
         """What is asked for; where a worker is lost, the rest in this process if that is configured."""

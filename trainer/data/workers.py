@@ -9,6 +9,7 @@ which worker it waits for and what that worker was reading.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import itertools
@@ -137,6 +138,7 @@ class Workers:
     def __init__(self, read: Read, count: int, timeout: float | None, pin: bool = False) -> None:
         self._timeout, self._pin = timeout, pin
         self._workers = [_Worker(read, number) for number in range(count)]
+        atexit.register(self.close)  # before multiprocessing's own, which asks by SIGTERM and waits
 
     def map(self, requests: Iterable[Request]) -> Iterator[Any]:
         try:
@@ -168,6 +170,7 @@ class Workers:
 
     def close(self) -> None:
         """End the processes, whatever they do."""
+        atexit.unregister(self.close)
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
@@ -269,8 +272,8 @@ def _serve(read: Read, requests: Any, answers: socket.socket, stack: str) -> Non
     assert parent is not None
     if not parent.is_alive():
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the training process's affair
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they are the training process's affair
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     with open(stack, "w") as file:
         faulthandler.register(_DUMP, file, all_threads=False)
