@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
+import trainer.data
 from trainer.config import TrainConfig
 from trainer.config.data import CurriculumConfig
 from trainer.data import (
@@ -109,6 +111,16 @@ DATASETS = {
 }
 
 
+def hugging_face(tmp_path: Path):
+    """An object of the library `datasets`, accepted as it is; a plain and a shuffled, selected one."""
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": [[i, i * i] for i in range(21)], "name": [f"n{i}" for i in range(21)]})
+    return rows.shuffle(seed=1).select(range(13)).with_format("torch")
+
+
+DATASETS["hugging face"] = hugging_face
+
+
 class Chained(Task):
     chain = Chain((Noise(0.5), Mask(0.3), Permute()))
 
@@ -191,3 +203,26 @@ def test_shares_of_ranks_make_the_whole(reading):
 def test_it_passes_its_own_check_and_a_validated_start_changes_nothing(reading):
     check(DATASETS[reading.name](reading.tmp_path))
     assert reading.windows(0, validate_data=True) == reading.windows(0)
+
+
+def test_the_guide_runs(tmp_path, monkeypatch):
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "data.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 4 and {"mixture", "augment"} <= names.keys()
+
+
+def test_the_guide_names_every_data_set():
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "data.md").read_text(encoding="utf-8")
+    assert not [name for name in trainer.data.__all__ if name not in guide and name not in ("Loader", "pad")]
+    for field, default in (
+        ("num_workers", 0),
+        ("data_timeout", 600.0),
+        ("data_retry", False),
+        ("validate_data", False),
+    ):
+        assert f"| `train.{field}` | {str(default).lower().removesuffix('.0')} |" in guide
+        assert getattr(TrainConfig(), field) == default

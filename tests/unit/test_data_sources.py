@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import tarfile
 import time
 from typing import ClassVar
@@ -306,3 +308,8 @@ def test_check_compares_samples_with_the_first(odd, words):
 
 def test_arrays_of_numpy_are_samples_too():
     check([np.zeros(2, dtype=np.float32)] * 3)
+
+
+def test_pyarrow_is_loaded_by_whoever_reads_a_table_only():
+    code = "import sys, trainer.loop; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

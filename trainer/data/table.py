@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainer import tables
 from trainer.data.tensors import TensorDataset
 from trainer.errors import DataError
+
+if TYPE_CHECKING:
+    from trainer import tables
 
 Columns = Mapping[str, str | Sequence[str]]
 
@@ -30,6 +33,8 @@ class TableDataset(TensorDataset):
         columns: Columns,
         dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> None:
+        from trainer import tables  # only here: pyarrow takes as long to import as a short trial
+
         paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
         if not paths or not columns:
             raise DataError("TableDataset needs at least one file and one column.")
