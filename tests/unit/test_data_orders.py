@@ -16,6 +16,7 @@ from trainer.config.data import CurriculumConfig
 from trainer.data import Bucketed, Curriculum, Mixture, Packed, Padded, block_diagonal_mask, next_tokens, pad
 from trainer.data.augment import Chain, Mask, MaskTokens, Noise, Permute
 from trainer.data.mixture import assign, visible
+from trainer.data.view import order
 from trainer.errors import DataError
 
 
@@ -246,6 +247,27 @@ def test_a_curriculum_shows_no_more_than_is_visible_at_its_step():
         Curriculum(list(range(5)), range(3), config)
     with pytest.raises(DataError, match="score of sample 1 is nan"):
         Curriculum(list(range(2)), [0.0, float("nan")], config)
+
+
+@pytest.mark.parametrize("inner", [Mixture([(Named("a", 3), 1), (Named("b", 3), 1)]), Packed(texts([3] * 6), 3)])
+def test_what_goes_by_place_is_refused_where_indices_are_none(inner):
+    for around in (lambda: Bucketed(inner, range(6)), lambda: Curriculum(inner, range(6), CurriculumConfig())):
+        with pytest.raises(DataError, match=r"by place, and .* numbers its samples in a way of its own"):
+            around()
+    assert len(Bucketed(inner, lambda index: index).order(0, 0, 2)) == 6
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
+def test_an_order_of_numbers_of_any_kind_seeds_alike(kind):
+    """A seed is derived from the text of an index, and numpy's numbers have another text."""
+
+    class Own(Named):
+        def order(self, seed, epoch, batch_size):
+            return kind([2, 0, 1])
+
+    assert repr(list(order(Own("a", 3), 0, 0, 1))) == "[2, 0, 1]"
+    with pytest.raises(DataError, match="order of Own has 3 indices in epoch 0 and its length is 4"):
+        order(Own("a", 4), 0, 0, 1)
 
 
 def generator(seed: int = 0) -> torch.Generator:

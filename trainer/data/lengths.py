@@ -75,8 +75,8 @@ class Bucketed(View):
         super().__init__(data)
         if bucket < 1:
             raise DataError(f"Bucketed has buckets of {bucket} windows: give 1 or more.")
-        if not callable(lengths) and len(lengths) != len(data):
-            raise DataError(f"Bucketed was given {len(lengths)} lengths for {len(data)} samples.")
+        if not callable(lengths):
+            self._check_by_place("lengths", lengths)
         self.length = lengths if callable(lengths) else lengths.__getitem__
         self.bucket = bucket
 

@@ -24,6 +24,8 @@ class Mixture:
     (the source's index) * (number of sources) + (number of the source).
     """
 
+    own_indices = True
+
     def __init__(
         self,
         sources: Sequence[tuple[Any, float]],
@@ -39,6 +41,7 @@ class Mixture:
             raise DataError(f"Mixture has size {size}: give 1 or more.")
         ratios = {0: [ratio for _, ratio in sources]} | {epoch: list(given) for epoch, given in (phases or {}).items()}
         self.phases = {epoch: self._assigned(epoch, ratios[epoch]) for epoch in sorted(ratios)}
+        self._counts = {epoch: np.bincount(self.phases[epoch], minlength=len(sources)) for epoch in self.phases}
         self.draws = any(getattr(source, "draws", True) for source in self.sources)
 
     def _assigned(self, epoch: int, ratios: Sequence[float]) -> np.ndarray:
@@ -67,18 +70,18 @@ class Mixture:
         return collate(self.sources[0])(batch)
 
     def order(self, seed: int, epoch: int, batch_size: int) -> list[int]:
-        assigned = self._of(epoch)
+        assigned = self.phases[self._phase(epoch)]
         indices = np.empty(self.size, dtype=np.int64)
         for number in range(len(self.sources)):
             places = np.flatnonzero(assigned == number)
-            start = sum(int((self._of(past) == number).sum()) for past in range(epoch))
+            start = sum(int(self._counts[self._phase(past)][number]) for past in range(epoch))
             taken = self._stream(number, start, len(places), seed, batch_size)
             indices[places] = np.array(taken, dtype=np.int64) * len(self.sources) + number
         return indices.tolist()
 
-    def _of(self, epoch: int) -> np.ndarray:
-        """The number of the source of each sample of an epoch."""
-        return self.phases[max(first for first in self.phases if first <= epoch)]
+    def _phase(self, epoch: int) -> int:
+        """The first epoch of the phase that `epoch` is in."""
+        return max(first for first in self.phases if first <= epoch)
 
     def _stream(self, number: int, start: int, count: int, seed: int, batch_size: int) -> list[int]:
         """The `count` indices of a source from place `start` of its passes on."""
@@ -120,8 +123,7 @@ class Curriculum(View):
 
     def __init__(self, data: Any, scores: Sequence[float], config: CurriculumConfig) -> None:
         super().__init__(data)
-        if len(scores) != len(data):
-            raise DataError(f"Curriculum was given {len(scores)} scores for {len(data)} samples.")
+        self._check_by_place("scores", scores)
         if len(bad := np.flatnonzero(np.isnan(np.asarray(scores, dtype=np.float64)))):
             raise DataError(f"the score of sample {bad[0]} is nan: give every sample a difficulty.")
         self.config = config

@@ -26,6 +26,8 @@ class Packed:
     epoch). Rows are numbered on through the epochs: index = epoch * rows + row.
     """
 
+    own_indices = True
+
     def __init__(
         self, documents: Any, length: int, *, lengths: Sequence[int] | None = None, seed: int = 0, pad_id: int = 0
     ) -> None:

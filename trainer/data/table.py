@@ -33,7 +33,7 @@ class TableDataset(TensorDataset):
         columns: Columns,
         dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> None:
-        from trainer import tables  # only here: pyarrow takes as long to import as a short trial
+        from trainer import tables  # only here: pyarrow takes a quarter of a second to import
 
         paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
         if not paths or not columns:

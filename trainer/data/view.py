@@ -7,6 +7,7 @@ A data set is map-style: an epoch takes `len(data)` samples, and `data[index]` i
                                                       a function of its arguments; else a permutation of range(len)
     collate(samples) -> batch                         else torch's default_collate
     draws = False                                     a promise that reading it draws no random number
+    own_indices = True                                its indices are not 0 to len - 1: what goes by place is refused
 
 What an index means is the data set's own affair: it need only take those that its `order` gives. So an order can say
 more than a place (which source, which pass over it), and a resumed run still needs no more than (epoch, position).
@@ -17,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import default_collate
 
 from trainer.errors import DataError
@@ -28,6 +31,8 @@ def order(data: Any, seed: int, epoch: int, batch_size: int) -> Sequence[int]:
     if not hasattr(data, "order"):
         return shuffled(seed, epoch, len(data))
     indices = data.order(seed, epoch, batch_size)
+    if isinstance(indices, (np.ndarray, torch.Tensor)):
+        indices = indices.tolist()  # plain numbers, since seeds are derived from their text
     if len(indices) != len(data):
         raise DataError(
             f"the order of {type(data).__name__} has {len(indices)} indices in epoch {epoch} and its length is "
@@ -63,6 +68,18 @@ class View:
             raise DataError(f"{type(self).__name__} was given an empty data set ({type(data).__name__}).")
         self.data = data
         self.draws = getattr(data, "draws", True)
+        self.own_indices = getattr(data, "own_indices", False)
+
+    def _check_by_place(self, what: str, values: Sequence[Any]) -> None:
+        """Raise DataError unless `values` can be one for each place in `data`."""
+        name = type(self).__name__
+        if self.own_indices:
+            raise DataError(
+                f"{name} was given {what} by place, and {type(self.data).__name__} numbers its samples in a way of its "
+                f"own: put {name} around what is inside it."
+            )
+        if len(values) != len(self.data):
+            raise DataError(f"{name} was given {len(values)} {what} for {len(self.data)} samples.")
 
     def __len__(self) -> int:
         return len(self.data)
