@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,11 @@ class Window:
     noise: tuple[Tensor, Tensor] | None = None  # estimates of |G|^2 and tr(Sigma), where they were asked for
     met: Tensor | None = None  # the norm that clipping by norm met, where another rule had changed the gradient
 
+    def times(self, factor: float | Tensor) -> Window:
+        """The same with its sums multiplied."""
+        terms = {name: term * factor for name, term in self.terms.items()}
+        return replace(self, loss=self.loss * factor, count=self.count * factor, terms=terms)
+
 
 def accumulate(
     batches: Sequence[Any],
@@ -43,8 +48,6 @@ def accumulate(
     for i, batch in enumerate(batches):
         with ranks.backward(last=i == len(batches) - 1):
             loss = loss_of(i, batch)
-            if not isinstance(loss, Loss):
-                raise TrainerError(f"Task.loss must return a trainer.task.Loss(sum, count), not {type(loss).__name__}.")
             if loss.sum.requires_grad:
                 loss.sum.backward()
             elif float(loss.count) > 0 or ranks.ranks > 1:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trainer import optim
+from trainer.average import Average
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.store import load
 from trainer.config import TrainConfig
 from trainer.data import Loader
-from trainer.data.loader import Filler, to_device
-from trainer.diagnose import first_nonfinite
+from trainer.diagnose.nonfinite import first_nonfinite
 from trainer.errors import CheckpointError, ConfigError
-from trainer.gradient_rules import GradientRules
-from trainer.gradients import NoiseProbe, Window, accumulate
-from trainer.guard import RunningStatistics, skips_on_device
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
 from trainer.optim.lookahead import Lookahead
-from trainer.optim.sam import Sam
-from trainer.optim.sophia import Sophia
 from trainer.parallel import Solo, join
+from trainer.precision import LossScale, autocast, prepare
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
-from trainer.runtime import autocast, out_of_memory, runtime
+from trainer.runtime import out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
+from trainer.stability import Spikes
 from trainer.state import TrainState
-from trainer.task import Loss, Task
+from trainer.step import Stepper
+from trainer.task import Task
 
 
 def fit(task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore) -> Outcome:
@@ -71,7 +68,7 @@ class _Fit:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)
         seed_all(derive(config.seed, "init"))
-        model = ranks.prepare(task.model().to(device))
+        model = ranks.prepare(prepare(task.model().to(device), config.precision))
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
@@ -83,25 +80,23 @@ class _Fit:
             plateau=Plateau(config.schedule.plateau, lr),
             early_stopping=EarlyStopping(config.early_stopping),
             meter=Meter(config.clip, config.guard),
+            average=Average(config.average, model, self.total),
+            spikes=Spikes(config.rollback),
+            loss_scale=LossScale(config.loss_scale, device) if config.precision == "fp16" else None,
             windows=self.loader.windows,
+            micro_batch_size=self.loader.sampler.micro_batch_size,
             parallel=config.parallel.shape(),
         )
-        self.module = ranks.module(model)
-        self.params = [p for group in self.state.optimizer.param_groups for p in group["params"]]
-        self.rules = GradientRules(model, self.params, config, ranks)
-        self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None
         if k := config.optim.lookahead_k:
             trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
             self.state.lookahead = Lookahead(trained, k, config.optim.lookahead.alpha)
-        self.sam = Sam(self.params, config.optim.sam, ranks) if config.optim.wrap == "sam" else None
-        self.statistics = RunningStatistics(model)
-        self.deferred = skips_on_device(self.state.optimizer, device) and self.state.lookahead is None
+        self.stepper = Stepper(task, config, device, ranks, self.state, self.total, self.reporter.event)
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
         self.entered = 0, time.perf_counter()  # the running epoch: at which position, and when
 
     def run(self) -> Outcome:
         verdict = self._resume()
-        self.ranks.warm_up(self.state.model, lambda: self._loss(0, self.loader.first()))
+        self.ranks.warm_up(self.state.model, lambda: self.stepper.loss(0, self.loader.first()))
         ended = self._obey(verdict)
         while not ended and not self.done:
             ended = self._train_epoch() or self._close_epoch()
@@ -129,10 +124,11 @@ class _Fit:
             return CONTINUE
         state, ref = found
         s.load_state_dict(state)
+        self._set_micro_batch_size(s.micro_batch_size)
         if s.loaded_parallel not in (None, s.parallel):  # from here on it is not what it would have been, to the bit
             self.reporter.event("ranks_changed", step=s.step, before=s.loaded_parallel, now=s.parallel)
         self.committed_step = s.step
-        self.checkpoints.tidy(self.config.checkpoint)
+        self.checkpoints.tidy(self.config.checkpoint, self._pinned)
         if s.report is None or not self.checkpoints.owns(ref):
             return CONTINUE
         return self.reporter.report(s.step, s.report["metrics"], epoch=s.report["epoch"])
@@ -153,105 +149,109 @@ class _Fit:
 
     def _train_epoch(self) -> Outcome | None:
         """Train on the rest of the epoch; an Outcome if the fit ends before it does."""
-        s, every = self.state, self.config.checkpoint.every_steps
+        s = self.state
         s.model.train()
         s.report = None
         self.entered = s.position, time.perf_counter()
+        ended, smaller = self._train_windows()
+        while smaller:
+            ended, smaller = self._train_windows()
+        return ended
+
+    def _train_windows(self) -> tuple[Outcome | None, bool]:
+        """Train on the epoch from its position on; an Outcome if the fit ends before it does, and whether to come again
+        with a smaller micro-batch."""
+        s, every = self.state, self.config.checkpoint.every_steps
         for batches in self.loader.epoch(s.epoch, s.position):
             if self.ranks.leaving(self.reporter):
-                return self._leave("preempted")
-            self._train_window(batches)
-            if s.meter.gave_up:
-                return self._give_up(batches)
+                return self._leave("preempted"), False
+            try:
+                ended = self._train_window(batches)
+            except (RuntimeError, MemoryError) as error:
+                if out_of_memory(error) and self._shrink():
+                    return None, True
+                raise
+            if ended or s.meter.gave_up:
+                return ended or self._give_up(batches), False
             if every and s.step % every == 0 and s.position < s.windows and (ended := self._report({}, save=True)):
-                return ended
-        return None
+                return ended, False
+        return None, False
 
-    def _train_window(self, batches: list[Any]) -> None:
-        """One optimizer step; none if the loss or the gradient is not finite, or there is nothing to learn from."""
+    def _train_window(self, batches: list[Any]) -> Outcome | None:
+        """One optimizer step, or what is done about a loss that has jumped."""
         s = self.state
-        for group in s.optimizer.param_groups:
-            group["lr"] = self._lr(s.step) * group["lr_scale"]
-        self.statistics.remember()
-        window, norm = self._gradient(batches)
-        s.meter.add(window, norm)
-        if self.deferred:
-            finite = torch.isfinite(torch.as_tensor(norm + window.loss))
-            s.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            s.optimizer.step()
-            self.statistics.restore_unless(finite)
-            if (s.step + 1) % self.config.guard.max_consecutive == 0:
-                self._drain()
-        elif self._drain():
-            s.optimizer.step()
-            if s.lookahead is not None:
-                s.lookahead.step()
-        else:
-            self.statistics.restore()
+        jump = self.stepper.take(batches, self._lr(s.step))
+        ended = self._roll_back(batches, *jump) if jump else None
         s.step += 1
         s.position += 1
+        return ended
 
-    def _gradient(self, batches: list[Any]) -> tuple[Window, float | Tensor]:
-        """The window, with its gradient divided and all rules followed in place, and the norm after the division.
+    def _roll_back(self, batches: list[Any], loss: float, norm: float) -> Outcome | None:
+        """Pass over a window whose loss has jumped, with the weights and the optimizer of the last scheduled
+        checkpoint; step and position go on."""
+        s, spikes = self.state, self.state.spikes
+        report = {"step": s.step, "epoch": s.epoch, "window": s.position, "lr": self._lr(s.step)}
+        report |= spikes.report(loss, norm)
+        if spikes.exhausted:
+            self.reporter.event("loss_jumped", **report, action="the trial ends")
+            return self.ended("nonfinite", f"the loss jumped once more after {spikes.rollbacks} rollbacks: {loss:.4g}.")
+        found = self.checkpoints.load_scheduled(self._scheduled)
+        if found is not None:
+            s.load_weights(found[0])
+        spikes.rolled_back(s.step)
+        to = "the weights stay: there is no checkpoint yet" if found is None else f"back to step {found[1].step}"
+        action = f"window skipped, {to}, lr times {spikes.config.lr_factor:g} for {spikes.config.cooldown} steps"
+        self.reporter.event("loss_jumped", **report, action=action)
+        return None
 
-        What SAM and Sophia add are passes over the same window with the same seeds, so with the same dropout. The
-        window's loss is that of the first pass; a norm that is not finite in any of them skips the step.
+    def _scheduled(self, step: int) -> bool:
+        """Whether a checkpoint is due at `step` by the configuration; others are an interruption's, and no run without
+        it would have them."""
+        c, (epochs, rest) = self.config.checkpoint, divmod(step, self.state.windows)
+        return bool(c.every_steps and step % c.every_steps == 0) or bool(
+            c.every_epochs and rest == 0 and epochs % c.every_epochs == 0
+        )
+
+    @property
+    def _pinned(self) -> Callable[[int], bool] | None:
+        """The steps of checkpoints of which retention leaves the newest, to roll back to."""
+        return self._scheduled if self.config.rollback.enabled else None
+
+    def _shrink(self) -> bool:
+        """Halve the micro-batch, where memory ran out before the weights had changed; False where that cannot help.
+
+        The window is the same, and so is what it is divided by; what the loss draws at random is not.
         """
-        s = self.state
-        window = self._passes(batches, self.probe)
-        if self.sam is not None:
-            with self.statistics.held(), self.sam.perturbed():
-                self._passes(batches)
-        norm = self.rules.apply(window, s.step, wait=not self.deferred)
-        if isinstance(s.optimizer, Sophia) and s.optimizer.due(s.step):
-            with self.statistics.held(), self.ranks.backward(last=False):
-                losses = (self._loss(i, batch) for i, batch in enumerate(batches))
-                seed = derive(self.config.seed, "curvature", s.step)
-                curvature = s.optimizer.observe(losses, window.count, seed, self.ranks)
-            norm = norm + 0.0 * curvature  # nothing, or NaN
-        return window, norm
-
-    def _passes(self, batches: list[Any], probe: NoiseProbe | None = None) -> Window:
-        """A forward and a backward pass of each micro-batch, and what they add up to over all ranks."""
+        if self.ranks.ranks > 1 or self.stepper.updating or self.state.micro_batch_size == 1:
+            return False
+        self.stepper.statistics.restore()
         self.state.optimizer.zero_grad()
-        return self.ranks.total(accumulate(batches, self._loss, probe, self.ranks), self.params)
+        self._set_micro_batch_size(-(-self.state.micro_batch_size // 2))
+        self.reporter.event("out_of_memory", step=self.state.step, micro_batch_size=self.state.micro_batch_size)
+        return True
+
+    def _set_micro_batch_size(self, size: int) -> None:
+        self.state.micro_batch_size = self.loader.sampler.micro_batch_size = size
 
     def _lr(self, step: int) -> float:
         """The learning rate of `step`, this one or the last."""
-        return self.lr_at(step) * self.state.plateau.scale
-
-    def _loss(self, micro_step: int, batch: Any) -> Loss:
-        seed_all(derive(self.config.seed, "step", self.state.step, micro_step, *self.ranks.stream))
-        batch = to_device(batch, self.device)
-        self.task.progress = self.state.step / self.total
-        with autocast(self.config, self.device):
-            if isinstance(batch, Filler):
-                return self.task.loss(self.module, batch.batch).weightless()
-            return self.task.loss(self.module, batch)
-
-    def _drain(self) -> bool:
-        """Read the meter; whether the last window was trained on. The first of bad windows in a row is an event."""
-        before = self.state.meter.consecutive
-        trained = self.state.meter.drain()
-        if self.state.meter.consecutive > 0 and before == 0:
-            self.reporter.event("skipped_step", step=self.state.step, reason="loss or gradient is not finite")
-        return trained[-1] if trained else True
+        return self.lr_at(step) * self.state.plateau.scale * self.state.spikes.lr_scale(step)
 
     def _give_up(self, batches: list[Any]) -> Outcome:
         in_a_row = self.config.guard.max_consecutive
-        culprit = first_nonfinite(self.state.model, lambda: self._loss(0, batches[0]))
+        culprit = first_nonfinite(self.state.model, lambda: self.stepper.loss(0, batches[0]))
         return self.ended("nonfinite", f"loss or gradient was not finite {in_a_row} steps in a row: {culprit}.")
 
     def _close_epoch(self) -> Outcome | None:
         """Evaluate, report and save; an Outcome if the fit ends here."""
         s, c = self.state, self.config
-        self._drain()
+        self.stepper.drain()
         position, start = self.entered
         metrics = s.meter.metrics() | {
             "train/lr": self._lr(s.step - 1),
             "train/samples_per_sec": self.loader.samples(position) / (time.perf_counter() - start),
         }
-        metrics |= self._evaluate()
+        metrics |= self._extras() | self._evaluate()
         metrics["time/epoch_seconds"] = seconds = time.perf_counter() - start
         metrics["time/data_share"] = self.loader.waited / seconds  # of the epoch, spent waiting for the loader
         s.epoch, s.position = s.epoch + 1, 0
@@ -266,12 +266,21 @@ class _Fit:
         every, last = c.checkpoint.every_epochs, self.done
         return self._report(metrics, epoch=s.epoch, save=every is not None and (last or s.epoch % every == 0))
 
+    def _extras(self) -> dict[str, float]:
+        """Metrics of what is only there where it was asked for."""
+        s, found = self.state, {}
+        if s.loss_scale is not None:
+            found["train/loss_scale"] = s.loss_scale.factor.item()
+        if self.config.rollback.enabled:
+            found["train/rollbacks"] = float(s.spikes.rollbacks)
+        return found
+
     def _evaluate(self) -> dict[str, float]:
         seed_all(derive(self.config.seed, "evaluate", self.state.step))
         self.task.progress = self.state.step / self.total
-        self.state.model.eval()
-        with torch.no_grad(), autocast(self.config, self.device):
-            metrics = {name: float(value) for name, value in self.task.evaluate(self.state.model).items()}
+        model = self.state.average.model.eval()
+        with torch.no_grad(), autocast(self.config.precision, self.device):
+            metrics = {name: float(value) for name, value in self.task.evaluate(model).items()}
         return self.ranks.agree(metrics)
 
     def _report(self, metrics: Mapping[str, float], *, epoch: int | None = None, save: bool) -> Outcome | None:
@@ -283,12 +292,12 @@ class _Fit:
         return self._obey(verdict)
 
     def _save(self) -> CheckpointRef:
-        self._drain()
+        self.stepper.drain()
         return self.checkpoints.save(self.state.state_dict(), step=self.state.step, epoch=self.state.epoch)
 
     def _committed(self, ref: CheckpointRef, metrics: Mapping[str, float]) -> None:
         self.committed_step = ref.step
-        self.checkpoints.commit(ref, metrics, self.config.checkpoint)
+        self.checkpoints.commit(ref, metrics, self.config.checkpoint, self._pinned)
 
     def _obey(self, verdict: Verdict) -> Outcome | None:
         if verdict.kind == "stop":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.precision import check, matmul_precision
 
 
 def pick_device(name: str) -> torch.device:
@@ -21,20 +22,14 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[object]:
-    """The context of every forward pass: bf16 where asked for; its own casts are then cached per forward pass."""
-    if config.precision == "bf16":
-        return torch.autocast(device.type, torch.bfloat16)
-    return nullcontext()
-
-
 @contextmanager
 def runtime(config: TrainConfig) -> Iterator[torch.device]:
     """Set threads and determinism for `config`, give the device, and restore what was there before."""
     device = pick_device(config.device)
+    check(config, device)
     threads = torch.get_num_threads()
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    benchmark = torch.backends.cudnn.benchmark
+    benchmark, matmul = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
     if config.deterministic:
         # cuBLAS reads this when its first handle is made, so it has to stand before CUDA is used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -42,11 +37,13 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
         torch.set_num_threads(config.num_threads)
         torch.use_deterministic_algorithms(config.deterministic)
         torch.backends.cudnn.benchmark = not config.deterministic
+        torch.set_float32_matmul_precision(matmul_precision(config.precision))
         yield device
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = benchmark
+        torch.set_float32_matmul_precision(matmul)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -14,16 +14,22 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainer.average import Average
 from trainer.errors import ConfigError
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping
 from trainer.optim.lookahead import Lookahead
+from trainer.precision import LossScale
 from trainer.schedule import Plateau
+from trainer.stability import Spikes
 
 STATE_ITEMS = (
     "model",
     "optimizer",
     "lookahead",
+    "average",
+    "loss_scale",
+    "spikes",
     "plateau",
     "early_stopping",
     "guard",
@@ -39,8 +45,9 @@ STATE_ITEMS = (
 class TrainState:
     """The moving parts of a fit. `step` windows are done in all, `position` of the `windows` of epoch `epoch`.
 
-    `parallel` is how ranks share the work, `loaded_parallel` how they did where the state was saved. `report` is the
-    report of a closed epoch that the state is saved with, so that it can be made again.
+    `micro_batch_size` may have become less than what is configured, for want of memory. `parallel` is how ranks share
+    the work, `loaded_parallel` how they did where the state was saved. `report` is the report of a closed epoch that
+    the state is saved with, so that it can be made again.
     """
 
     model: nn.Module
@@ -48,7 +55,11 @@ class TrainState:
     plateau: Plateau
     early_stopping: EarlyStopping
     meter: Meter
+    average: Average
+    spikes: Spikes
     windows: int
+    micro_batch_size: int
+    loss_scale: LossScale | None = None
     parallel: dict[str, Any] = field(default_factory=dict)
     lookahead: Lookahead | None = None
     step: int = 0
@@ -63,13 +74,21 @@ class TrainState:
             "model": self.model.state_dict(),
             "optimizer": _optimizer_state(self.optimizer, self.model),
             "lookahead": None if self.lookahead is None else self.lookahead.state(),
+            "average": self.average.state(),
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.state(),
+            "spikes": self.spikes.state(),
             "plateau": self.plateau.state(),
             "early_stopping": self.early_stopping.state(),
             "guard": {"consecutive": self.meter.consecutive},
             "meter": self.meter.state(),
             "step": self.step,
             "epoch": self.epoch,
-            "position": {"window": self.position, "of": self.windows, "parallel": self.parallel},
+            "position": {
+                "window": self.position,
+                "of": self.windows,
+                "parallel": self.parallel,
+                "micro_batch_size": self.micro_batch_size,
+            },
             "report": self.report,
         }
 
@@ -80,6 +99,9 @@ class TrainState:
             "model": self._load_model,
             "optimizer": lambda value: _load_optimizer(self.optimizer, self.model, value),
             "lookahead": lambda value: self.lookahead and self.lookahead.load(value),
+            "average": self.average.load,
+            "loss_scale": lambda value: self.loss_scale and self.loss_scale.load(value),
+            "spikes": self.spikes.load,
             "plateau": self.plateau.load,
             "early_stopping": self.early_stopping.load,
             "guard": lambda value: setattr(self.meter, "consecutive", value["consecutive"]),
@@ -91,6 +113,14 @@ class TrainState:
         }.items():
             if item not in omitted:
                 load(state[item])
+
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Take from what `state_dict` gave the weights, and all that follows them from step to step."""
+        self._load_model(state["model"])
+        _load_optimizer(self.optimizer, self.model, state["optimizer"])
+        self.average.load(state["average"])
+        if self.lookahead is not None:
+            self.lookahead.load(state["lookahead"])
 
     def _load_model(self, value: dict[str, Any]) -> None:
         try:
@@ -106,6 +136,7 @@ class TrainState:
                 f"{self.windows}: keep batch_size and the data, or start from a checkpoint at the end of an epoch."
             )
         self.position = value["window"]
+        self.micro_batch_size = min(self.micro_batch_size, value.get("micro_batch_size", self.micro_batch_size))
         self.loaded_parallel = value.get("parallel", {})
 
 

@@ -24,9 +24,10 @@ class Loss:
     count: float | Tensor
     terms: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def weightless(self) -> Loss:
-        """The same with every number, and so every gradient, zero."""
-        return Loss(self.sum * 0, self.count * 0, {name: term * 0 for name, term in self.terms.items()})
+    def times(self, factor: float | Tensor) -> Loss:
+        """The same with every number, and so every gradient, multiplied."""
+        terms = {name: term * factor for name, term in self.terms.items()}
+        return Loss(self.sum * factor, self.count * factor, terms)
 
 
 class Task:

@@ -16,19 +16,19 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from trainer_runs import Toy, Trial, killed_at, uninterrupted
 
-from trainer import loop
+from trainer import step
 from trainer.config.optim import OPTIMIZERS
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError, DataError, TrainerError
 from trainer.report import Verdict
 from trainer.seeding import derive, seed_all, shuffled
-from trainer.task import Loss
+from trainer.task import Loss, Task
 
 
 class Plain(Toy):
     """Nothing drawn while it trains, so that a loop by hand can follow."""
 
-    augment = loop.Task.augment
+    augment = Task.augment
 
     def model(self):
         self.net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
@@ -168,7 +168,7 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(given, on_device, t
     results = {}
     empty = changing(lambda step, model, loss: Loss(loss.sum * 0, 0) if step in (0, 5) else loss)
     for name, task, deferred in (("empty", empty, False), ("bad", bad_at(0, 5), on_device)):
-        monkeypatch.setattr(loop, "skips_on_device", lambda optimizer, device, deferred=deferred: deferred)
+        monkeypatch.setattr(step, "skips_on_device", lambda optimizer, device, deferred=deferred: deferred)
         trial = uninterrupted(tmp_path / name, task=task, optim=OPTIMS[given], micro_batch_size=None)
         results[name] = [p.detach().clone() for p in trial.task.net.parameters()]
     for p, q in zip(results["bad"], results["empty"], strict=True):
@@ -206,7 +206,7 @@ def test_either_pass_of_two_can_skip_the_window(given, number, tmp_path):
 @pytest.mark.parametrize("empty", [False, True])
 def test_a_skipped_window_leaves_batch_norms_statistics_alone(empty, on_device, tmp_path, monkeypatch):
     """The first window is skipped, so the statistics after it are those that it found."""
-    monkeypatch.setattr(loop, "skips_on_device", lambda optimizer, device: on_device)
+    monkeypatch.setattr(step, "skips_on_device", lambda optimizer, device: on_device)
 
     class Bad(Toy):
         samples = 12
@@ -225,7 +225,7 @@ def test_a_skipped_window_leaves_batch_norms_statistics_alone(empty, on_device, 
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_too_many_in_a_row_end_the_fit(on_device, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "skips_on_device", lambda optimizer, device: on_device)
+    monkeypatch.setattr(step, "skips_on_device", lambda optimizer, device: on_device)
     trial = Trial(tmp_path, task=bad_at(1, 3, 4, 5, value=math.inf), guard={"max_consecutive": 3}, num_epochs=3)
     outcome = trial.attempt()
     assert outcome.kind == "nonfinite"
@@ -521,3 +521,39 @@ def test_global_generators_do_not_matter_before_and_are_seeded_after(tmp_path):
     one = uninterrupted(tmp_path / "one").digest()
     random.seed(2), np.random.seed(2), torch.manual_seed(2)
     assert uninterrupted(tmp_path / "two").digest() == one
+
+
+def test_a_loss_that_is_a_bare_tensor_is_refused_by_name(tmp_path):
+    class Bare(Toy):
+        def loss(self, model, batch):
+            return super().loss(model, batch).sum
+
+    with pytest.raises(TrainerError, match=r"must return a trainer\.task\.Loss\(sum, count\), not Tensor"):
+        Trial(tmp_path, Bare).attempt()
+
+
+def test_a_loss_that_is_summed_up_in_bf16_is_refused(tmp_path):
+    class Rounded(Toy):
+        def loss(self, model, batch):
+            loss = super().loss(model, batch)
+            return Loss(loss.sum.bfloat16(), loss.count)
+
+    with pytest.raises(TrainerError, match=r"summed up in bfloat16, which rounds: .*output\.float\(\)"):
+        Trial(tmp_path, Rounded, precision="bf16").attempt()
+
+
+def test_fp16_finds_its_scale_and_counts_what_is_lost(tmp_path):
+    trial = uninterrupted(tmp_path, precision="fp16", loss_scale={"init": 2.0**23, "growth_interval": 1000})
+    values = trial.reporter.values
+    skipped = sum(value for (_, key), value in values.items() if key == "train/skipped_steps")
+    assert skipped > 0 and values[8, "train/loss_scale"] == 2.0 ** (23 - skipped)
+    assert 0 <= values[8, "train/underflow"] < 1
+    fp32 = uninterrupted(tmp_path / "fp32")
+    assert values[8, "train/loss"] == pytest.approx(fp32.reporter.values[8, "train/loss"], rel=0.2)
+
+
+def test_the_average_is_what_is_evaluated(tmp_path):
+    plain, ema = uninterrupted(tmp_path / "a"), uninterrupted(tmp_path / "b", average={"name": "ema", "decay": 0.9})
+    for key in ("train/loss", "train/grad_norm"):
+        assert plain.reporter.values[8, key] == ema.reporter.values[8, key]
+    assert plain.reporter.values[8, "val/loss"] != ema.reporter.values[8, "val/loss"]

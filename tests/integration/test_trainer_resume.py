@@ -47,9 +47,34 @@ class ToyInPhases(Toy):
         return Loss(loss.sum * (1 + self.progress), loss.count)
 
 
+class ToyThatJumps(Toy):
+    """One window of the second epoch has a loss out of all proportion."""
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        return Loss(loss.sum * 1e4, loss.count) if self.progress == 5 / STEPS else loss
+
+
+class ToyOfLittleMemory(Toy):
+    """From the third step on, memory holds two samples at a time."""
+
+    def loss(self, model, batch):
+        if self.progress >= 2 / STEPS and len(batch[1]) > 2:
+            raise torch.OutOfMemoryError("what a GPU would say")
+        return super().loss(model, batch)
+
+
+ROLLBACK = {"enabled": True, "threshold": 20.0, "window": 8, "min_history": 2, "cooldown": 2}
+
 VARIANTS = {
     "default": {},
     "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16", "loss_scale": {"init": 2.0**24, "growth_interval": 2}},
+    "tf32": {"precision": "tf32"},
+    "ema": {"average": {"name": "ema", "decay": 0.8}},
+    "swa": {"average": {"name": "swa", "start": 0.2}},
+    "rollback": {"task": ToyThatJumps, "rollback": ROLLBACK, "checkpoint": {"every_steps": 2, "keep_last": 1}},
+    "little memory": {"task": ToyOfLittleMemory},
     "sgd": {"optim": {"name": "sgd", "nesterov": True}, "schedule": {"name": "one_cycle"}},
     "cosine": {"schedule": {"name": "cosine", "warmup_steps": 3, "min_lr": 1e-5}, "clip": {"norm": 0.1}},
     "gradients": {
@@ -77,7 +102,7 @@ def oracle(tmp_path_factory):
     def digest(name: str) -> str:
         if name not in digests:
             digests[name] = uninterrupted(
-                tmp_path_factory.mktemp("oracle"), **VARIANTS[name] | {"checkpoint": {"every_epochs": None}}
+                tmp_path_factory.mktemp("oracle"), **{"checkpoint": {"every_epochs": None}} | VARIANTS[name]
             ).digest()
         return digests[name]
 
@@ -159,6 +184,26 @@ def test_preempted_leaves_a_committed_checkpoint_of_that_step(step, tmp_path, or
     assert trial.digest() == oracle("default")
 
 
+@pytest.mark.parametrize("step", [4, 6, 7])
+def test_preempted_before_a_jump_rolls_back_to_the_scheduled_checkpoint(step, tmp_path, oracle):
+    trial = Trial(tmp_path, **VARIANTS["rollback"])
+    assert trial.attempt(lambda read: read == step).kind == "preempted"
+    assert trial.attempt(lambda read: read == 1).kind == "preempted"
+    assert trial.attempt().kind == "complete"
+    jumps = [fields["action"] for kind, fields in trial.reporter.events if kind == "loss_jumped"]
+    assert len(jumps) == 1 and "back to step 4" in jumps[0]
+    assert trial.digest() == oracle("rollback")
+
+
+def test_little_memory_is_found_out_once(tmp_path, oracle):
+    trial = Trial(tmp_path, **VARIANTS["little memory"])
+    assert trial.attempt(killed_at(6)) is None
+    assert trial.attempt(num_workers=2).kind == "complete"
+    sizes = [fields["micro_batch_size"] for kind, fields in trial.reporter.events if kind == "out_of_memory"]
+    assert sizes == [3, 2]
+    assert trial.digest() == oracle("little memory")
+
+
 def test_paused_leaves_a_committed_checkpoint_even_where_none_was_due(tmp_path, oracle):
     pause = lambda step, metrics, epoch: Verdict("pause" if epoch == 1 else "continue")  # noqa: E731
     trial = Trial(tmp_path, verdict=pause, checkpoint={"every_epochs": None})
@@ -210,6 +255,9 @@ ACTIVE = {
     },
     "guard": {"task": NeverFinite, "guard": {"max_consecutive": 6}},
     "lookahead": {"optim": {"wrap": "lookahead", "lookahead": {"k": 4}}},
+    "average": {"average": {"name": "ema", "decay": 0.9}},
+    "loss_scale": VARIANTS["fp16"],
+    "spikes": VARIANTS["rollback"],
 }
 
 

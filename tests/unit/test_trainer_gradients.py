@@ -178,8 +178,3 @@ def test_a_term_may_not_take_a_name_of_the_trainers(name):
     meter.drain()
     with pytest.raises(TrainerError, match=f"term named {name!r}"):
         meter.metrics()
-
-
-def test_a_loss_that_is_a_bare_tensor_is_refused_by_name():
-    with pytest.raises(TrainerError, match=r"must return a trainer\.task\.Loss\(sum, count\), not Tensor"):
-        accumulate([0], lambda i, batch: torch.zeros((), requires_grad=True))  # type: ignore[arg-type]

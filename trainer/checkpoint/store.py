@@ -29,6 +29,8 @@ from trainer.report import CheckpointRef
 _NAME = re.compile(r"step-\d{8,}\.f(?P<fence>\d+)\.[0-9a-f]+(?P<tmp>\.tmp)?$")
 log = logging.getLogger(__name__)
 
+Pinned = Callable[[int], bool]
+
 Changes = Mapping[str, Mapping[str, Any]]  # directory name -> column of its row -> value
 
 
@@ -95,22 +97,26 @@ class CheckpointStore:
         failpoint("checkpoint.after_rename")
         return CheckpointRef(path=path, step=step, epoch=epoch, sha256=sha256, size=size)
 
-    def commit(self, ref: CheckpointRef, metrics: Mapping[str, float], keep: CheckpointConfig) -> None:
+    def commit(
+        self, ref: CheckpointRef, metrics: Mapping[str, float], keep: CheckpointConfig, pinned: Pinned | None = None
+    ) -> None:
         """The ledger has the row of `ref` now, reported with `metrics`: keep it, and drop what `keep` does not ask
         for."""
         self.kept.insert(0, ref)
         self.metrics[ref.path.name] = metrics
-        self.tidy(keep)
+        self.tidy(keep, pinned)
 
-    def tidy(self, keep: CheckpointConfig) -> None:
-        """Flag the best of those kept, and drop what `keep` does not ask for; also what a kill left undone."""
+    def tidy(self, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
+        """Flag the best of those kept, and drop what `keep` does not ask for; also what a kill left undone. The newest
+        of a step that is `pinned` stays as well."""
         best = self._best(keep)
         wanted = {ref.path.name for ref in best[:1]}
         names = (ref.path.name for ref in self.kept)
         changes: dict[str, dict[str, Any]] = {
             name: {"best": int(name in wanted)} for name in names if name in wanted ^ self.flagged
         }
-        dropped = expired(self.kept, keep.keep_last, best)
+        needed_again = [ref for ref in self.kept if pinned is not None and pinned(ref.step)][:1]
+        dropped = expired(self.kept, keep.keep_last, [*best, *needed_again])
         for old in dropped:
             changes.setdefault(old.path.name, {})["state"] = "deleted"
         needed = self._on_change(changes) if changes else ()
@@ -143,6 +149,16 @@ class CheckpointStore:
                 self._on_change({ref.path.name: {"state": "damaged"}})
                 self.damaged.append(Damage(ref, self._quarantine(ref.path), str(damage)))
                 self.kept.pop(0)
+        return None
+
+    def load_scheduled(self, scheduled: Pinned) -> tuple[dict[str, Any], CheckpointRef] | None:
+        """The newest committed state of a step that is `scheduled` and undamaged; None where there is none."""
+        for ref in self.kept:
+            if scheduled(ref.step) and self.owns(ref):
+                try:
+                    return files.read(ref.path, ref.sha256)[0], ref
+                except files.Damaged as damage:
+                    log.warning("checkpoint %s is damaged, an older one is used: %s", ref.path, damage)
         return None
 
     def owns(self, ref: CheckpointRef) -> bool:

@@ -10,14 +10,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from trainer.config.average import AverageConfig
 from trainer.config.fields import Beta, Frozen, Mode, NonNegative, Positive, Share
 from trainer.config.gradients import ClipConfig, GradientConfig
 from trainer.config.optim import OptimConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.phases import LossWeights, Phase
+from trainer.config.precision import LossScaleConfig, Precision
 from trainer.config.schedule import OneCycleConfig, PlateauConfig, ScheduleConfig
+from trainer.config.stability import RollbackConfig
 
 __all__ = [
+    "AverageConfig",
     "Beta",
     "CheckpointConfig",
     "ClipConfig",
@@ -25,6 +29,7 @@ __all__ = [
     "Frozen",
     "GradientConfig",
     "GuardConfig",
+    "LossScaleConfig",
     "LossWeights",
     "Mode",
     "NonNegative",
@@ -34,6 +39,8 @@ __all__ = [
     "Phase",
     "PlateauConfig",
     "Positive",
+    "Precision",
+    "RollbackConfig",
     "ScheduleConfig",
     "Share",
     "TrainConfig",
@@ -79,7 +86,7 @@ class TrainConfig(Frozen):
     data_timeout: Positive | None = 600.0  # seconds that one micro-batch may be waited for; None: for ever
     validate_data: bool = False  # look at 32 samples before training: types, shapes, finite values, range of labels
     data_retry: bool = False  # once a loader worker is lost, go on without workers instead of failing
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     deterministic: bool = True
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     resume_from: Path | None = None  # a checkpoint directory to start from, where the trial has none of its own
@@ -87,8 +94,11 @@ class TrainConfig(Frozen):
     schedule: ScheduleConfig = ScheduleConfig()
     clip: ClipConfig = ClipConfig()
     gradients: GradientConfig = GradientConfig()
+    loss_scale: LossScaleConfig = LossScaleConfig()  # fp16
+    average: AverageConfig = AverageConfig()
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     guard: GuardConfig = GuardConfig()
+    rollback: RollbackConfig = RollbackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from trainer.checkpoint import CheckpointStore, files
+from trainer.checkpoint.store import Pinned
 from trainer.config import CheckpointConfig, ParallelConfig
 from trainer.gradients import Window
 from trainer.parallel.member import Member
@@ -115,19 +116,27 @@ class _Store:
         return self._ranks.agree(self._store.save(state, step=step, epoch=epoch) if self._leads else None)
 
     def load_latest(self) -> tuple[dict[str, Any], CheckpointRef] | None:
-        found = self._store.load_latest() if self._leads else None
+        return self._read_all(self._store.load_latest() if self._leads else None)
+
+    def _read_all(self, found: tuple[dict[str, Any], CheckpointRef] | None) -> Any:
+        """What rank 0 has found, on every rank."""
         ref = self._ranks.agree(found and found[1])
         if ref is None or found is not None:
             return found
         return files.read(ref.path, ref.sha256)[0], ref
 
-    def commit(self, ref: CheckpointRef, metrics: Mapping[str, float], keep: CheckpointConfig) -> None:
-        if self._leads:
-            self._store.commit(ref, metrics, keep)
+    def load_scheduled(self, scheduled: Pinned) -> tuple[dict[str, Any], CheckpointRef] | None:
+        return self._read_all(self._store.load_scheduled(scheduled) if self._leads else None)
 
-    def tidy(self, keep: CheckpointConfig) -> None:
+    def commit(
+        self, ref: CheckpointRef, metrics: Mapping[str, float], keep: CheckpointConfig, pinned: Pinned | None = None
+    ) -> None:
         if self._leads:
-            self._store.tidy(keep)
+            self._store.commit(ref, metrics, keep, pinned)
+
+    def tidy(self, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
+        if self._leads:
+            self._store.tidy(keep, pinned)
 
     def sweep(self) -> list[Path]:
         return self._store.sweep() if self._leads else []

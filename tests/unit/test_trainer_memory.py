@@ -1,0 +1,124 @@
+"""The memory estimate against what torch's profiler sees of a real step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.profiler import ProfilerActivity, profile
+
+from trainer import optim
+from trainer.config import OptimConfig, TrainConfig
+from trainer.memory import estimate
+from trainer.task import Loss, Task
+
+MIB = 2**20
+
+
+class Regression(Task):
+    """`build` makes the model; the loss is a sum of squares."""
+
+    def __init__(self, build) -> None:
+        self.build = build
+
+    def model(self):
+        return self.build()
+
+    def loss(self, model, batch):
+        x, y = batch
+        return Loss(((model(x) - y) ** 2).sum(), len(x))
+
+
+def perceptron(width: int):
+    return lambda: nn.Sequential(
+        nn.Linear(256, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 8)
+    )
+
+
+def convolution(width: int):
+    def build():
+        layers = [nn.Conv2d(3, width, 3, padding=1)]
+        for _ in range(3):
+            layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 8))
+
+    return build
+
+
+def transformer(width: int):
+    def build():
+        block = lambda: nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, dropout=0.1)  # noqa: E731
+        return nn.Sequential(*[block() for _ in range(4)], nn.Linear(width, 8))
+
+    return build
+
+
+def batch_of(family, size: int):
+    if family is perceptron:
+        return torch.randn(size, 256), torch.randn(size, 8)
+    if family is convolution:
+        return torch.randn(size, 3, 16, 16), torch.randn(size, 8)
+    return torch.randn(size, 32, 512 if size > 8 else 128), torch.randn(size, 32, 8)
+
+
+def high_water_mark(task: Task, config: TrainConfig, batch) -> int:
+    """The most bytes of live tensors in two real steps, by the profiler's memory events."""
+    model = task.model()
+    optimizer = optim.build(config.optim, model)
+    now = sum(t.nbytes for t in [*model.parameters(), *model.buffers(), *batch])
+    now += sum(t.nbytes for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t))
+    peak = now
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for _ in range(2):
+            loss = task.loss(model, batch)
+            loss.sum.backward()
+            del loss
+            optimizer.step()
+            optimizer.zero_grad()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def check(family, width: int, size: int, optimizer: str) -> int:
+    task, batch = Regression(family(width)), batch_of(family, size)
+    config = TrainConfig(batch_size=size, optim=OptimConfig(name=optimizer))
+    found = estimate(task, config, batch)
+    real = high_water_mark(task, config, batch)
+    assert abs(found.peak / real - 1) < 0.15, f"{found} against {real / MIB:.1f} MiB"
+    assert found.gradients == sum(p.nbytes for p in task.model().parameters())
+    assert found.optimizer >= {"adamw": 2, "sgd": 1}[optimizer] * found.gradients
+    return real
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("family", "width"), [(perceptron, 512), (convolution, 160), (transformer, 128)])
+def test_the_estimate_is_near_the_high_water_mark(family, width, optimizer):
+    check(family, width, 8, optimizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "width"), [(perceptron, 3072), (convolution, 448), (transformer, 512)])
+def test_the_estimate_is_near_the_high_water_mark_of_large_states(family, width):
+    assert check(family, width, 32, "adamw") > 100 * MIB
+
+
+def test_accumulation_holds_gradients_while_activations_stand():
+    task, batch = Regression(perceptron(512)), batch_of(perceptron, 64)
+    whole = estimate(task, TrainConfig(batch_size=64), batch)
+    parts = estimate(task, TrainConfig(batch_size=128, micro_batch_size=64), batch)
+    assert parts.peak > whole.peak
+
+
+def test_a_task_that_looks_at_values_says_so():
+    class Looks(Regression):
+        def loss(self, model, batch):
+            loss = super().loss(model, batch)
+            assert loss.sum.item() >= 0
+            return loss
+
+    with pytest.raises(DataDependentOutputException):
+        estimate(Looks(perceptron(8)), TrainConfig(), batch_of(perceptron, 8))

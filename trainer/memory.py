@@ -1,0 +1,108 @@
+"""How much memory a training step needs, found out before the first one.
+
+One window is trained on for show: the model, its optimizer and the batch are fake tensors (torch's FakeTensorMode),
+which have shapes and lifetimes but no storage. Adding up what is alive at every operation gives the high-water mark
+without a formula for each kind of layer. Buffers inside an operator's kernel and the allocator's rounding are not seen.
+"""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from trainer import optim
+from trainer.config import TrainConfig
+from trainer.precision import autocast, prepare
+from trainer.task import Task
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes. `activations` is all that is alive at the end of the forward pass besides the others; `peak` the
+    high-water mark of a whole step, in which gradients grow while activations are freed."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    peak: int
+
+    def metrics(self) -> dict[str, float]:
+        return {f"memory/{name}_bytes": float(value) for name, value in asdict(self).items()}
+
+
+class Live(TorchDispatchMode):
+    """While it is on: the bytes of the storages that tensors made or touched under it hold, now and at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[int] = set()
+        self.now = 0
+        self.peak = 0
+
+    def count(self, tensors: Iterable[Any]) -> None:
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+
+    def _count(self, storage: Any) -> None:
+        key = storage._cdata
+        if key in self._seen:
+            return
+        size = storage.nbytes()
+        self._seen.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._freed, key, size)
+
+    def _freed(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.count(tree_leaves(result))
+        return result
+
+
+def estimate(task: Task, config: TrainConfig, batch: Any) -> Estimate:
+    """What training on micro-batches like `batch` (on the host, not yet moved) needs on `config`'s device.
+
+    Two steps are taken, since an optimizer makes its state in the first. Raises whatever the task raises where it looks
+    at values, which fake tensors have not.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, Live() as live:
+        model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
+        optimizer = optim.build(config.optim, model)
+        parameters = live.now
+        inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)
+        live.count(tree_leaves(inputs))
+        accumulates = config.micro_batch_size is not None and config.micro_batch_size < config.batch_size
+        for _ in range(2):
+            for _ in range(2 if accumulates else 1):
+                before = live.now
+                with autocast(config.precision, torch.device("cpu")):
+                    loss = task.loss(model, inputs)
+                activations = live.now - before
+                loss.sum.backward()
+                del loss
+            gradients = _bytes(p.grad for p in model.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+        state = _bytes(tree_leaves([dict(state) for state in optimizer.state.values()]))
+        return Estimate(parameters, gradients, state, activations, live.peak)
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(t.untyped_storage().nbytes() for t in tensors if isinstance(t, Tensor))

@@ -1,0 +1,166 @@
+"""One optimizer step: from a window of micro-batches to changed weights."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.config import TrainConfig
+from trainer.data.loader import Filler, to_device
+from trainer.errors import TrainerError
+from trainer.gradient_rules import GradientRules
+from trainer.gradients import NoiseProbe, Window, accumulate
+from trainer.guard import RunningStatistics, skips_on_device
+from trainer.optim.sam import Sam
+from trainer.optim.sophia import Sophia
+from trainer.parallel import Solo
+from trainer.precision import autocast, underflow
+from trainer.seeding import derive, seed_all
+from trainer.state import TrainState
+from trainer.task import Loss, Task
+
+Jump = tuple[float, float]  # the loss of a window that jumped, and the norm of its gradient
+
+
+class Stepper:
+    """Takes the steps of `state`, of which the whole training has `total`."""
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainConfig,
+        device: torch.device,
+        ranks: Solo,
+        state: TrainState,
+        total: int,
+        on_event: Callable[..., None],
+    ) -> None:
+        self.task, self.config, self.device, self.ranks = task, config, device, ranks
+        self.state, self.total, self.on_event = state, total, on_event
+        self.module = ranks.module(state.model)
+        self.params = [p for group in state.optimizer.param_groups for p in group["params"]]
+        self.rules = GradientRules(state.model, self.params, config, ranks)
+        self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None
+        self.sam = Sam(self.params, config.optim.sam, ranks) if config.optim.wrap == "sam" else None
+        self.statistics = RunningStatistics(state.model)
+        needs_numbers = state.lookahead is not None or config.rollback.enabled
+        self.deferred = skips_on_device(state.optimizer, device) and not needs_numbers
+        self.updating = False  # while weights change: nothing that happens then can be tried again
+
+    def take(self, batches: list[Any], lr: float) -> Jump | None:
+        """One optimizer step; none if the loss or the gradient is not finite, or there is nothing to learn from, or the
+        loss has jumped, which is answered with that loss and norm."""
+        s = self.state
+        for group in s.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        self.statistics.remember()
+        window, norm = self._gradient(batches)
+        if self.config.rollback.enabled and s.spikes.is_spike(
+            loss := float(window.loss) / (float(window.count) or 1.0)
+        ):
+            self.statistics.restore()
+            return loss, float(norm)
+        s.meter.add(window, norm)
+        self.updating = True
+        if self.deferred:
+            self._update_on_device(window, norm)
+        else:
+            self._update(window, norm)
+        self.updating = False
+        return None
+
+    def _update(self, window: Window, norm: float | Tensor) -> None:
+        s, trained = self.state, self.drain()
+        if s.loss_scale is not None and float(window.count):
+            s.loss_scale.update(torch.tensor(trained, device=self.device))
+        if not trained:
+            return self.statistics.restore()
+        s.optimizer.step()
+        if s.lookahead is not None:
+            s.lookahead.step()
+        s.average.update(s.step + 1)
+        if self.config.rollback.enabled:
+            s.spikes.add(_mean(window), float(norm))
+        return None
+
+    def _update_on_device(self, window: Window, norm: float | Tensor) -> None:
+        """The same without waiting for the device: its fused optimizer obeys the flag."""
+        s, finite = self.state, torch.isfinite(torch.as_tensor(norm + window.loss))
+        if s.loss_scale is not None:
+            s.loss_scale.update(finite)
+        s.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        s.optimizer.step()
+        self.statistics.restore_unless(finite)
+        s.average.update(s.step + 1)
+        if (s.step + 1) % self.config.guard.max_consecutive == 0:
+            self.drain()
+
+    def _gradient(self, batches: list[Any]) -> tuple[Window, float | Tensor]:
+        """The window, with its gradient divided and all rules followed in place, and the norm after the division.
+
+        What SAM and Sophia add are passes over the same window with the same seeds, so with the same dropout. The
+        window's loss is that of the first pass; a norm that is not finite in any of them skips the step.
+        """
+        s = self.state
+        window = self._passes(batches, self.probe)
+        if self.sam is not None:
+            with self.statistics.held(), self.sam.perturbed():
+                self._passes(batches)
+        lost = None if s.loss_scale is None else underflow([p.grad for p in self.params if p.grad is not None])
+        norm = self.rules.apply(window, s.step, wait=not self.deferred)
+        if isinstance(s.optimizer, Sophia) and s.optimizer.due(s.step):
+            with self.statistics.held(), self.ranks.backward(last=False):
+                losses = (self.loss(i, batch) for i, batch in enumerate(batches))
+                seed = derive(self.config.seed, "curvature", s.step)
+                curvature = s.optimizer.observe(losses, window.count, seed, self.ranks)
+            norm = norm + 0.0 * curvature  # nothing, or NaN
+        if lost is not None:
+            window = window.times(1 / self._scale)
+            window.terms["underflow"] = lost * window.count
+        return window, norm
+
+    def _passes(self, batches: list[Any], probe: NoiseProbe | None = None) -> Window:
+        """A forward and a backward pass of each micro-batch, and what they add up to over all ranks."""
+        self.state.optimizer.zero_grad()
+        return self.ranks.total(accumulate(batches, self.loss, probe, self.ranks), self.params)
+
+    @property
+    def _scale(self) -> Tensor:
+        """What fp16's sums and counts are multiplied by: the factor that a mean over a whole batch would have."""
+        assert self.state.loss_scale is not None
+        return self.state.loss_scale.factor / self.config.batch_size
+
+    def loss(self, micro_step: int, batch: Any) -> Loss:
+        """The loss of one micro-batch, as it is differentiated."""
+        seed_all(derive(self.config.seed, "step", self.state.step, micro_step, *self.ranks.stream))
+        batch = to_device(batch, self.device)
+        self.task.progress = self.state.step / self.total
+        filler = isinstance(batch, Filler)
+        with autocast(self.config.precision, self.device):
+            loss = self.task.loss(self.module, batch.batch if filler else batch)
+        if not isinstance(loss, Loss):
+            raise TrainerError(f"Task.loss must return a trainer.task.Loss(sum, count), not {type(loss).__name__}.")
+        if loss.sum.dtype in (torch.bfloat16, torch.float16):
+            raise TrainerError(
+                f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "
+                "output.float() before the loss."
+            )
+        loss = loss.times(0) if filler else loss
+        return loss if self.state.loss_scale is None else loss.times(self._scale)
+
+    def drain(self) -> bool:
+        """Read the meter; whether the last window was trained on. The first of bad windows in a row is an event."""
+        before = self.state.meter.consecutive
+        trained = self.state.meter.drain()
+        if self.state.meter.consecutive > 0 and before == 0:
+            self.on_event("skipped_step", step=self.state.step, reason="loss or gradient is not finite")
+        return trained[-1] if trained else True
+
+
+def _mean(window: Window) -> float:
+    return float(window.loss) / (float(window.count) or 1.0)
