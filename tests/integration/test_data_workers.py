@@ -214,7 +214,7 @@ def test_an_epoch_left_early_leaves_nothing_behind_for_the_next():
     made.close()
 
 
-def test_workers_die_with_the_training_process():
+def test_workers_die_with_the_training_process_and_leave_nothing(tmp_path):
     code = """
 import sys, time
 from trainer.data.workers import Workers
@@ -224,12 +224,14 @@ workers = Workers(read, 2, None)
 print(*workers.pids, flush=True)
 next(workers.map([(0, [0])]))
 """
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
     parent.kill()
     parent.communicate()
     _, alive = psutil.wait_procs(children, timeout=20)
+    assert not list(tmp_path.iterdir()), "nothing is left in the directory for temporary files"
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 

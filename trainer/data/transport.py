@@ -63,7 +63,7 @@ def send(sender: socket.socket, batch: Any) -> None:
         return slot
 
     pickled = pickle.dumps(map_leaves(batch, Tensor, place), protocol=pickle.HIGHEST_PROTOCOL)
-    descriptor = _anonymous()
+    descriptor = anonymous()
     try:
         os.ftruncate(descriptor, size + len(pickled))
         with mmap.mmap(descriptor, size + len(pickled)) as memory:
@@ -96,7 +96,20 @@ def receive(receiver: socket.socket) -> Any:
     return map_leaves(pickle.loads(memory[begin:end].numpy().data), _Slot, tensor)
 
 
-def _anonymous() -> int:
+def send_descriptor(sender: socket.socket, descriptor: int) -> None:
+    """Let the receiver use an open file of the sender's."""
+    socket.send_fds(sender, [b"d"], [descriptor])
+
+
+def receive_descriptor(receiver: socket.socket) -> int:
+    """The descriptor that was sent; raises EOFError where the sender is gone."""
+    _, descriptors, *_ = socket.recv_fds(receiver, 1, 1)
+    if not descriptors:
+        raise EOFError
+    return descriptors[0]
+
+
+def anonymous() -> int:
     """A descriptor of a new file without a name: memory on Linux, else wherever temporary files are."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("batch")

@@ -18,20 +18,18 @@ import pickle
 import re
 import signal
 import socket
-import tempfile
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.multiprocessing
 
-from trainer.data.transport import map_leaves, receive, send
+from trainer.data.transport import anonymous, map_leaves, receive, receive_descriptor, send, send_descriptor
 from trainer.errors import DataError
 from trainer.lifeline import die_with
 
@@ -61,7 +59,7 @@ class Reader(Protocol):
 
 def _what(request: Request) -> str:
     epoch, indices = request
-    shown = ", ".join(map(str, indices[:8])) + (f", ... ({len(indices)} in all)" if len(indices) > 8 else "")
+    shown = ", ".join(map(str, indices[:64])) + (f", ... ({len(indices)} in all)" if len(indices) > 64 else "")
     return f"indices [{shown}] of epoch {epoch}"
 
 
@@ -187,10 +185,8 @@ class _Worker:
         self._requests = context.Queue()  # its thread writes, so that asking never waits for the worker
         self._requests.cancel_join_thread()
         self._answers, theirs = socket.socketpair()
-        descriptor, name = tempfile.mkstemp(prefix="loader-worker-", suffix=".stack")
-        os.close(descriptor)
-        self._stack = Path(name)
-        self.process = context.Process(target=_serve, args=(read, self._requests, theirs, name), daemon=True)
+        self._stack: int | None = None  # where it writes its stack; comes with its first message
+        self.process = context.Process(target=_serve, args=(read, self._requests, theirs), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -201,11 +197,11 @@ class _Worker:
     def answer(self, timeout: float | None) -> Any:
         """The batch of the oldest request; raises what reading it raised, and WorkerLost."""
         request = self.asked[0]
-        if not wait([self._answers, self.process.sentinel], timeout):
-            raise self._hangs(request, timeout)
         try:
-            if not wait([self._answers], 0):
-                raise EOFError
+            if self._stack is None and self._ready(timeout):
+                self._stack = receive_descriptor(self._answers)
+            if not self._ready(timeout):
+                raise self._hangs(request, timeout)
             batch, error, text = receive(self._answers)
         except (EOFError, ConnectionError) as broken:
             raise self._died(request) from broken
@@ -214,6 +210,14 @@ class _Worker:
             error.add_note(f"in loader worker {self.number}, reading {_what(request)}:\n{text}")
             raise error
         return batch
+
+    def _ready(self, timeout: float | None) -> bool:
+        """Whether there is a message within `timeout`; raises EOFError where there will be none."""
+        if not wait([self._answers, self.process.sentinel], timeout):
+            return False
+        if not wait([self._answers], 0):
+            raise EOFError
+        return True
 
     def drain(self, timeout: float | None) -> None:
         """Take and drop the answers that nobody waits for any more."""
@@ -247,25 +251,29 @@ class _Worker:
 
     def _dump(self, patience: float = 2.0) -> str:
         """Where the worker is; empty if it cannot say."""
+        if self._stack is None:
+            return ""
         assert self.process.pid is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, _DUMP)
         end, size = time.monotonic() + patience, 0
         while time.monotonic() < end:
             time.sleep(0.05)
-            if size and self._stack.stat().st_size == size:  # it has ended what it began
+            before, size = size, os.fstat(self._stack).st_size
+            if 0 < before == size:  # it has ended what it began
                 break
-            size = self._stack.stat().st_size
-        return self._stack.read_text(errors="replace")
+        return os.pread(self._stack, size, 0).decode(errors="replace")
 
     def close(self) -> None:
         self.process.join(5)
         self._answers.close()
         self._requests.close()
-        self._stack.unlink(missing_ok=True)
+        if self._stack is not None:
+            os.close(self._stack)
+            self._stack = None
 
 
-def _serve(read: Read, requests: Any, answers: socket.socket, stack: str) -> None:
+def _serve(read: Read, requests: Any, answers: socket.socket) -> None:
     """The worker's side: answer each request with (batch, None, "") or (None, error, its traceback)."""
     die_with(os.getppid())
     parent = torch.multiprocessing.parent_process()
@@ -275,14 +283,15 @@ def _serve(read: Read, requests: Any, answers: socket.socket, stack: str) -> Non
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they are the training process's affair
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-    with open(stack, "w") as file:
-        faulthandler.register(_DUMP, file, all_threads=False)
-        while True:
-            request = requests.get()
-            try:
-                send(answers, (read(request), None, ""))
-            except Exception as error:
-                send(answers, (None, _portable(error), traceback.format_exc()))
+    stack = anonymous()
+    faulthandler.register(_DUMP, stack, all_threads=False)
+    send_descriptor(answers, stack)
+    while True:
+        request = requests.get()
+        try:
+            send(answers, (read(request), None, ""))
+        except Exception as error:
+            send(answers, (None, _portable(error), traceback.format_exc()))
 
 
 def _portable(error: Exception) -> Exception:
