@@ -14,8 +14,17 @@ import torch
 from torch import nn
 
 from trainer import optim
+from trainer.average import Average
 from trainer.checkpoint import CheckpointStore
-from trainer.config import CheckpointConfig, ClipConfig, GuardConfig, OptimConfig, PlateauConfig
+from trainer.config import (
+    AverageConfig,
+    CheckpointConfig,
+    ClipConfig,
+    GuardConfig,
+    OptimConfig,
+    PlateauConfig,
+    RollbackConfig,
+)
 from trainer.config.optim import OPTIMIZERS
 from trainer.errors import ConfigError
 from trainer.meter import Meter
@@ -24,6 +33,7 @@ from trainer.optim.base import Own
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.sophia import Sophia
 from trainer.schedule import Plateau
+from trainer.stability import Spikes
 from trainer.state import TrainState
 from trainer.task import Loss
 
@@ -473,9 +483,17 @@ def larger() -> nn.Module:
 
 
 def state_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
-    watch = EarlyStopping(EarlyStoppingConfig())
-    meter = Meter(ClipConfig(), GuardConfig())
-    return TrainState(net, optimizer, Plateau(PlateauConfig(), 0.1), watch, meter, windows=4)
+    return TrainState(
+        model=net,
+        optimizer=optimizer,
+        plateau=Plateau(PlateauConfig(), 0.1),
+        early_stopping=EarlyStopping(EarlyStoppingConfig()),
+        meter=Meter(ClipConfig(), GuardConfig()),
+        average=Average(AverageConfig(), net, total=8),
+        spikes=Spikes(RollbackConfig()),
+        windows=4,
+        micro_batch_size=1,
+    )
 
 
 def test_its_state_survives_the_checkpoint_store(case, tmp_path):
