@@ -50,9 +50,13 @@ TERMINAL_STATES = ("complete", "pruned", "infeasible", "failed")
 STATES = OPEN_STATES + TERMINAL_STATES
 
 
+# What the trainer and the worker report of the machine, besides `system/...` and `time/...`.
+MACHINE_METRICS = ("train/samples_per_sec", "train/gpu_util")
+
+
 def machine_dependent(key: str) -> bool:
     """Metrics that the machine decides: clocks, load, throughput. A replay may differ in them; no digest has them."""
-    return key.startswith(("system/", "time/")) or key.endswith(("_per_sec", "_util"))
+    return key.startswith(("system/", "time/")) or key in MACHINE_METRICS
 
 
 studies = Table(
