@@ -82,6 +82,7 @@ format: $(READY)
 bench: $(READY)  ## what the README claims, measured on this machine
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/trainer.py
+	$(BIN)/python bench/data.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
