@@ -76,6 +76,18 @@ class Dimension:
         """The parameter at a coordinate."""
         raise NotImplementedError
 
+    def holds(self, coordinate: Any) -> bool:
+        """Whether a sampler could draw it."""
+        kind, *rest = self.coordinate
+        if kind == "choice":
+            return coordinate in range(rest[0])
+        low, high, _, step = (0.0, 1.0, False, None) if kind == "unit" else rest
+        return low <= coordinate <= high and (kind != "int" or (coordinate - low) % step == 0)
+
+    def locate(self, coordinate: Any, value: Any, divisor: int = 1) -> Any:
+        """The coordinate of `value`, which an older form of the dimension had at `coordinate`; None if it has none."""
+        return coordinate if self.holds(coordinate) and self.value(coordinate, divisor) == value else None
+
     def extremes(self, divisor: int = 1) -> Sequence[Any]:
         """Values that the field must accept for all to be acceptable."""
         raise NotImplementedError
@@ -289,6 +301,10 @@ class Choice(Dimension):
 
     def value(self, coordinate: Any, divisor: int = 1) -> Any:
         return self.options[int(coordinate)]
+
+    def locate(self, coordinate: Any, value: Any, divisor: int = 1) -> int | None:
+        text = json.dumps(value)  # by which 1 and true, which Python takes for equal, are two
+        return next((index for index, option in enumerate(self.options) if json.dumps(option) == text), None)
 
     def extremes(self, divisor: int = 1) -> Sequence[Any]:
         return self.options

@@ -226,7 +226,7 @@ class Driver:
         return TrialRecord(
             number=row["number"],
             state=row["state"],
-            coordinates=row["coordinates"],
+            coordinates=self._study.space.retained(row["coordinates"], row["params"]),
             values=None if row["values"] is None else tuple(row["values"]),
             curve=[(epoch, self._curves.as_loss(loss)) for epoch, loss in curve],
             trial_attrs=row["trial_attrs"],
@@ -373,7 +373,7 @@ def _trained(row: RowMapping) -> int:
 
 _COUNT_TIME = update(studies).where(studies.c.id == bindparam("study")).values(seconds_used=bindparam("used"))
 
-_TRIALS = select(trials, asks.c.coordinates, asks.c.trial_attrs, asks.c.study_attrs).join(
+_TRIALS = select(trials, asks.c.coordinates, asks.c.params, asks.c.trial_attrs, asks.c.study_attrs).join(
     asks, asks.c.trial_id == trials.c.id
 )
 

@@ -197,6 +197,24 @@ class Space:
                 params[path] = dimension.value(coordinates[path], self._divisor(dimension, params, fixed))
         return {path: params[path] for path in self.paths if path in params}
 
+    def retained(self, coordinates: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        """The coordinates of a trial with `params` that may be older than this space, as far as they are of it.
+
+        A dimension that is new since, that has lost the trial's value, or is no longer active or inactive as it was
+        there, has none; an option has the index it has now.
+        """
+        known = {path: value for path, value in params.items() if path in self.dimensions}
+        found: dict[str, Any] = {}
+        for path in (path for path in self.paths if path in coordinates):
+            dimension, coordinate = self.dimensions[path], coordinates[path]
+            if self._active(dimension, known, self.fixed) != (path in known):
+                continue
+            if path in known:
+                coordinate = dimension.locate(coordinate, known[path], self._divisor(dimension, known, self.fixed))
+            if coordinate is not None and dimension.holds(coordinate):
+                found[path] = coordinate
+        return found
+
     def _active(self, dimension: Dimension, params: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool:
         return all(
             (params if path in self.dimensions else fixed).get(path, _NOTHING) in allowed

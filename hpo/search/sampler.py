@@ -18,9 +18,10 @@ from typing import Any, Protocol
 class TrialRecord:
     """A trial as a sampler knows it; plain JSON from the ledger.
 
-    state    a state of hpo.ledger.tables
-    values   one per objective, in the objectives' own direction; None where none stands
-    curve    (epoch, value of the first objective), in its own direction, ascending
+    state        a state of hpo.ledger.tables
+    coordinates  of the space's dimensions, as they are now; a trial older than a change of the space may lack some
+    values       one per objective, in the objectives' own direction; None where none stands
+    curve        (epoch, value of the first objective), in its own direction, ascending
     """
 
     number: int

@@ -6,7 +6,7 @@ Optuna is a library here: an in-memory study mirrors the trials told and open, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import optuna
@@ -72,8 +72,9 @@ class Tpe:
     failed       not at all
     running      as if they had gone badly ("constant liar"), which keeps proposals apart
 
-    Optuna numbers trials as they come; they enter its study in number order, at the first ask that needs them.
-    Its system attributes repeat the coordinates of a running trial, so none are kept.
+    A trial that lacks coordinates enters with those it has; what it lacks Optuna then models by itself, apart from the
+    other dimensions. Optuna numbers trials as they come; they enter its study in number order, at the first ask that
+    needs them. Its system attributes repeat the coordinates of a running trial, so none are kept.
     """
 
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, n_startup_trials: int = 10) -> None:
@@ -106,13 +107,13 @@ class Tpe:
     def ask(self, number: int) -> Proposal:
         while len(self._trials) < number:
             record = self._records[len(self._trials)]
-            self._trials.append(self._ask(_Replay(record.coordinates)))
+            self._trials.append(self._ask(_Replay(record.coordinates), record.coordinates))
             self._enter(self._trials[-1], record)
         if len(self._trials) > number:
             raise ValueError(f"trial {number} has been asked for already")
         seed = ask_seed(self._seed, number)
         sampler = optuna.samplers.TPESampler(seed=seed % 2**32, n_startup_trials=self._startup)
-        self._trials.append(trial := self._ask(sampler))
+        self._trials.append(trial := self._ask(sampler, self._distributions))
         coordinates = {path: trial.params[path] for path in self._distributions}
         self._records[number] = TrialRecord(number, "running", coordinates)
         return Proposal(coordinates, seed)
@@ -120,9 +121,9 @@ class Tpe:
     def exhausted(self, number: int) -> bool:
         return False
 
-    def _ask(self, sampler: BaseSampler) -> optuna.Trial:
+    def _ask(self, sampler: BaseSampler, paths: Container[str]) -> optuna.Trial:
         self._study.sampler = sampler
-        return self._study.ask(self._distributions)
+        return self._study.ask({path: one for path, one in self._distributions.items() if path in paths})
 
     def _enter(self, trial: optuna.Trial, record: TrialRecord) -> None:
         """Let a running trial of Optuna's study end as its record says."""

@@ -24,6 +24,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import attempts, events, studies, workers
 from hpo.run import Request, declare
+from hpo.search.samplers import SAMPLERS
 from hpo.worker import Worker
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
@@ -356,3 +357,42 @@ def test_options_of_a_sampler_are_stored_kept_and_part_of_what_a_study_is(home, 
     fragile.write_text(fragile.read_text().replace(": 3}", ": 4}"))
     text = refused(hpo("run", "--study", str(fragile), "--sampler", "tpe", "--trials", "2", home=home), 2)
     assert re.search(r'sampler changed from \{"n_startup_trials": 3, .* to \{"n_startup_trials": 4, ', text)
+
+
+# Drift of the space
+
+SPACES = {
+    "before": '{"lr": Float(0.1, 1.0), "kind": Choice(["a", "b", "c"]), "width": Int(1, 8)}',
+    "added": '{"lr": Float(0.1, 1.0), "kind": Choice(["a", "b", "c"]), "width": Int(1, 8), "wd": Float(0.0, 0.5)}',
+    "removed": '{"lr": Float(0.1, 1.0), "width": Int(1, 8)}',
+    "narrowed": '{"lr": Float(0.3, 0.4), "kind": Choice(["a", "b", "c"]), "width": Int(2, 8, powers_of_two=True)}',
+    "an option removed": '{"lr": Float(0.1, 1.0), "kind": Choice(["c", "b"]), "width": Int(1, 8)}',
+}
+
+
+def with_space(space: str) -> str:
+    text = FRAGILE.replace('{"lr": Float(0.1, 1.0)}', SPACES[space]).replace(
+        "import Float,", "import Choice, Float, Int,"
+    )
+    return text.replace(
+        "lr: float = 0.1", 'lr: float = 0.1\n    kind: str = "a"\n    width: int = 1\n    wd: float = 0.0'
+    )
+
+
+@pytest.mark.parametrize("space", [name for name in SPACES if name != "before"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_study_whose_space_has_changed_goes_on_where_that_is_allowed(home, fragile, sampler, space):
+    options = ', "n_startup_trials": 2' if sampler == "tpe" else ""
+    declare_as = [
+        with_space(name).replace('sampler="random"', f'sampler={{"name": "{sampler}"{options}}}')
+        for name in ("before", space)
+    ]
+    fragile.write_text(declare_as[0])
+    drive(home, trials=5, reference=str(fragile), window=2)
+    fragile.write_text(declare_as[1])
+    with pytest.raises(DriftError, match="dimension"):
+        drive(home, trials=9, name="fragile")
+    _, status, state, _ = drive(home, trials=8, name="fragile", allow_drift=True)
+    assert (state, status.trials["complete"]) == ("complete", 8)
+    _, status, state, _ = drive(home, trials=10, name="fragile")
+    assert (state, status.trials["complete"]) == ("complete", 10), "what was allowed is the study now"

@@ -304,3 +304,56 @@ def test_a_wrong_space_is_refused_naming_the_dimension(dimensions, words):
     message = str(caught.value)
     assert all(word in message for word in words), message
     assert "\n" not in message and message.endswith((".", "?"))
+
+
+# --- Trials older than the space
+
+
+OLDER = {
+    "lr": Float(0.1, 1.0),
+    "name": Choice(["sgd", "adamw", "lion"]),
+    "momentum": Float(0.0, 0.9, when={"name": "sgd"}),
+    "heads": Int(1, 8, powers_of_two=True),
+    "hidden": Int(16, 128, multiple_of="heads"),
+}
+AT = {"lr": 0.5, "name": 0, "momentum": 0.4, "heads": 2, "hidden": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, AT),
+        ({"wd": Float(0.0, 1.0)}, AT),
+        ({"lr": Float(0.6, 1.0)}, {key: AT[key] for key in AT if key != "lr"}),
+        ({"name": Choice(["lion", "sgd"])}, {**AT, "name": 1}),
+        (
+            {"name": Choice(["adamw", "lion"]), "momentum": Float(0.0, 0.9)},
+            {key: AT[key] for key in AT if key != "name"},
+        ),
+        ({"heads": Int(1, 8)}, {key: AT[key] for key in AT if key != "heads"}),
+        ({"hidden": Int(16, 64, multiple_of="heads")}, {key: AT[key] for key in AT if key != "hidden"}),
+        ({"momentum": Float(0.0, 0.9, when={"name": "lion"})}, {key: AT[key] for key in AT if key != "momentum"}),
+    ],
+)
+def test_of_an_older_trial_what_still_means_the_same_is_retained(changes, expected):
+    params = json.loads(json.dumps(Space(OLDER).decode(AT)))
+    assert Space(OLDER | changes).retained(AT, params) == expected
+
+
+@given(u=st.lists(st.floats(0, 1), min_size=len(FULL), max_size=len(FULL)))
+def test_a_trial_of_the_same_space_retains_all(u):
+    space = Space(FULL).bound(CONFIG)
+    at = json.loads(json.dumps(space.from_unit(u)))
+    assert space.retained(at, json.loads(json.dumps(space.decode(at)))) == at
+
+
+def test_an_inactive_coordinate_is_retained_while_it_is_inactive():
+    at = AT | {"name": 1}
+    params = Space(OLDER).decode(at)
+    assert Space(OLDER).retained(at, params) == at
+    active = Space(OLDER | {"momentum": Float(0.0, 0.9)}).retained(at, params)
+    assert "momentum" not in active, "the trial had the configuration's value"
+
+
+def test_one_and_true_are_two_options():
+    assert Space({"x": Choice([True, 1])}).retained({"x": 0}, {"x": 1}) == {"x": 1}
