@@ -74,9 +74,10 @@ class _Fit:
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
         self.total = config.num_epochs * self.loader.windows
         self.lr_at = schedule(config.schedule, lr, self.total, self.loader.windows)
+        optimizer = ranks.optimizer(config.optim, model)
         self.state = TrainState(
             model=model,
-            optimizer=ranks.optimizer(config.optim, model),
+            optimizer=optimizer,
             plateau=Plateau(config.schedule.plateau, lr),
             early_stopping=EarlyStopping(config.early_stopping),
             meter=Meter(config.clip, config.guard),
@@ -85,6 +86,7 @@ class _Fit:
             loss_scale=LossScale(config.loss_scale, device) if config.precision == "fp16" else None,
             windows=self.loader.windows,
             micro_batch_size=self.loader.sampler.micro_batch_size,
+            keeper=ranks.keeper(optimizer),
             parallel=config.parallel.shape(),
         )
         if k := config.optim.lookahead_k:
@@ -123,7 +125,7 @@ class _Fit:
             self._start_from(self.config)
             return CONTINUE
         state, ref = found
-        s.load_state_dict(state)
+        s.load_state_dict(self.ranks.part(state))
         self._set_micro_batch_size(s.micro_batch_size)
         if s.loaded_parallel not in (None, s.parallel):  # from here on it is not what it would have been, to the bit
             self.reporter.event("ranks_changed", step=s.step, before=s.loaded_parallel, now=s.parallel)
@@ -138,7 +140,7 @@ class _Fit:
         if config.resume_from is None:
             return
         try:
-            self.state.load_state_dict(load(config.resume_from))
+            self.state.load_state_dict(self.ranks.part(load(config.resume_from)))
         except CheckpointError as error:
             raise ConfigError(f"train.resume_from: {error}") from error
         if self.state.epoch >= config.num_epochs:
@@ -197,7 +199,7 @@ class _Fit:
             return self.ended("nonfinite", f"the loss jumped once more after {spikes.rollbacks} rollbacks: {loss:.4g}.")
         found = self.checkpoints.load_scheduled(self._scheduled)
         if found is not None:
-            s.load_weights(found[0])
+            s.load_weights(self.ranks.part(found[0]))
         spikes.rolled_back(s.step)
         to = "the weights stay: there is no checkpoint yet" if found is None else f"back to step {found[1].step}"
         action = f"window skipped, {to}, lr times {spikes.config.lr_factor:g} for {spikes.config.cooldown} steps"
@@ -293,7 +295,8 @@ class _Fit:
 
     def _save(self) -> CheckpointRef:
         self.stepper.drain()
-        return self.checkpoints.save(self.state.state_dict(), step=self.state.step, epoch=self.state.epoch)
+        whole = self.ranks.whole(self.state.state_dict())
+        return self.checkpoints.save(whole, step=self.state.step, epoch=self.state.epoch)
 
     def _committed(self, ref: CheckpointRef, metrics: Mapping[str, float]) -> None:
         self.committed_step = ref.step

@@ -7,6 +7,7 @@ hyperparameter. So a checkpoint can be trained on under another configuration.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +46,9 @@ STATE_ITEMS = (
 class TrainState:
     """The moving parts of a fit. `step` windows are done in all, `position` of the `windows` of epoch `epoch`.
 
-    `micro_batch_size` may have become less than what is configured, for want of memory. `parallel` is how ranks share
-    the work, `loaded_parallel` how they did where the state was saved. `report` is the report of a closed epoch that
-    the state is saved with, so that it can be made again.
+    `micro_batch_size` may have become less than what is configured, for want of memory. `keeper` is the optimizer that
+    keeps the state, if another. `parallel` is how ranks share the work, `loaded_parallel` how they did where the state
+    was saved. `report` is the report of a closed epoch that the state is saved with, so that it can be made again.
     """
 
     model: nn.Module
@@ -60,6 +61,7 @@ class TrainState:
     windows: int
     micro_batch_size: int
     loss_scale: LossScale | None = None
+    keeper: Optimizer | None = None
     parallel: dict[str, Any] = field(default_factory=dict)
     lookahead: Lookahead | None = None
     step: int = 0
@@ -68,11 +70,15 @@ class TrainState:
     report: dict[str, Any] | None = None
     loaded_parallel: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        self._keeper = self.keeper or self.optimizer
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in self.model.named_parameters()}
+
     def state_dict(self) -> dict[str, Any]:
         """The items by name; their leaves are tensors and JSON values. Tensors are those in use, not copies."""
         return {
             "model": self.model.state_dict(),
-            "optimizer": _optimizer_state(self.optimizer, self.model),
+            "optimizer": _optimizer_state(self._keeper, self._names),
             "lookahead": None if self.lookahead is None else self.lookahead.state(),
             "average": self.average.state(),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state(),
@@ -97,7 +103,7 @@ class TrainState:
         omitted = _omitted()
         for item, load in {
             "model": self._load_model,
-            "optimizer": lambda value: _load_optimizer(self.optimizer, self.model, value),
+            "optimizer": lambda value: _load_optimizer(self._keeper, self._names, value),
             "lookahead": lambda value: self.lookahead and self.lookahead.load(value),
             "average": self.average.load,
             "loss_scale": lambda value: self.loss_scale and self.loss_scale.load(value),
@@ -117,7 +123,7 @@ class TrainState:
     def load_weights(self, state: dict[str, Any]) -> None:
         """Take from what `state_dict` gave the weights, and all that follows them from step to step."""
         self._load_model(state["model"])
-        _load_optimizer(self.optimizer, self.model, state["optimizer"])
+        _load_optimizer(self._keeper, self._names, state["optimizer"])
         self.average.load(state["average"])
         if self.lookahead is not None:
             self.lookahead.load(state["lookahead"])
@@ -145,24 +151,19 @@ def _omitted() -> set[str]:
     return set(os.environ.get("HPO_OMIT_STATE", "").split(",")) if os.environ.get("HPO_TESTING") == "1" else set()
 
 
-def _names(model: nn.Module) -> dict[torch.Tensor, str]:
-    return {p: name for name, p in model.named_parameters()}
-
-
-def _optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+def _optimizer_state(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, Any]:
     """What the optimizer keeps for each parameter, by the parameter's name; and whose it is."""
-    names = _names(model)
     return {"of": type(optimizer).__name__, "state": {names[p]: dict(state) for p, state in optimizer.state.items()}}
 
 
-def _load_optimizer(optimizer: Optimizer, model: nn.Module, value: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str], value: dict[str, Any]) -> None:
     """Put back what was kept. Torch's own loader places and casts it; it numbers the parameters in group order."""
     if value["of"] != (mine := type(optimizer).__name__):
         raise ConfigError(f"the checkpoint holds the state of {value['of']}, and train.optim asks for {mine}: keep it.")
-    names, kept = _names(model), value["state"]
+    kept = value["state"]
     packed = optimizer.state_dict()
     order = [names[p] for group in optimizer.param_groups for p in group["params"]]
-    unknown = kept.keys() - set(order)
+    unknown = kept.keys() - set(names.values())
     if unknown:
         raise ConfigError(f"the checkpoint's optimizer knows a parameter {min(unknown)!r} that the model lacks.")
     packed["state"] = {i: kept[name] for i, name in enumerate(order) if name in kept}

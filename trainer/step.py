@@ -49,7 +49,7 @@ class Stepper:
         self.sam = Sam(self.params, config.optim.sam, ranks) if config.optim.wrap == "sam" else None
         self.statistics = RunningStatistics(state.model)
         needs_numbers = state.lookahead is not None or config.rollback.enabled
-        self.deferred = skips_on_device(state.optimizer, device) and not needs_numbers
+        self.deferred = skips_on_device(state.optimizer, device) and not needs_numbers and not ranks.sharded
         self.updating = False  # while weights change: nothing that happens then can be tried again
 
     def take(self, batches: list[Any], lr: float) -> Jump | None:

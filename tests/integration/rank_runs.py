@@ -19,6 +19,7 @@ from trainer.gradients import Window
 from trainer.meter import Meter
 from trainer.parallel.member import this
 from trainer.report import Verdict
+from trainer.task import Loss
 
 # 5 epochs of 44 samples are 20 windows, every fourth of them ragged; each window is two or more micro-batches of every
 # rank; the norm is clipped in most of them.
@@ -51,6 +52,15 @@ class Wide(Toy):
             nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3),
         )  # fmt: skip
         return self.net
+
+
+class Bad(Smooth):
+    """Whatever rank 1 trains on after the fourth window is not finite."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        loss = super().loss(model, batch)
+        bad = rank() == 1 and self.progress * 20 >= 3
+        return Loss(loss.sum * float("nan") if bad else loss.sum, loss.count)
 
 
 def rank() -> int:

@@ -18,13 +18,15 @@ from trainer.loop import fit
 
 HERE = str(Path(__file__).parent)
 KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it takes
-    2: {"ddp": {"data": 2}, "fp16": {"data": 2, "compression": "fp16"}, "buckets": {"data": 2, "bucket_mb": 0.001}},
-    4: {"ddp": {"data": 4}},
+    2: {"ddp": {"data": 2}, "fp16": {"data": 2, "compression": "fp16"}, "buckets": {"data": 2, "bucket_mb": 0.001}}
+    | {shard: {"data": 2, "shard": shard} for shard in ("zero1", "zero2", "zero3")},
+    4: {"ddp": {"data": 4}, "zero3": {"data": 4, "shard": "zero3"}},
 }
 TWO_PASSES = {  # train.optim of those that look at a window more than once
     "sam": {"name": "sgd", "lr": 0.1, "wrap": "sam", "sam": {"rho": 0.2}},
     "sophia": {"name": "sophia", "lr": 1e-3, "update_every": 2},
 }
+SHARDS = ("none", "zero1", "zero3")
 RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 1}}
 
 
@@ -51,12 +53,20 @@ def ran(tmp_path_factory, left):
             ddp = {"data": ranks, "bucket_mb": 0.005}
             runs = {name: {"parallel": kind} for name, kind in KINDS[ranks].items()}
             runs |= {"ragged": {"task": "Ragged", "parallel": ddp}}
-            runs |= {"whole": RESUMED | {"parallel": ddp}, "cut": RESUMED | {"parallel": ddp, "cut": 6}}
-            runs |= {"stopped": {"parallel": ddp, "stop": 2}}
+            for shard in SHARDS:
+                kind = {"data": ranks, "shard": shard} if shard != "none" else ddp
+                runs |= {f"whole {shard}": RESUMED | {"parallel": kind}}
+                runs |= {f"cut {shard}": RESUMED | {"parallel": kind, "cut": 6}}
+                runs |= {f"stopped {shard}": {"parallel": kind, "stop": 2}}
             if ranks == 2:
                 runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
                 runs |= {"resumed": RESUMED | {"parallel": ddp, "directory": str(left[0])}}
+                runs |= {f"nan {shard}": {"task": "Bad", "parallel": {"data": 2, "shard": shard}} for shard in SHARDS}
+                begun = tmp_path_factory.mktemp("begun")
+                runs |= {"resharded": {"parallel": {"data": 2, "shard": "zero3"}, "directory": str(begun)}}
             job = {"directory": str(tmp_path_factory.mktemp("ranks")), "runs": runs}
+            if ranks == 2:
+                job["alone"] = rank_runs.run(str(begun), stop=2)
             results[ranks] = job, launched("runs", job, ranks)
         return results[ranks]
 
@@ -105,29 +115,48 @@ def test_a_window_of_fewer_samples_than_ranks(ranks, ran, solo):
     assert_equal(ran(ranks)[1][0]["ragged"], solo["Ragged"], 1e-6)
 
 
+@pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("ranks", KINDS)
-def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, ran):
+def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, shard, ran):
     """With batch norm, dropout and several buckets, whose layout would otherwise differ after the cut."""
-    whole, cut = (ran(ranks)[1][0][name] for name in ("whole", "cut"))
+    whole, cut = (ran(ranks)[1][0][f"{name} {shard}"] for name in ("whole", "cut"))
     assert cut["losses"] == [*whole["losses"][:6], *whole["losses"][5:]]
     assert cut["weights"] == whole["weights"]
 
 
-def test_it_goes_on_with_another_number_of_ranks(ran, solo, tmp_path):
-    """From the checkpoint of a stop at epoch 2 of 5, by one process and by two ranks of a run that had four."""
+@pytest.mark.parametrize("shard", SHARDS)
+def test_it_goes_on_with_another_number_of_ranks(shard, ran, solo):
+    """From the checkpoint that four ranks left at a stop at epoch 2 of 5, by one process."""
     job, results = ran(4)
-    directory = f"{job['directory']}/stopped"
-    alone = rank_runs.run(directory)
+    name = f"stopped {shard}"
+    alone = rank_runs.run(f"{job['directory']}/{name}")
     assert len(alone["losses"]) == 12
-    assert_equal(alone | {"losses": results[0]["stopped"]["losses"] + alone["losses"]}, solo["Smooth"], 1e-6)
+    assert_equal(alone | {"losses": results[0][name]["losses"] + alone["losses"]}, solo["Smooth"], 1e-6)
     [(_, fields)] = [event for event in alone["events"] if event[0] == "ranks_changed"]
-    assert fields == {"step": 8, "before": {"data": 4}, "now": {}}
+    before = {"data": 4} | ({"shard": shard} if shard != "none" else {})
+    assert fields == {"step": 8, "before": before, "now": {}}
+
+
+def test_parts_of_a_checkpoint_that_one_process_left(ran, solo):
+    alone, result = ran(2)[0]["alone"], ran(2)[1][0]["resharded"]
+    assert_equal(result | {"losses": alone["losses"] + result["losses"]}, solo["Smooth"], 1e-6)
 
 
 @pytest.mark.parametrize("ranks", KINDS)
 def test_a_verdict_reaches_all_ranks_at_its_step(ranks, ran):
     for result in ran(ranks)[1]:
-        assert (result["stopped"]["outcome"]["kind"], result["stopped"]["outcome"]["step"]) == ("pruned", 8)
+        for shard in SHARDS:
+            outcome = result[f"stopped {shard}"]["outcome"]
+            assert (outcome["kind"], outcome["step"]) == ("pruned", 8)
+
+
+def test_what_is_not_finite_on_one_rank_is_skipped_by_all(ran):
+    """Rank 1's share of every window has a NaN from window 4 on; ten in a row end the fit."""
+    for result in ran(2)[1]:
+        for shard in SHARDS:
+            outcome = result[f"nan {shard}"]["outcome"]
+            assert (outcome["kind"], outcome["step"]) == ("nonfinite", 13)
+            assert "10 steps in a row" in outcome["error"]
 
 
 def strike(fate: str, directory: Path, timeout: float = 120.0, **config: Any) -> list[Any]:
@@ -167,7 +196,7 @@ def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(left, ra
     assert ended[0][0] == "preempted"
     assert ended[0] == ended[1]
     assert 6 <= ended[0][1] <= 8
-    whole, resumed = (ran(2)[1][0][name] for name in ("whole", "resumed"))
+    whole, resumed = (ran(2)[1][0][name] for name in ("whole none", "resumed"))
     assert results[0]["losses"] + resumed["losses"] == whole["losses"]
     assert resumed["weights"] == whole["weights"]
 
@@ -176,6 +205,13 @@ def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(left, ra
     ("config", "message"),
     [
         ({"batch_size": 1, "parallel": {"data": 2}}, "give every rank at least one sample"),
+        ({"parallel": {"shard": "zero1"}}, "data is 1: set data to 2"),
+        ({"parallel": {"data": 2, "shard": "zero3", "bucket_mb": 1.0}}, "bucket_mb belong to shard=none and zero1"),
+        ({"parallel": {"data": 2, "shard": "zero2"}, "clip": {"adaptive": 0.1}}, "clip.adaptive need whole"),
+        (
+            {"parallel": {"data": 2}, "gradients": {"noise_scale": True}, "micro_batch_size": 4},
+            "measured by one process",
+        ),
         ({"parallel": {"data": 2, "static_graph": True, "find_unused": True}}, "exclude each other"),
     ],
 )

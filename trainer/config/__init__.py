@@ -120,4 +120,31 @@ class TrainConfig(Frozen):
             )
         if self.parallel.ranks > 1 and self.gradients.noise_scale:
             raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")
+        if self.parallel.parts and (found := _whole(self)):
+            raise ValueError(
+                f"{' and '.join(found)} need whole parameters, and parallel.shard={self.parallel.shard} has parts of "
+                "them: leave that out, or use shard=none or zero1."
+            )
         return self
+
+
+_WHOLE = (
+    "gradients.centralize",
+    "gradients.normalize",
+    "gradients.noise",
+    "clip.per_parameter",
+    "clip.adaptive",
+    "optim.wrap",
+    "optim.lookahead_k",
+    "average.name",
+)
+
+
+def _whole(config: TrainConfig) -> list[str]:
+    """What is asked for that works on whole parameters alone."""
+    found = [f"precision={config.precision}"] if config.precision in ("fp16", "fp8") else []
+    for path in _WHOLE:
+        part, name = path.split(".")
+        if getattr(getattr(config, part), name) not in (None, False, "none"):
+            found.append(path)
+    return found

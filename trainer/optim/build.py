@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -26,11 +27,16 @@ def build(config: OptimConfig, model: nn.Module, *, sharded: bool = False) -> Op
     """
     groups = param_groups(model, config)
     check(config, model, sharded)
+    return maker(config, sharded=sharded)(groups)
+
+
+def maker(config: OptimConfig, *, sharded: bool = False) -> Callable[[list[dict[str, Any]]], Optimizer]:
+    """What makes the optimizer `config` names of groups of parameters, unchecked."""
     hyperparameters = {name: value for name, value in config.hyperparameters.items() if name != "adamw"}
     if config.name in OPTIMIZERS:
         make = named(OPTIMIZERS[config.name].build, "OPTIMIZERS")
-        return make(groups, **hyperparameters, **_implementation(config, sharded))
-    return _users_own(config.name, groups, hyperparameters)
+        return lambda groups: make(groups, **hyperparameters, **_implementation(config, sharded))
+    return lambda groups: _users_own(config.name, groups, hyperparameters)
 
 
 def check(config: OptimConfig, model: nn.Module, sharded: bool) -> None:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import torch
 
 from trainer.config import ParallelConfig
+from trainer.dotted import named
 from trainer.errors import ConfigError
 from trainer.parallel import member
 from trainer.parallel.solo import Solo
+
+_KINDS = {  # by train.parallel.shard
+    "none": "trainer.parallel.replicas:Replicas",
+    "zero1": "trainer.parallel.zero1:Zero1",
+    "zero2": "trainer.parallel.sharded:Sharded",
+    "zero3": "trainer.parallel.sharded:Sharded",
+}
 
 __all__ = ["Solo", "join"]
 
@@ -23,6 +31,5 @@ def join(config: ParallelConfig, device: torch.device) -> Solo:
             f"train.parallel asks for {config.ranks} ranks and this process is {there}: start them by "
             "trainer.launch.launch, as `hpo run` does."
         )
-    from trainer.parallel.replicas import Replicas
-
-    return Replicas(config, this, device)
+    kind = named(_KINDS[config.shard], "train.parallel.shard")
+    return kind(config, this, device)

@@ -33,6 +33,7 @@ class Solo:
     ranks = 1
     shares = 1  # into which every batch is divided
     share = 0  # the one that is this rank's
+    sharded = False  # whether a rank holds parts of parameters
     stream: tuple[int, ...] = ()  # what tells this rank's random numbers from the others'
 
     def lead(self, reporter: Reporter, checkpoints: CheckpointStore) -> tuple[Reporter, CheckpointStore]:
@@ -45,6 +46,10 @@ class Solo:
 
     def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
         return optim.build(config, model)
+
+    def keeper(self, optimizer: Optimizer) -> Optimizer:
+        """The one that keeps what this rank keeps of the optimizer's state."""
+        return optimizer
 
     def module(self, model: nn.Module) -> nn.Module:
         """What `Task.loss` is given: calling it also arranges for the gradients' reduction."""
@@ -71,6 +76,14 @@ class Solo:
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """The norm of the whole model's gradient."""
         return nn.utils.get_total_norm(gradients)
+
+    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A state of the whole model, of this rank's: what one process would have."""
+        return state
+
+    def part(self, state: dict[str, Any]) -> dict[str, Any]:
+        """This rank's of such a state."""
+        return state
 
     def agree(self, value: Any) -> Any:
         """Rank 0's value."""
