@@ -60,6 +60,7 @@ def ran(tmp_path_factory, left):
                 runs |= {f"stopped {shard}": {"parallel": kind, "stop": 2}}
             if ranks == 2:
                 runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
+                runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
                 runs |= {"resumed": RESUMED | {"parallel": ddp, "directory": str(left[0])}}
                 runs |= {f"nan {shard}": {"task": "Bad", "parallel": {"data": 2, "shard": shard}} for shard in SHARDS}
                 begun = tmp_path_factory.mktemp("begun")
@@ -122,6 +123,13 @@ def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, shard, ran):
     whole, cut = (ran(ranks)[1][0][f"{name} {shard}"] for name in ("whole", "cut"))
     assert cut["losses"] == [*whole["losses"][:6], *whole["losses"][5:]]
     assert cut["weights"] == whole["weights"]
+
+
+def test_loader_workers_change_nothing_on_any_rank(ran):
+    for result in ran(2)[1]:
+        assert [result["workers"][name] for name in ("losses", "weights")] == [
+            result["whole none"][name] for name in ("losses", "weights")
+        ]
 
 
 @pytest.mark.parametrize("shard", SHARDS)
