@@ -24,8 +24,9 @@ class Journal(MemoryReporter):
         return verdict
 
     def changed(self, *args, **kwargs):
-        super().changed(*args, **kwargs)
+        needed = super().changed(*args, **kwargs)
         self.write()
+        return needed
 
     def write(self) -> None:
         partial = self.path.with_suffix(".tmp")
@@ -50,15 +51,24 @@ def oracle(tmp_path_factory) -> str:
     return uninterrupted(tmp_path_factory.mktemp("oracle")).digest()
 
 
+def _attempt_and_die(directory: Path, points: str) -> None:
+    """In a forked child: it must not come back, or there would be two of this test run."""
+    code = 1
+    try:
+        failpoint._TESTING, failpoint._POINTS, failpoint._passed = True, failpoint._parse(points), {}
+        trial_in(directory).attempt()
+        code = 0
+    finally:
+        os._exit(code)
+
+
 @pytest.mark.parametrize("hit", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("point", [name for name in failpoint.NAMES if name.startswith(("checkpoint.", "retention."))])
 def test_sigkill_in_a_save_and_again_in_the_next_attempt(point, hit, tmp_path, oracle):
     for attempt in (1, 2):
         child = os.fork()
         if child == 0:
-            failpoint._TESTING, failpoint._POINTS, failpoint._passed = True, failpoint._parse(f"{point}=kill@{hit}"), {}
-            trial_in(tmp_path).attempt()
-            os._exit(0)
+            _attempt_and_die(tmp_path, f"{point}=kill@{hit}")
         _, status = os.waitpid(child, 0)
         # The second attempt may have too little left to come to the point again.
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL or (attempt == 2 and status == 0)
