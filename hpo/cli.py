@@ -358,5 +358,25 @@ def schedule(
     print(f"{found.settings}: drawn in {save}" if save else describe(found))
 
 
+@app.command("lr-find")
+def lr_find(
+    study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
+    override: OverrideOption = None,
+    config: ConfigOption = None,
+    low: Annotated[float, typer.Option("--low", help="The first learning rate.")] = 1e-7,
+    high: Annotated[float, typer.Option("--high", help="The last one.")] = 10.0,
+    steps: Annotated[int, typer.Option("--steps", min=20, max=100_000, help="Optimizer steps between them.")] = 100,
+    save: Annotated[str | None, typer.Option("--save", metavar="FILE.png", help="Draw a picture too.")] = None,
+) -> None:
+    """Find a learning rate: train at rates that rise from step to step, and see where the loss falls fastest."""
+    from hpo.analysis import lr_find as tests
+
+    found = tests.lr_find(study, commandline.overrides(config, override), low, high, steps)
+    print(tests.describe(found))
+    if save:
+        tests.draw(found, f"{study}: learning-rate range test", Path(save))
+        print(f"drawn in {save}")
+
+
 def main() -> None:
     commandline.main(app)

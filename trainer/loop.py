@@ -1,4 +1,4 @@
-"""The training loop. Torch's names, no framework: read `fit`, then `_Fit` from top to bottom."""
+"""The training loop. Torch's names, no framework: read `fit`, then `Fit` from top to bottom."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fit(task: Task, config: TrainConfig, reporter: Reporter, checkpoints: Checkp
     run = None
     with runtime(config) as device:
         try:
-            run = _Fit(task, config, reporter, checkpoints, device, join(config.parallel, device))
+            run = Fit(task, config, reporter, checkpoints, device, join(config.parallel, device))
             return run.run()
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -53,7 +53,7 @@ def fit(task: Task, config: TrainConfig, reporter: Reporter, checkpoints: Checkp
                 run.loader.close()
 
 
-class _Fit:
+class Fit:
     """One call of `fit`. A window is what one optimizer step trains on; `state.step` counts windows."""
 
     def __init__(

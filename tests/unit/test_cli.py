@@ -28,10 +28,11 @@ SURFACE = {
     "show": "number --study --all --json --home --storage",
     "compare": "--study --top --all --json --csv --parquet --home --storage",
     "schedule": "--study -o --config --steps-per-epoch --save",
+    "lr-find": "--study -o --config --low --high --steps --save",
     "ui": "--port --open --home --tracking-uri",
     "verify": "--study --home --storage --tracking-uri",
     "sync": "--study --home --storage --tracking-uri",
-    "worker": "--storage --home",
+    "worker": "--storage --home --study",
 }
 
 

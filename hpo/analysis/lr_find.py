@@ -1,0 +1,50 @@
+"""The learning-rate range test of a study's configuration: what `hpo lr-find` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import UserError
+from hpo.study import load
+from trainer.diagnose.range_test import RangeTest
+
+ROWS = 15
+
+
+def lr_find(reference: str, overrides: Mapping[str, Any], low: float, high: float, steps: int) -> RangeTest:
+    """Train `steps` windows of the study's own configuration under `overrides`, at rates from `low` to `high`."""
+    from trainer.diagnose.trial import find_lr
+
+    if not 0 < low < high:
+        raise UserError(f"--low {low:g} and --high {high:g}: give two rates above 0, the lower one first.")
+    study = load(reference).configure(overrides)
+    config: Any = study.config
+    task = study.task_class()(config)
+    if hasattr(task, "fit"):
+        raise UserError(f"study {study.name!r} trains in a loop of its own, which the range test cannot step through.")
+    return find_lr(task, config.train, low, high, steps)
+
+
+def describe(found: RangeTest) -> str:
+    """The smoothed loss at some of the rates, and what is suggested."""
+    last = len(found.lrs) - 1
+    shown = sorted({round(i * last / (ROWS - 1)) for i in range(ROWS)}) if found.lrs else []
+    rows = [f"{found.lrs[i]:>10.3g}  {found.losses[i]:.5g}" for i in shown]
+    if found.suggestion is None:
+        advice = "the loss falls nowhere: try other bounds, more --steps, or look at the data."
+    else:
+        advice = (
+            f"suggested: train.optim.lr={found.suggestion:.2g}, where the loss falls fastest; "
+            f"as the peak of a schedule that comes down again at most {found.upper:.2g}."
+        )
+    return "\n".join([f"{'lr':>10}  loss, smoothed", *rows, advice])
+
+
+def draw(found: RangeTest, title: str, path: Path) -> None:
+    """Write a picture of the loss over the rates."""
+    from trainer import plots
+    from trainer.diagnose import pictures
+
+    plots.save(pictures.range_test(title, found), path)
