@@ -62,6 +62,7 @@ train-integrated-safe: $(READY)  ## search, then train the best configuration wa
 		$(HPO) run --study atft --name atft-fold-$$fold $(ONE_TRIAL) --config "$(HPO_HOME)/atft-best.yaml" $(HPO_ARGS) \
 			-o data.split.num_folds=3 -o data.split.fold=$$fold || exit; \
 	done
+	@echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/atft-fold-{0,1,2}/00000/metrics.json"
 
 test: lint  ## what CI runs: style, types, imports, tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m 'not slow'

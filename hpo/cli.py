@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -30,9 +30,6 @@ from hpo.commandline import (
     WorkersOption,
 )
 from hpo.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     cls=commandline.Commands,
@@ -286,8 +283,8 @@ def verify(
 
     at = Home.at(home)
     report = check(at, storage or at.storage, tracking_uri, study)
-    counts = ", ".join(f"{count} {what}" for what, count in report.counts.items())
-    print(f"{words.counted(len(report.differences), 'difference')}; looked at {counts or 'no study'}")
+    looked_at = words.tally(report.counts) or "no study"
+    print(f"{words.counted(len(report.differences), 'difference')}; looked at {looked_at}")
     if report.behind:
         behind = words.counted(report.behind, "transaction")
         print(f"  MLflow is behind by {behind}: `{words.command('sync')}` sends what is missing.")
@@ -317,9 +314,8 @@ def sync(
         tracker = MlflowTracker(uri, at.artifacts)
         result = mirror.drain(ledger, tracker, name, at)
         behind += result.behind
-        print(
-            f"{name}: " + (mirror.lag(result, tracker.name) or f"MLflow has everything ({result.sent} batches sent).")
-        )
+        sent = words.tally({"batches": result.sent})
+        print(f"{name}: " + (mirror.lag(result, tracker.name) or f"MLflow has everything ({sent} sent)."))
     if behind:
         raise typer.Exit(1)
 

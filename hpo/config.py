@@ -63,14 +63,14 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()
-        if self.check_event(yaml.AliasEvent):
-            self.aliases += 1
+        alias = self.check_event(yaml.AliasEvent)
+        self.aliases += alias
         if self.aliases > self.max_aliases:
             raise yaml.MarkedYAMLError(problem=f"more than {self.max_aliases} aliases", problem_mark=event.start_mark)
-            if event.anchor in self.within:
-                raise yaml.MarkedYAMLError(
-                    problem=f"alias {event.anchor!r} stands within what it names", problem_mark=event.start_mark
-                )
+        anchor = getattr(event, "anchor", None)
+        if alias and anchor in self.within:
+            problem = f"alias {anchor!r} stands within what it names"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         if getattr(event, "tag", None) is not None:
             raise yaml.MarkedYAMLError(problem=f"tag {event.tag!r} is not allowed", problem_mark=event.start_mark)
         if self.depth >= self.max_depth:
@@ -78,7 +78,7 @@ class _Loader(yaml.SafeLoader):
                 problem=f"nested deeper than {self.max_depth} levels", problem_mark=event.start_mark
             )
         self.depth += 1
-        self.within.append(None if self.check_event(yaml.AliasEvent) else getattr(event, "anchor", None))
+        self.within.append(None if alias else anchor)
         node = super().compose_node(parent, index)
         self.within.pop()
         self.depth -= 1
@@ -257,8 +257,12 @@ def resolve(config_type: type[BaseModel], path: str, value: Any) -> Any:
     for candidate, reason in zip(candidates, reasons, strict=True):
         if reason is None:
             return candidate
-    shown = repr(str(value)) if isinstance(value, str) else repr(value)
+    shown = _shortened(repr(str(value)) if isinstance(value, str) else repr(value))
     raise SpaceError(f"{path}={shown} is refused: {reasons[0]}.")
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[: most // 4]}... ({len(text)} characters)"
 
 
 def _reasons(errors: list[Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
@@ -36,7 +37,7 @@ def _log_integer(u: float, low: int, high: int) -> int:
 
 
 @dataclass(frozen=True)
-class Dimension:
+class Dimension(ABC):
     """What all dimensions share.
 
     tier   1 matters most; recorded, and not yet searched by.
@@ -59,8 +60,8 @@ class Dimension:
         return None
 
     @property
-    def coordinate(self) -> Coordinate:
-        raise NotImplementedError
+    @abstractmethod
+    def coordinate(self) -> Coordinate: ...
 
     def faults(self) -> Iterator[str]:
         """What is wrong with the declaration itself, in words that follow the dimension's name."""
@@ -68,13 +69,13 @@ class Dimension:
             yield f"tier={self.tier!r} must be a whole number from 1"
         yield from (f"when names no value for {path!r}" for path, values in self.conditions.items() if not values)
 
+    @abstractmethod
     def from_unit(self, u: float) -> Any:
         """The coordinate at `u` in [0, 1]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def value(self, coordinate: Any, divisor: int = 1) -> Any:
         """The parameter at a coordinate."""
-        raise NotImplementedError
 
     def holds(self, coordinate: Any) -> bool:
         """Whether a sampler could draw it."""
@@ -88,17 +89,17 @@ class Dimension:
         """The coordinate of `value`, which an older form of the dimension had at `coordinate`; None if it has none."""
         return coordinate if self.holds(coordinate) and self.value(coordinate, divisor) == value else None
 
+    @abstractmethod
     def extremes(self, divisor: int = 1) -> Sequence[Any]:
         """Values that the field must accept for all to be acceptable."""
-        raise NotImplementedError
 
+    @abstractmethod
     def grid(self, points: int, divisor: int = 1) -> Sequence[Any]:
         """Coordinates of a grid: every value where there is a step, else `points` evenly spread ones."""
-        raise NotImplementedError
 
+    @abstractmethod
     def may_be(self, value: Any) -> bool:
         """Whether the dimension can take `value`; asked of what a condition names."""
-        raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
         """The declaration as JSON values."""

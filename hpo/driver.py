@@ -24,7 +24,7 @@ from hpo.reclaim import Reclaimer
 from hpo.search.sampler import Sampler, TrialRecord
 from hpo.search.samplers import make_sampler
 from hpo.study import Study, StudySpec, parallel_of
-from hpo.words import command
+from hpo.words import command, counted
 from trainer.failpoint import failpoint
 
 __all__ = ["LEASE_SECONDS", "Driver", "Options"]
@@ -347,7 +347,7 @@ class Driver:
             self.reason = self._streak.explain(again)
         elif self._asked and not self._scored:
             why = command(f"show 0 --study {name}")
-            self.reason = f"none of the {self._asked} trials gave a value, `{why}` says why: {again}"
+            self.reason = f"none of {counted(self._asked, 'trial')} gave a value, `{why}` says why: {again}"
         state = "stopped" if self.reason else "complete"
         if state != self._state:
             self._ledger.transact(lambda connection: self._write_state(connection, state))

@@ -17,6 +17,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.process import is_dead
 from hpo.ledger.tables import leases, studies, trials
+from hpo.words import counted
 
 LOOK = 1.0  # seconds between looks at who is driven
 
@@ -123,7 +124,7 @@ def join(storage: str, home: Home, study: str | None) -> int:
     code = serve(worker, driven)
     ledger.close()
     why = "as it was told to" if signals else "nothing it joined is driven any more" if not code else "fenced"
-    say(f"left: {why}; {worker.trained} trials")
+    say(f"left: {why}; {counted(worker.trained, 'trial')}")
     return 128 + signals[0] if signals and not code else code
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, or_, select
+from sqlalchemy import ColumnElement, Select, bindparam, select, union_all
 from sqlalchemy.engine import Connection
 
 from hpo.budget import spelled
@@ -89,9 +89,11 @@ class Progress:
             left.append(max(self.max_epochs - self.epochs, 0) / per_second)
         return min(left, default=None)
 
-    def counts(self, noun: str = "") -> str:
-        """`3/50 trials`, `3 trials, 40/200 epochs`: how much of what was asked for has ended."""
-        text = f"{self.ended}{f'/{self.requested}' if self.requested else ''}{noun}"
+    def counts(self, *, noun: bool = False) -> str:
+        """`3/50 trials`, `3 trials, 40/200 epochs`: how much of what was asked for has ended; `3/50` without `noun`."""
+        text = f"{self.ended}/{self.requested}" if self.requested else str(self.ended)
+        if noun:
+            text += " trial" if (self.requested or self.ended) == 1 else " trials"
         return text + (f", {self.epochs}/{self.max_epochs} epochs" if self.max_epochs else "")
 
     def asked_for(self) -> str:
@@ -139,23 +141,27 @@ class Progress:
         return sign * trial.value < sign * self.best.value
 
 
-_FRESH = (
-    select(
-        trials.c.number,
-        trials.c.state,
-        trials.c.epoch,
-        trials.c["values"].label("objectives"),
-        trials.c.error,
-        asks.c.params,
-        asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
+def _those(which: ColumnElement[bool]) -> Select[Any]:
+    return (
+        select(
+            trials.c.number,
+            trials.c.state,
+            trials.c.epoch,
+            trials.c["values"].label("objectives"),
+            trials.c.error,
+            asks.c.params,
+            asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
+        )
+        .join(asks, asks.c.trial_id == trials.c.id)
+        .where(trials.c.study_id == bindparam("study"), which)
     )
-    .join(asks, asks.c.trial_id == trials.c.id)
-    .where(
-        trials.c.study_id == bindparam("study"),
-        or_(trials.c.number >= bindparam("first"), trials.c.number.in_(bindparam("open", expanding=True))),
-    )
-    .order_by(trials.c.number)
-)
+
+
+# A union, since SQLite would look at every trial of the study for an OR.
+_FRESH = union_all(
+    _those(trials.c.number >= bindparam("first")),
+    _those(trials.c.number.in_(bindparam("open", expanding=True))),
+).order_by("number")
 
 
 def _trial(row: Any) -> Trial:

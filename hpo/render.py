@@ -61,8 +61,9 @@ class View:
         if self._live:
             self._live.start()
         else:
-            of = "of them" if self.progress.requested else "trials"
-            done = f", {self.progress.ended} {of} done before" if self.progress.ended else ""
+            ended = self.progress.ended
+            before = f"{ended} of them" if self.progress.requested else counted(ended, "trial")
+            done = f", {before} done before" if ended else ""
             self._line(f"{self.progress.name}: {self.progress.asked_for()}{done}; {self._heading()}")
         return self
 
@@ -126,7 +127,7 @@ def screen(progress: Progress, heading: str, width: int, height: int) -> Constra
     """
     width = max(width - 3, 20)
     per_minute, per_second = progress.rates()
-    counts = progress.counts(" trials")
+    counts = progress.counts(noun=True)
     rates = [f"{per_minute:.1f} trials/min", f"{per_second:.1f} epochs/s", f"ETA {_eta(progress)}"]
     if width < WIDE:
         del rates[1]

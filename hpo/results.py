@@ -18,6 +18,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import TERMINAL_STATES, checkpoints, reports, trials
 from hpo.ledger.writes import plain
+from hpo.words import command
 from trainer.durable import write_text
 
 NAME = "metrics.json"
@@ -135,9 +136,8 @@ class Results:
             if not target.exists():
                 write_text(target, content)
         except OSError as error:
-            raise StorageError(
-                f"{target} cannot be written ({error.strerror}): make room or make it writable, then `hpo resume`."
-            ) from error
+            fix = f"make room or make it writable, then `{command('resume')}`"
+            raise StorageError(f"{target} cannot be written ({error.strerror}): {fix}.") from error
 
     def _new(self, connection: Connection) -> dict[int, str]:
         study = reads.study_row(connection, self._study)

@@ -139,7 +139,8 @@ def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on
     with signals:
         state = driver.run(tick)
         if left := behind():
-            print(f"waiting for MLflow to take the last {left} transactions", file=sys.stderr)
+            last = "last transaction" if left == 1 else f"last {left} transactions"
+            print(f"waiting for MLflow to take the {last}", file=sys.stderr)
         left = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
     on_tick("")
     return Result(spec.name, state, driver.reason, left, signals.first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 
 _given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
@@ -12,6 +13,15 @@ _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 def counted(count: int, noun: str) -> str:
     """`1 trial`, `2 trials`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def tally(counts: Mapping[str, int]) -> str:
+    """`1 study, 2 trials`, of nouns in the plural."""
+    return ", ".join(f"{count} {_one(noun) if count == 1 else noun}" for noun, count in counts.items())
+
+
+def _one(noun: str) -> str:
+    return {"studies": "study", "batches": "batch"}.get(noun, noun.removesuffix("s"))
 
 
 def portion(count: int, of: object, noun: str) -> str:

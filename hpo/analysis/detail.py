@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, select
 
+from hpo import results
 from hpo.analysis.compare import headline
 from hpo.errors import HpoError, UserError
 from hpo.home import Home
@@ -104,6 +105,7 @@ def best_trial(connection: Connection, home: Home, name: str) -> dict[str, Any]:
         raise HpoError(f"study {name!r} has no complete trial yet: `{shows}` shows how far it is.")
     checkpoint = kept_checkpoint(detail(connection, home, name, found.number))
     there = checkpoint is not None and Path(checkpoint["path"]).is_dir()
+    metrics = results.path(home, name, found.number)
     return {
         "study": name,
         "reference": study["spec"]["reference"],
@@ -112,6 +114,7 @@ def best_trial(connection: Connection, home: Home, name: str) -> dict[str, Any]:
         "value": found.value,
         "params": found.params,
         "checkpoint": checkpoint["path"] if checkpoint and there else None,
+        "metrics": str(metrics) if metrics.is_file() else None,
         "missing_checkpoint": checkpoint["path"] if checkpoint and not there else None,
         "overrides": study["spec"]["overrides"] | found.params,
     }
@@ -128,6 +131,7 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
             f"{best['study']}, trial {best['number']}: {best['metric']} {best['value']:.6g}",
             *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
             f"checkpoint: {best['checkpoint'] or gone}",
+            *([f"metrics: {best['metrics']}"] if best["metrics"] else []),
             f"train it: {command(f'run --study {reference} --name {name} --trials 1 --strategy none {overrides}')}",
         ]
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpo.errors import UserError
 from hpo.study import load
+from hpo.words import counted
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH, ROWS = 72, 11
@@ -56,7 +57,7 @@ def describe(found: Curve) -> str:
     shown = sorted({round(i * last / (ROWS - 1)) for i in range(ROWS)})
     rows = [f"{step:>8}  {step / found.steps_per_epoch:>8.2f}  {rates[step]:.4g}" for step in shown]
     bars = "".join(BARS[min(int(rate / top * len(BARS)), len(BARS) - 1)] for rate in line)
-    of = f"{len(rates)} steps of {found.steps_per_epoch} an epoch"
+    of = f"{counted(len(rates), 'step')} of {found.steps_per_epoch} an epoch"
     return "\n".join([f"{found.settings} ({of})", bars, f"{'step':>8}  {'epoch':>8}  lr", *rows])
 
 

@@ -171,9 +171,10 @@ def _sqlite_engine(url: sa.URL, create: bool) -> Engine:
         raise NoLedger(f"there is no ledger at {path}: run a study first, or name the right --home or --storage.")
     if (kind := _filesystem(path)) in _NETWORK_FILESYSTEMS:
         raise StorageError(f"{path} lies on {kind}, where SQLite's WAL is unsafe: use a local disk or PostgreSQL.")
-    read_only = not create and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
-    url = _read_only(url, path) if read_only else url
+    read_only = not create and not writable(path)
+    url = read_only_url(url, path) if read_only else url
     engine = sa.create_engine(url, connect_args={"timeout": 30.0, "check_same_thread": False})
+    found = _traces(path)
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: Any) -> None:
@@ -189,18 +190,34 @@ def _sqlite_engine(url: sa.URL, create: bool) -> Engine:
         write = connection.get_execution_options().get("hpo_write")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
+    @event.listens_for(engine, "commit")
+    def end(connection: Connection) -> None:
+        if "immutable" in url.query and _traces(path) != found:
+            raise HomeError(f"{path} was written while it was read, by one who may not write it: try again.")
+
     return engine
 
 
-def _read_only(url: sa.URL, path: Path) -> sa.URL:
+def writable(path: Path) -> bool:
+    """Whether SQLite may write the database at `path`, and the files that it makes beside it."""
+    return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def read_only_url(url: sa.URL, path: Path) -> sa.URL:
     """The database as one may read it who may not write beside it (SQLite's documentation, "WAL", read-only databases).
 
-    Where a writer has left a WAL it is read too; where there is none the file is all there is, and is taken as
-    immutable, since SQLite would otherwise make one.
+    Where a writer is at work, or has left a WAL, that is read too; where there is none the file is all there is, and
+    is taken as immutable, since SQLite would otherwise make one.
     """
-    wal = path.with_name(f"{path.name}-wal")
-    immutable = {} if wal.exists() and wal.stat().st_size else {"immutable": "1"}
+    immutable = {} if any(_traces(path)[1:]) else {"immutable": "1"}
     return url.set(database=f"file:{quote(str(path.absolute()))}", query={"mode": "ro", "uri": "true"} | immutable)
+
+
+def _traces(path: Path) -> tuple[int, bool, bool]:
+    """By what a writer is known: when the file changed, whether a WAL is filled, whether a wal-index is shared."""
+    wal, shared = (path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm"))
+    changed = path.stat().st_mtime_ns if path.exists() else 0
+    return changed, wal.exists() and wal.stat().st_size > 0, shared.exists()
 
 
 def _version(connection: Connection) -> str | None:

@@ -23,7 +23,7 @@ from hpo.ledger.process import Process
 from hpo.ledger.tables import mirrors
 from hpo.tracking import projection
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
-from hpo.words import command
+from hpo.words import command, counted
 from trainer.failpoint import failpoint
 
 POLL = 0.3  # seconds between looks
@@ -269,4 +269,5 @@ def lag(result: DrainResult, tracker_name: str) -> str:
     if not result.behind:
         return ""
     why = f" ({result.why})" if result.why else ""
-    return f"MLflow at {tracker_name} is behind by {result.behind}{why}: run `{command('sync')}`; nothing is lost."
+    behind = counted(result.behind, "transaction")
+    return f"MLflow at {tracker_name} is behind by {behind}{why}: run `{command('sync')}`; nothing is lost."

@@ -23,10 +23,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from sqlalchemy.engine import make_url
+
 from hpo.errors import UserError
+from hpo.ledger.store import read_only_url, writable
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.files import digests, link
 from hpo.tracking.models import Models
+from hpo.words import command
 from trainer.durable import sync, write_text
 
 if TYPE_CHECKING:
@@ -94,7 +98,7 @@ def silence(uri: str, seconds: float = 1.0) -> str:
     except OSError as error:
         return (
             f"MLflow at {tracker_name(uri)} does not answer now ({error.strerror or error}): training goes on, and it "
-            "is sent everything once it is back, by this run, the next, or `hpo sync`."
+            "is sent everything once it is back, by this run, the next, or `{command('sync')}`."
         )
 
 
@@ -102,7 +106,8 @@ class MlflowTracker:
     """A tracker at `uri`: sqlite:///PATH or another database MLflow knows, or http(s)://SERVER.
 
     `artifacts` is the directory for new experiments of a database without a server. With `create` a missing SQLite
-    database is made. Raises UserError as `check_uri` does, Unreachable when the store cannot be opened.
+    database is made; without, it is only read, also by one who may not write it. Raises UserError as `check_uri` does,
+    Unreachable when the store cannot be opened.
     """
 
     def __init__(self, uri: str, artifacts: Path, *, create: bool = True) -> None:
@@ -120,8 +125,10 @@ class MlflowTracker:
                 if create:
                     initialise(database, artifacts)
                 elif not database.exists():
-                    raise Unreachable(f"MLflow's database {database} is gone: `hpo sync` makes it anew.")
-            self._client: MlflowClient = _open(uri, artifacts, self._is_database)
+                    raise Unreachable(f"MLflow's database {database} is gone: `{command('sync')}` makes it anew.")
+                elif not writable(database):
+                    uri = str(read_only_url(make_url(uri), database))
+            self._client: MlflowClient = _open(uri, artifacts, made=create and self._is_database)
             self._models = Models(self._client, _directory)
 
     def open_study(self, study: str, run: Run) -> str:
@@ -356,10 +363,10 @@ def initialise(database: Path, artifacts: Path) -> None:
         sync(database.parent)
 
 
-def _open(uri: str, artifacts: Path, is_database: bool) -> MlflowClient:
+def _open(uri: str, artifacts: Path, *, made: bool) -> MlflowClient:
     from mlflow import MlflowClient
 
-    if not is_database:
+    if not made:
         return MlflowClient(uri)
     with _locked(artifacts.parent / "mlflow.lock"):  # the first to open another database makes its tables
         return MlflowClient(uri)

@@ -16,6 +16,7 @@ from hpo.ledger import Ledger, reads
 from hpo.ledger.process import is_dead, start_time
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, attempts, checkpoints, events, leases, trials, workers
 from hpo.verify.report import Report, by_trial
+from hpo.words import command
 from trainer.manifest import Damaged
 from trainer.manifest import check as check_manifest
 
@@ -94,7 +95,7 @@ def _checkpoints(root: Path, rows: Sequence[RowMapping], trial: RowMapping, repo
                 yield f"checkpoint {row['path']} is damaged: {damage}"
         elif row["state"] == "damaged":
             expected |= {row["path"], f"{row['path']}.corrupt"}
-    fix = "remove it" if trial["state"] in TERMINAL_STATES else "`hpo resume` removes it"
+    fix = "remove it" if trial["state"] in TERMINAL_STATES else f"`{command('resume')}` removes it"
     for entry in _entries(root):
         if entry.name not in expected:
             what = "left over by a killed process" if entry.name.endswith(".tmp") else "no checkpoint the ledger keeps"
@@ -116,11 +117,11 @@ def _results(path: Path, expected: str | None, driven: bool) -> Iterator[str]:
     """metrics.json says what the ledger says; a driver that has left in good order has written it."""
     if not path.is_file():
         if expected is not None and not driven:
-            yield f"{path} is missing: `hpo resume` writes it"
+            yield f"{path} is missing: `{command('resume')}` writes it"
     elif expected is None:
         yield f"{path} says how the trial ended, and it has not"
     elif path.read_text(errors="replace") != expected:
-        yield f"{path} does not say what the ledger does: remove it, and `hpo resume` writes it anew"
+        yield f"{path} does not say what the ledger does: remove it, and `{command('resume')}` writes it anew"
 
 
 def check_leftovers(home: Home, studies: Sequence[str], report: Report) -> None:

@@ -23,9 +23,10 @@ from hpo.ledger.tables import (
     workers,
 )
 from hpo.verify.report import Report, by_trial
+from hpo.words import command, counted
 
 Rows = Sequence[RowMapping]
-_FREED_BY = {"driver": "hpo resume", "mirror": "hpo sync"}
+_FREED_BY = {"driver": "resume", "mirror": "sync"}
 
 
 def integrity(connection: Connection) -> list[str]:
@@ -47,8 +48,8 @@ def check(ledger: Ledger, study: RowMapping, report: Report) -> bool:
         rows = connection.execute(select(trials).where(mine).order_by(trials.c.number)).mappings().all()
         alive = reads.study_state(connection, study) == "running"
         report.counts["trials"] += len(rows)
-        counted = select(func.count()).select_from(reports.join(trials)).where(mine)
-        report.counts["reports"] += connection.execute(counted).scalar_one()
+        reported = select(func.count()).select_from(reports.join(trials)).where(mine)
+        report.counts["reports"] += connection.execute(reported).scalar_one()
         broken = list(chain(_numbers(rows), _asks(connection, mine, rows), _ends(connection, mine, rows)))
         rest = (
             []
@@ -116,11 +117,11 @@ def _attempts(
             yield f"{at} is running without an attempt"
         # While a driver lives it takes such a trial back; a dead study's waits for `hpo resume`.
         if not alive and any(is_dead(row["host"], row["pid"], row["pid_started"]) for row in right):
-            yield f"{at} is running, but its worker is dead: `hpo resume` takes it up again"
+            yield f"{at} is running, but its worker is dead: `{command('resume')}` takes it up again"
 
 
 def _leases(connection: Connection, study: RowMapping, report: Report) -> Iterator[str]:
-    for kind, command in _FREED_BY.items():
+    for kind, freed_by in _FREED_BY.items():
         lease = connection.execute(select(leases).where(leases.c.name == f"{kind}:{study['id']}")).mappings().first()
         if lease is None or lease["owner"] is None:
             continue
@@ -128,7 +129,7 @@ def _leases(connection: Connection, study: RowMapping, report: Report) -> Iterat
         if is_dead(lease["host"], lease["pid"], lease["pid_started"]):
             yield (
                 f"the {kind}'s lease is held by a dead process, pid {lease['pid']} on {lease['host']}: "
-                f"`{command}` frees it"
+                f"`{command(freed_by)}` frees it"
             )
 
 
@@ -154,7 +155,7 @@ def _complete(study: RowMapping, rows: Rows) -> Iterator[str]:
     count = sum(row["outcome"] != "lost" for row in rows)
     otherwise = study["spec"]["sampler"] == "grid" or study["max_epochs"] is not None
     if study["state"] == "complete" and count < study["requested"] and not otherwise:
-        yield f"the study is complete with {count} trials, and {study['requested']} were requested"
+        yield f"the study is complete with {counted(count, 'trial')}, and {study['requested']} were requested"
 
 
 def _decisions(connection: Connection, mine: ColumnElement[bool], rows: Rows) -> Iterator[str]:

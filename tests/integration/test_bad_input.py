@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from crafted import open_crafted, put_trial
+from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 from hpo.cli import app
+from hpo.errors import HomeError
 from hpo.home import Home
+from hpo.ledger import Ledger, store, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
 
@@ -90,6 +94,7 @@ def run(*arguments: str, home: Home) -> str:
         (["--study", "mlp", "--storage", "mysql://me:secret@host/db"], ["mysql://me:***@host/db", "sqlite:///"]),
         (["--study", "mlp", "--storage", "nonsense"], ["'nonsense'", "sqlite:///"]),
         (["--study", "mlp", "--storage", "sqlite://"], ["sqlite:///PATH"]),
+        (["--study", "mlp", "-o", f"train.num_epochs={'9' * 5000}"], ["train.num_epochs='9", "(5002 characters)"]),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
 )
@@ -138,6 +143,8 @@ def test_a_checkpoint_that_cannot_be_started_from(home, tmp_path, manifest, word
         ("- 1\n- 2\n", ["mapping"]),
         ("train: !!python/object/apply:os.system ['true']\n", [":1:", "not allowed"]),
         ("a: &a [1]\n" + "".join(f"k{i}: *a\n" for i in range(20)), ["aliases"]),
+        ("train: &all\n  optim: *all\n", [":2:", "alias 'all' stands within what it names"]),
+        (f"train: {{num_epochs: {'9' * 5000}}}\n", [":1:", "a number of 5000 digits"]),
         (b"train:\n  device: \xff\n", ["not UTF-8", "byte 17"]),
         (b"#" * (1 << 21), ["larger than"]),
     ],
@@ -213,6 +220,117 @@ def test_a_home_that_cannot_be_written(tmp_path, where):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("command", [["run", *FLAGS], ["status"], ["verify"]], ids=lambda command: command[0])
+def test_a_home_whose_name_is_too_long(tmp_path, command):
+    sentence = refused(hpo(*command, home=Home.at(tmp_path / ("h" * 300))))
+    assert "(File name too long): choose another with --home" in sentence
+
+
+@pytest.fixture
+def crafted(home) -> Home:
+    home.create()
+    ledger = open_crafted(home.root / "ledger.db")
+    for number in range(3):
+        put_trial(ledger, number, "complete", (0.5,), params={"a": number} | {f"key-{i}": "é" * 50 for i in range(300)})
+    ledger.close()
+    return home
+
+
+def spoken(command: str, home: Home, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """What a shell line does in which `hpo` is the command, on `home`."""
+    line = f'hpo() {{ {sys.executable} -m hpo "$@" --home "{home.root}"; }}; set -o pipefail; {command}'
+    names = {"PYTHONPATH": str(Path(__file__).parents[2])} | environment
+    return subprocess.run(["bash", "-c", line], env=os.environ | names, capture_output=True, timeout=60)
+
+
+def test_a_reader_that_leaves_ends_the_command_as_a_signal_would(crafted):
+    ran = spoken("hpo show 0 --study crafted | head -1", crafted)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (141, b"crafted, trial 0: complete\n", b"")
+
+
+def test_output_that_cannot_be_written(crafted):
+    ran = spoken("hpo show 0 --study crafted > /dev/full", crafted)
+    assert ran.returncode == 1
+    assert ran.stderr == b"error: standard output cannot be written ([Errno 28] No space left on device).\n"
+
+
+def test_a_working_directory_that_is_gone(crafted, tmp_path):
+    ran = spoken(f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && hpo status", crafted)
+    assert ran.returncode == 2
+    assert ran.stderr == b"error: the working directory is gone: change to one that exists.\n"
+
+
+def test_a_terminal_that_knows_ascii_only(crafted):
+    ran = spoken("hpo show 0 --study crafted", crafted, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert b"val/accuracy  ?  last 0.5" in ran.stdout  # a curve of one point
+
+
+# A home that may be read and not written. Root may write whatever the modes say, so the file system is made read-only.
+
+READING = ("status --json", "show 0 --json", "compare --json", "best --json", "verify")
+
+
+def read_only(home: Home) -> dict[str, str]:
+    """What each reading command prints on the home while nothing can be written there; skips where that is not to be
+    had."""
+    python = f"{sys.executable} -m hpo"
+    commands = "; ".join(
+        f"{python} {command} --study mlp --home {home.root}; echo rc $?; echo ---" for command in READING
+    )
+    script = f"mount --bind {home.root} {home.root} && mount -o remount,ro,bind {home.root} || exit 77; {commands}"
+    ran = subprocess.run(["unshare", "-Urm", "bash", "-c", script], capture_output=True, text=True, timeout=120)
+    if ran.returncode in (1, 77) and not ran.stdout:
+        pytest.skip(f"mounting read-only is not allowed here: {ran.stderr.strip()}")
+    assert ran.stderr == ""
+    return dict(zip(READING, ran.stdout.split("---\n"), strict=False))
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> Home:
+    """A home whose study is complete."""
+    home = Home.at(tmp_path_factory.mktemp("ended") / "home")
+    assert hpo("run", *FLAGS, home=home).exit_code == 0
+    return home
+
+
+def test_a_home_that_may_only_be_read_says_the_same(ended):
+    found = read_only(ended)
+    for command in READING:
+        allowed = hpo(*command.split(), "--study", "mlp", home=ended)
+        assert found[command] == f"{allowed.stdout}rc 0\n"
+    assert "0 differences" in found["verify"]
+    assert "points" in found["verify"] and "behind" not in found["verify"]
+
+
+def test_beside_a_writer_what_it_has_committed_is_read(ended, tmp_path):
+    """What the ledger's file lacks stands in the WAL, as while a study runs."""
+    home = Home.at(tmp_path / "home")
+    shutil.copytree(ended.root, home.root)
+    ledger = Ledger(home.storage)
+    with ledger.write() as connection:
+        connection.execute(update(tables.studies).values(requested=7))
+    assert (home.root / "ledger.db-wal").stat().st_size
+    found = read_only(home)
+    ledger.close()
+    assert json.loads(found["status --json"].splitlines()[0])["requested"] == 7
+
+
+def test_a_writer_that_comes_in_between_is_noticed(ended, tmp_path, monkeypatch):
+    """Without a WAL the file is taken as immutable; if it is not, what was read is refused."""
+    home = Home.at(tmp_path / "home")
+    shutil.copytree(ended.root, home.root)
+    monkeypatch.setattr(store, "writable", lambda path: False)
+    reader = Ledger(home.storage, create=False)
+    writer = Ledger(home.storage)
+    with pytest.raises(HomeError, match="was written while it was read"), reader.read() as connection:
+        connection.execute(select(tables.studies.c.name)).all()
+        with writer.write() as other:
+            other.execute(update(tables.studies).values(requested=7))
+    reader.close()
+    writer.close()
+
+
 @pytest.mark.parametrize("offset", [0, 4096, 20000])
 @pytest.mark.parametrize("command", ["status", "compare", "verify", "resume"])
 def test_a_damaged_ledger(home, offset, command):
@@ -233,11 +351,9 @@ def test_a_damaged_ledger(home, offset, command):
 
 
 @pytest.fixture(scope="module")
-def digest(tmp_path_factory) -> str:
+def digest(ended) -> str:
     """Of the study that FLAGS run, uninterrupted."""
-    home = Home.at(tmp_path_factory.mktemp("whole") / "home")
-    assert hpo("run", *FLAGS, home=home).exit_code == 0
-    return digest_of(home)
+    return digest_of(ended)
 
 
 def digest_of(home: Home) -> str:

@@ -218,8 +218,10 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
     assert f"checkpoint: {kept} is not there any more\n" in result.stdout
     assert json.loads(hpo("best", "--json", home=home).stdout)["checkpoint"] is None
     kept.mkdir(parents=True)
+    assert "metrics:" not in result.stdout
+    (metrics := kept.parent / "metrics.json").touch()
     result = hpo("best", home=home)
-    assert f"checkpoint: {kept}\n" in result.stdout
+    assert f"checkpoint: {kept}\nmetrics: {metrics}\n" in result.stdout
     command = shlex.split(result.stdout.splitlines()[-1].removeprefix("train it: "))
     assert command[:6] == ["hpo", "run", "--study", "mlp", "--name", "crafted-best"]
     assert command[-2:] == ["--home", str(home.root)]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from crafted import change_trial, open_crafted, put_trial
 from rich.console import Console
-from sqlalchemy import event, update
+from sqlalchemy import event, insert, select, update
 
 from hpo.clock import FakeClock
-from hpo.ledger.tables import studies
+from hpo.ledger.tables import asks, reports, studies, trials
 from hpo.progress import Progress
 from hpo.render import (
     REFRESH_SECONDS,
@@ -237,12 +237,45 @@ def test_a_study_without_a_number_of_trials_shows_the_budget_it_has(ledger):
     with ledger.write() as connection:
         connection.execute(update(studies).values(requested=0, max_epochs=40, max_seconds=5400.0))
     progress = Progress(ledger, "crafted", FakeClock())
-    assert (progress.asked_for(), progress.counts(" trials")) == ("40 epochs or 1h30m", "1 trials, 2/40 epochs")
+    assert (progress.asked_for(), progress.counts(noun=True)) == ("40 epochs or 1h30m", "1 trial, 2/40 epochs")
     assert progress.eta() is None
     to = console(200)
     View(ledger, "crafted", to, workers=1, clock=FakeClock()).start()
-    assert to.file.getvalue().startswith("crafted: 40 epochs or 1h30m, 1 trials done before; tpe")
-    assert "1 trials, 2/40 epochs" in text_of(screen(progress, "heading", 100, 24))
+    assert to.file.getvalue().startswith("crafted: 40 epochs or 1h30m, 1 trial done before; tpe")
+    assert "1 trial, 2/40 epochs" in text_of(screen(progress, "heading", 100, 24))
     reason = Result("crafted", "interrupted", "the time is used up", 0, None)
     assert "crafted: interrupted, 1 trial ended (1 complete)" in summary(progress, reason)
     assert "goes on from the last checkpoints" not in summary(progress, reason)
+
+
+def put_ended(ledger, numbers: range) -> None:
+    """Complete trials of one report each, in one transaction."""
+    first = put_trial(ledger, numbers[0], "complete", (0.5,))
+    with ledger.write() as connection:
+        for table, key in ((trials, trials.c.id), (asks, asks.c.trial_id), (reports, reports.c.trial_id)):
+            row = dict(connection.execute(select(table).where(key == first)).mappings().one())
+            copies = ({"number": number} if table is trials else {} for number in numbers[1:])
+            ids = range(first + 1, first + len(numbers))
+            rows = [row | {key.name: i} | copy for i, copy in zip(ids, copies, strict=True)]
+            connection.execute(insert(table), rows)
+
+
+def test_a_refresh_costs_the_same_after_1000_trials_as_after_10(tmp_path):
+    """In instructions of SQLite's virtual machine, which runs about ten for each row that it looks at."""
+    cost = {}
+    for count in (10, 1000):
+        ledger = open_crafted(tmp_path / f"{count}.db")
+        put_ended(ledger, range(count))
+        for number in (count, count + 1):
+            put_trial(ledger, number, "running", (0.1, 0.2, 0.3))
+        progress = Progress(ledger, "crafted", FakeClock())
+        assert progress.ended == count
+        instructions = []
+        with ledger.read() as connection:
+            database: Any = connection.connection.dbapi_connection
+        database.set_progress_handler(lambda counted=instructions: counted.append(1) or 0, 1)
+        assert progress.refresh() == []
+        database.set_progress_handler(None, 0)
+        cost[count] = len(instructions)
+        ledger.close()
+    assert 0 < cost[1000] < 1.2 * cost[10]

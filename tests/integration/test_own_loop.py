@@ -1,0 +1,124 @@
+"""docs/guide/own-loop.md: its code runs as it stands, and an interruption at any report changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hpo.cli import app
+from hpo.home import Home
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "own-loop.md"
+CODE = re.search(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+FLAGS = ("--trials", "2", "--executor", "inline", "--sampler", "random")
+
+
+def hpo(*arguments: str, home: Home):
+    return CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+
+
+def status(home: Home) -> dict:
+    return json.loads(hpo("status", "--study", "own-loop", "--json", home=home).stdout)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> str:
+    assert CODE is not None
+    file = tmp_path_factory.mktemp("own") / "own_loop.py"
+    file.write_text(CODE[1])
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def whole(study, tmp_path_factory) -> dict:
+    """The status of the study that nothing has interrupted, by the command of the guide."""
+    home = Home.at(tmp_path_factory.mktemp("whole") / "home")
+    command = [sys.executable, "-m", "hpo", "run", "--study", study, *FLAGS, "--home", str(home.root)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "Warning" not in ran.stderr + ran.stdout
+    verified = hpo("verify", home=home)
+    assert verified.exit_code == 0, verified.output
+    found = status(home)
+    assert found["trials"]["complete"] == 2
+    assert found["best"]["value"] < 0.2  # the mean square of a sine is 0.46
+    return found
+
+
+@pytest.mark.parametrize(
+    "kill",
+    ["worker.after_report_commit=kill@3", pytest.param("worker.before_report_commit=kill@4", marks=pytest.mark.slow)],
+)
+def test_killed_and_resumed_it_ends_as_the_uninterrupted_study(study, whole, home, kill):
+    environment = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": kill}
+    command = [sys.executable, "-m", "hpo", "run", "--study", study, *FLAGS, "--home", str(home.root)]
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    resumed = hpo("resume", "--executor", "inline", home=home)
+    assert resumed.exit_code == 0, resumed.output
+    assert status(home)["digest"] == whole["digest"]
+    verified = hpo("verify", home=home)
+    assert verified.exit_code == 0, verified.output
+
+
+class Watching:
+    """A reporter that keeps what it is told, and answers or preempts as it was made to."""
+
+    def __init__(self, answer: str = "continue", at: int = 0, leave_after: int | None = None) -> None:
+        self.answer, self.at, self.looks, self.leave_after = answer, at, 0, leave_after
+        self.reports: list[tuple[int, float]] = []
+        self.committed: list = []
+
+    @property
+    def preempted(self) -> bool:
+        self.looks += 1
+        return self.leave_after is not None and self.looks > self.leave_after
+
+    def report(self, step, metrics, *, epoch=None, fold=0, checkpoint=None):
+        from trainer.report import Verdict
+
+        self.reports.append((epoch, metrics["val/loss"]))
+        self.committed = [checkpoint, *self.committed] if checkpoint else self.committed
+        return Verdict(self.answer) if epoch == self.at else Verdict()
+
+
+def fit(study: str, directory: Path, reporter: Watching, committed=()):
+    from hpo.study import load
+    from trainer.checkpoint import CheckpointStore
+
+    declared = load(f"{study}:STUDY")
+    return declared.task_class()(declared.config).fit(reporter, CheckpointStore(directory, 1, committed))
+
+
+@pytest.mark.parametrize(("verdict", "kind"), [("stop", "pruned"), ("pause", "paused"), ("restart_from", "restarted")])
+def test_it_obeys_the_verdict_also_of_a_report_before_a_kill(study, tmp_path, verdict, kind):
+    first = Watching(verdict, at=2)
+    outcome = fit(study, tmp_path, first)
+    assert (outcome.kind, outcome.step, outcome.epoch) == (kind, 16, 2)
+    again = Watching(verdict, at=2)
+    outcome = fit(study, tmp_path, again, first.committed[:1])
+    assert (outcome.kind, outcome.step, outcome.epoch) == (kind, 16, 2)
+    assert again.reports == first.reports[-1:]
+
+
+@pytest.mark.parametrize("steps", [0, 5, 8, 21])
+def test_preempted_at_any_step_it_goes_on_to_the_same_values(study, tmp_path, steps):
+    oracle = Watching()
+    assert fit(study, tmp_path / "whole", oracle).kind == "complete"
+    left = Watching(leave_after=steps)
+    outcome = fit(study, tmp_path / "left", left)
+    assert (outcome.kind, outcome.step) == ("preempted", steps)
+    rest = Watching()
+    outcome = fit(study, tmp_path / "left", rest, left.committed[:1])
+    assert (outcome.kind, outcome.step, outcome.epoch) == ("complete", 40, 5)
+    assert dict(left.reports) | dict(rest.reports) == dict(oracle.reports)
+    assert len(rest.reports) == 5 - len(left.reports) + bool(left.reports)
