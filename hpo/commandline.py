@@ -28,7 +28,6 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         from trainer.errors import ConfigError, DataError, TrainerError
 
-        words.forget()
         try:
             _check_working_directory()
             return super().invoke(ctx)
@@ -38,6 +37,8 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             print("interrupted.", file=sys.stderr)
             code = INTERRUPTED
+        finally:
+            words.forget()
         raise typer.Exit(code)
 
 

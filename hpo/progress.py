@@ -141,7 +141,7 @@ class Progress:
         return sign * trial.value < sign * self.best.value
 
 
-def _those(which: ColumnElement[bool]) -> Select[Any]:
+def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
     return (
         select(
             trials.c.number,

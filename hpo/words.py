@@ -35,7 +35,7 @@ def given(flag: str, value: str) -> None:
 
 
 def forget() -> None:
-    """Begin another command."""
+    """End the command."""
     _given.clear()
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -73,9 +74,9 @@ def test_killed_and_resumed_it_ends_as_the_uninterrupted_study(study, whole, hom
 class Watching:
     """A reporter that keeps what it is told, and answers or preempts as it was made to."""
 
-    def __init__(self, answer: str = "continue", at: int = 0, leave_after: int | None = None) -> None:
+    def __init__(self, answer: Any = "continue", at: int = 0, leave_after: int | None = None) -> None:
         self.answer, self.at, self.looks, self.leave_after = answer, at, 0, leave_after
-        self.reports: list[tuple[int, float]] = []
+        self.reports: list[tuple[Any, float]] = []
         self.committed: list = []
 
     @property
