@@ -98,7 +98,7 @@ def silence(uri: str, seconds: float = 1.0) -> str:
     except OSError as error:
         return (
             f"MLflow at {tracker_name(uri)} does not answer now ({error.strerror or error}): training goes on, and it "
-            "is sent everything once it is back, by this run, the next, or `{command('sync')}`."
+            f"is sent everything once it is back, by this run, the next, or `{command('sync')}`."
         )
 
 
