@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpo.clock import Clock
 from hpo.errors import UserError
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -56,6 +57,29 @@ class Budget:
                 raise UserError(
                     f"{flag} {shown(given)}: study {study!r} has {shown(gone)}{noun} behind it; give that or more."
                 )
+
+
+class Stopwatch:
+    """Seconds used, counted on while it runs. One thread starts and stops it, others may read it."""
+
+    def __init__(self, clock: Clock, used: float = 0.0) -> None:
+        self._clock = clock
+        self._state: tuple[float, float | None] = (used, None)  # replaced as one
+
+    @property
+    def seconds(self) -> float:
+        used, since = self._state
+        return used if since is None else used + self._clock.monotonic() - since
+
+    @property
+    def runs(self) -> bool:
+        return self._state[1] is not None
+
+    def start(self) -> None:
+        self._state = (self.seconds, self._clock.monotonic())
+
+    def stop(self) -> None:
+        self._state = (self.seconds, None)
 
 
 def planned_epochs(config: Mapping[str, Any]) -> float:

@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import failures
-from hpo.budget import Budget, planned_epochs, spelled
+from hpo.budget import Budget, Stopwatch, planned_epochs, spelled
 from hpo.clock import Clock, SystemClock
 from hpo.config import as_json, config_hash
 from hpo.executors.base import Executor, WorkerContext
-from hpo.ledger import Ledger, writes
+from hpo.ledger import Ledger, driving, writes
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process import Process
-from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, studies, trials
+from hpo.ledger.tables import TERMINAL_STATES, studies
 from hpo.opening import LEASE_SECONDS, Options, check_home, continued, open_study, write_changes
 from hpo.reclaim import Reclaimer
 from hpo.search.sampler import Sampler, TrialRecord
@@ -50,6 +50,7 @@ class Driver:
         self._options, self._executor = options, executor
         self._clock = clock or SystemClock()
         self._stopping = False
+        self._time = Stopwatch(self._clock)
         self.reason = ""
 
     def acquire(self) -> None:
@@ -59,7 +60,7 @@ class Driver:
         self._lease: Lease = acquire(self._ledger, name, Process.current(), self._clock, self._options.lease_timeout)
         # From a thread of its own, since inline trials train in this one.
         period = min(1.0, self._options.lease_timeout / 3)
-        self._heartbeat = Heartbeat(f"study {self._spec.name}", self._lease.renew, period)
+        self._heartbeat = Heartbeat(f"study {self._spec.name}", lambda: self._ledger.transact(self._renew), period)
         try:
             self._take_over()
         except BaseException:
@@ -71,8 +72,7 @@ class Driver:
         row = open_study(self._ledger, self._study, self._spec, self._options)  # as the last driver left it
         check_home(self._ledger, row, self._options.home)
         self._state = row["state"]
-        self._used_before = row["seconds_used"]
-        self._started = self._clock.monotonic()
+        self._time = Stopwatch(self._clock, row["seconds_used"])
         stored = Budget.of(dict(row))
         self._budget = self._options.budget.over(stored)
         self._curves = Curves(self._id, self._study.objectives[0])
@@ -98,15 +98,15 @@ class Driver:
     def _used(self) -> Budget:
         """How much of the budget is gone."""
         counting = self._asked - len(self._lost)
-        return Budget(counting, self._epochs_ended, self._used_before)
+        return Budget(counting, self._epochs_ended, self._time.seconds)
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> str:
         """Ask and tell until all is done; the state the study is left in: complete, stopped or interrupted."""
-        if self.idle:
+        if self.idle or self._fill(ask=False):
             return self._end()
         context = WorkerContext(self._options.storage, self._options.home, self._id, self._spec.name)
         self._executor.start(context)
-        self._started = self._clock.monotonic()
+        self._time.start()
         alarm = self._alarm()
         try:
             self._drive(on_tick)
@@ -115,14 +115,15 @@ class Driver:
                 alarm.cancel()
             self._executor.stop(grace=self._options.lease_timeout)
         self._ledger.transact(self._renew)
+        self._time.stop()
+        self._fill(ask=False)  # a trial may have ended while the workers were leaving
         return self._end()
 
     def _drive(self, on_tick: Callable[[], None]) -> None:
         next_look = self._clock.monotonic()
-        while not self._stopping and not self._fill() and not self._expired:
+        while not self._stopping and not self._fill() and not self._expired and not self._stuck:
             self._heartbeat.check()
             if self._clock.monotonic() >= next_look:
-                self._ledger.transact(self._renew)
                 self._reclaimer.reclaim()
                 next_look = self._clock.monotonic() + min(1.0, self._options.lease_timeout / 3)
             if not self._executor.step():
@@ -132,10 +133,10 @@ class Driver:
             on_tick()  # shows that it stops, which takes a while
 
     def _renew(self, connection: Connection) -> None:
-        """Renew the lease, and count the time so far."""
+        """Renew the lease and, while the study is driven, count the time so far."""
         self._lease.check(connection)
-        used = self._used_before + self._clock.monotonic() - self._started
-        connection.execute(_COUNT_TIME, {"study": self._id, "used": used})
+        if self._time.runs:
+            connection.execute(driving.COUNT_TIME, {"study": self._id, "used": self._time.seconds})
 
     def _alarm(self) -> threading.Timer | None:
         """Goes off when the time is used up: an executor may be training in the driver's own thread."""
@@ -146,7 +147,7 @@ class Driver:
             self._expired = True
             self._executor.preempt()
 
-        alarm = threading.Timer(self._budget.seconds - self._used_before, expire)
+        alarm = threading.Timer(self._budget.seconds - self._time.seconds, expire)
         alarm.daemon = True
         alarm.start()
         return alarm
@@ -177,7 +178,7 @@ class Driver:
         self._epochs_ended = sum(row["epoch"] for row in rows if row["outcome"] != "lost")
         self._scored = any(row["state"] in ("complete", "pruned") for row in rows)
         seconds = self._budget.seconds
-        self._expired = seconds is not None and self._used_before >= seconds
+        self._expired = seconds is not None and self._time.seconds >= seconds
         ended = {row["number"] for row in rows if row["state"] in TERMINAL_STATES}
         in_order = sorted((row for row in rows if row["told"] is not None), key=lambda row: row["told"])
         told = [row["number"] for row in in_order]
@@ -189,14 +190,17 @@ class Driver:
         self._adopted = told
         self._told = len(told)
         self._open = self._rows.keys() - set(told)
+        self._ended_rows = {number: self._rows[number] for number in ended & self._open}
+        self._paused: set[int] = set()
         self._judge_failures(in_order, told)
-        self._done = self._done and not self._wants_more()
-        self.idle = self._done or self._expired
+        more = bool(plans) or self._wants_more()
+        self._done = self._done and not more
+        self.idle = self._done or (self._expired and more)  # else it is to be told of the last ends
 
     def _known(self, connection: Connection) -> tuple[Sequence[RowMapping], dict[int, float], int]:
         """All trials, the epochs planned for those that are open, and from which trial on failures count."""
-        rows = connection.execute(_TRIALS.where(trials.c.study_id == self._id).order_by(trials.c.number))
-        plans = connection.execute(_CONFIGS, {"study": self._id}).all()
+        rows = connection.execute(driving.ALL, {"study": self._id})
+        plans = connection.execute(driving.CONFIGS, {"study": self._id}).all()
         planned = {number: planned_epochs(config) for number, config in plans}
         return rows.mappings().all(), planned, failures.forgiven(connection, self._id)
 
@@ -235,12 +239,12 @@ class Driver:
 
     # fill and tell
 
-    def _fill(self) -> bool:
+    def _fill(self, *, ask: bool = True) -> bool:
         """Tell what has ended, ask what may be asked, commit both; True once everything asked for has ended."""
         ended = self._ended() if self._open else {}
         told: list[tuple[int, int]] = []
         proposals: list[writes.Ask] = []
-        while not self._expired and self._wants_more() and self._may_ask(ended, told):
+        while ask and not self._expired and self._wants_more() and self._may_ask(ended, told):
             proposals.append(self._ask(self._asked))
         if not self._wants_more() and self._open <= ended.keys():
             self._tell_all(ended, told)
@@ -282,6 +286,7 @@ class Driver:
         told.append((row["number"], self._told))
         self._told += 1
         self._open.remove(row["number"])
+        self._ended_rows.pop(row["number"], None)
         self._streak.note(row)
 
     def _ask(self, number: int) -> writes.Ask:
@@ -319,16 +324,27 @@ class Driver:
             failpoint("driver.after_tell")
 
     def _ended(self) -> dict[int, RowMapping]:
-        """The terminal trials the sampler does not know of, by number."""
+        """The terminal trials the sampler does not know of, by number; only those that are new are read whole."""
         where = {"study": self._id, "first": min(self._open)}
-        rows = self._ledger.look(lambda connection: connection.execute(_ENDED, where).mappings().all())
-        ended = {row["number"]: row for row in rows if row["number"] in self._open}
-        for number, row in ended.items():
-            self._epochs[number] = _trained(row)
-            self._scored |= row["state"] in ("complete", "pruned")
-            if row["outcome"] == "lost":
-                self._lost.add(number)
-        return ended
+        halted = self._ledger.look(lambda connection: connection.execute(driving.HALTED, where).all())
+        self._paused = {number for number, state in halted if state == "paused"}
+        new = [number for number, _ in halted if number not in self._paused and number not in self._ended_rows]
+        for row in self._ledger.look(lambda connection: driving.rows(connection, self._id, new)) if new else ():
+            self._note_end(row)
+        return {number: row for number, row in self._ended_rows.items() if number in self._open}
+
+    def _note_end(self, row: RowMapping) -> None:
+        self._ended_rows[row["number"]] = row
+        self._epochs[row["number"]] = _trained(row)
+        self._scored |= row["state"] in ("complete", "pruned")
+        if row["outcome"] == "lost":
+            self._lost.add(row["number"])
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether nothing runs, waits or may be asked, since paused trials are in the way that nobody lets go on."""
+        going = self._open - self._ended_rows.keys()
+        return bool(going) and going <= self._paused
 
     # the end
 
@@ -340,6 +356,10 @@ class Driver:
                 given = self._budget.seconds or 0.0
                 more = f"`{command(f'resume --study {name} --time {spelled(2 * given)}')}` goes on"
                 self.reason = f"the time of {spelled(given)} is used up: {more} from the last checkpoints."
+            elif self._stuck and not self._stopping:
+                paused = f"{counted(len(self._paused), 'trial')} {'is' if len(self._paused) == 1 else 'are'} paused"
+                again = command(f"resume --study {name}")
+                self.reason = f"{paused} and nothing else can be trained: once they wait again, `{again}` goes on."
             return "interrupted"
         resume = command(f"resume --study {name} --allow-drift{self._more()}")
         again = f"mend the task, then `{resume}` goes on."
@@ -369,22 +389,3 @@ class Driver:
 def _trained(row: RowMapping) -> int:
     """The epochs of a trial that has ended, as a budget counts them."""
     return 0 if row["outcome"] == "lost" else row["epoch"]
-
-
-_COUNT_TIME = update(studies).where(studies.c.id == bindparam("study")).values(seconds_used=bindparam("used"))
-
-_TRIALS = select(trials, asks.c.coordinates, asks.c.params, asks.c.trial_attrs, asks.c.study_attrs).join(
-    asks, asks.c.trial_id == trials.c.id
-)
-
-_ENDED = _TRIALS.where(
-    trials.c.study_id == bindparam("study"),
-    trials.c.number >= bindparam("first"),
-    trials.c.state.in_(TERMINAL_STATES),
-)
-
-_CONFIGS = (
-    select(trials.c.number, asks.c.config)
-    .join(asks, asks.c.trial_id == trials.c.id)
-    .where(trials.c.study_id == bindparam("study"), trials.c.state.in_(OPEN_STATES))
-)

@@ -8,12 +8,16 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select, update
+from sqlalchemy.event import listen
 from typer.testing import CliRunner
 
+from hpo import words
 from hpo.cli import app
 from hpo.config import parse_override
 from hpo.driver import Driver, Options
@@ -21,8 +25,8 @@ from hpo.errors import DriftError
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import attempts, events, studies, workers
+from hpo.ledger import Ledger, reads, writes
+from hpo.ledger.tables import attempts, events, studies, trials, workers
 from hpo.run import Request, declare
 from hpo.search.samplers import SAMPLERS
 from hpo.worker import Worker
@@ -66,6 +70,12 @@ class Fragile:
 
 STUDY = Study("fragile", Config(), Fragile, {"lr": Float(0.1, 1.0)}, [Objective("val/loss")], sampler="random")
 """
+
+
+@pytest.fixture(autouse=True)
+def no_command():
+    """What is driven here is driven by no command, whatever ran before: hints name no flags of one."""
+    words.forget()
 
 
 @pytest.fixture
@@ -191,6 +201,75 @@ def test_time_that_is_used_up_leaves_a_study_that_goes_on_when_it_gets_more(tmp_
     assert status.seconds_used > again.seconds_used, "time is counted over all resumptions"
 
 
+@pytest.fixture
+def deaf(fragile) -> Path:
+    """One whose trials end in their own time, whatever they are asked."""
+    fragile.write_text(FRAGILE.replace("if reporter.preempted", "if False"))
+    return fragile
+
+
+def test_a_trial_that_ends_when_the_time_is_over_may_be_the_studys_end(home, deaf):
+    flags = {"reference": str(deaf), "overrides": {"pause": 1.0}}
+    digest, status, state, reason = drive(home, trials=1, seconds=0.3, **flags)
+    assert (status.trials["complete"], state, status.state, reason) == (1, "complete", "complete", "")
+    with Ledger(home.storage).write() as connection:  # as a driver leaves it that is killed before it tells
+        connection.execute(update(trials).values(told=None))
+        connection.execute(update(studies).values(state="open"))
+    again, status, state, reason = drive(home, name="fragile")
+    assert (again, state, status.state, reason) == (digest, "complete", "complete", "")
+    assert query(home, select(trials.c.told)) == [(0,)]
+
+
+def test_time_is_counted_while_a_trial_trains_in_the_drivers_own_thread(home, fragile):
+    driver = make(home, trials=1, reference=str(fragile), overrides={"pause": 600.0})
+    driver.acquire()
+    ran = threading.Thread(target=driver.run)
+    ran.start()
+    deadline = time.monotonic() + 60
+    while known(home)[1].seconds_used < 1.0:
+        assert time.monotonic() < deadline and ran.is_alive()
+        time.sleep(0.1)
+    assert known(home)[1].trials["running"] == 1
+    driver.request_stop()
+    ran.join(60)
+    driver.release()
+    assert known(home)[1].seconds_used >= 1.0
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_a_study_of_which_only_paused_trials_are_left_says_so_and_ends(home, fragile, window):
+    fragile.write_text(FRAGILE.replace('Outcome("complete", 1, 1)', 'Outcome("paused", 1, 1)'))
+    for command in ({"trials": 3, "reference": str(fragile), "window": window}, {"name": "fragile"}):
+        _, status, state, reason = drive(home, **command)
+        paused = min(window, 3)
+        assert (state, status.trials["paused"]) == ("interrupted", paused)
+        expected = "1 trial is paused and nothing" if paused == 1 else "3 trials are paused and nothing"
+        assert reason.startswith(expected)
+    with Ledger(home.storage).write() as connection:
+        writes.thaw(connection, 1, range(3))
+    fragile.write_text(FRAGILE)
+    assert drive(home, name="fragile", allow_drift=True)[2] == "complete"
+
+
+def test_of_trials_that_have_ended_only_the_new_ones_are_read_whole(home, fragile):
+    driver = make(home, trials=40, reference=str(fragile), window=30)
+    driver.acquire()
+    read: list[str] = []
+    listen(driver._ledger.engine, "after_cursor_execute", lambda *given: read.append(given[2]))
+    driver._fill()
+    worker = Worker(driver._ledger, home, "joined")
+    for number in range(1, 30):  # the first one waits: all the others stay untold
+        with driver._ledger.write() as connection:
+            connection.execute(update(trials).where(trials.c.number == 0).values(state="paused"))
+        assert worker.run_one([1])
+        read.clear()
+        driver._fill()
+        driver._fill()
+        assert sum("coordinates" in statement for statement in read) == 1, f"after trial {number}"
+    worker.close()
+    driver.release()
+
+
 def test_local_workers_are_preempted_when_the_time_is_over(tmp_path, fragile):
     flags = {"reference": str(fragile), "overrides": {"pause": 600.0}}
     _, status, state, _ = drive(Home(tmp_path / "home"), Local(1), trials=2, seconds=8.0, **flags)
@@ -254,8 +333,9 @@ def test_a_study_without_a_value_has_failed(home, fragile):
     (fragile.parent / "odd").touch()
     run = ("run", "--study", str(fragile), "--executor", "inline", "--trials", "2")
     text = refused(hpo(*run, home=home), 1)
-    assert "none of the 2 trials gave a value, `hpo show 0 --study fragile` says why" in text
-    assert "--allow-drift --trials 4` goes on" in text
+    at = f" --home {shlex.quote(str(home.root))}`"
+    assert f"none of the 2 trials gave a value, `hpo show 0 --study fragile{at} says why" in text
+    assert f"--allow-drift --trials 4{at} goes on" in text
     assert known(home)[1].state == "stopped"
 
 
@@ -292,7 +372,8 @@ def test_a_study_file_that_has_moved_is_the_same_study(tmp_path, home, fragile):
 def test_a_name_that_only_the_ledger_knows_is_to_be_resumed(home, fragile):
     drive(home, trials=1, reference=str(fragile))
     text = refused(hpo("run", "--study", "fragile", "--trials", "2", home=home), 2)
-    assert f"a study of that name from {fragile}: `hpo resume --study fragile` continues it" in text
+    resume = f"hpo resume --study fragile --home {shlex.quote(str(home.root))}"
+    assert f"a study of that name from {fragile}: `{resume}` continues it" in text
     assert "unknown study 'fragil'" in refused(hpo("run", "--study", "fragil", "--trials", "2", home=home), 2)
 
 
@@ -306,7 +387,7 @@ def test_a_study_with_nothing_left_starts_nothing(home, fragile):
     before = traces()
     result = hpo("resume", home=home)
     assert result.exit_code == 0, result.output
-    assert "complete, 1 of 1 trials ended" in result.stdout
+    assert "complete, 1 of 1 trial ended" in result.stdout
     assert traces() == before
 
 
