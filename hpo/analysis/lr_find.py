@@ -37,7 +37,7 @@ def describe(found: RangeTest) -> str:
     else:
         advice = (
             f"suggested: train.optim.lr={found.suggestion:.2g}, where the loss falls fastest; "
-            f"as the peak of a schedule that comes down again at most {found.upper:.2g}."
+            f"a cautious choice is {found.cautious:.2g}, a tenth of the rate of the least loss."
         )
     return "\n".join([f"{'lr':>10}  loss, smoothed", *rows, advice])
 

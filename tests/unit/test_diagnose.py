@@ -134,12 +134,12 @@ def test_the_range_test_finds_where_a_quadratic_is_learned_and_where_it_diverges
     found = range_test(train, 1e-4, 1e4, 160)
     assert found.lrs[-1] < 1e4, "it ends once the loss has diverged"
     assert found.suggestion is not None and 0.01 < found.suggestion < 2
-    assert found.upper is not None and found.upper < 2
+    assert found.cautious is not None and found.cautious < 2
 
 
 def test_a_loss_that_never_falls_suggests_nothing():
     found = range_test(lambda lr: 1.0 + lr, 1e-4, 1.0, 50)
-    assert (found.suggestion, found.upper) == (None, None)
+    assert (found.suggestion, found.cautious) == (None, None)
 
 
 def falling(n, floor=0.0, rate=0.3):

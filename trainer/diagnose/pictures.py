@@ -19,7 +19,7 @@ def range_test(title: str, found: RangeTest) -> Any:
     axes.semilogx(found.lrs, found.losses, linewidth=2)
     low, first = min(found.losses), found.losses[0]
     axes.set_ylim(low - 0.1 * abs(first - low), first + 0.6 * abs(first - low))
-    for lr, name, style in ((found.suggestion, "steepest", "--"), (found.upper, "least loss / 10", ":")):
+    for lr, name, style in ((found.suggestion, "steepest", "--"), (found.cautious, "least loss / 10", ":")):
         if lr is not None:
             axes.axvline(lr, color="black", linestyle=style, label=f"{name}: {lr:.2g}")
     if found.suggestion is not None:

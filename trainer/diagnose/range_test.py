@@ -16,13 +16,13 @@ SKIPPED = 5  # first and last steps, where the average has not settled or the lo
 
 @dataclass(frozen=True)
 class RangeTest:
-    """`losses` are smoothed, one for each of `lrs`. `suggestion` is where they fall fastest per decade, `upper` the
-    rate of the least loss over ten: a maximum for schedules that come down again. None where nothing fell."""
+    """`losses` are smoothed, one for each of `lrs`. `suggestion` is where they fall fastest per decade, `cautious`
+    a tenth of the rate of the least loss. None where nothing fell."""
 
     lrs: list[float]
     losses: list[float]
     suggestion: float | None
-    upper: float | None
+    cautious: float | None
 
 
 def rates(low: float, high: float, steps: int) -> Iterator[float]:
