@@ -15,6 +15,7 @@ from trainer.errors import CheckpointError, ConfigError, DataError, Fenced
 from trainer.loop import fit
 from trainer.rank import peer_lost
 from trainer.report import Outcome, Reporter
+from trainer.threads import limited
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -30,7 +31,11 @@ def attempt(study: Study, claim: Claim, reporter: Reporter, store: CheckpointSto
 
 def _attempt(study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore) -> Outcome:
     config: Any = apply(study.rebuild(claim.config, claim.config_hash), claim.changes)
-    task = study.task_class()(config)
+    with limited(getattr(getattr(config, "train", None), "num_threads", 1)):
+        return _fitted(study.task_class()(config), config, claim, reporter, store)
+
+
+def _fitted(task: Any, config: Any, claim: Claim, reporter: Reporter, store: CheckpointStore) -> Outcome:
     if not hasattr(task, "fit"):
         return fit(task, config.train, reporter, store)
     if parallel_of(claim.config).ranks > 1:

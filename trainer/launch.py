@@ -35,6 +35,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from trainer.config import ParallelConfig
 from trainer.errors import ConfigError, TrainerError
 from trainer.parallel.member import Page
+from trainer.threads import ONE
 
 STARTING = 180.0  # seconds a rank has to import everything and find the others: until its second sign of life
 SETTLING = 2.0  # seconds that ranks have, after the first has failed, to say whose fault it was
@@ -146,9 +147,7 @@ class _Rank:
         self._word: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed by `end`
 
     def start(self) -> int:
-        environ = os.environ | {"GLOO_SOCKET_IFNAME": _loopback(), "NCCL_SOCKET_IFNAME": _loopback()}
-        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            environ.setdefault(variable, "1")  # of numpy; torch's are set from train.num_threads
+        environ = os.environ | ONE | {"GLOO_SOCKET_IFNAME": _loopback(), "NCCL_SOCKET_IFNAME": _loopback()}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "trainer.rank"],
             stdin=subprocess.PIPE,

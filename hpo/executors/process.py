@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.lifeline import die_with
+from trainer.threads import ONE
 
 _PARENT = "HPO_PARENT_PID"
 
@@ -19,10 +20,8 @@ def spawn(module: str, arguments: Sequence[str], log: Path, **environ: str) -> s
     What is secret, such as a URL with a password, goes through `environ`: other users can read arguments.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {_PARENT: str(os.getpid())} | environ
-    # numpy and torch read these once, at import; a worker gets its threads from train.num_threads instead.
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        environment.setdefault(variable, "1")
+    # numpy and torch read their threads once, at import; a trial gets its own from train.num_threads.
+    environment = os.environ | ONE | {_PARENT: str(os.getpid())} | environ
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],

@@ -1,0 +1,85 @@
+"""The threads that the environment gives the libraries of numbers change no study."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_info
+
+from trainer.threads import VARIABLES, limited
+
+# Sums so long that a BLAS shares them among its threads, and so badly conditioned that any other order shows: one as
+# the task's module is imported, one as it is made, one in its fit.
+STUDY = """
+from pydantic import BaseModel
+from hpo import Float, Objective, Study
+
+class Config(BaseModel):
+    scale: float = 1.0
+
+def task():
+    import numpy as np
+    from trainer.report import Outcome
+
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal(200_000) * 10.0 ** generator.integers(-8, 8, 200_000) for _ in range(2))
+    imported = float(x @ y)
+
+    class Task:
+        def __init__(self, config):
+            self.scale = config.scale
+            self.made = float((x * self.scale) @ y)
+
+        def fit(self, reporter, checkpoints):
+            values = {"imported": imported, "made": self.made, "loss": float((x + self.scale) @ y)}
+            reporter.report(1, values, epoch=1)
+            return Outcome("complete", 1)
+
+    return Task
+
+def __getattr__(name):
+    if name == "Task":
+        return task()
+    raise AttributeError(name)
+
+STUDY = Study("sums", Config(), ":Task", {"scale": Float(0.5, 2.0)}, [Objective("loss", "minimize")], sampler="random")
+"""
+
+
+def test_one_digest_whatever_the_environment_says_and_whoever_trains(tmp_path):
+    (tmp_path / "sums.py").write_text(STUDY)
+    found = {}
+    for executor, threads in (("inline", None), ("inline", "2"), ("local", "2")):
+        home = tmp_path / f"{executor}-{threads}"
+        arguments = ["--study", "sums.py", "--name", "sums", "--seed", "1", "--trials", "1", "--executor", executor]
+        hpo(tmp_path, threads, "run", *arguments, "--home", str(home))
+        status = hpo(tmp_path, threads, "status", "--study", "sums", "--json", "--home", str(home))
+        found[executor, threads] = json.loads(status)["digest"]
+    assert len(set(found.values())) == 1, found
+
+
+def hpo(directory: Path, threads: str | None, *arguments: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environ |= {"OMP_NUM_THREADS": threads} if threads else {}
+    command = [sys.executable, "-m", "hpo", *arguments]
+    done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_threads_are_given_back():
+    def threads() -> list[int]:
+        return [torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())]
+
+    np.ones(2) @ np.ones(2)
+    before, environ = threads(), dict(os.environ)
+    with limited(3):
+        assert set(threads()) == {3}
+        assert {os.environ[name] for name in VARIABLES} == {"3"}
+    assert (threads(), dict(os.environ)) == (before, environ)

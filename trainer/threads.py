@@ -1,0 +1,35 @@
+"""How many threads a number may come from: sums over another number of threads differ in their last bits. Torch-free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+ONE = dict.fromkeys(VARIABLES, "1")  # the environment of a process that is to start with one thread
+
+
+@contextmanager
+def limited(count: int) -> Iterator[None]:
+    """Give torch and every BLAS and OpenMP pool of this process `count` threads, and back what they had.
+
+    A library that the block loads reads the environment, which says the same until the block ends.
+    """
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    threads = torch.get_num_threads()
+    environ = {name: os.environ.get(name) for name in VARIABLES}
+    os.environ.update(dict.fromkeys(VARIABLES, str(count)))
+    try:
+        with threadpool_limits(limits=count):
+            torch.set_num_threads(count)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        for name, value in environ.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
