@@ -5,7 +5,7 @@
   mlflow.db         MLflow's store, unless --tracking-uri names another
   artifacts/        MLflow's artifacts
   checkpoints/      <study>/<trial number>/step-<step>.f<fence>.<random>/
-  files/            <study>/<trial number>/: what trials handed over by Reporter.artifact
+  files/            <study>/<trial number>/f<fence>.<random>/: what trials handed over by Reporter.artifact
   logs/             what workers and the mirror print
 """
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
-import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,9 +10,9 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from hpo.errors import UserError
+from hpo import handover
 from hpo.home import Home
-from hpo.ledger import Ledger, tables, writes
+from hpo.ledger import Ledger, reads, tables, writes
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.writes import LaneReport
@@ -127,16 +125,18 @@ class LedgerReporter:
 
     def artifact(self, path: Path, name: str | None = None) -> None:
         name = name or path.name
-        target = (self._files / name).resolve()
-        if not target.is_relative_to(self._files.resolve()):
-            raise UserError(
-                f"artifact name {name!r} leads out of the trial's files: give a relative path without '..'."
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
-        shutil.copyfile(path, partial)
-        os.replace(partial, target)
-        self.event("artifact", path=name)
+        stored = handover.store(self._files, self._claim.fence, path, name)
+        failpoint("artifact.after_store")
+        try:
+            self.event("artifact", path=name, stored=stored)
+        finally:
+            self.sweep_files()
+
+    def sweep_files(self) -> None:
+        """Remove what this attempt and those before it have stored and no event names, or is shown no more."""
+        if self._files.is_dir():
+            kept = self._ledger.look(lambda connection: reads.artifacts(connection, self._claim.trial_id))
+            handover.sweep(self._files, self._claim.fence, kept.values())
 
     def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> writes.Decide | None:
         strategy, opened, claim = self._opened.strategy, self._opened, self._claim

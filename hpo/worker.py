@@ -107,6 +107,7 @@ class Worker:
 
     def _fit(self, opened: Opened, taken: Claim, reporter: LedgerReporter) -> Outcome:
         store = reporter.store()
+        reporter.sweep_files()
         try:
             if parallel_of(taken.config).ranks == 1:
                 return attempt(opened.study, taken, reporter, store)

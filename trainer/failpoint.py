@@ -25,6 +25,7 @@ NAMES = (
     "checkpoint.after_files",
     "checkpoint.before_rename",
     "checkpoint.after_rename",
+    "artifact.after_store",
     "retention.after_row",
     "retention.after_files",
     "mirror.after_create_run",

@@ -112,5 +112,8 @@ class Reporter(Protocol):
         ...
 
     def artifact(self, path: Path, name: str | None = None) -> None:
-        """Hand over a finished file that belongs to the trial; it is copied, `name` defaults to the file's."""
+        """Hand over a finished file that belongs to the trial; it is copied, `name` defaults to the file's.
+
+        Of several given for a name the last one is shown, so a replay after a resume may hand over the same again.
+        """
         ...

@@ -1,4 +1,4 @@
-"""How many threads a number may come from: sums over another number of threads differ in their last bits. Torch-free."""
+"""How many threads a number may come from: over another number a sum differs in its last bits. Torch-free."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import RowMapping
 
+from hpo.handover import shown
 from hpo.home import Home
 from hpo.tracking.base import Model, Point
 from trainer.durable import sha256
@@ -22,8 +23,9 @@ def config_text(trial: RowMapping) -> str:
 
 def handed_over(home: Home, study: str, trial: RowMapping, events: Sequence[RowMapping]) -> dict[str, Path]:
     """What the task gave to `Reporter.artifact` since the run was sent last."""
-    new = [row["fields"]["path"] for row in events if row["revision"] > trial["sent"]]
-    return {f"files/{name}": _inside(home.files(study, trial["number"]), name) for name in new}
+    new = shown(row["fields"] for row in events if row["revision"] > trial["sent"])
+    root = home.files(study, trial["number"])
+    return {f"files/{name}": _inside(root, stored) for name, stored in new.items()}
 
 
 def checkpoint_changes(found: Sequence[RowMapping], sent: int, root: Path) -> tuple[dict[str, Path], list[str]]:

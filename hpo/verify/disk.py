@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import results
+from hpo.handover import shown, stored
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.process import is_dead, start_time
@@ -42,11 +43,12 @@ def _expected(connection: Connection, study: RowMapping) -> _Expected:
     moving = _with_living_worker(connection, mine)
     if reads.study_state(connection, study) == "running":
         moving |= {row["id"] for row in rows if row["state"] in OPEN_STATES}
+    handed_over = select(events).join(trials).where(mine, events.c.kind == "artifact").order_by(events.c.id)
     return _Expected(
         rows,
         moving,
         by_trial(connection, select(checkpoints).join(trials).where(mine)),
-        by_trial(connection, select(events).join(trials).where(mine, events.c.kind == "artifact")),
+        by_trial(connection, handed_over),
         results.texts(connection, study, [row for row in rows if row["state"] in TERMINAL_STATES]),
         study["state"] == "open" or connection.execute(_DRIVER, {"name": f"driver:{study['id']}"}).scalar() is not None,
     )
@@ -103,12 +105,12 @@ def _checkpoints(root: Path, rows: Sequence[RowMapping], trial: RowMapping, repo
 
 
 def _files(root: Path, handed: Sequence[RowMapping], report: Report) -> Iterator[str]:
-    """What the task handed over is there, and nothing else."""
-    expected = {row["fields"]["path"] for row in handed}
+    """What the task handed over is there, and nothing else but what a newer one of the name has replaced."""
+    expected = set(shown(row["fields"] for row in handed).values())
     found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} if root.is_dir() else set()
     report.counts["files"] += len(found)
     yield from (f"{root / name} is missing" for name in sorted(expected - found))
-    for name in sorted(found - expected):
+    for name in sorted(found - {stored(row["fields"]) for row in handed}):
         what = "left over by a killed process" if name.endswith(".tmp") else "no artifact of any event"
         yield f"{root / name} is {what}: remove it"
 

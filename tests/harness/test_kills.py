@@ -19,6 +19,7 @@ SAMPLED_POINTS = (
     "driver.before_ask_commit",
     "worker.after_report_commit",
     "checkpoint.before_rename",
+    "artifact.after_store",
     "mirror.after_send",
 )
 

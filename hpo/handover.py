@@ -1,0 +1,58 @@
+"""What a trial hands over: files/<study>/<trial>/f<fence>.<random>/<name>, each in a directory of its own.
+
+A file is there, synced, before the event that names it is committed, and nothing is ever overwritten: an attempt that
+has lost its trial changes nothing that is shown. The last committed file of a name is the one that is shown.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import UserError
+from trainer.durable import sync
+
+_OWN = re.compile(r"f(\d+)\.[0-9a-f]{32}")
+
+
+def stored(fields: Mapping[str, Any]) -> str:
+    """Where below the trial's files the artifact of an event lies; older ledgers have it under its name."""
+    return fields.get("stored", fields["path"])
+
+
+def shown(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Name -> where it is stored, of the `fields` of a trial's artifact events in their order: the last ones stand."""
+    return {fields["path"]: stored(fields) for fields in events}
+
+
+def store(root: Path, fence: int, source: Path, name: str) -> str:
+    """Copy `source` durably below `root`, to be known as `name`; where it is stored, relative to `root`."""
+    if not (root / name).resolve().is_relative_to(root.resolve()):
+        raise UserError(f"artifact name {name!r} leads out of the trial's files: give a relative path without '..'.")
+    where = f"f{fence}.{uuid.uuid4().hex}/{name}"
+    target = root / where
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    sync(target)
+    for parent in target.parents:
+        sync(parent)
+        if parent == root.parent:
+            break
+    return where
+
+
+def sweep(root: Path, fence: int, kept: Collection[str]) -> None:
+    """Remove what is not `kept`, left by attempts up to `fence`: what no event names, and what is shown no more."""
+    for path in sorted(root.rglob("*"), reverse=True):  # what lies in a directory comes before it
+        where = path.relative_to(root)
+        own = _OWN.fullmatch(where.parts[0])
+        if (own and int(own[1]) > fence) or str(where) in kept:
+            continue
+        if not path.is_dir():
+            path.unlink()
+        elif not any(path.iterdir()):
+            path.rmdir()
