@@ -13,7 +13,11 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import select
+from sqlalchemy.engine import Connection
+
 from hpo.errors import UserError
+from hpo.ledger import tables
 from trainer.durable import sync
 
 _OWN = re.compile(r"f(\d+)\.[0-9a-f]{32}")
@@ -27,6 +31,13 @@ def stored(fields: Mapping[str, Any]) -> str:
 def shown(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Name -> where it is stored, of the `fields` of a trial's artifact events in their order: the last ones stand."""
     return {fields["path"]: stored(fields) for fields in events}
+
+
+def artifacts(connection: Connection, trial_id: int) -> dict[str, str]:
+    """`shown` of all that the trial has handed over."""
+    mine = (tables.events.c.trial_id == trial_id) & (tables.events.c.kind == "artifact")
+    query = select(tables.events.c.fields).where(mine).order_by(tables.events.c.id)
+    return shown(connection.execute(query).scalars())
 
 
 def store(root: Path, fence: int, source: Path, name: str) -> str:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.errors import HomeError, StorageError, UserError
+from trainer.durable import write_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MARKER = "study.uid"
@@ -48,9 +50,8 @@ class Home:
         """Make the directory; raise HomeError in one sentence where that, or writing there, is not allowed."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            probe = self.root / f".probe-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            tempfile.TemporaryFile(dir=self.root).close()
+            _sweep(self.root, ".probe-*")
         except OSError as error:
             kind = StorageError if error.errno == errno.ENOSPC else HomeError
             raise kind(
@@ -80,15 +81,9 @@ class Home:
     def mark(self, study: str, uid: str) -> None:
         """Leave the study's uid beside its checkpoints, by which a worker knows that it sees this very directory."""
         marker = self.checkpoints(study, 0).parent / _MARKER
-        if marker.is_file() and marker.read_text() == uid:
-            return
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        partial = marker.with_name(f"{_MARKER}.{os.getpid()}.tmp")
-        with partial.open("w") as file:
-            file.write(uid)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, marker)
+        if not marker.is_file() or marker.read_text() != uid:
+            write_text(marker, uid)
+        _sweep(marker.parent, f"{_MARKER}.*.tmp")
 
     def check_mark(self, study: str, uid: str, host: str) -> None:
         """Raise UserError unless `mark` was called with this uid on this directory."""
@@ -101,3 +96,13 @@ class Home:
 
     def files(self, study: str, number: int) -> Path:
         return self.root / "files" / check_name(study) / f"{number:05d}"
+
+
+def _sweep(directory: Path, pattern: str) -> None:
+    """Remove the temporary files with a pid in their name that killed processes of an earlier release have left."""
+    from hpo.ledger.process import start_time
+
+    for path in directory.glob(pattern):
+        pid = re.search(r"\d+", path.name)
+        if pid and start_time(int(pid[0])) is None:
+            path.unlink(missing_ok=True)

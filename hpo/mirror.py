@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from hpo.clock import SystemClock
 from hpo.errors import Busy, HpoError
-from hpo.executors.process import die_with_parent, orphaned
+from hpo.executors.process import begin_logs, die_with_parent, orphaned
 from hpo.executors.process import spawn as spawn_process
 from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads
@@ -56,8 +56,8 @@ class Mirroring:
 
 
 def spawn(home: Home, storage: str, tracking_uri: str, study: str) -> Mirroring:
-    """Start the mirror of a study; its output goes to `logs/mirror-<study>.log`."""
-    log = home.logs / f"mirror-{study}.log"
+    """Start the mirror of a study; its output goes to a log of this run."""
+    log = home.logs / f"{begin_logs(home.logs, study, 'mirror')}.mirror.log"
     arguments = ["--study", study, "--home", str(home.root)]
     secret = {"HPO_STORAGE": storage, "HPO_TRACKING_URI": tracking_uri}
     return Mirroring(lambda *more: spawn_process("hpo.mirror", [*arguments, *more], log, **secret))

@@ -17,7 +17,8 @@ _TRAINERS_OWN = ("train/*", "time/*")
 def check(study: Study) -> None:
     """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with."""
     values = flatten(as_json(study.config))
-    _check_metrics(study, {path: value for path, value in values.items() if path.endswith(".monitor") and value})
+    monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}
+    _check_metrics(study, {path: name for path, name in monitors.items() if isinstance(name, str) and name})
     if path := values.get(RESUME_FROM):
         _check_checkpoint(Path(path).expanduser(), study)
     if str(device := values.get("train.device")).startswith("cuda"):

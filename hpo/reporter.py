@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import operator
 import uuid
 from collections.abc import Callable, Mapping
@@ -12,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from hpo import handover
 from hpo.home import Home
-from hpo.ledger import Ledger, reads, tables, writes
+from hpo.ledger import Ledger, tables, writes
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.writes import LaneReport
@@ -121,6 +123,9 @@ class LedgerReporter:
     def event(self, kind: str, **fields: Any) -> None:
         _check_length("event kind", kind, tables.events.c.kind)
         uid = uuid.uuid4().hex
+        if "step" in fields:  # a replay after a resume tells the same again
+            told = json.dumps([self._claim.trial_id, kind, fields], sort_keys=True)
+            uid = hashlib.sha256(told.encode()).hexdigest()
         self._ledger.transact(lambda connection: writes.record(connection, self._claim, kind, fields, uid))
 
     def artifact(self, path: Path, name: str | None = None) -> None:
@@ -135,7 +140,7 @@ class LedgerReporter:
     def sweep_files(self) -> None:
         """Remove what this attempt and those before it have stored and no event names, or is shown no more."""
         if self._files.is_dir():
-            kept = self._ledger.look(lambda connection: reads.artifacts(connection, self._claim.trial_id))
+            kept = self._ledger.look(lambda connection: handover.artifacts(connection, self._claim.trial_id))
             handover.sweep(self._files, self._claim.fence, kept.values())
 
     def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> writes.Decide | None:

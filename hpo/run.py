@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -79,7 +80,7 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[str], None]])
         check_uri(request.tracking_uri)
     storage = request.storage or request.home.storage
     try:
-        known = Ledger(storage, create=False)
+        known = Ledger(storage, create=False, upgrade=True)
     except NoLedger:
         if request.reference is None:
             raise
@@ -87,6 +88,7 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[str], None]])
     study, spec = declare(request, known, workers)
     preflight.check(study)
     data = study.check_data()
+    lease_timeout = request.lease_timeout or _lease_seconds()
     home = request.home.create()
     ledger = known or Ledger(storage)
     options = Options(
@@ -98,7 +100,7 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[str], None]])
         seconds=request.seconds,
         allow_drift=request.allow_drift,
         data=data,
-        lease_timeout=request.lease_timeout or float(os.environ.get("HPO_LEASE_SECONDS", LEASE_SECONDS)),
+        lease_timeout=lease_timeout,
     )
     driver = Driver(ledger, study, spec, options, EXECUTORS[executor_name](workers))
     driver.acquire()
@@ -116,6 +118,17 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[str], None]])
         return result
     finally:
         driver.release()
+
+
+def _lease_seconds() -> float:
+    text = os.environ.get("HPO_LEASE_SECONDS", str(LEASE_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise UserError(f"HPO_LEASE_SECONDS={text!r} is no time: give seconds, more than 0, or leave it unset.")
+    return seconds
 
 
 def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on_tick: Callable[[str], None]) -> Result:

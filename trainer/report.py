@@ -108,7 +108,10 @@ class Reporter(Protocol):
         ...
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Record that something happened, such as `skipped_step` or `checkpoint_damaged`; fields are JSON values."""
+        """Record that something happened, such as `skipped_step` or `checkpoint_damaged`; fields are JSON values.
+
+        One with a field `step` is recorded once, however often a replay after a resume tells it.
+        """
         ...
 
     def artifact(self, path: Path, name: str | None = None) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import time
 from pathlib import Path
 
 from hpo.errors import HpoError
 from hpo.executors.base import WorkerContext
-from hpo.executors.process import spawn
+from hpo.executors.process import begin_logs, spawn
 
 _MAX_FAILURES = 3  # in a row, of workers that gave up or died within _EARLY seconds: then something is broken
 _EARLY = 20.0
-_KEPT_RUNS = 10  # of a study, whose logs stay
 
 
 class Local:
@@ -30,8 +27,7 @@ class Local:
 
     def start(self, context: WorkerContext) -> None:
         self._context = context
-        self._run = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}"
-        _drop_old_logs(context.home.logs, context.study)
+        self._run = begin_logs(context.home.logs, context.study, r"worker-\d+")
         self._workers = [self._spawn(slot) for slot in range(self._count)]
 
     def step(self) -> bool:
@@ -75,19 +71,9 @@ class Local:
 
     def _log(self, slot: int) -> Path:
         """One for each run and slot: what is quoted from it is of this run."""
-        return self._context.home.logs / f"{self._context.study}.{self._run}.worker-{slot}.log"
+        return self._context.home.logs / f"{self._run}.worker-{slot}.log"
 
     def _explain(self, slot: int, code: int) -> str:
         lines = self._log(slot).read_text(errors="replace").strip().splitlines()
         last = lines[-1] if lines else "nothing was printed"
         return f"workers cannot go on (exit code {code}; {last}): see {self._log(slot)}."
-
-
-def _drop_old_logs(directory: Path, study: str) -> None:
-    """Keep the workers' logs of the study's newest runs, this one to come among them."""
-    name = re.compile(rf"{re.escape(study)}\.(\d{{8}}T\d{{6}}-\d+)\.worker-\d+\.log")
-    logs = [(match[1], log) for log in directory.glob("*.log") if (match := name.fullmatch(log.name))]
-    kept = sorted({run for run, _ in logs})[1 - _KEPT_RUNS :]
-    for run, log in logs:
-        if run not in kept:
-            log.unlink(missing_ok=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +14,21 @@ from trainer.lifeline import die_with
 from trainer.threads import ONE
 
 _PARENT = "HPO_PARENT_PID"
+_KEPT_RUNS = 10  # of a study, whose logs stay
+
+
+def begin_logs(directory: Path, study: str, who: str) -> str:
+    """What the names of a run's logs begin with, `<study>.<time>-<pid>`; `.<who>.log` follows, `who` a pattern.
+
+    Of such logs those of the newest runs stay, this one among them.
+    """
+    name = re.compile(rf"{re.escape(study)}\.(\d{{8}}T\d{{6}}-\d+)\.{who}\.log")
+    logs = [(match[1], log) for log in directory.glob("*.log") if (match := name.fullmatch(log.name))]
+    kept = sorted({run for run, _ in logs})[1 - _KEPT_RUNS :]
+    for run, log in logs:
+        if run not in kept:
+            log.unlink(missing_ok=True)
+    return f"{study}.{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}"
 
 
 def spawn(module: str, arguments: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:

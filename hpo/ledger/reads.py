@@ -13,10 +13,9 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import handover
 from hpo.errors import StudyError
 from hpo.ledger.process import is_dead
-from hpo.ledger.tables import STATES, asks, attempts, events, leases, machine_dependent, reports, studies, trials
+from hpo.ledger.tables import STATES, asks, attempts, leases, machine_dependent, reports, studies, trials
 
 
 def study_row(connection: Connection, name: str) -> RowMapping:
@@ -29,12 +28,6 @@ def study_row(connection: Connection, name: str) -> RowMapping:
             f"no study {name!r} in this ledger ({there}): start it with `hpo run`, or name the right --home."
         )
     return row
-
-
-def artifacts(connection: Connection, trial_id: int) -> dict[str, str]:
-    """Name -> where it is stored (see `hpo.handover`), of all that the trial has handed over."""
-    mine = (events.c.trial_id == trial_id) & (events.c.kind == "artifact")
-    return handover.shown(connection.execute(select(events.c.fields).where(mine).order_by(events.c.id)).scalars())
 
 
 def study_names(connection: Connection) -> list[str]:

@@ -54,17 +54,18 @@ class Ledger:
     """One database, opened. Threads and processes each get connections of their own.
 
     `url` is `sqlite:///PATH` (WAL, synchronous FULL) or `postgresql+psycopg://...`. With `create` a missing schema is
-    made and an older one upgraded; without it a missing database is a StorageError. One that does not answer is tried
+    made, without it that is NoLedger; an older one is brought up to date by whoever is to write, with `create` or
+    `upgrade`, and refused by a StorageError to those who only read. One that does not answer is tried
     for `patience` seconds more: by processes that are started for a study, not by commands, whose user may have
     mistyped the URL.
     """
 
-    def __init__(self, url: str, *, create: bool = True, patience: float = 0.0) -> None:
+    def __init__(self, url: str, *, create: bool = True, upgrade: bool = False, patience: float = 0.0) -> None:
         self.url = url
         self.engine = _engine(url, create)
         try:
             with _one_sentence(self):
-                self._prepare(create, patience)
+                self._prepare(create, create or upgrade, patience)
         except BaseException:
             self.close()
             raise
@@ -120,7 +121,7 @@ class Ledger:
     def __getstate__(self) -> Any:
         raise TypeError("a Ledger is opened in each process by its URL, never pickled")
 
-    def _prepare(self, create: bool, patience: float) -> None:
+    def _prepare(self, create: bool, upgrade: bool, patience: float) -> None:
         self._writer = self.engine.execution_options(hpo_write=True)
         # SQLite's readers see a snapshot anyhow.
         snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
@@ -133,6 +134,11 @@ class Ledger:
         if version is not None and version > SCHEMA_VERSION:
             raise StorageError(
                 f"{self.shown} was written by a newer release (schema {version}, known {SCHEMA_VERSION}): upgrade hpo."
+            )
+        if not upgrade:
+            raise StorageError(
+                f"{self.shown} was written by an older release (schema {version}, now {SCHEMA_VERSION}): "
+                f"`{command('resume')}` or `hpo run` upgrades it."
             )
         with self._writer.begin() as connection:
             _migrate(connection)

@@ -14,9 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from crafted import open_crafted, put_trial
+from pydantic import BaseModel
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
+from hpo import Int, Objective, Study, preflight
 from hpo.cli import app
 from hpo.errors import HomeError
 from hpo.home import Home
@@ -412,3 +414,17 @@ def test_a_full_disk_stops_the_study_and_loses_nothing(tmp_path, digest):
     assert "Traceback" not in (out / "error").read_text()
     assert ran.returncode == 0, ran.stderr
     assert digest_of(Home.at(out / "home")) == digest
+
+
+def test_a_lease_that_is_no_time_is_refused(home, monkeypatch):
+    monkeypatch.setenv("HPO_LEASE_SECONDS", "abc")
+    assert "HPO_LEASE_SECONDS='abc' is no time" in run("--study", "mlp", home=home)
+    assert not home.root.exists()
+
+
+def test_a_monitor_of_the_users_own_need_not_be_a_metric():
+    class Config(BaseModel):
+        monitor: int = 3
+        nested: dict[str, bool] = {"monitor": True}
+
+    preflight.check(Study("own", Config(), ":Task", {"monitor": Int(1, 4)}, [Objective("val/loss")]))

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from mirrored import Made
+from sqlalchemy import select
 
 from hpo import mirror
 from hpo.errors import UserError
 from hpo.ledger import claims, writes
+from hpo.ledger.tables import events
 from hpo.objective import Objective
 from hpo.reporter import LedgerReporter
 from hpo.system import SystemMetrics
@@ -109,3 +111,15 @@ def test_what_a_killed_attempt_has_stored_and_not_named_is_swept_by_the_next(mad
 def test_a_name_that_leads_out_is_refused(made, tmp_path):
     with pytest.raises(UserError, match="leads out of the trial's files"):
         reporter(made, made.claim()).artifact(text(tmp_path, ""), "../note.txt")
+
+
+def test_what_a_replay_tells_again_is_recorded_once(made):
+    reports = reporter(made, made.claim())
+    for _ in range(2):
+        reports.event("skipped_step", step=3, norm=float("inf"))
+    reports.event("skipped_step", step=3, norm=2.0)  # another one at the same step
+    for _ in range(2):
+        reports.event("seen")
+    with made.ledger.read() as connection:
+        kinds = list(connection.execute(select(events.c.kind)).scalars())
+    assert (kinds.count("skipped_step"), kinds.count("seen")) == (2, 2)

@@ -1,0 +1,41 @@
+"""The home: what is made in it, and what of the dead is taken out of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from hpo.executors.process import begin_logs
+
+
+def dead() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_stay(home):
+    home.create().mark("s", "first")
+    area = home.checkpoints("s", 0).parent
+    gone, mine = dead(), os.getpid()
+    for path in (home.root / ".probe-{}", area / "study.uid.{}.tmp"):
+        for pid in (gone, mine):
+            path.with_name(path.name.format(pid)).touch()
+    (area / ".study.uid.tmp").write_text("half")
+    home.create().mark("s", "second")
+    assert sorted(path.name for path in area.iterdir()) == ["study.uid", f"study.uid.{mine}.tmp"]
+    assert sorted(path.name for path in home.root.iterdir()) == [f".probe-{mine}", "checkpoints"]
+    home.check_mark("s", "second", "here")
+
+
+def test_logs_of_the_newest_runs_stay(tmp_path):
+    others = ["other.20260101T000000-1.mirror.log", "s.20260101T000000-1.worker-0.log", "ui.log"]
+    for name in (*others, *(f"s.202601{day:02}T000000-1.mirror.log" for day in range(1, 15))):
+        (tmp_path / name).touch()
+    new = begin_logs(tmp_path, "s", "mirror")
+    assert new.startswith(f"s.{time.strftime('%Y')}") and new.endswith(f"-{os.getpid()}")
+    mirrors = sorted(path.name[8:10] for path in tmp_path.glob("s.*.mirror.log"))
+    assert mirrors == [f"{day:02}" for day in range(6, 15)]
+    assert all((tmp_path / name).exists() for name in others)
