@@ -95,8 +95,10 @@ def test_what_a_killed_attempt_has_stored_and_not_named_is_swept_by_the_next(mad
     monkeypatch.setattr(failpoint, "_passed", {})
     child = os.fork()
     if child == 0:
-        reporter(made, killed).artifact(text(tmp_path, "unnamed"), "a/note.txt")
-        os._exit(0)
+        try:
+            reporter(made, killed).artifact(text(tmp_path, "unnamed"), "a/note.txt")
+        finally:
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     monkeypatch.undo()
     (made.home.files(made.name, 0) / "a.txt.0f.tmp").write_text("of a release before this one")
