@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -354,7 +355,10 @@ class Driver:
         if not self._done:
             if self._expired:
                 given = self._budget.seconds or 0.0
-                more = f"`{command(f'resume --study {name} --time {spelled(2 * given)}')}` goes on"
+                total = spelled(
+                    math.ceil(max(self._time.seconds, given) + given)
+                )  # the time used counts, and more than asked
+                more = f"`{command(f'resume --study {name} --time {total}')}` goes on"
                 self.reason = f"the time of {spelled(given)} is used up: {more} from the last checkpoints."
             elif self._stuck and not self._stopping:
                 paused = f"{counted(len(self._paused), 'trial')} {'is' if len(self._paused) == 1 else 'are'} paused"

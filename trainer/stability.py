@@ -42,7 +42,9 @@ class Spikes:
         return (loss - middle) / max(spread, 1e-3 * abs(middle), 1e-12)
 
     def is_spike(self, loss: float) -> bool:
-        return self.config.enabled and self.score(loss) > self.config.threshold
+        """Whether `loss` is out of proportion, and above all recent ones: near convergence few windows make up the
+        loss, and the score of such a window is high without anything being wrong."""
+        return self.config.enabled and self.score(loss) > self.config.threshold and not loss <= max(self.losses)
 
     def add(self, loss: float, norm: float) -> None:
         """Take in a window that was trained on."""

@@ -187,7 +187,7 @@ def test_time_that_is_used_up_leaves_a_study_that_goes_on_when_it_gets_more(tmp_
     home = Home(tmp_path / "home")
     _, status, state, reason = drive(home, trials=4, seconds=0.6, **flags)
     assert state == "interrupted"
-    assert "the time of 1s is used up: `hpo resume --study fragile --time 1s` goes on" in reason
+    assert "the time of 1s is used up: `hpo resume --study fragile --time 2s` goes on" in reason
     assert status.seconds_used >= 0.6
     assert status.trials["waiting"] > 0
     assert status.trials["running"] == 0
@@ -209,8 +209,8 @@ def deaf(fragile) -> Path:
 
 
 def test_a_trial_that_ends_when_the_time_is_over_may_be_the_studys_end(home, deaf):
-    flags = {"reference": str(deaf), "overrides": {"pause": 1.0}}
-    digest, status, state, reason = drive(home, trials=1, seconds=0.3, **flags)
+    flags = {"reference": str(deaf), "overrides": {"pause": 2.0}}
+    digest, status, state, reason = drive(home, trials=1, seconds=1.5, **flags)
     assert (status.trials["complete"], state, status.state, reason) == (1, "complete", "complete", "")
     with Ledger(home.storage).write() as connection:  # as a driver leaves it that is killed before it tells
         connection.execute(update(trials).values(told=None))

@@ -46,6 +46,13 @@ def test_a_constant_loss_that_moves_a_little_is_no_jump():
     assert not seen([1.0] * 64).is_spike(1.001)
 
 
+def test_a_loss_within_the_recent_range_is_no_jump_however_far_from_the_median():
+    spikes = seen([0.001] * 60 + [1.3] + [0.001] * 3)
+    assert spikes.score(0.94) > 8
+    assert not spikes.is_spike(0.94)
+    assert spikes.is_spike(1.4)
+
+
 def test_the_learning_rate_is_cut_for_a_while():
     spikes = seen([1.0] * 64, lr_factor=0.25, cooldown=10)
     spikes.rolled_back(100)
