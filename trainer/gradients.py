@@ -124,6 +124,7 @@ def divide_and_clip(
     norm = norm / count
     scale = 1.0 if clip.norm is None else clip.norm / (norm + 1e-6)
     if grads:
+        grads = ranks.local(grads)
         at_most_one = scale.clamp(max=1.0) if isinstance(scale, Tensor) else min(scale, 1.0)
         torch._foreach_mul_(grads, at_most_one / count)
     if grads and clip.value is not None:

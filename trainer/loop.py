@@ -68,7 +68,7 @@ class Fit:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)
         seed_all(derive(config.seed, "init"))
-        model = ranks.prepare(prepare(task.model().to(device), config.precision))
+        model = ranks.prepare(prepare(task.model().to(device), config.precision), task)
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)

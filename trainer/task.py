@@ -66,6 +66,14 @@ class Task:
         """The loss of one micro-batch, already on the model's device."""
         raise NotImplementedError(f"{type(self).__name__} needs a method loss(model, batch) that returns a Loss.")
 
+    def parallel_plan(self, model: nn.Module) -> Mapping[str, str]:
+        """For `train.parallel.tensor`: pattern of module names -> "colwise" or "rowwise".
+
+        A linear layer by columns gives each rank some of its outputs; one by rows that follows, with what stands
+        between acting on each element alone, takes them as its inputs and gives all ranks the whole output again.
+        """
+        return {}
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the model, named `val/...`; called after each epoch in eval mode and without gradient."""
         return {}

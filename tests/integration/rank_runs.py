@@ -33,6 +33,9 @@ class Smooth(Toy):
         self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 3))
         return self.net
 
+    def parallel_plan(self, model: nn.Module) -> dict[str, str]:
+        return {"0": "colwise", "2": "rowwise"}
+
 
 class Ragged(Smooth):
     """The last window of an epoch holds one sample, so that all ranks but the first have none of it."""
@@ -52,6 +55,9 @@ class Wide(Toy):
             nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3),
         )  # fmt: skip
         return self.net
+
+    def parallel_plan(self, model: nn.Module) -> dict[str, str]:
+        return {"4": "colwise", "6": "rowwise"}
 
 
 class Bad(Smooth):

@@ -15,18 +15,20 @@ from trainer.config.optim import OPTIMIZERS
 from trainer.errors import ConfigError
 from trainer.launch import RankFailed, RankLost, launch
 from trainer.loop import fit
+from trainer.parallel.split import _plan
 
 HERE = str(Path(__file__).parent)
 KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it takes
     2: {"ddp": {"data": 2}, "fp16": {"data": 2, "compression": "fp16"}, "buckets": {"data": 2, "bucket_mb": 0.001}}
-    | {shard: {"data": 2, "shard": shard} for shard in ("zero1", "zero2", "zero3")},
-    4: {"ddp": {"data": 4}, "zero3": {"data": 4, "shard": "zero3"}},
+    | {shard: {"data": 2, "shard": shard} for shard in ("zero1", "zero2", "zero3")}
+    | {"tensor": {"tensor": 2}},
+    4: {"ddp": {"data": 4}, "zero3": {"data": 4, "shard": "zero3"}, "tensor": {"data": 2, "tensor": 2}},
 }
 TWO_PASSES = {  # train.optim of those that look at a window more than once
     "sam": {"name": "sgd", "lr": 0.1, "wrap": "sam", "sam": {"rho": 0.2}},
     "sophia": {"name": "sophia", "lr": 1e-3, "update_every": 2},
 }
-SHARDS = ("none", "zero1", "zero3")
+WAYS = ("none", "zero1", "zero3", "tensor")
 RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 1}}
 
 
@@ -53,16 +55,16 @@ def ran(tmp_path_factory, left):
             ddp = {"data": ranks, "bucket_mb": 0.005}
             runs = {name: {"parallel": kind} for name, kind in KINDS[ranks].items()}
             runs |= {"ragged": {"task": "Ragged", "parallel": ddp}}
-            for shard in SHARDS:
-                kind = {"data": ranks, "shard": shard} if shard != "none" else ddp
-                runs |= {f"whole {shard}": RESUMED | {"parallel": kind}}
-                runs |= {f"cut {shard}": RESUMED | {"parallel": kind, "cut": 6}}
-                runs |= {f"stopped {shard}": {"parallel": kind, "stop": 2}}
+            for way in WAYS:
+                kind = ddp if way == "none" else KINDS[ranks].get(way) or {"data": ranks, "shard": way}
+                runs |= {f"whole {way}": RESUMED | {"parallel": kind}}
+                runs |= {f"cut {way}": RESUMED | {"parallel": kind, "cut": 6}}
+                runs |= {f"stopped {way}": {"parallel": kind, "stop": 2}}
             if ranks == 2:
                 runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
                 runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
                 runs |= {"resumed": RESUMED | {"parallel": ddp, "directory": str(left[0])}}
-                runs |= {f"nan {shard}": {"task": "Bad", "parallel": {"data": 2, "shard": shard}} for shard in SHARDS}
+                runs |= {f"nan {shard}": {"task": "Bad", "parallel": {"data": 2, "shard": shard}} for shard in WAYS[:3]}
                 begun = tmp_path_factory.mktemp("begun")
                 runs |= {"resharded": {"parallel": {"data": 2, "shard": "zero3"}, "directory": str(begun)}}
             job = {"directory": str(tmp_path_factory.mktemp("ranks")), "runs": runs}
@@ -116,11 +118,11 @@ def test_a_window_of_fewer_samples_than_ranks(ranks, ran, solo):
     assert_equal(ran(ranks)[1][0]["ragged"], solo["Ragged"], 1e-6)
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", KINDS)
-def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, shard, ran):
+def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, way, ran):
     """With batch norm, dropout and several buckets, whose layout would otherwise differ after the cut."""
-    whole, cut = (ran(ranks)[1][0][f"{name} {shard}"] for name in ("whole", "cut"))
+    whole, cut = (ran(ranks)[1][0][f"{name} {way}"] for name in ("whole", "cut"))
     assert cut["losses"] == [*whole["losses"][:6], *whole["losses"][5:]]
     assert cut["weights"] == whole["weights"]
 
@@ -132,16 +134,17 @@ def test_loader_workers_change_nothing_on_any_rank(ran):
         ]
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-def test_it_goes_on_with_another_number_of_ranks(shard, ran, solo):
+@pytest.mark.parametrize("way", WAYS)
+def test_it_goes_on_with_another_number_of_ranks(way, ran, solo):
     """From the checkpoint that four ranks left at a stop at epoch 2 of 5, by one process."""
     job, results = ran(4)
-    name = f"stopped {shard}"
+    name = f"stopped {way}"
     alone = rank_runs.run(f"{job['directory']}/{name}")
     assert len(alone["losses"]) == 12
     assert_equal(alone | {"losses": results[0][name]["losses"] + alone["losses"]}, solo["Smooth"], 1e-6)
     [(_, fields)] = [event for event in alone["events"] if event[0] == "ranks_changed"]
-    before = {"data": 4} | ({"shard": shard} if shard != "none" else {})
+    before = {"data": 2, "tensor": 2} if way == "tensor" else {"data": 4, "shard": way}
+    before = {key: value for key, value in before.items() if value != "none"}
     assert fields == {"step": 8, "before": before, "now": {}}
 
 
@@ -153,15 +156,15 @@ def test_parts_of_a_checkpoint_that_one_process_left(ran, solo):
 @pytest.mark.parametrize("ranks", KINDS)
 def test_a_verdict_reaches_all_ranks_at_its_step(ranks, ran):
     for result in ran(ranks)[1]:
-        for shard in SHARDS:
-            outcome = result[f"stopped {shard}"]["outcome"]
+        for way in WAYS:
+            outcome = result[f"stopped {way}"]["outcome"]
             assert (outcome["kind"], outcome["step"]) == ("pruned", 8)
 
 
 def test_what_is_not_finite_on_one_rank_is_skipped_by_all(ran):
     """Rank 1's share of every window has a NaN from window 4 on; ten in a row end the fit."""
     for result in ran(2)[1]:
-        for shard in SHARDS:
+        for shard in WAYS[:3]:
             outcome = result[f"nan {shard}"]["outcome"]
             assert (outcome["kind"], outcome["step"]) == ("nonfinite", 13)
             assert "10 steps in a row" in outcome["error"]
@@ -214,7 +217,9 @@ def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(left, ra
     [
         ({"batch_size": 1, "parallel": {"data": 2}}, "give every rank at least one sample"),
         ({"parallel": {"shard": "zero1"}}, "data is 1: set data to 2"),
-        ({"parallel": {"data": 2, "shard": "zero3", "bucket_mb": 1.0}}, "bucket_mb belong to shard=none and zero1"),
+        ({"parallel": {"data": 2, "shard": "zero3", "tensor": 2}}, "exclude each other"),
+        ({"parallel": {"tensor": 2}, "average": {"name": "ema"}}, "average.name need whole"),
+        ({"parallel": {"data": 2, "shard": "zero3", "bucket_mb": 1.0}}, "bucket_mb belong to replicas of whole models"),
         ({"parallel": {"data": 2, "shard": "zero2"}, "clip": {"adaptive": 0.1}}, "clip.adaptive need whole"),
         (
             {"parallel": {"data": 2}, "gradients": {"noise_scale": True}, "micro_batch_size": 4},
@@ -232,3 +237,19 @@ def test_ranks_that_nobody_started_are_refused(tmp_path):
     config = TrainConfig.model_validate({"parallel": {"data": 2}})
     with pytest.raises(ConfigError, match=r"asks for 2 ranks and this process is alone"):
         fit(rank_runs.Smooth(None), config, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({}, "has no parallel_plan"),
+        ({"0": "diagonal"}, "give a pattern of module names"),
+        ({"9": "colwise"}, "give a pattern of module names"),
+        ({"1": "rowwise"}, "names '1', which is no nn.Linear"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_is_refused(plan, message):
+    task = rank_runs.Smooth(None)
+    task.parallel_plan = lambda model: plan  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=message):
+        _plan(task.model(), task, 2)

@@ -122,8 +122,8 @@ class TrainConfig(Frozen):
             raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")
         if self.parallel.parts and (found := _whole(self)):
             raise ValueError(
-                f"{' and '.join(found)} need whole parameters, and parallel.shard={self.parallel.shard} has parts of "
-                "them: leave that out, or use shard=none or zero1."
+                f"{' and '.join(found)} need whole parameters, and parallel gives each rank parts of them: "
+                "leave that out, or use shard=none or zero1, and tensor=1."
             )
         return self
 

@@ -21,6 +21,7 @@ class ParallelConfig(Frozen):
     """
 
     data: Count = 1
+    tensor: Count = 1  # ranks of one replica, which divide the layers that the task's parallel_plan names
     shard: Literal["none", "zero1", "zero2", "zero3"] = "none"  # over the replicas: see docs/guide/distributed.md
     bucket_mb: Positive = 25.0  # of gradients that are reduced at once, while backward goes on
     static_graph: bool = False  # every step uses the same parameters in the same order: DDP may reorder its work
@@ -32,16 +33,16 @@ class ParallelConfig(Frozen):
     @property
     def ranks(self) -> int:
         """Processes of one trial."""
-        return self.data
+        return self.data * self.tensor
 
     @property
     def parts(self) -> bool:
         """Whether a rank holds parts of parameters."""
-        return self.shard in ("zero2", "zero3")
+        return self.shard in ("zero2", "zero3") or self.tensor > 1
 
     def shape(self) -> dict[str, Any]:
         """What decides who computes what: the fields that differ from those of one process."""
-        return self.model_dump(include={"data", "shard"}, exclude_defaults=True)
+        return self.model_dump(include={"data", "tensor", "shard"}, exclude_defaults=True)
 
     @model_validator(mode="after")
     def _check(self) -> ParallelConfig:
@@ -49,7 +50,11 @@ class ParallelConfig(Frozen):
             raise ValueError("static_graph and find_unused exclude each other: set one of them to false.")
         if self.shard != "none" and self.data == 1:
             raise ValueError(f"shard={self.shard} divides among replicas and data is 1: set data to 2 or more.")
-        set_ = self.model_fields_set & {"bucket_mb", "static_graph", "find_unused", "compression"}
+        if self.shard != "none" and self.tensor > 1:
+            raise ValueError(f"shard={self.shard} and tensor={self.tensor} exclude each other: use one of them.")
+        set_ = self.model_fields_set & {"bucket_mb", "static_graph", "find_unused", "compression", "sync_batchnorm"}
         if self.parts and any(getattr(self, name) != type(self).model_fields[name].default for name in set_):
-            raise ValueError(f"{', '.join(sorted(set_))} belong to shard=none and zero1: leave them out.")
+            raise ValueError(
+                f"{', '.join(sorted(set_))} belong to replicas of whole models, shard=none and zero1: leave them out."
+            )
         return self

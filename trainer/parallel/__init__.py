@@ -10,11 +10,12 @@ from trainer.errors import ConfigError
 from trainer.parallel import member
 from trainer.parallel.solo import Solo
 
-_KINDS = {  # by train.parallel.shard
+_KINDS = {
     "none": "trainer.parallel.replicas:Replicas",
     "zero1": "trainer.parallel.zero1:Zero1",
     "zero2": "trainer.parallel.sharded:Sharded",
     "zero3": "trainer.parallel.sharded:Sharded",
+    "tensor": "trainer.parallel.split:Split",
 }
 
 __all__ = ["Solo", "join"]
@@ -31,5 +32,5 @@ def join(config: ParallelConfig, device: torch.device) -> Solo:
             f"train.parallel asks for {config.ranks} ranks and this process is {there}: start them by "
             "trainer.launch.launch, as `hpo run` does."
         )
-    kind = named(_KINDS[config.shard], "train.parallel.shard")
+    kind = named(_KINDS["tensor" if config.tensor > 1 else config.shard], "train.parallel")
     return kind(config, this, device)

@@ -17,7 +17,7 @@ from trainer.errors import ConfigError
 from trainer.gradients import Window
 from trainer.parallel.several import Several
 from trainer.parallel.solo import put_back, values_of
-from trainer.task import Loss
+from trainer.task import Loss, Task
 
 _HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 
@@ -27,7 +27,7 @@ class Replicas(Several):
 
     _ddp: DistributedDataParallel
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: nn.Module, task: Task) -> nn.Module:
         c = self.config
         if self.device.type == "cpu" and (c.compression == "bf16" or c.sync_batchnorm):
             field = "sync_batchnorm=true" if c.sync_batchnorm else "compression=bf16"

@@ -25,11 +25,12 @@ class Several(Solo):
 
     def __init__(self, config: ParallelConfig, member: Member, device: torch.device) -> None:
         self.config, self.member, self.device = config, member, device
-        self.mesh = init_device_mesh(device.type, (config.data,), mesh_dim_names=("data",))
+        self.mesh = init_device_mesh(device.type, (config.data, config.tensor), mesh_dim_names=("data", "tensor"))
         self.ranks = config.ranks
         self.shares = config.data
         self.share = self.mesh.get_local_rank("data")
         self.stream = (self.share,)
+        self._speaks = self.mesh.get_local_rank("tensor") == 0  # of the ranks of a replica, for all of them
         self._wish = False  # this rank's
         self._wishes: float | Tensor = 0.0  # of all ranks, as of the last window
 
@@ -45,10 +46,11 @@ class Several(Solo):
         """One small all-reduce, in float64; it carries the wish to leave as well."""
         self.beat()
         names = sorted(window.terms)
-        mine = [window.loss, window.count, float(self._wish), *(window.terms[name] for name in names)]
+        mine = [window.loss, window.count, *(window.terms[name] for name in names)]
+        mine = [float(self._wish), *(mine if self._speaks else [0.0] * len(mine))]
         numbers = torch.stack([torch.as_tensor(n, dtype=torch.float64, device=self.device) for n in mine])
         dist.all_reduce(numbers)
-        loss, count, self._wishes, *terms = numbers.tolist() if self.device.type == "cpu" else numbers
+        self._wishes, loss, count, *terms = numbers.tolist() if self.device.type == "cpu" else numbers
         return Window(loss, count, dict(zip(names, terms, strict=True)))
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:

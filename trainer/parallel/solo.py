@@ -16,7 +16,7 @@ from trainer import optim
 from trainer.checkpoint import CheckpointStore
 from trainer.config import OptimConfig
 from trainer.report import Reporter
-from trainer.task import Loss
+from trainer.task import Loss, Task
 
 if TYPE_CHECKING:
     from trainer.gradients import Window
@@ -40,7 +40,7 @@ class Solo:
         """The reporter and the store through which all ranks speak as one."""
         return reporter, checkpoints
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: nn.Module, task: Task) -> nn.Module:
         """The model as this rank holds it: its own, or its part of it."""
         return model
 
@@ -72,6 +72,10 @@ class Solo:
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Put the sum over all shares in place of each tensor."""
+
+    def local(self, tensors: list[Tensor]) -> list[Tensor]:
+        """This rank's parts of them, which share their memory."""
+        return tensors
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """The norm of the whole model's gradient."""
