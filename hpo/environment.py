@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpo.study import Study
 
-_PACKAGES = ("hpo", "torch", "numpy", "scipy", "optuna", "mlflow-skinny", "sqlalchemy", "pydantic", "safetensors")
-_DECIDING = ("torch", "numpy", "scipy", "optuna")  # another version may draw or train other numbers
+_PACKAGES = (
+    "hpo",
+    "torch",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "optuna",
+    "mlflow-skinny",
+    "sqlalchemy",
+    "pydantic",
+    "safetensors",
+)
+_DECIDING = ("torch", "numpy", "scipy", "scikit-learn", "optuna")  # another version may draw or train other numbers
 
 
 def deciding_versions() -> str:
     """Versions of what proposals and weights depend on; a change is drift."""
-    versions = _versions(_DECIDING)
+    python = ".".join(platform.python_version_tuple()[:2])
+    versions = {"python": python} | _versions(_DECIDING)
     return " ".join(f"{name} {found}" for name, found in versions.items())
 
 

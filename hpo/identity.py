@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 MAX_CLAUSES = 6  # of one message
 _MISSING = object()
+_OWN = Path(__file__).parent
+_SEARCH = ("search", "space.py", "dimensions.py")  # of this package, what decides which trials there are
+_LOADED = ("code", "versions", "trainer", "search")  # what stays in a process that has loaded it
 # Where a component is a mapping, what one of its entries is called.
 _ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}"}
 
@@ -29,7 +32,8 @@ def identity(study: Study, spec: StudySpec) -> dict[str, Any]:
 def _here(study: Study) -> dict[str, Any]:
     """What a process brings along: the code it has loaded, and the versions of what that stands on."""
     trainer = tree_sha256(Path(durable.__file__).parent, "*.py")
-    return {"code": study.code_sha256(), "versions": deciding_versions(), "trainer": trainer}
+    search = json_sha256({str(part): tree_sha256(_OWN / part, "*.py") for part in _SEARCH})
+    return {"code": study.code_sha256(), "versions": deciding_versions(), "trainer": trainer, "search": search}
 
 
 def check_worker(row: Mapping[str, Any], study: Study) -> None:
@@ -37,13 +41,25 @@ def check_worker(row: Mapping[str, Any], study: Study) -> None:
 
     `row` is the study's row. Where the driver was allowed to drift, so are its workers.
     """
+    if row["environment"].get("allow_drift"):
+        return
     stored = row["identity"]
-    here = {key: value for key, value in _here(study).items() if key in stored}
-    changed = drift({key: stored[key] for key in here}, here)
-    if changed and not row["environment"].get("allow_drift"):
+    brought = _here(study) | {"data": study.data_sha256()}
+    here = {key: value for key, value in brought.items() if key in stored}
+    if changed := drift({key: stored[key] for key in here}, here):
         raise DriftError(
             f"this worker cannot train study {row['name']!r} of {row['environment'].get('host')}: here "
-            f"{'; '.join(changed)}: give it the driver's code and versions, or drive with --allow-drift."
+            f"{'; '.join(changed)}: give it the driver's code, data and versions, or drive with --allow-drift."
+        )
+
+
+def check_loaded(old: Mapping[str, Any], row: Mapping[str, Any]) -> None:
+    """Raise DriftError if a study whose row was `old` is now driven with other code than a worker loaded then."""
+    changed = drift(*({key: one["identity"].get(key) for key in _LOADED} for one in (old, row)))
+    if changed:
+        raise DriftError(
+            f"study {row['name']!r} is driven on with other code than this worker has loaded: {'; '.join(changed)}: "
+            "start the worker again."
         )
 
 

@@ -63,13 +63,29 @@ def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) 
             return connection.execute(query).mappings().one()
 
         row = ledger.transact(body)
-    changed = drift(row["identity"], identity(study, spec))
+    now = identity(study, spec)
+    if row["identity"]["objectives"] != now["objectives"] and _has_trials(ledger, row):
+        raise DriftError(
+            f"study {spec.name!r} has trials, judged by {_judged_by(row['spec'])}, and its objectives are now "
+            f"{_judged_by(spec.to_json())}: undo that, or start another study by `hpo run --study {spec.reference} "
+            "--name NAME`."
+        )
+    changed = drift(row["identity"], now)
     if changed and not options.allow_drift:
         raise DriftError(
             f"study {spec.name!r} is in the ledger already, and {'; '.join(changed)}: undo that, continue with "
             f"--allow-drift, or start another study by `hpo run --study {spec.reference} --name NAME`."
         )
     return row
+
+
+def _has_trials(ledger: Ledger, row: RowMapping) -> bool:
+    asked = select(trials.c.id).where(trials.c.study_id == row["id"]).limit(1)
+    return ledger.look(lambda connection: connection.execute(asked).first()) is not None
+
+
+def _judged_by(spec: Mapping[str, Any]) -> str:
+    return ", ".join("{metric} ({direction}, {select})".format(**objective) for objective in spec["objectives"])
 
 
 def _new_row(study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:

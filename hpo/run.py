@@ -113,9 +113,7 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[str], None]])
         show(notice)
 
     try:
-        result = _drive(driver, ledger, spec, options, tick)
-        results.write()
-        return result
+        return _drive(driver, ledger, spec, options, tick, results.write)
     finally:
         driver.release()
 
@@ -131,7 +129,14 @@ def _lease_seconds() -> float:
     return seconds
 
 
-def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on_tick: Callable[[str], None]) -> Result:
+def _drive(
+    driver: Driver,
+    ledger: Ledger,
+    spec: StudySpec,
+    options: Options,
+    on_tick: Callable[[str], None],
+    write_results: Callable[[], None],
+) -> Result:
     from hpo import mirror
 
     def behind() -> int:
@@ -139,6 +144,7 @@ def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on
 
     if driver.idle:
         state = driver.run()
+        write_results()
         if not behind():
             on_tick("")
             return Result(spec.name, state, driver.reason, 0, None)
@@ -151,6 +157,7 @@ def _drive(driver: Driver, ledger: Ledger, spec: StudySpec, options: Options, on
 
     with signals:
         state = driver.run(tick)
+        write_results()
         if left := behind():
             last = "last transaction" if left == 1 else f"last {left} transactions"
             print(f"waiting for MLflow to take the {last}", file=sys.stderr)
@@ -257,6 +264,7 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     given: dict[str, Any] = {"order": request.order, "window": request.window, "seed": request.seed}
     given |= {"strategy": request.strategy and _strategy(request.strategy, study), "overrides": dict(study.overrides)}
     given |= {"reference": study.reference, "metrics": list(study.metrics)}
+    given |= {"objectives": [objective.to_json() for objective in study.objectives]}
     if request.sampler is not None:
         own = study.sampler["name"] == request.sampler
         given |= _sampling(study.sampler if own else sampler_spec(request.sampler))

@@ -270,11 +270,11 @@ class Study:
             "space": json.loads(json.dumps(self.space.describe())),  # plain: lists, no tuples
             "objectives": json_sha256([one.to_json() for one in self.objectives]),
             "config": flatten(as_json(self.config)),
-            "data": self._data_sha256(),
+            "data": self.data_sha256(),
             "code": self.code_sha256(),
         }
 
-    def _data_sha256(self) -> dict[str, str]:
+    def data_sha256(self) -> dict[str, str]:
         """Path -> sha256 of the files it names; of a checkpoint to start from, its manifest's, which names the rest."""
         values, found = flatten(as_json(self.config)), {}
         for path in (*self.data_paths, RESUME_FROM):

@@ -9,6 +9,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Collection
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
@@ -18,7 +19,7 @@ from hpo.attempt import attempt  # and with it torch: a worker is ready before i
 from hpo.errors import HpoError, UserError
 from hpo.executors.process import die_with_parent
 from hpo.home import Home
-from hpo.identity import check_worker
+from hpo.identity import check_loaded, check_worker
 from hpo.ledger import Ledger, writes
 from hpo.ledger.claims import Claim, claim, renew
 from hpo.ledger.leases import Heartbeat
@@ -44,7 +45,7 @@ class Worker:
     def __init__(self, ledger: Ledger, home: Home, executor: str, say: Callable[[str], None] = lambda _: None) -> None:
         self._ledger, self._home, self._say = ledger, home, say
         self._process = Process.current()
-        self._studies: dict[int, Opened] = {}
+        self._studies: dict[int, tuple[dict[str, Any], Opened]] = {}  # each as its row was then
         self._ledger.transact(lambda c: writes.register(c, self._process, executor))
         self._system = SystemMetrics()
         self.leaving = threading.Event()
@@ -96,14 +97,19 @@ class Worker:
         self._say(f"{opened.name}: trial {taken.number} {ended.kind}{ended.error and ': '}{ended.error}")
 
     def _open(self, study_id: int) -> Opened:
-        if study_id not in self._studies:
-            query = select(studies).where(studies.c.id == study_id)
-            row = self._ledger.look(lambda connection: connection.execute(query).mappings().one())
-            self._home.check_mark(row["name"], row["uid"], row["environment"]["host"])
-            opened = Opened(dict(row))
-            check_worker(dict(row), opened.study)
-            self._studies[study_id] = opened
-        return self._studies[study_id]
+        """The study as it is driven now, anew where a resume has changed it; DriftError where its code is new."""
+        query = select(studies).where(studies.c.id == study_id)
+        row = dict(self._ledger.look(lambda connection: connection.execute(query).mappings().one()))
+        if study_id in self._studies:
+            before, opened = self._studies[study_id]
+            if all(before[part] == row[part] for part in ("spec", "identity")):
+                return opened
+            check_loaded(before, row)
+        self._home.check_mark(row["name"], row["uid"], row["environment"]["host"])
+        opened = Opened(row)
+        check_worker(row, opened.study)
+        self._studies[study_id] = (row, opened)
+        return opened
 
     def _fit(self, opened: Opened, taken: Claim, reporter: LedgerReporter) -> Outcome:
         store = reporter.store()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.event import listen
 from typer.testing import CliRunner
 
-from hpo import words
+from hpo import identity
 from hpo.cli import app
 from hpo.config import parse_override
 from hpo.driver import Driver, Options
@@ -27,6 +28,7 @@ from hpo.executors.local import Local
 from hpo.home import Home
 from hpo.ledger import Ledger, reads, writes
 from hpo.ledger.tables import attempts, events, studies, trials, workers
+from hpo.results import Results
 from hpo.run import Request, declare
 from hpo.search.samplers import SAMPLERS
 from hpo.worker import Worker
@@ -70,12 +72,6 @@ class Fragile:
 
 STUDY = Study("fragile", Config(), Fragile, {"lr": Float(0.1, 1.0)}, [Objective("val/loss")], sampler="random")
 """
-
-
-@pytest.fixture(autouse=True)
-def no_command():
-    """What is driven here is driven by no command, whatever ran before: hints name no flags of one."""
-    words.forget()
 
 
 @pytest.fixture
@@ -334,7 +330,7 @@ def test_a_study_without_a_value_has_failed(home, fragile):
     run = ("run", "--study", str(fragile), "--executor", "inline", "--trials", "2")
     text = refused(hpo(*run, home=home), 1)
     at = f" --home {shlex.quote(str(home.root))}`"
-    assert f"none of the 2 trials gave a value, `hpo show 0 --study fragile{at} says why" in text
+    assert f"none of 2 trials gave a value, `hpo show 0 --study fragile{at} says why" in text
     assert f"--allow-drift --trials 4{at} goes on" in text
     assert known(home)[1].state == "stopped"
 
@@ -381,7 +377,7 @@ def test_a_study_with_nothing_left_starts_nothing(home, fragile):
     assert hpo("run", "--study", str(fragile), "--executor", "inline", "--trials", "1", home=home).exit_code == 0
 
     def traces():
-        rows = query(home, select(studies.c.revision)) + query(home, select(func.count()).select_from(workers))
+        rows = [*query(home, select(studies.c.revision)), *query(home, select(func.count()).select_from(workers))]
         return rows, {path.name: path.stat().st_size for path in (home.root / "logs").iterdir()}
 
     before = traces()
@@ -477,3 +473,111 @@ def test_a_study_whose_space_has_changed_goes_on_where_that_is_allowed(home, fra
     assert (state, status.trials["complete"]) == ("complete", 8)
     _, status, state, _ = drive(home, trials=10, name="fragile")
     assert (state, status.trials["complete"]) == ("complete", 10), "what was allowed is the study now"
+
+
+# What a worker that joined earlier makes of it
+
+
+@pytest.fixture
+def joined(home, fragile):
+    """A worker that has trained a trial of a study that a driver has begun and left."""
+    driver = make(home, trials=1, reference=str(fragile), window=2)
+    driver.acquire()
+    driver._fill()
+    worker = Worker(Ledger(home.storage), home, "joined")
+    assert worker.run_one([1])
+    driver.release()
+    return worker
+
+
+def resumed(home: Home, **changes) -> None:
+    """Another driver goes on with the study, one trial further, and leaves that trial waiting."""
+    driver = make(home, trials=2, name="fragile", allow_drift=True, **changes)
+    driver.acquire()
+    driver._fill()
+    driver.release()
+
+
+def test_a_joined_worker_trains_the_study_as_it_is_driven_now(home, joined):
+    before = joined._open(1)
+    assert joined._open(1) is before
+    resumed(home, window=5, strategy="median", overrides={"pause": 0.01})
+    assert joined.run_one([1])
+    now = joined._open(1)
+    assert (now.spec.window, now.strategy.name, now.study.config.pause) == (5, "median", 0.01)
+    assert known(home)[1].trials["complete"] == 2
+
+
+def test_a_joined_worker_leaves_where_the_code_is_new(home, fragile, joined):
+    fragile.write_text(FRAGILE + "# another version\n")
+    resumed(home)
+    with pytest.raises(DriftError, match=r"with other code than this worker has loaded: the code changed: start"):
+        joined.run_one([1])
+    assert known(home)[1].trials["waiting"] == 1
+
+
+def test_a_worker_that_reads_other_data_is_refused(tmp_path, home, fragile):
+    data = tmp_path / "data.csv"
+    data.write_text("1")
+    text = FRAGILE.replace("lr: float = 0.1", "lr: float = 0.1\n    data: str | None = None")
+    fragile.write_text(text.replace('sampler="random"', 'sampler="random", data_paths=["data"]'))
+    driver = make(home, trials=1, reference=str(fragile), overrides={"data": str(data)})
+    driver.acquire()
+    driver._fill()
+    driver.release()
+    worker = Worker(Ledger(home.storage), home, "joined")
+    data.write_text("2")
+    with pytest.raises(DriftError, match="here the content of data changed: give it the driver's code, data and"):
+        worker.run_one([1])
+    data.write_text("1")
+    assert worker.run_one([1])
+
+
+# What no drift may change, and what is part of a study
+
+
+def test_objectives_change_only_before_there_are_trials(home, fragile):
+    other = FRAGILE.replace('Objective("val/loss")', 'Objective("val/loss", "maximize")')
+    driver = make(home, trials=1, reference=str(fragile))
+    driver.acquire()
+    driver.release()
+    fragile.write_text(other)
+    drive(home, trials=1, reference=str(fragile), allow_drift=True)
+    [(spec,)] = query(home, select(studies.c.spec))
+    assert spec["objectives"] == [{"metric": "val/loss", "direction": "maximize", "select": "last"}]
+    fragile.write_text(FRAGILE)
+    for allow_drift in (False, True):
+        with pytest.raises(
+            DriftError, match=r"judged by val/loss \(maximize, last\), .* now val/loss \(minimize, last\)"
+        ):
+            drive(home, trials=2, name="fragile", allow_drift=allow_drift)
+
+
+def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_path, home, fragile, monkeypatch):
+    study, spec = declare(Request(home, reference=str(fragile)), None, workers=1)
+    found = identity.identity(study, spec)
+    own = Path(identity.__file__).parent
+    for part in identity._SEARCH:
+        (shutil.copytree if (own / part).is_dir() else shutil.copy)(own / part, tmp_path / part)
+    monkeypatch.setattr(identity, "_OWN", tmp_path)
+    assert identity.drift(found, identity.identity(study, spec)) == []
+    (tmp_path / "search" / "tpe.py").write_text("# other\n")
+    assert identity.drift(found, identity.identity(study, spec)) == ["the search changed"]
+    assert f"python {sys.version_info[0]}.{sys.version_info[1]} " in found["versions"]
+    assert "scikit-learn " in found["versions"]
+
+
+def test_ctrl_c_while_results_are_written_leaves_a_whole_study(home, fragile, monkeypatch):
+    class Interrupted(Results):
+        def write(self) -> None:
+            if known(home)[1].state == "complete":
+                os.kill(os.getpid(), signal.SIGINT)
+            super().write()
+
+    monkeypatch.setattr("hpo.run.Results", Interrupted)
+    run = ("run", "--study", str(fragile), "--executor", "inline", "--trials", "1")
+    result = hpo(*run, home=home)
+    assert result.exit_code == 130, result.output
+    assert (home.checkpoints("fragile", 0) / "metrics.json").exists()
+    result = hpo("verify", home=home)
+    assert result.exit_code == 0, result.output
