@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ONE = dict.fromkeys(VARIABLES, "1")  # the environment of a process that is to start with one thread
@@ -17,13 +23,12 @@ def limited(count: int) -> Iterator[None]:
     A library that the block loads reads the environment, which says the same until the block ends.
     """
     import torch
-    from threadpoolctl import threadpool_limits
 
     threads = torch.get_num_threads()
     environ = {name: os.environ.get(name) for name in VARIABLES}
     os.environ.update(dict.fromkeys(VARIABLES, str(count)))
     try:
-        with threadpool_limits(limits=count):
+        with _pools(len(sys.modules)).limit(limits=count):
             torch.set_num_threads(count)
             yield
     finally:
@@ -33,3 +38,12 @@ def limited(count: int) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@lru_cache(maxsize=1)
+def _pools(modules: int) -> ThreadpoolController:
+    """The pools of this process. Looking for them takes milliseconds: it is done again once more `modules` are there,
+    as it is by imports that libraries come."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
