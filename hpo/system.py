@@ -11,12 +11,16 @@ import psutil
 
 
 class SystemMetrics:
-    """Measures from one reading to the next; this process's share, not its neighbours'.
+    """Measures from one reading to the next; this process's share, not its neighbours', but for the network.
 
-    system/cpu_percent     processor time of this process over wall time, 100 for one busy core
-    system/memory_mb       resident memory, MiB
-    system/gpu_memory_mb   the most memory torch has allocated on the current GPU since the last reading, MiB
-    train/gpu_util         the GPU's utilisation in percent as NVML samples it, where nvidia-ml-py is installed
+    system/cpu_percent              processor time of this process over wall time, 100 for one busy core
+    system/memory_mb                resident memory, MiB
+    system/disk_read_bytes_per_sec  what this process has had read from disks, the page cache apart, and written to
+    system/disk_write_bytes_per_sec   them, where the operating system counts it by process; loader workers are others
+    system/net_recv_bytes_per_sec   what the whole machine has received and sent on all interfaces but loopback, since
+    system/net_sent_bytes_per_sec     no operating system counts that by process
+    system/gpu_memory_mb            the most memory torch has allocated on the current GPU since the last reading, MiB
+    train/gpu_util                  the GPU's utilisation in percent by NVML, where nvidia-ml-py is installed
     """
 
     def __init__(self) -> None:
@@ -24,19 +28,32 @@ class SystemMetrics:
         self._last = self._now()
 
     def read(self) -> dict[str, float]:
-        (wall, cpu), (last_wall, last_cpu) = self._now(), self._last
-        self._last = wall, cpu
-        elapsed = max(wall - last_wall, 1e-9)
+        now, last = self._now(), self._last
+        self._last = now
+        elapsed = max(now["wall"] - last["wall"], 1e-9)
         metrics = {
-            "system/cpu_percent": 100 * (cpu - last_cpu) / elapsed,
+            "system/cpu_percent": 100 * (now["cpu"] - last["cpu"]) / elapsed,
             "system/memory_mb": self._process.memory_info().rss / 2**20,
         }
+        for name in (name for name in _TRANSFERS if name in now and name in last):
+            metrics[f"system/{name}_bytes_per_sec"] = max(now[name] - last[name], 0) / elapsed
         return metrics | _gpu()
 
-    @staticmethod
-    def _now() -> tuple[float, float]:
+    def _now(self) -> dict[str, float]:
+        """Seconds and bytes, each counted from a start of its own."""
         times = os.times()
-        return time.monotonic(), times.user + times.system
+        now: dict[str, float] = {"wall": time.monotonic(), "cpu": times.user + times.system}
+        if hasattr(self._process, "io_counters"):
+            disk = self._process.io_counters()
+            now |= {"disk_read": disk.read_bytes, "disk_write": disk.write_bytes}
+        net = psutil.net_io_counters(pernic=True)
+        for name in ("recv", "sent"):
+            now[f"net_{name}"] = sum(getattr(one, f"bytes_{name}") for nic, one in net.items() if nic not in _LOOPBACK)
+        return now
+
+
+_TRANSFERS = ("disk_read", "disk_write", "net_recv", "net_sent")
+_LOOPBACK = ("lo", "lo0", "Loopback Pseudo-Interface 1")
 
 
 def _gpu() -> dict[str, float]:

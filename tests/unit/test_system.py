@@ -1,6 +1,11 @@
 """What the machine does, measured by this process."""
 
+import os
 import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
 
 from hpo.ledger.reads import declared
 from hpo.ledger.tables import machine_dependent
@@ -17,6 +22,42 @@ def test_a_busy_process_shows_and_a_sleeping_one_does_not():
     idle = metrics.read()
     assert busy["system/cpu_percent"] > 2 * idle["system/cpu_percent"]
     assert 1 < busy["system/memory_mb"] < 1e5
+
+
+def test_what_is_written_to_the_disk_shows(tmp_path):
+    metrics, size, process = SystemMetrics(), 8 * 2**20, psutil.Process()
+    before = process.io_counters().write_bytes
+    start = time.monotonic()
+    with open(tmp_path / "file", "wb") as file:
+        file.write(os.urandom(size))
+        file.flush()
+        os.fsync(file.fileno())
+    if process.io_counters().write_bytes - before < size:
+        pytest.skip("this file system lies in memory")
+    written = metrics.read()["system/disk_write_bytes_per_sec"]
+    longest = time.monotonic() - start
+    assert written * longest >= size
+    time.sleep(0.1)
+    idle = metrics.read()
+    assert idle["system/disk_write_bytes_per_sec"] < written / 10
+    for name in ("disk_read", "disk_write", "net_recv", "net_sent"):
+        assert idle[f"system/{name}_bytes_per_sec"] >= 0
+
+
+def test_the_network_is_counted_without_loopback(monkeypatch):
+    def counted(recv: int):
+        nic = SimpleNamespace(bytes_sent=2 * recv, bytes_recv=recv)
+        return lambda pernic: {"eth0": nic, "lo": nic}
+
+    monkeypatch.setattr(psutil, "net_io_counters", counted(1000))
+    metrics = SystemMetrics()
+    start = time.monotonic()
+    time.sleep(0.05)
+    monkeypatch.setattr(psutil, "net_io_counters", counted(6000))
+    found = metrics.read()
+    assert 0 < found["system/net_recv_bytes_per_sec"] <= 5000 / 0.05
+    assert found["system/net_recv_bytes_per_sec"] * (time.monotonic() - start) >= 5000
+    assert found["system/net_sent_bytes_per_sec"] == 2 * found["system/net_recv_bytes_per_sec"]
 
 
 def test_none_of_it_enters_a_digest_or_counts_as_a_differing_replay():
