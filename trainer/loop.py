@@ -25,7 +25,7 @@ from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Report
 from trainer.runtime import out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
-from trainer.stability import Spikes
+from trainer.stability import RECENT, Spikes, hand_over, loudest
 from trainer.state import TrainState
 from trainer.step import Stepper
 from trainer.task import Task
@@ -194,17 +194,31 @@ class Fit:
         s, spikes = self.state, self.state.spikes
         report = {"step": s.step, "epoch": s.epoch, "window": s.position, "lr": self._lr(s.step)}
         report |= spikes.report(loss, norm)
+        details = {
+            "recent_losses": spikes.losses[-RECENT:],
+            "largest_gradients": loudest(s.model, self.ranks.norm),
+            "samples": self.loader.sampler.indices(s.epoch, s.position),
+        }
+        ended, action = None, "the trial ends"
         if spikes.exhausted:
-            self.reporter.event("loss_jumped", **report, action="the trial ends")
-            return self.ended("nonfinite", f"the loss jumped once more after {spikes.rollbacks} rollbacks: {loss:.4g}.")
-        found = self.checkpoints.load_scheduled(self._scheduled)
+            ended = self.ended(
+                "nonfinite", f"the loss jumped once more after {spikes.rollbacks} rollbacks: {loss:.4g}."
+            )
+        else:
+            action = self._restore_weights()
+            spikes.rolled_back(s.step)
+        file = f"anomalies/step-{s.step:08d}.json"
+        hand_over(self.reporter, file, report | {"action": action} | details)
+        self.reporter.event("loss_jumped", **report, action=action, report=file)
+        return ended
+
+    def _restore_weights(self) -> str:
+        """Take the weights and the optimizer of the last scheduled checkpoint; in words, what was done."""
+        spikes, found = self.state.spikes.config, self.checkpoints.load_scheduled(self._scheduled)
         if found is not None:
-            s.load_weights(self.ranks.part(found[0]))
-        spikes.rolled_back(s.step)
+            self.state.load_weights(self.ranks.part(found[0]))
         to = "the weights stay: there is no checkpoint yet" if found is None else f"back to step {found[1].step}"
-        action = f"window skipped, {to}, lr times {spikes.config.lr_factor:g} for {spikes.config.cooldown} steps"
-        self.reporter.event("loss_jumped", **report, action=action)
-        return None
+        return f"window skipped, {to}, lr times {spikes.lr_factor:g} for {spikes.cooldown} steps"
 
     def _scheduled(self, step: int) -> bool:
         """Whether a checkpoint is due at `step` by the configuration; others are an interruption's, and no run without
@@ -241,7 +255,7 @@ class Fit:
 
     def _give_up(self, batches: list[Any]) -> Outcome:
         in_a_row = self.config.guard.max_consecutive
-        culprit = first_nonfinite(self.state.model, lambda: self.stepper.loss(0, batches[0]))
+        culprit = first_nonfinite(self.state.model, lambda: self.stepper.passes(batches))
         return self.ended("nonfinite", f"loss or gradient was not finite {in_a_row} steps in a row: {culprit}.")
 
     def _close_epoch(self) -> Outcome | None:

@@ -8,12 +8,21 @@ the jump is passed over; and the learning rate is cut for a while. PaLM's traini
 
 from __future__ import annotations
 
+import json
 import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trainer.config import RollbackConfig
+from torch import Tensor, nn
 
+from trainer.config import RollbackConfig
+from trainer.report import Reporter
+
+RECENT = 16  # losses in an anomaly report
+LOUDEST = 5  # modules in one
 _SIGMA = 1.4826  # median absolute deviations in a standard deviation of a normal distribution
 
 
@@ -85,3 +94,33 @@ class Spikes:
     def load(self, state: dict[str, Any]) -> None:
         self.losses, self.norms = list(state["losses"]), list(state["norms"])
         self.rollbacks, self.cut_until = state["rollbacks"], state["cut_until"]
+
+
+def loudest(model: nn.Module, norm: Callable[[Sequence[Tensor]], Tensor]) -> list[dict[str, Any]]:
+    """The modules with the largest gradients, and their shares of the squared norm; those that are not finite alone
+    where there are some. `norm` is over all ranks."""
+    found = {}
+    for name, module in model.named_modules():
+        if grads := [p.grad for p in module.parameters(recurse=False) if p.grad is not None]:
+            found[name or type(model).__name__] = float(norm(grads)) ** 2
+    whole = math.fsum(found.values())
+    if not math.isfinite(whole):
+        found = {name: square for name, square in found.items() if not math.isfinite(square)}
+    ranked = sorted(found, key=lambda name: found[name], reverse=True)[:LOUDEST]
+    return [{"module": name, "share": found[name] / whole if whole else 0.0} for name in ranked]
+
+
+def hand_over(reporter: Reporter, name: str, report: Mapping[str, Any]) -> None:
+    """Give `report` to the reporter as a JSON file; what is not finite stands in it by its name."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "report.json"
+        path.write_text(json.dumps(_plain(report), indent=2) + "\n", encoding="utf-8")
+        reporter.artifact(path, name)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

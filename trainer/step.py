@@ -107,10 +107,10 @@ class Stepper:
         window's loss is that of the first pass; a norm that is not finite in any of them skips the step.
         """
         s = self.state
-        window = self._passes(batches, self.probe)
+        window = self.passes(batches, self.probe)
         if self.sam is not None:
             with self.statistics.held(), self.sam.perturbed():
-                self._passes(batches)
+                self.passes(batches)
         lost = None if s.loss_scale is None else underflow([p.grad for p in self.params if p.grad is not None])
         norm = self.rules.apply(window, s.step, wait=not self.deferred)
         if isinstance(s.optimizer, Sophia) and s.optimizer.due(s.step):
@@ -124,7 +124,7 @@ class Stepper:
             window.terms["underflow"] = lost * window.count
         return window, norm
 
-    def _passes(self, batches: list[Any], probe: NoiseProbe | None = None) -> Window:
+    def passes(self, batches: list[Any], probe: NoiseProbe | None = None) -> Window:
         """A forward and a backward pass of each micro-batch, and what they add up to over all ranks."""
         self.state.optimizer.zero_grad()
         return self.ranks.total(accumulate(batches, self.loss, probe, self.ranks), self.params)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from itertools import pairwise
 
+import pytest
 import torch
 from torch import nn
-from trainer_runs import Trial
+from trainer_runs import Trial, killed_at
 
 from trainer.data import TensorDataset
 from trainer.task import Loss, Task
@@ -76,10 +79,12 @@ def test_bad_data_diverges_without_rollback_and_hardly_shows_with_it(tmp_path):
     assert abs(last(saved) / last(clean) - 1) < 0.02
     jumps = [fields for kind, fields in saved.reporter.events if kind == "loss_jumped"]
     assert len(jumps) == 2 * len(BAD)
+    reports = {name: json.loads(text) for name, text in saved.reporter.artifacts}
     for jump in jumps:
         assert jump["loss"] > 1e6 > jump["usual_loss"][1]
         assert jump["grad_norm"] > jump["usual_grad_norm"][1]
         assert "back to step" in jump["action"]
+        assert set(BAD) & set(reports[jump["report"]]["samples"])
     assert saved.reporter.values[max(saved.reporter.values)[0], "train/rollbacks"] == len(jumps)
 
 
@@ -99,3 +104,53 @@ def test_a_healthy_run_is_not_touched(tmp_path):
     assert [kind for kind, _ in watched.reporter.events] == []
     assert last(plain) == last(watched)
     assert math.isfinite(last(plain))
+
+
+def test_the_report_says_where_it_was_and_what_was_done(tmp_path):
+    trial = Trial(tmp_path, task=WithBadData, **CONFIG, rollback=ROLLBACK)
+    trial.attempt()
+    reports = [(name, json.loads(text)) for name, text in trial.reporter.artifacts]
+    windows = SAMPLES // CONFIG["batch_size"]
+    for name, report in reports:
+        step = report["step"]
+        assert name == f"anomalies/step-{step:08d}.json"
+        assert (report["epoch"], report["window"]) == divmod(step, windows)
+        assert len(report["samples"]) == CONFIG["batch_size"] and set(report["samples"]) & set(BAD)
+        assert report["recent_losses"][-1] == report["previous_loss"] < report["loss"]
+        assert len(report["recent_losses"]) == 16
+        assert f"back to step {step // 16 * 16}" in report["action"]
+        assert {one["module"] for one in report["largest_gradients"]} == {"0", "2"}
+        most, least = (one["share"] for one in report["largest_gradients"])
+        assert most >= least and most + least == pytest.approx(1)
+    for (_, one), (_, next_one) in pairwise(reports):
+        if next_one["step"] == one["step"] + 1:
+            assert next_one["lr"] < one["lr"], "the learning rate is cut after the first"
+
+
+def test_an_interrupted_run_reports_the_same_to_the_letter(tmp_path):
+    whole = Trial(tmp_path / "whole", task=WithBadData, **CONFIG, rollback=ROLLBACK)
+    whole.attempt()
+    steps = [json.loads(text)["step"] for _, text in whole.reporter.artifacts]
+    cut = Trial(tmp_path / "cut", task=WithBadData, **CONFIG, rollback=ROLLBACK)
+    done = 0
+    for step in steps[1:4]:  # killed right after a jump, so that it is met again
+        assert cut.attempt(killed_at(step + 2 - done)) is None
+        done = step // 16 * 16
+    assert cut.attempt() is not None
+    assert dict(cut.reporter.artifacts) == dict(whole.reporter.artifacts)
+    assert len(cut.reporter.artifacts) >= len(steps) + 3, "jumps were met again"
+    assert cut.digest() == whole.digest()
+
+
+def test_a_loss_that_is_not_finite_is_reported_in_valid_json(tmp_path):
+    class Infinite(WithBadData):
+        def loss(self, model: nn.Module, batch) -> Loss:
+            found = super().loss(model, batch)
+            return Loss(found.sum * 1e38 * 1e38 if float(found.sum.detach()) > 1e6 else found.sum, found.count)
+
+    trial = Trial(tmp_path, task=Infinite, **CONFIG, rollback=ROLLBACK)
+    trial.attempt()
+    _, text = trial.reporter.artifacts[0]
+    report = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert report["loss"] == "inf"
+    assert {one["share"] for one in report["largest_gradients"]} <= {"nan", "inf"}

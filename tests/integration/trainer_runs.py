@@ -71,6 +71,7 @@ class MemoryReporter:
         self.metrics: dict[str, Mapping[str, float]] = {}
         self.changes: list[tuple[str, dict[str, Any]]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.artifacts: list[tuple[str, str]] = []
         self.replayed: set[int] = set()
         self.verdict = verdict
         self.cut: Callable[[int], bool] = lambda read: False
@@ -119,7 +120,7 @@ class MemoryReporter:
         self.events.append((kind, fields))
 
     def artifact(self, path: Path, name: str | None = None) -> None:
-        raise AssertionError(name)
+        self.artifacts.append((name or path.name, path.read_text(encoding="utf-8")))
 
 
 class Trial:

@@ -60,6 +60,11 @@ class Sampler:
         first = start + share * each + min(share, over)
         return first, first + each + (share < over)
 
+    def indices(self, epoch: int, window: int) -> list[int]:
+        """Of all samples in a window, whosever share they are."""
+        visited = order(self.data, self.seed, epoch, self.batch_size)
+        return list(visited[window * self.batch_size : (window + 1) * self.batch_size])
+
     def __iter__(self) -> Iterator[Request]:
         indices = order(self.data, self.seed, self.epoch, self.batch_size)
         for window in range(self.position, self.windows):

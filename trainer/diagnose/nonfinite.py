@@ -9,37 +9,100 @@ import torch
 from torch import Tensor, nn
 
 
-def first_nonfinite(model: nn.Module, forward: Callable[[], Any]) -> str:
-    """In words, the first thing of `model` that is not finite: a parameter, else the first output of a module in a
-    run of `forward`, else a gradient."""
+def first_nonfinite(model: nn.Module, run: Callable[[], Any]) -> str:
+    """In words, the first thing of `model` that is not finite: a parameter, else the first output of a module in
+    `run`, a forward and a backward pass from cleared gradients, else the first gradient on the way back."""
     for name, p in model.named_parameters():
         if not _finite(p):
             return f"parameter {name} is not finite"
-    bad: list[str] = []
-    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
-
-    def look(module: nn.Module, inputs: Any, output: Any) -> None:
-        if not _finite(output):
-            bad.append(names[module])
-
-    hooks = [module.register_forward_hook(look) for module in names]
+    watch = _Watch(model)
     try:
-        with torch.no_grad():
-            forward()
+        run()
     finally:
-        for hook in hooks:
-            hook.remove()
-    if bad:
-        return f"the output of module {bad[0]} is the first that is not finite"
+        watch.close()
+    if watch.bad_output:
+        return f"the output of module {watch.bad_output} is the first that is not finite"
+    if culprit := watch.culprit():
+        return (
+            f"the gradient that module {culprit} gives is the first that is not finite, the model's outputs are finite"
+        )
+    if watch.given_bad:
+        return "the loss gives a gradient that is not finite, the model's outputs are finite"
     for name, p in model.named_parameters():
         if p.grad is not None and not _finite(p.grad):
-            return f"the gradient of parameter {name} is the first that is not finite, the model's outputs are finite"
+            return f"the gradient of parameter {name} is not finite, by no module of this process"
     return "the model's outputs are finite, the loss is not"
 
 
-def _finite(value: Any) -> bool:
+class _Watch:
+    """Hooks that see what every module takes and gives, forward and back.
+
+    A module is to blame for a gradient that is given finite ones and gives others, to an input or to a parameter of its
+    own; of modules within each other the innermost.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {module: name or type(model).__name__ for name, module in model.named_modules()}
+        self.bad_output = ""
+        self._given: dict[nn.Module, bool] = {}  # in backward order: whether the gradients of its outputs were finite
+        self._spoilt: set[nn.Module] = set()
+        self._hooks = []
+        for module in self.names:
+            self._hooks.append(module.register_forward_pre_hook(self._enter))
+            self._hooks.append(module.register_forward_hook(self._leave))
+            self._hooks += _hook_gradients([*module.parameters(recurse=False)], self._judge(module))
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def given_bad(self) -> bool:
+        """Whether the model's own output was given a gradient that is not finite."""
+        return not self._given.get(next(iter(self.names)), True)
+
+    def culprit(self) -> str:
+        """The first module on the way back that is to blame for a gradient; "" where none is."""
+        for module in self._given:
+            if module in self._spoilt and not self._spoilt & {*module.modules()} - {module}:
+                return self.names[module]
+        return ""
+
+    def _judge(self, module: nn.Module) -> Callable[[Tensor], None]:
+        """What looks at a gradient that `module` gives."""
+
+        def look(grad: Tensor) -> None:
+            if self._given.get(module, False) and not _finite(grad):
+                self._spoilt.add(module)
+
+        return look
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        # Views, since the gradient of an input that others take as well would be the sum of all they give.
+        own = tuple(one.view_as(one) if isinstance(one, Tensor) else one for one in inputs)
+        _hook_gradients(own, self._judge(module))
+        return own
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not self.bad_output and not _finite(output):
+            self.bad_output = self.names[module]
+
+        def look(grad: Tensor) -> None:
+            self._given[module] = self._given.get(module, True) and _finite(grad)
+
+        _hook_gradients(output, look)
+
+
+def _hook_gradients(value: Any, look: Callable[[Tensor], None]) -> list[Any]:
+    return [tensor.register_hook(look) for tensor in _tensors(value) if tensor.requires_grad]
+
+
+def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
-        return bool(torch.isfinite(value).all())
-    if isinstance(value, dict):
-        return all(_finite(v) for v in value.values())
-    return all(_finite(v) for v in value) if isinstance(value, (list, tuple)) else True
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _finite(value: Any) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(value))
