@@ -22,6 +22,9 @@ INTERRUPTED = 130
 MOST = 2**31 - 1  # what a ledger's integers hold
 
 
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 class Commands(TyperGroup):
     """Errors raised on purpose become one sentence and an exit code; anything else is a bug, and shown whole."""
 
@@ -34,12 +37,23 @@ class Commands(TyperGroup):
         except (HpoError, TrainerError) as error:
             print(f"error: {error}", file=sys.stderr)
             code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
+        except _UsageError as error:
+            print(f"error: {_misuse(error)}", file=sys.stderr)
+            code = 2
         except KeyboardInterrupt:
             print("interrupted.", file=sys.stderr)
             code = INTERRUPTED
         finally:
             words.forget()
         raise typer.Exit(code)
+
+
+def _misuse(error: Any) -> str:
+    """What is wrong with the words that were typed, in one sentence with the value."""
+    wrong = getattr(error.__cause__, "errors", list)()
+    given = f" (given: {wrong[0]['input']!r})" if wrong else ""
+    path = error.ctx.command_path if error.ctx else "hpo"
+    return f"{error.format_message().rstrip('.')}{given}: `{path} --help` shows what there is."
 
 
 def _check_working_directory() -> None:

@@ -185,10 +185,11 @@ def summary(progress: Progress, result: Result) -> str:
         behind = counted(result.behind, "transaction")
         lines.append(f"MLflow is behind by {behind}: `{command('sync')}` sends what is missing; nothing is lost.")
     study = f"--study {progress.name}"
+    following: dict[str, str] = {}
     if result.state == "interrupted" and not result.reason:
-        following = {command(f"resume {study}"): "goes on from the last checkpoints"}
-    else:
-        following = {command(f"best {study}"): "its checkpoint, and how to train it"}
+        following[command(f"resume {study}")] = "goes on from the last checkpoints"
+    elif progress.best:
+        following[command(f"best {study}")] = "its checkpoint, and how to train it"
     following[command(f"compare {study}")] = "trials side by side"
     pages = progress.tracking_uri
     following[pages if pages.startswith("http") else command("ui")] = "everything in MLflow"

@@ -196,13 +196,16 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
             for a in trial["attempts"]
         ),
     )
+    there = [c for c in trial["checkpoints"] if c["state"] != "deleted"]
     yield from _section(
         "checkpoints",
         (
             [f"step {c['step']}", "best" if c["best"] else "", c["state"], f"{c['size'] / 1e6:.2f} MB", c["path"]]
-            for c in trial["checkpoints"]
+            for c in there
         ),
     )
+    if len(there) < len(trial["checkpoints"]):
+        yield f"  ({counted(len(trial['checkpoints']) - len(there), 'older one')} dropped by retention)"
     yield from _section("events", ([event["kind"], json.dumps(event["fields"])] for event in trial["events"]))
     if trial["traceback"]:
         yield from ("", trial["traceback"].rstrip())

@@ -6,7 +6,10 @@ import os
 import socket
 import uuid
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+
+_MACHINE = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Process:
 def start_time(pid: int) -> str | None:
     """When `pid` started, as a token that never changes while it lives; None if there is no such live process.
 
-    On Linux the token is the boot id and the kernel's clock ticks, which no adjustment of the wall clock moves.
+    On Linux the token is `_here()` and the kernel's clock ticks, which no adjustment of the wall clock moves.
     """
     if Path("/proc/self/stat").exists():
         try:
@@ -36,8 +39,7 @@ def start_time(pid: int) -> str | None:
         fields = stat[stat.rindex(b")") + 2 :].split()  # the command's name may hold spaces and parentheses
         if fields[0] in (b"Z", b"X"):
             return None
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-        return f"{boot}:{int(fields[19])}"
+        return f"{_here()}:{int(fields[19])}"
     import psutil
 
     try:
@@ -46,6 +48,17 @@ def start_time(pid: int) -> str | None:
         return None
 
 
+@cache
+def _here() -> str:
+    """Where a pid means what it means here: machine and PID namespace, which containers and clones of one hostname do
+    not share; and, after the slash, the boot."""
+    machine = next((path.read_text()[:8] for path in _MACHINE if path.exists()), "")
+    namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return f"{machine}.{namespace}/{Path('/proc/sys/kernel/random/boot_id').read_text()[:8]}"
+
+
 def is_dead(host: str, pid: int, started: str) -> bool:
-    """True only if it is certain: the process was on this host and is gone."""
-    return host == socket.gethostname() and start_time(pid) != started
+    """True only if it is certain: the process was on this host, in this boot or an earlier one, and is gone."""
+    me = start_time(os.getpid()) or ""
+    near = host == socket.gethostname() and started.rpartition("/")[0] == me.rpartition("/")[0]
+    return near and start_time(pid) != started

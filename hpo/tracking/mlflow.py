@@ -8,7 +8,6 @@ makes a second run; the first opening of a new database is a race that only a lo
 
 from __future__ import annotations
 
-import fcntl
 import getpass
 import hashlib
 import ipaddress
@@ -28,10 +27,11 @@ from sqlalchemy.engine import make_url
 from hpo.errors import UserError
 from hpo.ledger.store import read_only_url, writable
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
+from hpo.tracking.database import initialise, locked
 from hpo.tracking.files import digests, link
 from hpo.tracking.models import Models
 from hpo.words import command
-from trainer.durable import sync, write_text
+from trainer.durable import write_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -339,45 +339,13 @@ class MlflowTracker:
             raise Unreachable(f"MLflow at {self.name} cannot be used now: {text}") from error
 
 
-def initialise(database: Path, artifacts: Path) -> None:
-    """Make MLflow's SQLite database, in WAL mode, unless it is there; one process at a time.
-
-    It is made under another name: a process killed half-way through MLflow's dozens of migrations would leave a
-    database that no later one can open.
-    """
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(Path(f"{database}.lock")):
-        if database.exists() and database.stat().st_size:
-            return
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-        new = database.with_name(f"{database.name}.new")
-        for leftover in (new, Path(f"{new}-wal"), Path(f"{new}-shm")):
-            leftover.unlink(missing_ok=True)
-        connection = sqlite3.connect(new)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.close()
-        SqlAlchemyStore(f"sqlite:///{new}", str(artifacts))._dispose_engine()
-        sync(new)
-        os.replace(new, database)
-        sync(database.parent)
-
-
 def _open(uri: str, artifacts: Path, *, made: bool) -> MlflowClient:
     from mlflow import MlflowClient
 
     if not made:
         return MlflowClient(uri)
-    with _locked(artifacts.parent / "mlflow.lock"):  # the first to open another database makes its tables
+    with locked(artifacts.parent / "mlflow.lock"):  # the first to open another database makes its tables
         return MlflowClient(uri)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _directory(uri: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -319,6 +320,15 @@ def test_a_lease_is_one_owners_until_it_is_released(ledger):
     assert taken.fence > held.fence
     with pytest.raises(Busy, match="taken over"):
         held.renew()
+
+
+def test_a_process_is_dead_for_certain_only_where_its_pid_can_be_looked_up():
+    machine, boot = ME.started.split("/")
+    gone = 2**22 + 1  # above the kernel's largest pid
+    assert is_dead(ME.host, gone, ME.started)
+    assert is_dead(ME.host, os.getpid(), f"{machine}/an-earlier-boot:1")
+    assert not is_dead(ME.host, gone, f"a-clone-of-the-same-name/{boot}")
+    assert not is_dead("elsewhere", gone, ME.started)
 
 
 def test_the_lease_of_a_dead_process_is_taken_at_once(ledger):

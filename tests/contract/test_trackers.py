@@ -21,8 +21,9 @@ from hpo import ui
 from hpo.errors import UserError
 from hpo.home import Home
 from hpo.tracking.base import Batch, Model, Point, Refused, Run, Tracker, Unreachable
+from hpo.tracking.database import initialise
 from hpo.tracking.files import link
-from hpo.tracking.mlflow import MlflowTracker, check_uri, initialise, silence
+from hpo.tracking.mlflow import MlflowTracker, check_uri, silence
 
 # MLflow 3.17 with SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

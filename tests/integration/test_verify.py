@@ -19,7 +19,7 @@ from hpo import mirror
 from hpo.clock import SystemClock
 from hpo.errors import NoLedger, StudyError
 from hpo.home import Home
-from hpo.ledger import claims, leases, tables, writes
+from hpo.ledger import Ledger, claims, leases, tables, writes
 from hpo.ledger.process import Process, start_time
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import Report, verify
@@ -53,6 +53,23 @@ def sync(made: Made) -> None:
 
 def checked(made: Made) -> Report:
     return verify(made.home, made.home.storage, made.home.tracking_uri, made.name)
+
+
+def test_a_home_may_be_moved(made, tmp_path):
+    there, root = Home.at(tmp_path / "there"), made.home.root
+    shutil.copytree(root, there.root)
+    root.rename(tmp_path / "hidden")
+    try:
+        ledger = Ledger(there.storage)
+        tracker = MlflowTracker(there.tracking_uri, there.artifacts)
+        assert mirror.drain(ledger, tracker, made.name, there).behind == 0
+        tracker.close()
+        ledger.close()
+        report = verify(there, there.storage, there.tracking_uri, made.name)
+        assert (report.differences, report.behind) == ([], 0)
+        assert not root.exists()
+    finally:
+        (tmp_path / "hidden").rename(root)
 
 
 @contextlib.contextmanager

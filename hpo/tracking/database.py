@@ -1,0 +1,65 @@
+"""MLflow's own SQLite database in a home: making it, and keeping its paths true when the home is moved."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from trainer.durable import sync
+
+# Where MLflow 3.17 keeps absolute paths of artifacts.
+_PATHS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
+
+
+def initialise(database: Path, artifacts: Path) -> None:
+    """Make MLflow's SQLite database, in WAL mode, unless it is there; one process at a time.
+
+    It is made under another name: a process killed half-way through MLflow's dozens of migrations would leave a
+    database that no later one can open. One that has been moved together with `artifacts`, beside it, is told so.
+    """
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with locked(Path(f"{database}.lock")):
+        if database.exists() and database.stat().st_size:
+            return _follow(database, artifacts)
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        new = database.with_name(f"{database.name}.new")
+        for leftover in (new, Path(f"{new}-wal"), Path(f"{new}-shm")):
+            leftover.unlink(missing_ok=True)
+        connection = sqlite3.connect(new)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.close()
+        SqlAlchemyStore(f"sqlite:///{new}", str(artifacts))._dispose_engine()
+        sync(new)
+        os.replace(new, database)
+        sync(database.parent)
+    return None
+
+
+def _follow(database: Path, artifacts: Path) -> None:
+    """Let the paths in a database that lies beside `artifacts` begin there, if those that were made with it do not."""
+    if database.parent != artifacts.parent:
+        return
+    with closing(sqlite3.connect(database, timeout=60)) as connection, connection:
+        made = connection.execute("SELECT artifact_location FROM experiments WHERE experiment_id = 0").fetchone()
+        root = made[0].removesuffix("/0") if made else str(artifacts)
+        if root == str(artifacts) or not root.startswith("/"):
+            return
+        print(f"this home lay in {Path(root).parent} before: MLflow's paths follow it.", flush=True)
+        for table, column in _PATHS:
+            connection.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                (str(artifacts), len(root) + 1, len(root) + 1, f"{root}/"),
+            )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
