@@ -74,7 +74,9 @@ def run(
     order: Annotated[str | None, typer.Option("--order", help="ordered (reproducible) or async.")] = None,
     window: Annotated[
         int | None,
-        typer.Option("--window", min=1, max=100_000, help="Trials open at a time.  [default: twice the workers]"),
+        typer.Option(
+            "--window", min=1, max=100_000, help="Trials open at a time.  [default: twice the workers, but at least 4]"
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="The study's seed.  [default: 0]")

@@ -175,10 +175,9 @@ def drive(request: Request) -> None:
     from hpo.run import run
 
     console = Console()
-    workers = request.workers or (1 if request.executor == "inline" else 2)
     views: list[View] = []
 
-    def watch(ledger: Ledger, name: str) -> Any:
+    def watch(ledger: Ledger, name: str, workers: int) -> Any:
         views.append(View(ledger, name, console, workers=workers).start())
         return views[0].tick
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.engine import Connection, RowMapping
@@ -10,6 +12,8 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo.ledger.tables import events
 
 MAX_EQUAL_FAILURES = 3  # in a row, with one and the same traceback
+_HERE = Path(__file__).parents[1]
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line .*\n(?:    .*\n)*', re.MULTILINE)
 FORGIVEN = "failures_forgiven"  # the event of a resume after such an end
 
 
@@ -35,7 +39,16 @@ class Streak:
         return len(self.traces) >= MAX_EQUAL_FAILURES
 
     def explain(self, resume: str) -> str:
-        return f"{len(self.traces)} trials in a row failed in the same way:\n{self.traces[-1]}\n{resume}"
+        return f"{len(self.traces)} trials in a row failed in the same way:\n{own_part(self.traces[-1])}\n{resume}"
+
+
+def own_part(trace: str) -> str:
+    """A traceback without the frames of this package and the trainer, unless it is there that it ends."""
+    frames = list(_FRAME.finditer(trace))
+    for frame in reversed(frames[:-1]):
+        if Path(frame["file"]).is_relative_to(_HERE / "hpo") or Path(frame["file"]).is_relative_to(_HERE / "trainer"):
+            trace = trace[: frame.start()] + trace[frame.end() :]
+    return trace.rstrip()
 
 
 def forgiven(connection: Connection, study_id: int) -> int:

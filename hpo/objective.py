@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -28,3 +30,13 @@ class Objective:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def rank(objective: Mapping[str, Any], number: int, value: float | None) -> tuple[bool, float, int]:
+    """By this a trial's value is placed among others, best first: the lowest number among equals, what has none last.
+
+    `objective` is one as `to_json` gives it.
+    """
+    if value is None or math.isnan(value):
+        return True, 0.0, number
+    return False, -value if objective["direction"] == "maximize" else value, number

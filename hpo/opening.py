@@ -14,7 +14,7 @@ from hpo.budget import Budget
 from hpo.clock import SystemClock
 from hpo.config import flatten
 from hpo.environment import describe
-from hpo.errors import DriftError, UserError
+from hpo.errors import DriftError
 from hpo.home import Home
 from hpo.identity import drift, identity
 from hpo.ledger import Ledger, writes
@@ -89,8 +89,6 @@ def _judged_by(spec: Mapping[str, Any]) -> str:
 
 
 def _new_row(study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
-    if not options.budget:
-        raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     row = {"name": spec.name, "uid": uuid.uuid4().hex, "created_at": SystemClock().wall(), "state": "open"}
     row |= options.budget.columns() | {"spec": spec.to_json(), "identity": identity(study, spec)}
     begun = {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}

@@ -16,6 +16,7 @@ _TRAINERS_OWN = ("train/*", "time/*")
 
 def check(study: Study) -> None:
     """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with."""
+    study.check_task()
     values = flatten(as_json(study.config))
     monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}
     _check_metrics(study, {path: name for path, name in monitors.items() if isinstance(name, str) and name})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from hpo.budget import spelled
 from hpo.clock import Clock
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, trials
+from hpo.objective import rank
 from hpo.words import counted
 
 
@@ -133,12 +133,10 @@ class Progress:
         return fresh, list(reads.curves(connection, self._id, [self.metric], begun, after=after))
 
     def _better(self, trial: Trial) -> bool:
-        if trial.state != "complete" or trial.value is None or math.isnan(trial.value):
+        if trial.state != "complete" or trial.value is None:
             return False
-        if self.best is None or self.best.value is None:
-            return True
-        sign = -1.0 if self.spec["objectives"][0]["direction"] == "maximize" else 1.0
-        return sign * trial.value < sign * self.best.value
+        objective, best = self.spec["objectives"][0], self.best
+        return best is None or rank(objective, trial.number, trial.value) < rank(objective, best.number, best.value)
 
 
 def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:

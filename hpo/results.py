@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, select
+from sqlalchemy import bindparam, select
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.clock import Clock, SystemClock
 from hpo.errors import StorageError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import TERMINAL_STATES, checkpoints, reports, trials
+from hpo.ledger.tables import TERMINAL_STATES, checkpoints, trials
 from hpo.ledger.writes import plain
 from hpo.words import command
 from trainer.durable import write_text
 
 NAME = "metrics.json"
 EVERY = 1.0  # seconds between looks at the ledger
-PAGE = 500  # trials read at once
 
-_mine = reports.c.trial_id.in_(bindparam("trials", expanding=True)) & (reports.c.fold == 0)
-_newest = (
-    select(reports.c.trial_id, reports.c.key, func.max(reports.c.step).label("step"))
-    .where(_mine)
-    .group_by(reports.c.trial_id, reports.c.key)
-    .subquery()
-)
-_LAST = select(reports.c.trial_id, reports.c.key, reports.c.value).join(
-    _newest,
-    and_(*(reports.c[name] == _newest.c[name] for name in ("trial_id", "key", "step")), reports.c.fold == 0),
-)
 _KEPT = (
     select(checkpoints)
     .where(checkpoints.c.trial_id.in_(bindparam("trials", expanding=True)), checkpoints.c.state == "kept")
@@ -50,14 +37,6 @@ _ENDED = (
     )
     .order_by(trials.c.number)
 )
-
-
-def last_values(connection: Connection, trial_ids: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Trial id -> key -> its value at the highest step."""
-    found: dict[int, dict[str, float]] = {}
-    for trial_id, key, value in connection.execute(_LAST, {"trials": list(trial_ids)}):
-        found.setdefault(trial_id, {})[key] = math.nan if value is None else value
-    return found
 
 
 def text(
@@ -96,10 +75,10 @@ def path(home: Home, study: str, number: int) -> Path:
 def texts(connection: Connection, study: RowMapping, ended: Sequence[RowMapping]) -> dict[int, str]:
     """Trial number -> the content of its file in the home, for rows of trials that have ended."""
     found: dict[int, str] = {}
-    for start in range(0, len(ended), PAGE):  # SQLite takes 32766 parameters
-        page = ended[start : start + PAGE]
+    for start in range(0, len(ended), reads.PAGE):
+        page = ended[start : start + reads.PAGE]
         ids = [row["id"] for row in page]
-        values = last_values(connection, ids)
+        values = reads.last_values(connection, ids)
         kept: dict[int, list[RowMapping]] = {}
         for row in connection.execute(_KEPT, {"trials": ids}).mappings():
             kept.setdefault(row["trial_id"], []).append(row)
@@ -144,4 +123,4 @@ class Results:
         first = next(number for number in range(len(self._written) + 1) if number not in self._written)
         rows = connection.execute(_ENDED, {"study": study["id"], "first": first}).mappings()
         new = (row for row in rows if row["number"] not in self._written)
-        return texts(connection, study, list(itertools.islice(new, PAGE)))
+        return texts(connection, study, list(itertools.islice(new, reads.PAGE)))

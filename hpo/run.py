@@ -31,6 +31,7 @@ from hpo.words import command
 
 EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "local": Local}
 ORDERS = ("ordered", "async")
+WINDOW = 4  # at least: one and two workers give the same study
 MAX_WORKERS_PER_CORE = 8  # more processes than that only wait for each other, and may take the host down
 MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
@@ -70,12 +71,12 @@ class Result:
     signal: int | None
 
 
-def run(request: Request, watch: Callable[[Ledger, str], Callable[[str], None]]) -> Result:
+def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], None]]) -> Result:
     """Drive the study to its end or its interruption.
 
-    `watch(ledger, name)` gives what is called at every tick, with a text to show if there is one.
+    `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one.
     """
-    executor_name, workers = _executor(request)
+    executor, workers = _executor(request)
     if request.tracking_uri:
         check_uri(request.tracking_uri)
     storage = request.storage or request.home.storage
@@ -86,6 +87,8 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[str], None]])
             raise
         known = None
     study, spec = declare(request, known, workers)
+    if not (request.trials or request.epochs or request.seconds or (known and _begun(known, spec.name))):
+        raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     preflight.check(study)
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()
@@ -102,11 +105,11 @@ def run(request: Request, watch: Callable[[Ledger, str], Callable[[str], None]])
         data=data,
         lease_timeout=lease_timeout,
     )
-    driver = Driver(ledger, study, spec, options, EXECUTORS[executor_name](workers))
+    driver = Driver(ledger, study, spec, options, executor)
     driver.acquire()
     if notice := silence(options.tracking_uri):
         print(notice, file=sys.stderr)
-    results, show = Results(ledger, spec.name, home), watch(ledger, spec.name)
+    results, show = Results(ledger, spec.name, home), watch(ledger, spec.name, workers)
 
     def tick(notice: str = "") -> None:
         results.tick()
@@ -160,7 +163,7 @@ def _drive(
         write_results()
         if left := behind():
             last = "last transaction" if left == 1 else f"last {left} transactions"
-            print(f"waiting for MLflow to take the {last}", file=sys.stderr)
+            on_tick(f"waiting for MLflow to take the {last}")
         left = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
     on_tick("")
     return Result(spec.name, state, driver.reason, left, signals.first)
@@ -214,22 +217,20 @@ def _tell(text: str) -> None:
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _executor(request: Request) -> tuple[str, int]:
-    """The executor's name and number of workers: two local processes by default, one where it is inline."""
+def _executor(request: Request) -> tuple[Executor, int]:
+    """The executor and its number of workers: two local processes by default, one where it is inline."""
     name = request.executor or "local"
     _one_of("--executor", name, tuple(EXECUTORS))
     workers = request.workers if request.workers is not None else (1 if name == "inline" else 2)
     most = MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
     if not 1 <= workers <= most:
         raise UserError(f"--workers {workers}: give 1 to {most} on this host; others can join by `hpo worker`.")
-    return name, workers
+    return EXECUTORS[name](workers), workers
 
 
 def _tracking_uri(request: Request, ledger: Ledger, name: str) -> str:
     """Where the study is tracked: as given, else where it was begun, else in the home."""
-    with ledger.read() as connection:
-        begun = name in reads.study_names(connection)
-    if begun:
+    if _begun(ledger, name):
         return tracking_uri_of(ledger, name, request.home, request.tracking_uri)
     return request.tracking_uri or request.home.tracking_uri
 
@@ -257,7 +258,7 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
         name=name,
         **_sampling(study.sampler),
         strategy=dict(study.strategy),
-        window=2 * workers,
+        window=max(WINDOW, 2 * workers),
         objectives=[objective.to_json() for objective in study.objectives],
         metrics=list(study.metrics),
     )
@@ -273,14 +274,12 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
 
 def _load(reference: str, ledger: Ledger | None) -> Study:
     """The study; one that no declaration has, but the ledger, is to be continued by `hpo resume`."""
-    if ledger is not None and not reference.endswith(".py") and reference not in shipped():
-        with ledger.read() as connection:
-            begun = reference in reads.study_names(connection)
-        if begun and (stored := _stored(ledger, reference, wanted=True)):
-            raise StudyError(
-                f"no declaration is called {reference!r}; this ledger has a study of that name from "
-                f"{stored.reference}: `{command(f'resume --study {reference}')}` continues it."
-            )
+    declared = reference.endswith(".py") or reference in shipped()
+    if not declared and ledger and (stored := _stored(ledger, reference, wanted=False)):
+        raise StudyError(
+            f"no declaration is called {reference!r}; this ledger has a study of that name from "
+            f"{stored.reference}: `{command(f'resume --study {reference}')}` continues it."
+        )
     return load(reference)
 
 
@@ -295,11 +294,16 @@ def _sampling(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"sampler": spec["name"], "sampler_options": {key: spec[key] for key in spec if key != "name"}}
 
 
+def _begun(ledger: Ledger, name: str) -> bool:
+    with ledger.read() as connection:
+        return name in reads.study_names(connection)
+
+
 def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
     """What the ledger has for the name; StudyError if there is nothing and it is `wanted`."""
+    if not wanted and not _begun(ledger, name):
+        return None
     with ledger.read() as connection:
-        if not wanted and name not in reads.study_names(connection):
-            return None
         return StudySpec.from_json(reads.study_row(connection, name)["spec"])
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,7 +83,7 @@ class Study:
     config       a frozen pydantic model, the base every trial changes; JSON must hold it exactly
     task         the task's class, or "package.module:Class", or ".module:Class" beside the declaration
     space        dotted path -> dimension
-    objectives   one or several Objective
+    objectives   a list of one Objective
     metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives
     presets      name -> {path: value}, chosen by `-o preset=name`
     data_paths   fields that name data files; their contents belong to the study's identity
@@ -136,6 +137,11 @@ class Study:
                 raise StudyError(f"{where}: {field}={value!r} must be a list.")
         if not objectives or not all(isinstance(one, Objective) for one in objectives):
             raise StudyError(f"{where}: objectives={objectives!r} must be a list of at least one Objective.")
+        if len(objectives) > 1:
+            raise StudyError(
+                f"{where} has {len(objectives)} objectives, and a study is judged by one: keep it, and name the others "
+                "in metrics."
+            )
         if from_json(type(config), as_json(config)) != config:
             raise StudyError(f"{where}: {type(config).__name__} does not survive JSON; use fields that do.")
         vars(self).update(
@@ -235,8 +241,38 @@ class Study:
         """Have the study look at its data, before anything is written; its report, plain JSON, if it gives one."""
         return None if self.check is None else self._named("check", self.check, FunctionType)(self.config)
 
+    def check_task(self) -> None:
+        """Raise StudyError if no module of the task's name can be found; nothing is imported but its packages."""
+        if isinstance(self.task, str):
+            where, _ = self._place("task", self.task)
+            try:
+                found = where in sys.modules or find_spec(where)
+            except ModuleNotFoundError as error:
+                raise self._no_module("task", self.task, where, error) from error
+            if not found:
+                raise StudyError(f"study {self.name!r}: task={self.task!r}: there is no module {where!r}.")
+
     def _named(self, what: str, given: str, kind: type) -> Any:
         """What "package.module:name" names, absolute or relative to the declaring module."""
+        where, name = self._place(what, given)
+        try:
+            module = import_module(where)
+        except ModuleNotFoundError as error:
+            raise self._no_module(what, given, where, error) from error
+        if not isinstance(found := getattr(module, name, None), kind):
+            noun = "class" if kind is type else "function"
+            hint = near(name, (key for key, value in vars(module).items() if isinstance(value, kind))) or "."
+            raise StudyError(f"study {self.name!r}: {what}={given!r}: {where} has no {noun} {name!r}{hint}")
+        return found
+
+    def _no_module(self, what: str, given: str, where: str, error: ModuleNotFoundError) -> Exception:
+        """A sentence where the module itself is missing; a bug in its own imports stays one, with its traceback."""
+        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+            return error
+        return StudyError(f"study {self.name!r}: {what}={given!r}: there is no module {where!r}.")
+
+    def _place(self, what: str, given: str) -> tuple[str, str]:
+        """The module and the name in it that "package.module:name" means."""
         where, colon, name = given.partition(":")
         if not colon or not name:
             raise StudyError(f"study {self.name!r}: {what}={given!r} must read 'package.module:name'.")
@@ -245,17 +281,7 @@ class Study:
                 raise StudyError(f"study {self.name!r}: {what}={given!r} is relative; load the study with hpo.load.")
             package = getattr(sys.modules[self.module], "__package__", None)
             where = (package + where if package else where.lstrip(".")) if where.strip(".") else self.module
-        try:
-            module = import_module(where)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-                raise  # a bug in the module's own imports: its traceback is wanted
-            raise StudyError(f"study {self.name!r}: {what}={given!r}: there is no module {where!r}.") from error
-        if not isinstance(found := getattr(module, name, None), kind):
-            noun = "class" if kind is type else "function"
-            hint = near(name, (key for key, value in vars(module).items() if isinstance(value, kind))) or "."
-            raise StudyError(f"study {self.name!r}: {what}={given!r}: {where} has no {noun} {name!r}{hint}")
-        return found
+        return where, name
 
     # --- What it is
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import UserError
 from hpo.ledger import reads
 from hpo.ledger.tables import machine_dependent
+from hpo.objective import rank
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -62,18 +63,14 @@ def compare(connection: Connection, name: str, top: int | None = None) -> Compar
     """The `top` trials of a study, or all: complete ones first, by the first objective, then by number."""
     study = reads.study_row(connection, name)
     objectives = study["spec"]["objectives"]
-    sign = -1.0 if objectives[0]["direction"] == "maximize" else 1.0
 
-    def rank(trial: dict[str, Any]) -> tuple[bool, bool, float, int]:
+    def placed(trial: dict[str, Any]) -> tuple[Any, ...]:
         value = trial["values"][0] if trial["values"] else None
-        loss = math.inf if value is None or math.isnan(value) else sign * value
-        return trial["state"] != "complete", value is None, loss, trial["number"]
+        return trial["state"] != "complete", *rank(objectives[0], trial["number"], value)
 
-    trials = sorted(reads.trial_rows(connection, study["id"]), key=rank)[:top]
-    last: dict[int, dict[str, float]] = {}
-    for number, key, _, _, value in reads.curves(connection, study["id"], numbers=[t["number"] for t in trials]):
-        last.setdefault(number, {})[key] = value
-    rows = [_row(trial, objectives, last.get(trial["number"], {})) for trial in trials]
+    trials = sorted(reads.trial_rows(connection, study["id"]), key=placed)[:top]
+    last = reads.last_values(connection, [trial["id"] for trial in trials])
+    rows = [_row(trial, objectives, last.get(trial["id"], {})) for trial in trials]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     leading = [column for column in columns if not column.startswith(("params.", "metrics."))]
     columns = leading + sorted(column for column in columns if column not in leading)

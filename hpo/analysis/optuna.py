@@ -43,7 +43,7 @@ def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | N
         with ledger.read() as connection:
             row = reads.study_row(connection, name)
             trials = reads.trial_rows(connection, row["id"])
-            metrics = reads.last_values(connection, row["id"])
+            metrics = reads.last_values(connection, [trial["id"] for trial in trials])
             curves: dict[int, dict[int, float]] = {}
             for number, _, _, epoch, value in reads.curves(connection, row["id"], [study.objectives[0].metric]):
                 if epoch is not None:
@@ -54,7 +54,7 @@ def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | N
     copy.set_user_attr("metrics", [objective.metric for objective in study.objectives])
     for trial in trials:
         curve = curves.get(trial["number"], {}) if len(study.objectives) == 1 else {}
-        copy.add_trial(_frozen(study, trial, curve, metrics.get(trial["number"], {})))
+        copy.add_trial(_frozen(study, trial, curve, metrics.get(trial["id"], {})))
     return copy
 
 

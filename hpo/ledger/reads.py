@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, bindparam, func, select
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
 from hpo.ledger.process import is_dead
 from hpo.ledger.tables import STATES, asks, attempts, leases, machine_dependent, reports, studies, trials
+from hpo.objective import rank
 
 
 def study_row(connection: Connection, name: str) -> RowMapping:
@@ -99,11 +100,10 @@ def best(connection: Connection, study: RowMapping) -> Best | None:
         .where(trials.c.study_id == study["id"], trials.c.state == "complete")
         .order_by(trials.c.number)
     )
-    sign = -1.0 if objective["direction"] == "maximize" else 1.0
-    finite = [(sign * row[2][0], row[1], row[0], row[2][0]) for row in rows if row[2] and row[2][0] is not None]
-    if not finite:
+    valued = [(number, values[0], trial_id) for trial_id, number, values in rows if values and values[0] is not None]
+    if not valued:
         return None
-    _, number, trial_id, value = min(finite, key=lambda item: item[:2])
+    number, value, trial_id = min(valued, key=lambda item: rank(objective, *item[:2]))
     params = connection.execute(select(asks.c.params).where(asks.c.trial_id == trial_id)).scalar_one()
     return Best(number, value, params)
 
@@ -119,11 +119,26 @@ def trial_rows(connection: Connection, study_id: int) -> list[dict[str, Any]]:
     return [dict(row) for row in rows.mappings()]
 
 
-def last_values(connection: Connection, study_id: int) -> dict[int, dict[str, float]]:
-    """Trial number -> key -> the value at its highest step (fold 0)."""
+_of_fold_0 = reports.c.trial_id.in_(bindparam("trials", expanding=True)) & (reports.c.fold == 0)
+_newest = (
+    select(reports.c.trial_id, reports.c.key, func.max(reports.c.step).label("step"))
+    .where(_of_fold_0)
+    .group_by(reports.c.trial_id, reports.c.key)
+    .subquery()
+)
+_LAST = select(reports.c.trial_id, reports.c.key, reports.c.value).join(
+    _newest,
+    and_(*(reports.c[name] == _newest.c[name] for name in ("trial_id", "key", "step")), reports.c.fold == 0),
+)
+PAGE = 500  # trials read at once: SQLite takes 32766 parameters
+
+
+def last_values(connection: Connection, trial_ids: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Trial id -> key -> its value at the highest step (fold 0)."""
     found: dict[int, dict[str, float]] = {}
-    for number, key, _, _, value in curves(connection, study_id):
-        found.setdefault(number, {})[key] = value
+    for start in range(0, len(trial_ids), PAGE):
+        for trial_id, key, value in connection.execute(_LAST, {"trials": list(trial_ids[start : start + PAGE])}):
+            found.setdefault(trial_id, {})[key] = math.nan if value is None else value
     return found
 
 

@@ -263,7 +263,7 @@ class _Facts:
         self.artifacts = _grouped(connection.execute(_ARTIFACTS, {"trials": ids}).mappings())
         ended = [row["id"] for row in rows if row["state"] in TERMINAL_STATES]
         saved = [trial for trial in ended if trial in self.checkpoints]
-        self.last = results.last_values(connection, ended) if ended else {}
+        self.last = reads.last_values(connection, ended)
         self.saved = _grouped(connection.execute(_SAVED, {"trials": saved}).mappings()) if saved else {}
         pruned = [row["id"] for row in rows if row["state"] == "pruned"]
         self.stops = _grouped(connection.execute(_STOPS, {"trials": pruned}).mappings()) if pruned else {}

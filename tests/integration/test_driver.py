@@ -305,6 +305,8 @@ def test_equal_failures_count_over_resumptions(tmp_path, fragile):
     assert (state, status.trials["failed"]) == ("stopped", 3)
     assert reason.startswith("3 trials in a row failed in the same way:\n")
     assert "ValueError: the task is broken" in reason
+    frames = [line for line in reason.splitlines() if line.startswith("  File ")]
+    assert frames and all(str(fragile.parent) in frame for frame in frames)
 
 
 @pytest.mark.parametrize(("trials", "more"), [(3, " --trials 6"), pytest.param(9, "", marks=pytest.mark.slow)])

@@ -96,6 +96,7 @@ def study(**changes):
         ({"objectives": []}, ["at least one Objective"]),
         ({"objectives": Objective("val/loss")}, ["must be a list"]),
         ({"objectives": ["val/loss"]}, ["Objective"]),
+        ({"objectives": [Objective("val/loss"), Objective("val/acc")]}, ["2 objectives", "judged by one"]),
         ({"metrics": "val/*"}, ["metrics='val/*' must be a list"]),
         ({"sampler": "tep"}, ["unknown sampler 'tep'", "did you mean 'tpe'"]),
         ({"strategy": "ahsa"}, ["unknown strategy 'ahsa'", "did you mean 'asha'"]),
@@ -110,6 +111,12 @@ def test_a_wrong_declaration_is_refused_in_one_sentence(changes, words):
         study(**changes)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("task", ["nosuch.task:Task", "json.nosuch:Task"])
+def test_a_task_that_is_nowhere_is_noticed_before_a_run(task):
+    with pytest.raises(StudyError, match=f"task='{task}': there is no module"):
+        study(task=task).check_task()
 
 
 @pytest.mark.parametrize(("direction", "select"), [("max", "last"), ("minimize", "mean")])
