@@ -341,4 +341,5 @@ app.add_typer(cli_training.app)
 
 
 def main() -> None:
+    """Run the command that was typed."""
     commandline.main(app)

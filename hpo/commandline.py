@@ -31,7 +31,10 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         from trainer.errors import ConfigError, DataError, TrainerError
 
+        before = signal.getsignal(signal.SIGINT)
         try:
+            if callable(before):  # from here on what was begun is undone on the way out
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             _check_working_directory()
             return super().invoke(ctx)
         except (HpoError, TrainerError) as error:
@@ -45,6 +48,8 @@ class Commands(TyperGroup):
             code = INTERRUPTED
         finally:
             words.forget()
+            if callable(before):
+                signal.signal(signal.SIGINT, before)
         raise typer.Exit(code)
 
 

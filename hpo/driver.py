@@ -115,6 +115,7 @@ class Driver:
             if alarm is not None:
                 alarm.cancel()
             self._executor.stop(grace=self._options.lease_timeout)
+            self._reclaimer.reclaim(counted=False)  # what a worker held that died or did not leave in time
         self._ledger.transact(self._renew)
         self._time.stop()
         self._fill(ask=False)  # a trial may have ended while the workers were leaving

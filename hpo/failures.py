@@ -30,7 +30,11 @@ class Streak:
         """Take in how a trial ended; once the streak is full it stays so."""
         if row["number"] < self.forgiven or self.full:
             return
-        trace = {"user_error": row["traceback"] or row["error"], "bad_config": row["error"]}.get(row["outcome"])
+        trace = {
+            "user_error": row["traceback"] or row["error"],
+            "bad_config": row["error"],
+            "lost": (row["error"] or "").partition("; last:")[0],  # each by another pid
+        }.get(row["outcome"])
         same = trace is not None and self.traces[-1:] == [trace]
         self.traces = [*self.traces, trace] if same and trace else [trace] if trace else []
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hpo.clock import SystemClock
@@ -34,25 +35,36 @@ from hpo.tracking.mlflow import MlflowTracker, tracker_name
 __all__ = ["DrainResult", "Mirroring", "behind", "drain", "finish", "forget", "lag", "main", "spawn"]
 
 T = TypeVar("T")
+TELLING_DEATHS = 3  # of the mirror in one run: more than a kill or an outage explains
 
 
 class Mirroring:
-    """The mirror's process as the driver holds it. It dies with this process."""
+    """The mirror's process as the driver holds it, its output in `log`. It dies with this process."""
 
-    def __init__(self, start: Callable[..., subprocess.Popen[bytes]]) -> None:
-        self._start = start
+    def __init__(self, start: Callable[..., subprocess.Popen[bytes]], log: Path) -> None:
+        self._start, self._log = start, log
         self._started = time.monotonic()
+        self._deaths = 0
         self.process = start()
 
     def kill(self) -> None:
         """End it at once; safe in a signal handler."""
         self.process.kill()
 
-    def revive(self, *arguments: str, every: float = 0.0) -> None:
-        """Start it again if it is dead, but no sooner than `every` seconds after its last start."""
-        if self.process.poll() is not None and time.monotonic() - self._started >= every:
-            self._started = time.monotonic()
-            self.process = self._start(*arguments)
+    def revive(self, *arguments: str, every: float = 0.0) -> str:
+        """Start it again if it is dead, but no sooner than `every` seconds after its last start.
+
+        What to tell the user, once: that it dies again and again.
+        """
+        code = self.process.poll()
+        if code is None or time.monotonic() - self._started < every:
+            return ""
+        self._started = time.monotonic()
+        self.process = self._start(*arguments)
+        self._deaths += 1
+        if self._deaths != TELLING_DEATHS:
+            return ""
+        return f"the mirror to MLflow has died {self._deaths} times, last with exit code {code}: see {self._log}."
 
 
 def spawn(home: Home, storage: str, tracking_uri: str, study: str) -> Mirroring:
@@ -60,7 +72,7 @@ def spawn(home: Home, storage: str, tracking_uri: str, study: str) -> Mirroring:
     log = home.logs / f"{begin_logs(home.logs, study, 'mirror')}.mirror.log"
     arguments = ["--study", study, "--home", str(home.root)]
     secret = {"HPO_STORAGE": storage, "HPO_TRACKING_URI": tracking_uri}
-    return Mirroring(lambda *more: spawn_process("hpo.mirror", [*arguments, *more], log, **secret))
+    return Mirroring(lambda *more: spawn_process("hpo.mirror", [*arguments, *more], log, **secret), log)
 
 
 def finish(mirroring: Mirroring, ledger: Ledger, tracking_uri: str, study: str) -> int:

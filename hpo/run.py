@@ -155,16 +155,19 @@ def _drive(
     signals = _Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"))
 
     def tick() -> None:
-        mirroring.revive(every=MIRROR_REVIVAL)
+        if notice := mirroring.revive(every=MIRROR_REVIVAL):
+            print(notice, file=sys.stderr)
         on_tick(signals.untold())
 
     with signals:
-        state = driver.run(tick)
-        write_results()
-        if left := behind():
-            last = "last transaction" if left == 1 else f"last {left} transactions"
-            on_tick(f"waiting for MLflow to take the {last}")
-        left = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
+        try:
+            state = driver.run(tick)
+            write_results()
+        finally:  # a mirror that is left to die with this process keeps its lease
+            if left := behind():
+                last = "last transaction" if left == 1 else f"last {left} transactions"
+                on_tick(f"waiting for MLflow to take the {last}")
+            left = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
     on_tick("")
     return Result(spec.name, state, driver.reason, left, signals.first)
 

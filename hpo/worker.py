@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from hpo.executors.process import die_with_parent
+
+    die_with_parent()  # before torch, whose import takes seconds in which the parent may die
+
 import argparse
 import os
 import signal
 import sys
 import threading
+import traceback
 import uuid
 from collections.abc import Callable, Collection
 from typing import Any
@@ -17,7 +23,7 @@ from sqlalchemy.engine import Connection
 from hpo import ranks
 from hpo.attempt import attempt  # and with it torch: a worker is ready before it claims
 from hpo.errors import HpoError, UserError
-from hpo.executors.process import die_with_parent
+from hpo.executors.process import FAULT
 from hpo.home import Home
 from hpo.identity import check_loaded, check_worker
 from hpo.ledger import Ledger, writes
@@ -157,7 +163,6 @@ def serve(worker: Worker, among: Callable[[], Collection[int] | None], idle: flo
 
 def main() -> int:
     """The entry of a worker process that an executor has spawned."""
-    die_with_parent()
     parser = argparse.ArgumentParser("hpo.worker")
     parser.add_argument("--home", required=True)
     parser.add_argument("--study-id", type=int, required=True)
@@ -171,7 +176,9 @@ def main() -> int:
         return serve(worker, lambda: [given.study_id])
     except (HpoError, TrainerError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
+    except Exception:
+        traceback.print_exc()
+    return FAULT
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainer.lifeline import die_with
 from trainer.threads import ONE
 
+FAULT = 5  # exit code of a worker process that says why it cannot go on, told from that of a task which ends it
 _PARENT = "HPO_PARENT_PID"
 _KEPT_RUNS = 10  # of a study, whose logs stay
 

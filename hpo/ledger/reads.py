@@ -14,8 +14,8 @@ from sqlalchemy import and_, bindparam, func, select
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
-from hpo.ledger.process import is_dead
-from hpo.ledger.tables import STATES, asks, attempts, leases, machine_dependent, reports, studies, trials
+from hpo.ledger.process import Process, is_dead
+from hpo.ledger.tables import STATES, asks, attempts, leases, machine_dependent, reports, studies, trials, workers
 from hpo.objective import rank
 
 
@@ -90,6 +90,20 @@ def study_state(connection: Connection, study: RowMapping) -> str:
     if lease is None or lease["owner"] is None or is_dead(lease["host"], lease["pid"], lease["pid_started"]):
         return "interrupted"
     return "running"
+
+
+def held(connection: Connection, process: Process) -> RowMapping | None:
+    """The trial that a worker took last: its `number`, and the `outcome` of that attempt."""
+    mine = (workers.c.host == process.host) & (workers.c.pid == process.pid)
+    query = (
+        select(trials.c.number, attempts.c.outcome)
+        .join(attempts, attempts.c.trial_id == trials.c.id)
+        .join(workers, workers.c.id == attempts.c.worker_id)
+        .where(mine, workers.c.pid_started == process.started)
+        .order_by(attempts.c.started_at.desc())
+        .limit(1)
+    )
+    return connection.execute(query).mappings().first()
 
 
 def best(connection: Connection, study: RowMapping) -> Best | None:

@@ -266,6 +266,26 @@ def test_a_terminal_that_knows_ascii_only(crafted):
     assert b"val/accuracy  ?  last 0.5" in ran.stdout  # a curve of one point
 
 
+INTERRUPTING = """
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+interrupted = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("hpo", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["hpo.cli", "typer", "hpo.run", "hpo.driver", "optuna"])
+def test_ctrl_c_before_anything_has_begun_is_one_word(home, module):
+    """However early: while the commands themselves are loaded, or what one needs."""
+    command = [sys.executable, "-c", INTERRUPTING, module, "run", *FLAGS, "--sampler", "tpe", "--home", str(home.root)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (130, "interrupted.\n")
+
+
 # A home that may be read and not written. Root may write whatever the modes say, so the file system is made read-only.
 
 READING = ("status --json", "show 0 --json", "compare --json", "best --json", "verify")

@@ -1,0 +1,67 @@
+"""Workers that die: of a trial they die over, of what makes any of them die, and what such a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpo.home import Home
+
+STUDY = str(Path(__file__).parents[1] / "harness" / "killer_study.py")
+FLAGS = ("--study", STUDY, "--sampler", "random", "--strategy", "none", "--seed", "3", "--workers", "2")
+
+
+def hpo(home: Home, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"KILLS_BELOW": "0"} | environ
+    command = [sys.executable, "-m", "hpo", *arguments, "--home", str(home.root)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def verified(home: Home) -> None:
+    ran = hpo(home, "verify")
+    assert ran.returncode == 0 and "0 differences" in ran.stdout and "behind" not in ran.stdout, ran.stdout
+
+
+def status(home: Home) -> dict:
+    return json.loads(hpo(home, "status", "--json").stdout)
+
+
+def test_a_configuration_that_kills_its_process_fails_its_trial_and_no_other(home):
+    ran = hpo(home, "run", *FLAGS, "--trials", "12", KILLS_BELOW="2e-4")  # trial 0 of this seed is the only one
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = status(home)
+    assert found["state"] == "complete"
+    assert {state: count for state, count in found["trials"].items() if count} == {"complete": 12, "failed": 1}
+    trial = json.loads(hpo(home, "show", "0", "--json").stdout)
+    assert trial["error"].startswith("its worker was lost 6 times; last: pid ")
+    assert [attempt["outcome"] for attempt in trial["attempts"]] == ["lost"] * 6
+    verified(home)
+
+
+@pytest.mark.slow
+def test_a_study_of_which_every_configuration_kills_its_process_is_stopped(home):
+    """What is lost is asked for anew: without an end to it, such a study would have none."""
+    ran = hpo(home, "run", *FLAGS, "--trials", "12", KILLS_BELOW="2")
+    assert ran.returncode == 1
+    assert "3 trials in a row failed in the same way:\nits worker was lost 6 times" in ran.stderr
+    assert status(home)["state"] == "stopped"
+    verified(home)
+
+
+def test_workers_that_cannot_go_on_end_the_run_and_leave_nothing_behind(home):
+    broken = {"HPO_TESTING": "1", "HPO_FAILPOINTS": "worker.after_claim=raise:EIO"}
+    ran = hpo(home, "run", *FLAGS, "--trials", "3", **broken)
+    assert ran.returncode == 1
+    sentence = ran.stderr.strip().splitlines()[-1]
+    assert re.match(r"error: workers cannot go on \(exit code 5 after trial \d; OSError: .*worker-\d\.log\.$", sentence)
+    verified(home)
+    assert (status(home)["state"], status(home)["trials"]["running"]) == ("interrupted", 0)
+    assert hpo(home, "resume").returncode == 0
+    assert status(home)["trials"]["complete"] == 3
+    verified(home)
