@@ -108,18 +108,22 @@ def held(connection: Connection, process: Process) -> RowMapping | None:
 
 def best(connection: Connection, study: RowMapping) -> Best | None:
     """The best complete trial by the first objective; the lowest number among equals."""
+    for trial_id, number, value in ranked(connection, study)[:1]:
+        params = connection.execute(select(asks.c.params).where(asks.c.trial_id == trial_id)).scalar_one()
+        return Best(number, value, params)
+    return None
+
+
+def ranked(connection: Connection, study: RowMapping) -> list[tuple[int, int, float]]:
+    """(id, number, value) of the complete trials by the first objective, best first; the lowest number among equals."""
     objective = study["spec"]["objectives"][0]
     rows = connection.execute(
         select(trials.c.id, trials.c.number, trials.c["values"])
         .where(trials.c.study_id == study["id"], trials.c.state == "complete")
         .order_by(trials.c.number)
     )
-    valued = [(number, values[0], trial_id) for trial_id, number, values in rows if values and values[0] is not None]
-    if not valued:
-        return None
-    number, value, trial_id = min(valued, key=lambda item: rank(objective, *item[:2]))
-    params = connection.execute(select(asks.c.params).where(asks.c.trial_id == trial_id)).scalar_one()
-    return Best(number, value, params)
+    valued = [(trial_id, number, values[0]) for trial_id, number, values in rows if values and values[0] is not None]
+    return sorted(valued, key=lambda item: rank(objective, *item[1:]))
 
 
 def trial_rows(connection: Connection, study_id: int) -> list[dict[str, Any]]:

@@ -37,8 +37,10 @@ def checkpoint_changes(found: Sequence[RowMapping], sent: int, root: Path) -> tu
 
 
 def checkpoint_tags(found: Sequence[RowMapping]) -> dict[str, str]:
-    """Which of the checkpoints is the last and which the best."""
+    """Which of the checkpoints is the last and which the best; "none" where all have been dropped."""
     kept = [row for row in found if row["state"] == "kept"]
+    if found and not kept:
+        return {"hpo.checkpoint.last": "none", "hpo.checkpoint.best": "none"}
     named = {"hpo.checkpoint.last": kept[-1:], "hpo.checkpoint.best": [row for row in kept if row["best"]][-1:]}
     return {tag: checkpoint_name(rows[0]["step"]) for tag, rows in named.items() if rows}
 
@@ -48,10 +50,15 @@ def checkpoint_name(step: int) -> str:
     return f"checkpoints/step-{step:08d}"
 
 
+def model_name(number: int, checkpoint: str) -> str:
+    """What the model of a trial's checkpoint is called, by the name of its artifact directory."""
+    return f"trial-{number:04d}-{checkpoint.rpartition('/')[2]}"
+
+
 def models(
     study: RowMapping, trial: RowMapping, found: Sequence[RowMapping], points: Sequence[Point], root: Path
 ) -> list[Model]:
-    """The kept checkpoints of an ended trial that hold weights. Its rows never change again, so neither do these.
+    """The kept checkpoints of an ended trial that hold weights. Nothing but `hpo gc` changes its rows, and so these.
 
     A model has the weights alone, not what only a resumption needs, and the configuration that builds it.
     """
@@ -75,7 +82,7 @@ def models(
         tags |= {f"hpo.{role}": "true" for role, name in roles.items() if name == checkpoint_name(step)}
         made.append(
             Model(
-                name=f"trial-{trial['number']:04d}-step-{step:08d}",
+                name=model_name(trial["number"], checkpoint_name(step)),
                 step=step,
                 tags=tags,
                 points=[point for point in points if point.step == step],

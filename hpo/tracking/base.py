@@ -67,7 +67,8 @@ class Batch:
     """What is sent to a run at once.
 
     `texts` and `files` are artifacts by name: a text, and a finished file or directory, linked rather than copied
-    where that is possible. `removed` are names of artifacts to take away. `ended_at` in milliseconds.
+    where that is possible. `removed` are names of artifacts to take away, `removed_models` of models. `ended_at` in
+    milliseconds.
     """
 
     points: Sequence[Point] = ()
@@ -77,6 +78,7 @@ class Batch:
     files: Mapping[str, Path] = field(default_factory=dict)
     removed: Sequence[str] = ()
     models: Sequence[Model] = ()
+    removed_models: Sequence[str] = ()
     status: Status | None = None
     ended_at: int | None = None
 

@@ -169,8 +169,9 @@ class MlflowTracker:
                 params=[Param(key, value) for key, value in batch.params.items()],
                 tags=[RunTag(key, value) for key, value in batch.tags.items()],
             )
-            if batch.models:
-                self._models.send(self._client.get_run(run_id).info.experiment_id, run_id, batch.models)
+            if batch.models or batch.removed_models:
+                experiment = self._client.get_run(run_id).info.experiment_id
+                self._models.send(experiment, run_id, batch.models, batch.removed_models)
             if batch.ended_at is not None:
                 self._client.set_terminated(run_id, batch.status, batch.ended_at)
             elif batch.status is not None:

@@ -8,6 +8,7 @@ as creating a run.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,11 +28,13 @@ class Models:
     def __init__(self, client: MlflowClient, directory: Callable[[str], Path | None]) -> None:
         self._client, self._directory = client, directory
 
-    def send(self, experiment: str, run_id: str, models: Sequence[Model]) -> None:
-        """Make those that are not finished yet."""
+    def send(self, experiment: str, run_id: str, models: Sequence[Model], removed: Sequence[str] = ()) -> None:
+        """Make those that are not finished yet, and remove those named."""
         found: dict[str, Any] = {}
         for one in self._search(experiment, run_id):
-            if found.setdefault(one.name, one) is not one:  # a creation whose answer was lost
+            if one.name in removed:
+                self._remove(one)
+            elif found.setdefault(one.name, one) is not one:  # a creation whose answer was lost
                 self._client.delete_logged_model(one.model_id)
         for model in models:
             made = found.get(model.name) or self._client.create_logged_model(
@@ -51,6 +54,20 @@ class Models:
         if made.model_id not in {one.model_id for one in (recorded.model_outputs if recorded else ())}:
             self._client.log_outputs(run_id, [LoggedModelOutput(made.model_id, model.step)])
         self._client.finalize_logged_model(made.model_id, "READY")
+
+    def _remove(self, made: Any) -> None:
+        """The files first, which MLflow's own deletion leaves; after a kill in between, the model is found again."""
+        root = self._directory(made.artifact_location)
+        if root is not None:
+            shutil.rmtree(root, ignore_errors=not root.exists())
+        else:
+            self._repository(made.artifact_location).delete_artifacts()
+        self._client.delete_logged_model(made.model_id)
+
+    def _repository(self, place: str) -> Any:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        return get_artifact_repository(place, self._client.tracking_uri)
 
     def _add_files(self, model: Model, made: Any) -> None:
         root = self._directory(made.artifact_location)
@@ -81,10 +98,8 @@ class Models:
         root = self._directory(place)
         if root is not None:
             return digests(root)
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
         with tempfile.TemporaryDirectory() as copy:
-            get_artifact_repository(place, self._client.tracking_uri).download_artifacts("", copy)
+            self._repository(place).download_artifacts("", copy)
             return digests(Path(copy))
 
     def discard(self, experiment: str, run_id: str) -> None:

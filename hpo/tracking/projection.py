@@ -213,9 +213,12 @@ def study_batch(connection: Connection, study: RowMapping, state: str) -> Batch:
     if STUDY_STATUS[state] in ("FINISHED", "FAILED"):
         mine = trials.c.study_id == study["id"]
         ended = connection.execute(select(func.max(trials.c.ended_at)).where(mine)).scalar_one()
+    soups = select(events.c.fields).where(events.c.study_id == study["id"], events.c.kind == "soup")
+    soup = connection.execute(soups.order_by(events.c.id.desc()).limit(1)).scalar()
     declared = {name: study[name] for name in ("name", "uid", "spec", "identity")}
     declared["environment"] = _environment(study)
-    texts = {"study.json": json.dumps(declared, indent=2, sort_keys=True) + "\n"}
+    shown = {"study.json": declared} | ({"soup.json": soup} if soup else {})
+    texts = {name: json.dumps(content, indent=2, sort_keys=True) + "\n" for name, content in shown.items()}
     return Batch(tags=tags, texts=texts, status=STUDY_STATUS[state], ended_at=None if ended is None else _ms(ended))
 
 
@@ -298,6 +301,7 @@ def _batch(study: RowMapping, trial: RowMapping, facts: _Facts, home: Home) -> B
         files=files,
         removed=removed,
         models=models,
+        removed_models=[artifacts.model_name(trial["number"], name) for name in removed] if ended else (),
         status=TRIAL_STATUS[trial["state"]],
         ended_at=_ms(trial["ended_at"]) if ended else None,
     )

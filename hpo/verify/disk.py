@@ -97,9 +97,10 @@ def _checkpoints(root: Path, rows: Sequence[RowMapping], trial: RowMapping, repo
                 yield f"checkpoint {row['path']} is damaged: {damage}"
         elif row["state"] == "damaged":
             expected |= {row["path"], f"{row['path']}.corrupt"}
-    fix = "remove it" if trial["state"] in TERMINAL_STATES else f"`{command('resume')}` removes it"
     for entry in _entries(root):
         if entry.name not in expected:
+            by = "resume" if trial["state"] not in TERMINAL_STATES else "gc" if entry.name.startswith("step-") else ""
+            fix = f"`{command(by)}` removes it" if by else "remove it"
             what = "left over by a killed process" if entry.name.endswith(".tmp") else "no checkpoint the ledger keeps"
             yield f"{entry} is {what}: {fix}"
 

@@ -257,8 +257,36 @@ def test_a_fenced_attempt_keeps_its_files(store):
 
 def test_expired_keeps_the_newest_and_the_best():
     refs = [CheckpointRef(Path(f"step-{step}"), step, 0, "", 0) for step in range(5, 0, -1)]
-    assert [ref.step for ref in expired(refs, 2, [refs[3]])] == [3, 1]
-    assert expired(refs, 9, []) == []
+    assert [ref.step for ref in expired(refs, CheckpointConfig(keep_last=2), [refs[3]])] == [3, 1]
+    assert expired(refs, CheckpointConfig(keep_last=9)) == []
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "left"),
+    [
+        ("1kB", [6, 5, 4, 3, 2, 1]),
+        (600, [6, 5, 4, 3, 2, 1]),
+        (599, [6, 5, 4, 3, 2]),
+        (400, [6, 5, 3, 2]),
+        (1, [6, 3, 2]),
+    ],
+)
+def test_a_budget_of_bytes_drops_the_oldest_but_never_the_newest_the_best_or_what_is_needed(max_bytes, left):
+    refs = [CheckpointRef(Path(f"step-{step}"), step, 0, "", 100) for step in range(6, 0, -1)]
+    keep = CheckpointConfig(keep_last=6, max_bytes=max_bytes)
+    gone = expired(refs, keep, best=[refs[3], refs[0]], needed=[refs[4]])
+    assert [ref.step for ref in refs if ref not in gone] == left
+
+
+def test_a_store_keeps_to_its_budget(store):
+    size = 0
+    for step in (1, 2, 3, 4):
+        ref = store.save(state(step), step=step, epoch=0)
+        size = size or ref.size
+        keep = CheckpointConfig(keep_last=3, monitor="loss", max_bytes=2 * size + size // 2)
+        store.commit(ref, {"loss": abs(step - 2)}, keep)
+    assert [ref.step for ref in store.kept] == [4, 2]
+    assert names(store) == {ref.path.name for ref in store.kept}
 
 
 def test_every_byte_is_synced_before_the_name_and_the_name_before_it_is_told(store, monkeypatch):

@@ -157,6 +157,12 @@ class Mortal:
         return call
 
 
+def files_of(tracker: Any, place: str) -> list[str]:
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    return [one.path for one in get_artifact_repository(place, tracker._client.tracking_uri).list_artifacts()]
+
+
 def test_a_model_is_made_once_wherever_its_making_stops(opened, tmp_path):
     tracker, _, child = opened
     (tmp_path / "model.safetensors").write_bytes(b"\x00\x01")
@@ -191,6 +197,12 @@ def test_a_model_is_made_once_wherever_its_making_stops(opened, tmp_path):
     tracker._client.create_logged_model(tracker._experiment("s"), "trial-1-True", child)
     tracker.send(child, batch)
     assert len({one.name for one in tracker.models("s")}) == len(tracker.models("s")) == 12
+    gone, place = batch.models[0].name, tracker._client.get_logged_model(view.model_id).artifact_location
+    assert view.name == gone and files_of(tracker, place)
+    for _ in range(2):
+        tracker.send(child, Batch(removed_models=[gone, "never-made"]))
+        assert len(tracker.models("s")) == 11 and gone not in {one.name for one in tracker.models("s")}
+    assert not files_of(tracker, place), "its bytes are freed"
     tracker.discard(child)
     assert tracker.models("s") == []
 

@@ -32,15 +32,6 @@ from trainer import failpoint
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 
 
-@pytest.fixture(scope="session")
-def empty_mlflow(tmp_path_factory) -> Path:
-    """An initialised database: making one anew takes a second."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    (path.parent / "mlflow.db.new").write_bytes(b"left by one that was killed while making it")
-    initialise(path, path.parent)
-    return path
-
-
 @pytest.fixture
 def home(tmp_path, empty_mlflow) -> Home:
     home = Home.at(tmp_path / "home").create()

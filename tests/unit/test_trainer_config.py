@@ -41,7 +41,8 @@ def test_the_fields_are_a_surface_that_only_grows():
         "early_stopping.monitor", "early_stopping.mode", "early_stopping.patience", "early_stopping.min_delta",
         "guard.max_consecutive",
         "checkpoint.every_epochs", "checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best",
-        "checkpoint.monitor", "checkpoint.mode",
+        "checkpoint.max_bytes", "checkpoint.monitor", "checkpoint.mode",
+        "init.name", "init.gain", "init.std", "init.zero_last",
     }  # fmt: skip
 
 

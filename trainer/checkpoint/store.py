@@ -116,7 +116,7 @@ class CheckpointStore:
             name: {"best": int(name in wanted)} for name in names if name in wanted ^ self.flagged
         }
         needed_again = [ref for ref in self.kept if pinned is not None and pinned(ref.step)][:1]
-        dropped = expired(self.kept, keep.keep_last, [*best, *needed_again])
+        dropped = expired(self.kept, keep, best, needed_again)
         for old in dropped:
             changes.setdefault(old.path.name, {})["state"] = "deleted"
         needed = self._on_change(changes) if changes else ()
@@ -205,10 +205,25 @@ class CheckpointStore:
         return corrupt
 
 
-def expired(committed: Sequence[CheckpointRef], keep_last: int, best: Sequence[CheckpointRef]) -> list[CheckpointRef]:
-    """Which of `committed` (newest first) to drop: all but the newest `keep_last` and the `best`."""
-    keep = {ref.path for ref in (*committed[:keep_last], *best)}
-    return [ref for ref in committed if ref.path not in keep]
+def expired(
+    committed: Sequence[CheckpointRef],
+    keep: CheckpointConfig,
+    best: Sequence[CheckpointRef] = (),
+    needed: Sequence[CheckpointRef] = (),
+) -> list[CheckpointRef]:
+    """Which of `committed` (newest first) to drop: all but the newest `keep_last`, the `best` (best first) and those
+    `needed`, and of these what does not fit into `max_bytes`, the oldest first; the newest, the best and those needed
+    stay whatever they take."""
+    asked = {ref.path for ref in (*committed[: keep.keep_last], *best, *needed)}
+    stay = {ref.path for ref in (*committed[:1], *best[:1], *needed)}
+    room = math.inf if keep.max_bytes is None else keep.max_bytes - sum(r.size for r in committed if r.path in stay)
+    dropped = []
+    for ref in committed:
+        if ref.path not in asked or (ref.path not in stay and ref.size > room):
+            dropped.append(ref)
+        elif ref.path not in stay:
+            room -= ref.size
+    return dropped
 
 
 def best_of(

@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trainer.config.average import AverageConfig
-from trainer.config.fields import Beta, Frozen, Mode, NonNegative, Positive, Share
+from trainer.config.fields import Beta, Bytes, Frozen, Mode, NonNegative, Positive, Share
 from trainer.config.gradients import ClipConfig, GradientConfig
+from trainer.config.init import InitConfig
 from trainer.config.optim import OptimConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.phases import LossWeights, Phase
@@ -29,6 +30,7 @@ __all__ = [
     "Frozen",
     "GradientConfig",
     "GuardConfig",
+    "InitConfig",
     "LossScaleConfig",
     "LossWeights",
     "Mode",
@@ -63,12 +65,16 @@ class GuardConfig(Frozen):
 
 
 class CheckpointConfig(Frozen):
-    """When to save, and what to keep: the last ones, and the best by `monitor` (None: no best)."""
+    """When to save, and what to keep: the last ones, and the best by `monitor` (None: no best).
+
+    Of those, the oldest go while a trial's take more than `max_bytes`; the newest and the best stay in any case.
+    """
 
     every_epochs: Annotated[int, Field(ge=1)] | None = 1
     every_steps: Annotated[int, Field(ge=1)] | None = None
     keep_last: Annotated[int, Field(ge=1)] = 2
     keep_best: Annotated[int, Field(ge=0)] = 1
+    max_bytes: Bytes | None = None  # of one trial, such as 2GB; None: no bound
     monitor: str | None = None
     mode: Mode = "min"
 
@@ -90,6 +96,7 @@ class TrainConfig(Frozen):
     deterministic: bool = True
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     resume_from: Path | None = None  # a checkpoint directory to start from, where the trial has none of its own
+    init: InitConfig = InitConfig()
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     clip: ClipConfig = ClipConfig()

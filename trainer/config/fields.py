@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def size(value: Any) -> Any:
+    """Bytes of `10GB` (10^10), `512 MiB` (512 * 2^20) or `4096`; what is no text stays as it is.
+
+    Raises ValueError for text that is no size.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("give a number of bytes, or such as 500MB, 10GB or 16GiB")
+    number, prefix, binary = match.groups()
+    return round(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " "))
+
 
 Mode = Literal["min", "max"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Bytes = Annotated[int, BeforeValidator(size), Field(ge=1)]  # 4096, or text such as 10GB
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 

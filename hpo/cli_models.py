@@ -1,0 +1,110 @@
+"""Commands about what trials have left behind: their checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpo.commandline import MOST, HomeOption, StorageOption, StudyOption, TrackingOption
+
+if TYPE_CHECKING:
+    from hpo.home import Home
+    from hpo.ledger import Ledger
+
+app = typer.Typer()
+
+
+def _size(text: str | None) -> Any:
+    from hpo.errors import UserError
+    from trainer.config.fields import size
+
+    try:
+        return size(text)
+    except ValueError as error:
+        raise UserError(f"--max-bytes {text!r} is no size: {error}.") from error
+
+
+def _mirror(ledger: Ledger, name: str, home: Home, tracking_uri: str | None) -> None:
+    """Send MLflow what has changed."""
+    from hpo import mirror
+    from hpo.lookup import tracking_uri_of
+    from hpo.tracking.mlflow import MlflowTracker
+
+    tracker = MlflowTracker(tracking_uri_of(ledger, name, home, tracking_uri), home.artifacts)
+    if missing := mirror.lag(mirror.drain(ledger, tracker, name, home), tracker.name):
+        print(missing)
+    tracker.close()
+
+
+@app.command()
+def gc(
+    study: StudyOption = None,
+    keep_best: Annotated[
+        int, typer.Option("--keep-best", min=1, max=MOST, help="Of how many trials, best first, the checkpoints stay.")
+    ] = 1,
+    max_bytes: Annotated[
+        str | None, typer.Option("--max-bytes", metavar="10GB", help="Stop once the study's take no more than this.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Drop the checkpoints of trials that have ended, but for the best; in MLflow too."""
+    from hpo.gc import collect
+    from hpo.lookup import open_study
+
+    bound = _size(max_bytes)
+    ledger, name, at = open_study(home, storage, study)
+    found = collect(ledger, at, name, keep_best, bound, dry_run=dry_run)
+    if not dry_run:
+        _mirror(ledger, name, at, tracking_uri)
+    print(f"{name}: {found.describe(done=not dry_run)}")
+    if bound is not None and sum(row["size"] for row in found.left) > bound:
+        print(f"That is more than --max-bytes {max_bytes}: all of it is of open trials, of the best, or needed.")
+
+
+@app.command()
+def soup(
+    study: StudyOption = None,
+    top: Annotated[int, typer.Option("--top", min=2, max=MOST, help="Of how many trials, best first.")] = 5,
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="DIR", help="Write the better soup as a checkpoint directory.")
+    ] = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Average the weights of the best trials, and judge the mean beside the best one."""
+    from hpo import soup as soups
+    from hpo.lookup import open_study
+
+    ledger, name, at = open_study(home, storage, study)
+    if save:
+        soups.check_free(Path(save))
+    found = soups.soup(ledger, at, name, top)
+    print(soups.describe(found))
+    if save:
+        soups.save(found, Path(save))
+        soups.record(ledger, found, Path(save))
+        _mirror(ledger, name, at, tracking_uri)
+        print(f"the {found.best.name} is written to {save}")
+
+
+@app.command()
+def export(
+    number: Annotated[int, typer.Argument(help="The trial's number.", min=0, max=MOST)],
+    to: Annotated[str, typer.Option("--to", metavar="FILE", help="The file to write.")],
+    format: Annotated[str, typer.Option("--format", help="safetensors, onnx or torch (torch.export).")] = "safetensors",
+    study: StudyOption = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+) -> None:
+    """Write a trial's best model as a file, load that again and compare the outputs."""
+    from hpo.exporting import describe, export_trial
+    from hpo.lookup import open_study
+
+    ledger, name, at = open_study(home, storage, study)
+    print(describe(export_trial(ledger, at, name, number, format, Path(to))))

@@ -1,0 +1,50 @@
+"""`hpo export`: a trial's best model as a file (trainer/export.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpo.errors import HomeError
+from hpo.gc import megabytes
+from hpo.home import Home
+from hpo.ledger import Ledger
+from hpo.trained import declared, nothing_kept, trained
+
+if TYPE_CHECKING:
+    from trainer.export import Exported
+
+
+def export_trial(ledger: Ledger, home: Home, name: str, number: int, format: str, path: Path) -> Exported:
+    """Write the model of the trial's best kept checkpoint. Raises UserError where there is none, and what
+    `trainer.export.export` raises."""
+    from trainer.export import export
+    from trainer.seeding import derive, seed_all
+    from trainer.threads import limited
+
+    with ledger.read() as connection:
+        study, found = declared(connection, name), trained(connection, home, name, number)
+    if found is None:
+        raise nothing_kept(name, number)
+    task = found.task(study)
+    config = task.config.train
+    about = {"study": name, "trial": str(number), "step": str(found.step), "config": json.dumps(found.config)}
+    with limited(config.num_threads):
+        seed_all(derive(config.seed, "init"))
+        model = task.model()
+        model.load_state_dict(found.weights())
+        try:
+            return export(task, config, model.eval(), format, path, about)
+        except OSError as error:
+            raise HomeError(f"--to {path} cannot be written ({error.strerror}): name another file.") from error
+
+
+def describe(done: Exported) -> str:
+    batch = {None: "weights alone", True: "for any batch size", False: f"for batches of {done.samples} alone"}[
+        done.free
+    ]
+    return (
+        f"{done.path}: {done.format}, {megabytes(done.size)}, {batch}; loaded again, its outputs differ by "
+        f"{done.difference:.3g} at most on {done.samples} training samples."
+    )

@@ -1,0 +1,183 @@
+"""`hpo gc`: what the trials that have ended still hold on the disk, and nobody needs.
+
+All checkpoints of a trial go, or none. The rows are marked first, in one transaction that is the driver's alone to
+make; then the files go, then metrics.json says what is left, then the mirror takes MLflow's names away. Whatever a kill
+leaves undone, the next `hpo gc` finishes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo import results
+from hpo.clock import SystemClock
+from hpo.home import Home
+from hpo.ledger import Ledger, leases, reads, writes
+from hpo.ledger import statements as sql
+from hpo.ledger.process import Process
+from hpo.ledger.tables import TERMINAL_STATES, checkpoints, studies, trials
+from hpo.objective import rank
+from hpo.study import RESUME_FROM
+from hpo.words import counted
+from trainer.checkpoint import CheckpointStore
+from trainer.durable import write_text
+from trainer.failpoint import failpoint
+
+LEASE_TIMEOUT = 30.0  # seconds that a driver on another host may be silent
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows of checkpoints: `dropped`, trial by trial, and the others that are kept."""
+
+    dropped: Rows
+    left: Rows
+
+    def describe(self, done: bool) -> str:
+        verb = "freed" if done else "would free"
+        return f"{verb} {_amount(self.dropped)}; {_amount(self.left)} stay."
+
+
+def collect(
+    ledger: Ledger, home: Home, name: str, keep_best: int = 1, max_bytes: int | None = None, *, dry_run: bool = False
+) -> Plan:
+    """Drop the checkpoints of ended trials but for the `keep_best` best; with `max_bytes`, only until the study's take
+    no more than that, the worst trials first.
+
+    Those that a restart or `train.resume_from` of a study of this ledger starts from stay with their trial. Raises Busy
+    while the study has a driver.
+    """
+    row = ledger.look(lambda connection: reads.study_row(connection, name))
+    if dry_run:
+        return ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
+    lease = leases.acquire(ledger, f"driver:{row['id']}", Process.current(), SystemClock(), LEASE_TIMEOUT)
+    try:
+        planned = ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
+        uid = uuid.uuid4().hex
+        needed = ledger.transact(lambda connection: _mark(connection, lease, row, planned.dropped, uid))
+        failpoint("retention.after_row")
+        _tidy(ledger, home, row)
+    finally:
+        lease.release()
+    spared = [one for one in planned.dropped if one["number"] in needed]
+    return Plan([one for one in planned.dropped if one["number"] not in needed], [*planned.left, *spared])
+
+
+def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, max_bytes: int | None) -> Plan:
+    """What would go now."""
+    query = (
+        select(checkpoints, trials.c.number, trials.c.state.label("trial_state"), trials.c["values"])
+        .join(trials, trials.c.id == checkpoints.c.trial_id)
+        .where(trials.c.study_id == study["id"], checkpoints.c.state == "kept")
+        .order_by(trials.c.number, checkpoints.c.step, checkpoints.c.id)
+    )
+    kept = [dict(row) for row in connection.execute(query).mappings()]
+    best = {number for _, number, _ in reads.ranked(connection, study)[:keep_best]}
+    protected = best | _started_from(connection, home, study, kept)
+    ended = [
+        row for row in kept if row["trial_state"] in TERMINAL_STATES and row["number"] not in protected
+    ]  # an open trial's checkpoints are its own affair
+    total = sum(row["size"] for row in kept)
+    gone: set[int] = set()
+    for number, rows in sorted(_by_trial(ended), key=lambda one: _place(study, one[1][0]), reverse=True):
+        if max_bytes is not None and total <= max_bytes:
+            break
+        total -= sum(row["size"] for row in rows)
+        gone.add(number)
+    return Plan([row for row in kept if row["number"] in gone], [row for row in kept if row["number"] not in gone])
+
+
+def _by_trial(rows: Rows) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
+    return ((number, list(own)) for number, own in groupby(rows, itemgetter("number")))
+
+
+def _place(study: RowMapping, trial: Mapping[str, Any]) -> tuple[bool, tuple[bool, float, int]]:
+    """What the worst have most of: incomplete trials come last."""
+    value = (trial["values"] or [None])[0]
+    return trial["trial_state"] != "complete", rank(study["spec"]["objectives"][0], trial["number"], value)
+
+
+def _started_from(connection: Connection, home: Home, study: RowMapping, kept: Rows) -> set[int]:
+    """The numbers of trials from whose checkpoints others are to start."""
+    sources = {f"{row['number']}/{row['path']}": row["number"] for row in kept}
+    needed = {
+        sources[one]
+        for chunk in _chunks(list(sources))
+        for one in connection.execute(sql.NEEDED, {"study": study["id"], "sources": chunk}).scalars()
+    }
+    specs = connection.execute(select(studies.c.spec)).scalars()
+    named = {Path(place) for spec in specs if (place := spec.get("overrides", {}).get(RESUME_FROM))}
+    return needed | {
+        row["number"] for row in kept if home.checkpoints(study["name"], row["number"]) / row["path"] in named
+    }
+
+
+def _chunks(items: list[Any], size: int = 500) -> Iterator[list[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _mark(connection: Connection, lease: leases.Lease, study: RowMapping, rows: Rows, uid: str) -> set[int]:
+    """Mark the rows as deleted; the numbers of trials that are needed by now, whose rows stay as they are."""
+    lease.check(connection)
+    needed: set[int] = set()
+    for number, own in _by_trial(rows):
+        trial, paths = own[0]["trial_id"], [row["path"] for row in own]
+        connection.execute(sql.LOCK_CHECKPOINTS, {"trial": trial, "paths": paths})
+        sources = [f"{number}/{path}" for path in paths]
+        if connection.execute(sql.NEEDED, {"study": study["id"], "sources": sources}).first() is not None:
+            needed.add(number)
+            continue
+        raised = update(trials).where(trials.c.id == trial).values(revision=trials.c.revision + 1)
+        revision = connection.execute(raised.returning(trials.c.revision)).scalar_one()
+        mine = (checkpoints.c.trial_id == trial) & checkpoints.c.path.in_(paths)
+        connection.execute(update(checkpoints).where(mine).values(state="deleted", revision=revision))
+    if dropped := [row for row in rows if row["number"] not in needed]:
+        fields = {"trials": sorted({row["number"] for row in dropped}), "bytes": sum(row["size"] for row in dropped)}
+        writes.note(connection, study["id"], "checkpoints_dropped", fields, uid)
+    return needed
+
+
+def _tidy(ledger: Ledger, home: Home, study: RowMapping) -> None:
+    """Bring the files of all trials that have ended to what the rows say, also what an earlier call left undone."""
+
+    def look(connection: Connection) -> tuple[list[RowMapping], dict[int, list[str]], dict[int, str]]:
+        ended = trials.c.state.in_(TERMINAL_STATES) & (trials.c.study_id == study["id"])
+        rows = list(connection.execute(select(trials).where(ended)).mappings())
+        query = (
+            select(checkpoints.c.trial_id, checkpoints.c.path).join(trials).where(checkpoints.c.state == "kept", ended)
+        )
+        paths: dict[int, list[str]] = {}
+        for trial, path in connection.execute(query):
+            paths.setdefault(trial, []).append(path)
+        return rows, paths, results.texts(connection, study, rows)
+
+    rows, paths, texts = ledger.look(look)
+    for row in rows:
+        place = home.checkpoints(study["name"], row["number"])
+        CheckpointStore(place, fence=row["fence"]).sweep(paths.get(row["id"], ()))
+        failpoint("retention.after_files")
+        file, text = results.path(home, study["name"], row["number"]), texts[row["number"]]
+        if file.is_file() and file.read_text() != text:
+            write_text(file, text)
+
+
+def _amount(rows: Rows) -> str:
+    """`1.2 MB (3 checkpoints of 1 trial)`."""
+    size, trial_count = sum(row["size"] for row in rows), len({row["number"] for row in rows})
+    return f"{megabytes(size)} ({counted(len(rows), 'checkpoint')} of {counted(trial_count, 'trial')})"
+
+
+def megabytes(size: int) -> str:
+    """`1.2 MB`, or `3.4 GB`."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"

@@ -1,0 +1,179 @@
+"""`hpo soup`: the best trials' weights averaged, and judged beside the best of them (trainer/soup.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.engine import Connection
+
+from hpo.analysis.compare import headline
+from hpo.errors import HomeError, UserError
+from hpo.home import Home
+from hpo.ledger import Ledger, reads, writes
+from hpo.objective import Objective
+from hpo.study import Study
+from hpo.trained import Trained, declared, evaluating, trained
+from hpo.words import counted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EVENT = "soup"
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """One way to mix: the trials whose weights are averaged, and the metrics of the mean."""
+
+    name: str
+    trials: list[int]
+    metrics: dict[str, float]
+    weights: Mapping[str, Tensor] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"trials": self.trials, "metrics": self.metrics}
+
+
+@dataclass(frozen=True)
+class Soup:
+    """The best trial alone, and the soups; `left_out` says by sentence which of the trials are in none."""
+
+    study: str
+    objective: Objective
+    mixtures: list[Mixture]
+    left_out: list[str]
+    best_trial: Trained
+
+    @property
+    def best(self) -> Mixture:
+        """The better of the two soups; of equals the greedy one."""
+        return max(self.mixtures[1:], key=lambda one: self._score(one.metrics))
+
+    def _score(self, metrics: Mapping[str, float]) -> float:
+        return _score(self.objective, metrics)
+
+
+def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
+    """Average the weights of the `top` best complete trials, uniformly and greedily.
+
+    The trials whose checkpoint is gone, or of another architecture than the best one's, are left out. Each mean is
+    evaluated by the task of the best trial's configuration. Raises UserError where fewer than two are left.
+    """
+    from trainer import soup as mixing
+
+    with ledger.read() as connection:
+        study = declared(connection, name)
+        ranks = reads.ranked(connection, reads.study_row(connection, name))
+        if not ranks:
+            raise UserError(f"study {name!r} has no complete trial yet, and a soup is made of at least two.")
+        numbers = [number for _, number, _ in ranks[:top]]
+        found = [one for number in numbers if (one := trained(connection, home, name, number)) is not None]
+    gone = [number for number in numbers if number not in {one.number for one in found}]
+    weights = {one.number: one.weights() for one in found}
+    members = [one for one in found if mixing.same_architecture(weights[one.number], weights[found[0].number])]
+    others = [one.number for one in found if one not in members]
+    left_out = [f"without a checkpoint: {_trials(gone)}"] if gone else []
+    left_out += [f"of another architecture than trial {found[0].number}: {_trials(others)}"] if others else []
+    if len(members) < 2:
+        raise UserError(
+            f"a soup is made of at least two trials of one architecture, and of the best "
+            f"{counted(len(numbers), 'trial')} of study {name!r} {len(members)} can be used "
+            f"({'; '.join(left_out) or 'there are no more'}): raise --top, or run a study whose model is the same in "
+            "every trial (pin its dimensions with -o)."
+        )
+    return _mixed(study, members, [weights[one.number] for one in members], left_out)
+
+
+def _mixed(
+    study: Study, members: Sequence[Trained], weights: Sequence[Mapping[str, Tensor]], left_out: list[str]
+) -> Soup:
+    from trainer import soup as mixing
+
+    objective, numbers = study.objectives[0], [one.number for one in members]
+    evaluate = _evaluator(study, members[0])
+    chosen = mixing.greedy(weights, lambda mean: _score(objective, evaluate(mean)))
+    mixtures = []
+    for name, of in (("best trial", [0]), ("greedy soup", chosen), ("uniform soup", range(len(members)))):
+        mean = mixing.mean([weights[i] for i in of])
+        mixtures.append(Mixture(name, [numbers[i] for i in of], evaluate(mean), mean))
+    return Soup(members[0].study, objective, mixtures, left_out, members[0])
+
+
+def _evaluator(study: Study, best: Trained) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
+    """What evaluates weights as the best trial's own run did."""
+    task = best.task(study)
+    task.progress, model, config = 1.0, task.model(), task.config
+
+    def evaluate(weights: Mapping[str, Tensor]) -> dict[str, float]:
+        with evaluating(config, best.step) as device:
+            model.load_state_dict(weights)
+            return {key: float(value) for key, value in task.evaluate(model.to(device).eval()).items()}
+
+    return evaluate
+
+
+def _score(objective: Objective, metrics: Mapping[str, float]) -> float:
+    if objective.metric not in metrics:
+        raise UserError(
+            f"the objective {objective.metric!r} is not among what the task's evaluate gives ({', '.join(metrics)}): "
+            "without it soups cannot be compared."
+        )
+    return metrics[objective.metric] * (1 if objective.direction == "maximize" else -1)
+
+
+def _trials(numbers: Sequence[int]) -> str:
+    """`trial 3`, or `trials 3, 4`."""
+    return f"trial{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
+def describe(found: Soup) -> str:
+    """Each mixture with its metrics, the objective first, and what was left out."""
+    keys = headline(list(found.best.metrics), [found.objective.metric])
+    rows = [["", *keys, "trials"]]
+    for one in found.mixtures:
+        rows.append([one.name, *(f"{one.metrics[key]:.6g}" for key in keys), ", ".join(map(str, one.trials))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, *([f"left out: {'; '.join(found.left_out)}."] if found.left_out else [])])
+
+
+def save(found: Soup, directory: Path) -> None:
+    """Write the better soup as a checkpoint directory that `Study.load_model` opens; it must not exist yet."""
+    from trainer.checkpoint import files
+
+    best, trial = found.best, found.best_trial
+    check_free(directory)
+    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        (temporary / "config.json").write_text(json.dumps(trial.config, indent=2, sort_keys=True) + "\n")
+        header = {"step": trial.step, "epoch": trial.epoch, "config_hash": trial.config_hash}
+        header |= {"study": found.study, "soup": best.to_json()}
+        files.write(temporary, {"model": dict(best.weights)}, header)
+        temporary.rename(directory)
+    except OSError as error:
+        raise HomeError(f"--save {directory} cannot be written ({error.strerror}): name another directory.") from error
+
+
+def check_free(directory: Path) -> None:
+    """Raise UserError where a soup cannot be saved for what is there."""
+    if directory.exists():
+        raise UserError(f"--save {directory} exists already: name a directory that is not there yet.")
+
+
+def record(ledger: Ledger, found: Soup, directory: Path) -> None:
+    """Note the saved soup in the ledger, from where the study's run in MLflow shows it as soup.json."""
+    fields = {one.name: one.to_json() for one in found.mixtures}
+    fields |= {"objective": asdict(found.objective), "saved": found.best.name, "directory": str(directory.absolute())}
+    uid = uuid.uuid4().hex
+
+    def body(connection: Connection) -> None:
+        writes.note(connection, reads.study_row(connection, found.study)["id"], EVENT, fields, uid)
+
+    ledger.transact(body)

@@ -1,0 +1,91 @@
+"""The trained models of a study's trials, from their kept checkpoints: for soups and exports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.engine import Connection
+
+from hpo.analysis.detail import detail, kept_checkpoint
+from hpo.errors import UserError
+from hpo.home import Home
+from hpo.ledger import reads
+from hpo.study import Study, StudySpec, load
+from hpo.words import command
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trial's best kept checkpoint, else its newest, and the configuration it was trained with, as JSON."""
+
+    study: str
+    number: int
+    step: int
+    epoch: int
+    path: Path
+    config: Mapping[str, Any]
+    config_hash: str
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that the trial was evaluated with: where an average was trained, the average's."""
+        from trainer.checkpoint.store import load as load_state
+
+        state = load_state(self.path)
+        if "model" not in state:
+            raise UserError(f"checkpoint {self.path} holds no model: study {self.study!r} trains in a loop of its own.")
+        average = state.get("average")
+        return average["model"] if average and average["updates"] else state["model"]
+
+    def task(self, study: Study) -> Any:
+        """The task under the trial's configuration."""
+        task = study.task_class()(study.rebuild(self.config, self.config_hash))
+        if hasattr(task, "fit"):
+            raise UserError(f"study {self.study!r} trains in a loop of its own: only that knows its model.")
+        return task
+
+
+def trained(connection: Connection, home: Home, name: str, number: int) -> Trained | None:
+    """What is kept of a trial; None where that is nothing. Raises UserError where there is no such trial."""
+    trial = detail(connection, home, name, number)
+    found = kept_checkpoint(trial)
+    if found is None:
+        return None
+    return Trained(
+        name, number, found["step"], found["epoch"], Path(found["path"]), trial["config"], trial["config_hash"]
+    )
+
+
+def declared(connection: Connection, name: str) -> Study:
+    """The study as its trials were configured; loads the declaration."""
+    spec = StudySpec.from_json(reads.study_row(connection, name)["spec"])
+    return load(spec.reference).configure(spec.overrides)
+
+
+@contextmanager
+def evaluating(config: Any, step: int) -> Iterator[torch.device]:
+    """The runtime of an evaluation at `step`, seeded as the trainer seeds it, on the device of `config.train`."""
+    import torch
+
+    from trainer.precision import autocast
+    from trainer.runtime import runtime
+    from trainer.seeding import derive, seed_all
+
+    with runtime(config.train) as device:
+        seed_all(derive(config.train.seed, "evaluate", step))
+        with torch.no_grad(), autocast(config.train.precision, device):
+            yield device
+
+
+def nothing_kept(name: str, number: int) -> UserError:
+    return UserError(
+        f"trial {number} of study {name!r} has no checkpoint any more: train it again, as "
+        f"`{command('best')}` shows, or name another."
+    )

@@ -1,0 +1,167 @@
+"""`hpo soup` and `hpo export` on a small study that was really run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+import hpo
+from hpo import gc, soup
+from hpo.cli import app
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.run import Request, run
+from hpo.verify import verify
+
+# MLflow 3.17 with SQLAlchemy 2.1.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+
+PINNED = {"model.num_layers": 1, "train.num_epochs": 3, "train.optim.name": "adamw", "train.batch_size": 64}
+
+
+def searched(home: Home, trials: int, overrides: dict) -> Home:
+    request = Request(
+        home=home, reference="mlp", trials=trials, executor="inline", sampler="random", overrides=overrides
+    )
+    assert run(request, lambda ledger, name: lambda notice="": None).state == "complete"
+    return home
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Home:
+    """Five trials: two of them with an average of the weights, of two sizes of model."""
+    return searched(Home.at(tmp_path_factory.mktemp("models") / "home"), 5, PINNED | {"train.average.name": "ema"})
+
+
+def invoked(home: Home, *arguments: str):
+    return CliRunner().invoke(app, [*arguments, "--home", str(home.root), "--tracking-uri", home.tracking_uri])
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory) -> Home:
+    return searched(Home.at(tmp_path_factory.mktemp("alike") / "home"), 4, PINNED | {"model.hidden_size": 16})
+
+
+def test_a_soup_is_judged_beside_the_best_and_opens_as_a_model(alike, tmp_path):
+    shown = invoked(alike, "soup", "--top", "4", "--save", str(tmp_path / "soup"))
+    assert shown.exit_code == 0, shown.output
+    header, *rows = shown.stdout.splitlines()
+    assert header.split()[0] == "val/accuracy"
+    values = {row[:12].strip(): float(row[12:].split()[0]) for row in rows[:3]}
+    ledger = Ledger(alike.storage, create=False)
+    with ledger.read() as connection:
+        best = reads.best(connection, reads.study_row(connection, "mlp"))
+    assert values["best trial"] == pytest.approx(best.value, abs=1e-6), "evaluated as its own run was"
+    assert values["greedy soup"] >= values["best trial"]
+    found = soup.soup(ledger, alike, "mlp", 4)
+    ledger.close()
+    model = hpo.load("mlp").load_model(tmp_path / "soup")
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in found.best.weights.items())
+    report = verify(alike, alike.storage, alike.tracking_uri)
+    assert (report.differences, report.behind) == ([], 0)
+    [shown_there] = alike.artifacts.rglob("soup.json")
+    assert json.loads(shown_there.read_text())["uniform soup"]["trials"] == found.mixtures[2].trials
+    again = invoked(alike, "soup", "--save", str(tmp_path / "soup"))
+    assert again.exit_code == 2 and "exists already" in again.stderr and again.stdout == ""
+
+
+def test_trials_of_another_architecture_are_named_and_left_out(home):
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        rows = {row["number"]: row["params"] for row in reads.trial_rows(connection, 1)}
+        order = [number for _, number, _ in reads.ranked(connection, reads.study_row(connection, "mlp"))]
+    ledger.close()
+    sizes = [rows[number]["model.hidden_size"] for number in order]
+    others = [str(number) for number, size in zip(order, sizes, strict=True) if size != sizes[0]]
+    shown = invoked(home, "soup", "--top", "5")
+    assert f"of another architecture than trial {order[0]}: trials {', '.join(others)}" in shown.output
+    if len(order) - len(others) < 2:
+        assert shown.exit_code == 2 and "a soup is made of at least two trials" in shown.stderr
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch", "onnx"])
+def test_an_export_gives_what_the_model_gives(home, tmp_path, format):
+    if format == "onnx":
+        pytest.importorskip("onnxruntime")
+    path = tmp_path / f"model.{format}"
+    shown = invoked_quietly(home, "export", "1", "--format", format, "--to", str(path))
+    assert shown.exit_code == 0, shown.output
+    assert float(shown.stdout.split("differ by ")[1].split()[0]) < 1e-4
+    assert path.is_file() and [one.name for one in tmp_path.iterdir()] == [path.name]
+    x = torch.rand(5, 64)  # another batch size than that it was made with
+    with torch.no_grad():
+        expected = reference(home)(x)
+        got = outputs(path, format, x, expected)
+    assert torch.allclose(got, expected, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def invoked_quietly(home: Home, *arguments: str):
+    return CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+
+
+def reference(home: Home) -> torch.nn.Module:
+    """The average of the weights, which the trial was evaluated with, in a model of its configuration."""
+    from trainer.checkpoint.store import load
+
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        from hpo.trained import declared, trained
+
+        study, found = declared(connection, "mlp"), trained(connection, home, "mlp", 1)
+    ledger.close()
+    model = found.task(study).model()
+    model.load_state_dict(load(found.path)["average"]["model"])
+    return model.eval()
+
+
+def outputs(path: Path, format: str, x: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    if format == "torch":
+        with open(path, "rb") as file:
+            return torch.export.load(file).module()(x)
+    if format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    with safe_open(path, "pt") as file:
+        assert {"study", "trial", "step", "config"} <= file.metadata().keys()
+        first, last = (sorted(name for name in file.keys() if name.endswith(kind)) for kind in ("weight", "bias"))  # noqa: SIM118
+        hidden = torch.nn.functional.gelu(x @ file.get_tensor(first[0]).T + file.get_tensor(last[0]))
+        return hidden @ file.get_tensor(first[1]).T + file.get_tensor(last[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["export", "9", "--to", "x"], 2, "has no trial 9: it has trials 0 to 4"),
+        (["export", "1", "--format", "gguf", "--to", "x"], 2, "choose one of safetensors, onnx, torch"),
+        (["export", "1", "--to", "/proc/none/x"], 2, "cannot be written"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_in_a_sentence(home, arguments, code, sentence):
+    shown = invoked_quietly(home, *arguments)
+    assert shown.exit_code == code and sentence in shown.stderr
+    assert not Path("x").exists()
+
+
+def test_without_the_extra_it_is_named(home, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    shown = invoked_quietly(home, "export", "1", "--format", "onnx", "--to", str(tmp_path / "m.onnx"))
+    assert shown.exit_code == 2 and "needs onnxruntime: pip install 'hpo[onnx]'" in shown.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_gc_has_taken_cannot_be_exported(alike):
+    ledger = Ledger(alike.storage, create=False)
+    gone = {row["number"] for row in gc.collect(ledger, alike, "mlp").dropped}
+    ledger.close()
+    shown = invoked_quietly(alike, "export", str(min(gone)), "--to", "x")
+    assert shown.exit_code == 2 and "has no checkpoint any more" in shown.stderr
+    shown = invoked(alike, "soup")
+    assert shown.exit_code == 2 and "without a checkpoint: trials" in shown.stderr
