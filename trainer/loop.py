@@ -16,6 +16,7 @@ from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.diagnose.nonfinite import first_nonfinite
 from trainer.errors import CheckpointError, ConfigError
+from trainer.init import initialise
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
 from trainer.optim.lookahead import Lookahead
@@ -68,7 +69,8 @@ class Fit:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)
         seed_all(derive(config.seed, "init"))
-        model = ranks.prepare(prepare(task.model().to(device), config.precision), task)
+        model = initialise(task.model(), config.init, config.seed).to(device)
+        model = ranks.prepare(prepare(model, config.precision), task)
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)

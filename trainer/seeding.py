@@ -5,6 +5,7 @@ the name of what is about to draw, and where it stands: the epoch, the step and 
 resuming needs no more than the step, and the number of loader workers changes nothing.
 
     init       model()
+    weights/<name>                     one layer's, where train.init draws them
     data       train_set()
     shuffle    (epoch)                 the order of the samples
     bucket     (epoch)                 which of the buckets' windows comes when
