@@ -22,7 +22,6 @@ from hpo.ledger import Ledger, leases, reads
 from hpo.ledger.process import Process
 from hpo.tracking import projection
 from hpo.tracking.base import Unreachable
-from hpo.tracking.database import initialise
 from hpo.tracking.draining import Mirror
 from hpo.tracking.mlflow import MlflowTracker, tracker_name
 from hpo.verify import verify
