@@ -1,14 +1,26 @@
-"""Commands that look at the training of a study, in this process: nothing is recorded."""
+"""Commands that look at the training of a study, in this process; only a trial's diagnosis is recorded."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpo import commandline
-from hpo.commandline import ConfigOption, OverrideOption
+from hpo.commandline import (
+    MOST,
+    ConfigOption,
+    HomeOption,
+    JsonOption,
+    OverrideOption,
+    StorageOption,
+    TrackingOption,
+)
+
+if TYPE_CHECKING:
+    from hpo.analysis.diagnose import Look, Recorder, Subject
 
 app = typer.Typer()
 
@@ -50,3 +62,61 @@ def lr_find(
     if save:
         tests.draw(found, f"{study}: learning-rate range test", Path(save))
         print(f"drawn in {save}")
+
+
+@app.command()
+def diagnose(
+    trial: Annotated[
+        int | None, typer.Argument(help="A trial's number; without one, --study's own configuration.", min=0, max=MOST)
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option("--study", help="The study's name; without a trial, FILE.py[:NAME] too.")
+    ] = None,
+    override: OverrideOption = None,
+    config: ConfigOption = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=100_000, help="Optimizer steps to measure.")] = 20,
+    points: Annotated[
+        int, typer.Option("--points", min=0, max=201, help="Of the loss landscape, along each direction; 0: none.")
+    ] = 13,
+    profile: Annotated[bool, typer.Option("--profile", help="Profile five steps more, with a Chrome trace.")] = False,
+    print_only: Annotated[bool, typer.Option("--print-only", help="Draw and record nothing.")] = False,
+    save: Annotated[str | None, typer.Option("--save", metavar="DIR", help="Write all files there too.")] = None,
+    as_json: JsonOption = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """What is wrong with a training: gradients, updates, dead units, landscape, data loading, fit, plateau.
+
+    A trial's diagnosis is left with its files and shown in its MLflow run.
+    """
+    from hpo.analysis import diagnose as doctor
+    from hpo.errors import UserError
+    from hpo.lookup import open_study
+
+    given = commandline.overrides(config, override)
+    look = doctor.Look(steps=steps, points=points, profile=profile, pictures=not print_only)
+    if profile and not save and (trial is None or print_only):
+        raise UserError("--profile writes a trace: name a directory for it by --save, or a trial to leave it with.")
+    if trial is None:
+        if study is None:
+            raise UserError("give a trial's number, or by --study a study whose own configuration is meant.")
+        _show(doctor.of_configuration(study, given), look, save, as_json)
+        return
+    if given:
+        raise UserError("a trial is what it was: leave out -o and --config, or its number.")
+    ledger, name, at = open_study(home, storage, study)
+    recorder = None if print_only else doctor.Recorder(ledger, at, name, trial, tracking_uri)
+    _show(doctor.of_trial(ledger, at, name, trial), look, save, as_json, recorder)
+
+
+def _show(subject: Subject, look: Look, save: str | None, as_json: bool, recorder: Recorder | None = None) -> None:
+    from hpo.analysis import diagnose as doctor
+
+    with doctor.diagnosis(subject, look) as found:
+        print(found.to_json() if as_json else doctor.describe(found))
+        if save:
+            doctor.save(found, Path(save))
+            print(f"written to {save}: {', '.join(found.files)}", file=sys.stderr)
+        if recorder is not None:
+            print(recorder.record(found), file=sys.stderr)

@@ -17,7 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
 from hpo.errors import UserError
-from hpo.ledger import tables
+from hpo.ledger import Ledger, tables, writes
 from trainer.durable import sync
 
 _OWN = re.compile(r"f(\d+)\.[0-9a-f]{32}")
@@ -54,6 +54,30 @@ def store(root: Path, fence: int, source: Path, name: str) -> str:
         if parent == root.parent:
             break
     return where
+
+
+def attach(ledger: Ledger, root: Path, trial_id: int, fence: int, files: Mapping[str, Path]) -> None:
+    """Hand over `files` by name, from outside of the attempts of a trial that had `fence` when they were made, in place
+    of those shown by these names. Raises UserError if another attempt has begun since: its sweep may have met them.
+
+    They are stored under the next fence, which keeps them from the sweep of an attempt that is running.
+    """
+    before = ledger.look(lambda connection: artifacts(connection, trial_id))
+    stored = {name: store(root, fence + 1, source, name) for name, source in files.items()}
+    events = {uuid.uuid4().hex: {"path": name, "stored": where} for name, where in stored.items()}
+    if not ledger.transact(lambda connection: writes.attach(connection, trial_id, fence, events)):
+        _remove(root, stored.values())
+        raise UserError("the trial has been taken by another attempt meanwhile: run the diagnosis again.")
+    _remove(root, [where for name, where in before.items() if name in files])
+
+
+def _remove(root: Path, stored: Iterable[str]) -> None:
+    for where in stored:
+        path = root / where
+        path.unlink(missing_ok=True)
+        for parent in path.relative_to(root).parents[:-1]:
+            if (root / parent).is_dir() and not any((root / parent).iterdir()):
+                (root / parent).rmdir()
 
 
 def sweep(root: Path, fence: int, kept: Collection[str]) -> None:

@@ -88,6 +88,12 @@ def _committed(connection: Connection, row: Row) -> tuple[tuple[Mapping[str, Any
     return (*since, dict(start), *before), restart.params
 
 
+def changes_of(connection: Connection, trial_id: int) -> Mapping[str, Any]:
+    """What the last restart of the trial has set: path -> value, on top of its configuration."""
+    restart = connection.execute(sql.RESTART, {"trial": trial_id}).first()
+    return {} if restart is None else restart.params
+
+
 def source(study_id: int, checkpoint: str) -> dict[str, Any]:
     """Where a verdict's checkpoint, `<trial number>/<path>`, is found."""
     number, _, path = checkpoint.partition("/")

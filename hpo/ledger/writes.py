@@ -290,6 +290,19 @@ def record(connection: Connection, taken: Claim, kind: str, fields: Mapping[str,
     _event(connection, taken.study_id, taken.trial_id, kind, fields, revision, uid)
 
 
+def attach(connection: Connection, trial_id: int, fence: int, events_: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Record artifact events, uid -> fields, from outside of the trial's attempts; False if it has gone on since it
+    had `fence`, so that whoever sweeps its files now may not know of these."""
+    bump = update(trials).where(trials.c.id == trial_id, trials.c.fence == fence)
+    bump = bump.values(revision=trials.c.revision + 1).returning(trials.c.study_id, trials.c.revision)
+    row = connection.execute(bump).first()
+    if row is None:
+        return False
+    for uid, fields in events_.items():
+        _event(connection, row.study_id, trial_id, "artifact", fields, row.revision, uid)
+    return True
+
+
 def set_checkpoints(connection: Connection, taken: Claim, changes: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Change rows of the trial's checkpoints, path -> column -> value: state (kept, deleted, damaged) or best.
 

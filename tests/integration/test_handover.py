@@ -12,7 +12,7 @@ import pytest
 from mirrored import Made
 from sqlalchemy import select
 
-from hpo import mirror
+from hpo import handover, mirror
 from hpo.errors import UserError
 from hpo.ledger import claims, writes
 from hpo.ledger.tables import events
@@ -108,6 +108,38 @@ def test_what_a_killed_attempt_has_stored_and_not_named_is_swept_by_the_next(mad
     reporter(made, taken).sweep_files()
     assert on_disk(made) == ["named"]
     assert checked(made, taken) == ([], "named")
+
+
+def attach(made: Made, taken: claims.Claim, tmp_path: Path, content: str) -> None:
+    root = made.home.files(made.name, 0)
+    handover.attach(made.ledger, root, taken.trial_id, taken.fence, {"a/note.txt": text(tmp_path, content)})
+
+
+def test_what_is_left_from_outside_outlives_the_attempt_that_runs_and_replaces_what_was_there(made, tmp_path):
+    taken = made.claim()
+    reports = reporter(made, taken)
+    reports.artifact(text(tmp_path, "its own"), "own.txt")
+    attach(made, taken, tmp_path, "first")
+    reports.artifact(text(tmp_path, "its last"), "own.txt")  # and sweeps
+    attach(made, taken, tmp_path, "second")
+    assert on_disk(made) == ["its last", "second"]
+    assert checked(made, taken) == ([], "second")
+    attach(made, taken, tmp_path, "after its end")
+    assert on_disk(made) == ["after its end", "its last"]
+    tracker = MlflowTracker(made.home.tracking_uri, made.home.artifacts)
+    assert mirror.drain(made.ledger, tracker, made.name, made.home).behind == 0
+    tracker.close()
+    assert verify(made.home, made.home.storage, made.home.tracking_uri, made.name).differences == []
+
+
+def test_what_is_left_from_outside_for_an_attempt_that_is_over_is_refused(made, tmp_path):
+    lost = made.claim()
+    made.ledger.transact(lambda c: writes.lose(c, lost.trial_id, lost.fence, "silent"))
+    made.claim()
+    with pytest.raises(UserError, match="taken by another attempt"):
+        attach(made, lost, tmp_path, "late")
+    assert on_disk(made) == []
+    assert not any(made.home.files(made.name, 0).iterdir())
 
 
 def test_a_name_that_leads_out_is_refused(made, tmp_path):

@@ -32,6 +32,8 @@ SURFACE = {
     "export": "number --to --format --study --home --storage",
     "schedule": "--study -o --config --steps-per-epoch --save",
     "lr-find": "--study -o --config --low --high --steps --save",
+    "diagnose": "trial --study -o --config --steps --points --profile --print-only --save --json --home --storage "
+    "--tracking-uri",
     "ui": "--port --open --home --tracking-uri",
     "verify": "--study --home --storage --tracking-uri",
     "sync": "--study --home --storage --tracking-uri",

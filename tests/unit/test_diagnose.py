@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 
 from trainer.diagnose import curves, flow
-from trainer.diagnose.flow import advice, gradient_flow
-from trainer.diagnose.landscape import direction, landscape, sharpness
+from trainer.diagnose.flow import gradient_flow
+from trainer.diagnose.landscape import Landscape, direction, finding, landscape
 from trainer.diagnose.range_test import range_test, rates
+from trainer.gradients import accumulate
 from trainer.task import Loss
 
 
@@ -30,21 +32,51 @@ def sgd(model, lr=0.1):
     return torch.optim.SGD(model.parameters(), lr=lr)
 
 
+def measured(model, optimizer, batches, steps=1):
+    """The layers of `model` over `steps` optimizer steps on the one window that `batches` make."""
+
+    def step():
+        optimizer.zero_grad()
+        window = accumulate(batches, lambda _, batch: squares(model, batch))
+        for p in model.parameters():
+            p.grad.div_(window.count)
+        optimizer.step()
+
+    return gradient_flow(model, step, steps)
+
+
+def verdicts(layers):
+    return {one.check: one.verdict for one in flow.findings(layers)}
+
+
+def advice(layers):
+    return "\n".join(one.advice for one in flow.findings(layers))
+
+
 def test_gradient_and_update_of_a_layer_are_those_of_the_whole_window(batches):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
-    before = [p.clone() for p in model.parameters()]
-    first, last = gradient_flow(model, sgd(model), squares, batches)
+    before = copy.deepcopy(model)
+    first, last = measured(model, sgd(model), batches)
     x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    (squares(model, (x, y)).sum / len(x)).backward()
-    for layer, module in ((first, model[0]), (last, model[2])):
+    (squares(before, (x, y)).sum / len(x)).backward()
+    for layer, module in ((first, before[0]), (last, before[2])):
         gradient = torch.cat([module.weight.grad.flatten(), module.bias.grad]).double()
         weight = torch.cat([module.weight.detach().flatten(), module.bias.detach()]).double()
         assert layer.gradient == pytest.approx(gradient.square().mean().sqrt().item(), rel=1e-5)
-        assert layer.update_ratio == pytest.approx(
-            0.1 * layer.gradient / weight.square().mean().sqrt().item(), rel=1e-4
-        )
-    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        assert layer.weight == pytest.approx(weight.square().mean().sqrt().item(), rel=1e-6)
+        assert layer.update_ratio == pytest.approx(0.1 * layer.gradient / layer.weight, rel=1e-4)
+
+
+def test_several_steps_give_the_mean_of_each(batches):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4))
+    one_by_one = copy.deepcopy(model)
+    optimizer = sgd(one_by_one)
+    each = [measured(one_by_one, optimizer, batches)[0] for _ in range(3)]
+    [found] = measured(model, sgd(model), batches, steps=3)
+    for name in ("weight", "gradient", "update_ratio"):
+        assert getattr(found, name) == pytest.approx(sum(getattr(one, name) for one in each) / 3)
 
 
 def test_a_deep_sigmoid_stack_vanishes_and_a_residual_one_does_not(batches):
@@ -60,8 +92,10 @@ def test_a_deep_sigmoid_stack_vanishes_and_a_residual_one_does_not(batches):
 
     plain = nn.Sequential(*[m for _ in range(10) for m in (nn.Linear(8, 8), nn.Sigmoid())], nn.Linear(8, 4))
     residual = nn.Sequential(*[Block() for _ in range(10)], nn.Linear(8, 4))
-    assert "gradients vanish in 0, 2, 4" in "\n".join(advice(gradient_flow(plain, sgd(plain, 1e-3), squares, batches)))
-    assert "vanish" not in "\n".join(advice(gradient_flow(residual, sgd(residual, 1e-3), squares, batches)))
+    layers = measured(plain, sgd(plain, 1e-3), batches)
+    assert verdicts(layers)["gradient flow"] == "vanishing"
+    assert "gradients vanish in 0, 2, 4" in advice(layers)
+    assert verdicts(measured(residual, sgd(residual, 1e-3), batches))["gradient flow"] == "healthy"
 
 
 def test_dead_units_are_counted_behind_the_layer_that_feeds_them(batches):
@@ -69,10 +103,11 @@ def test_dead_units_are_counted_behind_the_layer_that_feeds_them(batches):
     with torch.no_grad():
         model[0].bias[:3] = -1e6
         model[0].bias[3:] = 1e6
-    first, last = gradient_flow(model, sgd(model, 1e-9), squares, batches)
+    first, last = measured(model, sgd(model, 1e-9), batches)
     assert first.dead == pytest.approx(0.3)
     assert last.dead is None
-    assert "30" not in advice([last]) and any("never active" in one for one in advice([first]))
+    assert verdicts([last])["dead units"] == "not measured"
+    assert verdicts([first, last])["dead units"] == "dead units" and "units behind 0 have died" in advice([first])
 
 
 def test_channels_of_a_convolution_are_its_units():
@@ -82,14 +117,23 @@ def test_channels_of_a_convolution_are_its_units():
     with torch.no_grad():
         model[0].weight.zero_()
         model[0].bias.copy_(torch.tensor([-1.0, 1.0, 1.0, 1.0]))
-    assert gradient_flow(model, sgd(model), squares, [batch])[0].dead == pytest.approx(0.25)
+    assert measured(model, sgd(model), [batch])[0].dead == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(("lr", "words"), [(1e-9, "raise train.optim.lr"), (10.0, "lower train.optim.lr")])
-def test_a_rate_that_is_far_off_shows_in_the_updates(batches, lr, words):
+@pytest.mark.parametrize(
+    ("lr", "verdict", "words"),
+    [
+        (1e-9, "too small", "raise train.optim.lr"),
+        (1e-3, "healthy", ""),
+        (10.0, "too large", "lower train.optim.lr"),
+    ],
+)
+def test_a_rate_that_is_far_off_shows_in_the_updates(batches, lr, verdict, words):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-    assert any(words in one for one in advice(gradient_flow(model, sgd(model, lr), squares, batches)))
+    layers = measured(model, sgd(model, lr), batches)
+    assert verdicts(layers)["update ratio"] == verdict
+    assert words in advice(layers)
 
 
 def test_the_landscape_of_a_linear_model_is_its_parabola(batches):
@@ -105,8 +149,6 @@ def test_the_landscape_of_a_linear_model_is_its_parabola(batches):
     assert found.offsets == [-1.0, -0.5, 0.0, 0.5, 1.0]
     assert found.losses == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(d.norm(dim=1), w.norm(dim=1).float())
-    rise = (expected[1] + expected[3]) / 2 - expected[2]
-    assert sharpness(found) == pytest.approx(rise / expected[2], rel=1e-4)
 
 
 def test_a_landscape_of_two_directions_is_a_grid_around_the_model(batches):
@@ -117,6 +159,32 @@ def test_a_landscape_of_two_directions_is_a_grid_around_the_model(batches):
     loss = sum(squares(model, b).sum.item() for b in batches) / 32
     assert [len(row) for row in found.losses] == [3, 3, 3]
     assert found.losses[1][1] == pytest.approx(loss, rel=1e-6)
+
+
+def around(along, untrained):
+    """What is said of a landscape whose losses are `along` the first direction, and the same all along the second."""
+    offsets = [-1.0, -0.5, 0.0, 0.5, 1.0]
+    found = Landscape(offsets, [[along(x) for _ in offsets] for x in offsets])
+    return finding(found, untrained)
+
+
+def test_a_landscape_is_judged_in_shares_of_what_was_gained():
+    """Along the first direction the loss rises by `rise` half way; along the second it does not."""
+    for rise, verdict in ((0.2, "healthy"), (0.6, "sharp")):
+        found = around(lambda x, rise=rise: 1 + rise * (x / 0.5) ** 2, untrained=2.0)
+        assert (found.verdict, found.value) == (verdict, pytest.approx(rise / 2))
+        tenfold = around(lambda x, rise=rise: 10 + 10 * rise * (x / 0.5) ** 2, untrained=20.0)
+        assert tenfold.value == pytest.approx(found.value)
+
+
+def test_a_landscape_that_falls_on_one_side_is_a_slope():
+    found = around(lambda x: 1 + 0.1 * x, untrained=2.0)
+    assert (found.verdict, found.value) == ("on a slope", pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(("loss", "untrained"), [(2.0, 2.0), (2.1, 2.0), (1.999, 2.0), (math.nan, 2.0)])
+def test_a_landscape_around_what_has_learned_nothing_says_so(loss, untrained):
+    assert around(lambda x: loss, untrained).verdict == "nothing learned"
 
 
 def test_the_range_ends_at_both_rates():
@@ -147,23 +215,29 @@ def falling(n, floor=0.0, rate=0.3):
 
 
 @pytest.mark.parametrize(
-    ("train", "validation", "verdict"),
+    ("train", "validation", "fit", "plateau"),
     [
-        (falling(30), [max(0.3, math.exp(-0.3 * e)) + 0.02 * max(0, e - 8) for e in range(30)], "overfitting"),
-        (falling(30, 0.2), falling(30, 0.4), "overfitting"),
-        (falling(12, rate=0.1), falling(12, rate=0.1), "underfitting"),
-        (falling(40, 0.3, 0.9), [v + 1e-9 * e for e, v in enumerate(falling(40, 0.31, 0.9))], "plateau"),
-        (falling(30, 0.3, 0.18), falling(30, 0.31, 0.18), "healthy"),
-        ([1.0] * 5, [1.0] * 5, "too short"),
+        (
+            falling(30),
+            [max(0.3, math.exp(-0.3 * e)) + 0.02 * max(0, e - 8) for e in range(30)],
+            "overfitting",
+            "plateau",
+        ),
+        (falling(30, 0.2), falling(30, 0.4), "overfitting", "plateau"),
+        (falling(12, rate=0.1), falling(12, rate=0.1), "underfitting", "healthy"),
+        ([1.0 - 1e-4 * e for e in range(20)], [1.0] * 20, "underfitting", "plateau"),
+        (falling(40, 0.3, 0.9), [v + 1e-9 * e for e, v in enumerate(falling(40, 0.31, 0.9))], "healthy", "plateau"),
+        (falling(30, 0.3, 0.18), falling(30, 0.31, 0.18), "healthy", "healthy"),
+        ([1.0] * 5, [1.0] * 5, "not measured", "not measured"),
+        ([math.nan] * 8, [1.0] * 8, "not measured", "not measured"),
+        (falling(12, rate=0.1), [math.nan] * 11 + [0.3], "underfitting", "healthy"),
     ],
 )
-def test_curves_get_the_verdict_they_were_made_for(train, validation, verdict):
-    found = curves.judge(train, validation)
-    assert found.verdict == verdict, found
+def test_curves_get_the_verdicts_they_were_made_for(train, validation, fit, plateau):
+    found = curves.findings(train, validation)
+    assert [one.verdict for one in found] == [fit, plateau], found
 
 
 def test_names_are_few():
-    layer = flow.Layer("a", 1.0, 0.0, 1e-3, None)
-    big = flow.Layer("big", 1.0, 1.0, 1e-3, None)
-    text = advice([big, *[flow.Layer(f"l{i}", 1.0, 0.0, 1e-3, None) for i in range(9)], layer])
-    assert "l0, l1, l2 and 7 more" in text[0]
+    layers = [flow.Layer("big", 1.0, 1.0, 1e-3, None), *[flow.Layer(f"l{i}", 1.0, 0.0, 1e-3, None) for i in range(10)]]
+    assert "l0, l1, l2 and 7 more" in advice(layers)

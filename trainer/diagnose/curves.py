@@ -4,73 +4,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from trainer.diagnose.finding import Finding, unmeasured
+
 GAP = 0.2  # between validation and training loss, of the validation loss
-SLOPE = 0.01  # relative change per epoch below which a curve is flat
-
-Verdict = Literal["overfitting", "underfitting", "plateau", "healthy", "too short"]
-
-
-@dataclass(frozen=True)
-class Fit:
-    verdict: Verdict
-    gap: float  # (validation - training) / |validation| at the end
-    best_epoch: int  # of the validation loss, from 1
-    train_slope: float  # relative change per epoch over the last third
-    advice: str
+SLOPE = 0.01  # relative change per epoch below which the training loss is flat
+LEARNED = 0.01  # of the first epoch's training loss: less is no learning
+GAIN = 0.01  # of the best validation loss before, that the last third of the epochs has to better it by
+EPOCHS = 6  # that are needed to judge
+CHECKS = ("over/underfitting", "plateau")
 
 
-def judge(train: Sequence[float], validation: Sequence[float]) -> Fit:
-    """The verdict on losses (lower is better) of the same epochs; NaN counts as worst. Needs six epochs."""
+def findings(train: Sequence[float], validation: Sequence[float]) -> list[Finding]:
+    """What is said of losses (lower is better) of the same epochs; NaN counts as worst."""
     n = min(len(train), len(validation))
-    if n < 6:
-        return Fit("too short", math.nan, 0, math.nan, "train at least six epochs before judging the curves.")
-    best = int(np.nanargmin(validation[:n])) + 1
+    if n < EPOCHS:
+        return [unmeasured(check, f"{n} epochs are too few to judge by, {EPOCHS} are needed") for check in CHECKS]
+    if not np.isfinite(train[:n]).all() or not np.isfinite(validation[:n]).any():
+        return [unmeasured(check, "the losses are not finite") for check in CHECKS]
     last = max(n // 3, 3)
-    slope = _slope(train[n - last : n])
-    at_end = float(np.median(validation[n - last : n]))
-    gap = (at_end - float(np.median(train[n - last : n]))) / max(abs(at_end), 1e-12)
+    return [_fitting(train[:n], validation[:n], last), _plateau(validation[:n], last)]
+
+
+def best_epoch(validation: Sequence[float]) -> int:
+    """Of the least loss, from 1."""
+    return int(np.nanargmin(validation)) + 1
+
+
+def _fitting(train: Sequence[float], validation: Sequence[float], last: int) -> Finding:
+    n, best, slope = len(train), best_epoch(validation), _slope(train[-last:])
+    at_end = float(np.median(validation[-last:]))
+    gap = (at_end - float(np.median(train[-last:]))) / max(abs(at_end), 1e-12)
     risen = (at_end - validation[best - 1]) / max(abs(validation[best - 1]), 1e-12)
+    fallen = (train[0] - min(train)) / max(abs(train[0]), 1e-12)
+    figure = (
+        f"the validation loss ends {abs(gap):.0%} {'above' if gap >= 0 else 'below'} the training loss (overfitting "
+        f"over {GAP:.0%}), which changes by {slope:+.1%} an epoch (underfitting under {-SLOPE:.0%})"
+    )
     if best <= n - last and risen > SLOPE * last and gap > GAP / 2:
-        return Fit(
-            "overfitting",
-            gap,
-            best,
-            slope,
-            f"the validation loss has risen since epoch {best}: stop there "
-            "(train.early_stopping.monitor), or raise dropout or train.optim.weight_decay.",
+        advice = (
+            f"the validation loss has risen by {risen:.0%} since epoch {best}: stop there "
+            "(train.early_stopping.monitor), or raise dropout or train.optim.weight_decay."
         )
+        return Finding(CHECKS[0], "overfitting", figure, gap, advice)
     if slope < -SLOPE:
-        return Fit(
-            "underfitting",
-            gap,
-            best,
-            slope,
-            "the training loss still falls: raise train.num_epochs, train.optim.lr or the model's size.",
-        )
+        advice = "the training loss still falls: raise train.num_epochs, train.optim.lr or the model's size."
+        return Finding(CHECKS[0], "underfitting", figure, gap, advice)
+    if fallen < LEARNED:
+        advice = "nothing is learned: take the train.optim.lr that `hpo lr-find` suggests, or a larger model."
+        return Finding(CHECKS[0], "underfitting", f"{figure}, and fell by {fallen:.1%} in all", fallen, advice)
     if gap > GAP:
-        return Fit(
-            "overfitting",
-            gap,
-            best,
-            slope,
-            f"the validation loss lies {gap:.0%} above the training loss: "
-            "more data or augmentation, dropout, or train.optim.weight_decay.",
-        )
-    if abs(slope) <= SLOPE and best < n - last:
-        return Fit(
-            "plateau",
-            gap,
-            best,
-            slope,
-            f"nothing has improved since epoch {best}: "
-            "train.schedule.name=plateau lowers the learning rate there, or stop.",
-        )
-    return Fit("healthy", gap, best, slope, "nothing to change.")
+        advice = "more data or augmentation, more dropout, or a higher train.optim.weight_decay."
+        return Finding(CHECKS[0], "overfitting", figure, gap, advice)
+    return Finding(CHECKS[0], "healthy", figure, gap)
+
+
+def _plateau(validation: Sequence[float], last: int) -> Finding:
+    values = np.where(np.isfinite(validation), validation, math.inf)
+    before, after = float(values[:-last].min()), float(values[-last:].min())
+    gain = (before - after) / max(abs(before), 1e-12) if math.isfinite(before) else math.inf
+    figure = (
+        f"the best validation loss fell by {max(gain, 0):.1%} in the last {last} epochs (a plateau under {GAIN:.0%})"
+    )
+    if gain >= GAIN:
+        return Finding(CHECKS[1], "healthy", figure, gain)
+    since = min(best_epoch(validation), len(validation) - last)
+    advice = (
+        f"little has come since epoch {since}: stop there (train.early_stopping.monitor=val/loss), or "
+        "lower the learning rate then (train.schedule.name=plateau)."
+    )
+    return Finding(CHECKS[1], "plateau", figure, gain, advice)
 
 
 def _slope(values: Sequence[float]) -> float:

@@ -1,31 +1,29 @@
-"""Gradient flow, update ratios and dead units, layer by layer, over a few windows of one model."""
+"""Gradient flow, update ratios and dead units, layer by layer, over a few optimizer steps."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from trainer.gradients import accumulate
-from trainer.task import Loss
-
-LossOf = Callable[[nn.Module, Any], Loss]
+from trainer.diagnose.finding import Finding, names, unmeasured
 
 # An optimizer's usual step changes weights by about a thousandth of their size; far less and they hardly learn, far
 # more and they are thrown about (Karpathy 2015, CS231n notes "Learning: ratio of updates:weights").
 SMALL_UPDATE, LARGE_UPDATE = 1e-5, 3e-2
 VANISHING = 1e-3  # of the largest layer's gradient per weight
 MANY_DEAD = 0.2
+CHECKS = ("gradient flow", "update ratio", "dead units")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One module with parameters of its own. Norms are root mean squares over its weights, so layers compare."""
+    """One module with parameters of its own. Norms are root mean squares over its weights, so layers compare; they and
+    the ratio are means over the steps."""
 
     name: str
     weight: float
@@ -34,39 +32,33 @@ class Layer:
     dead: float | None  # share of the units behind it, up to the next such module, that no sample activates
 
 
-def gradient_flow(model: nn.Module, optimizer: Optimizer, loss_of: LossOf, batches: Sequence[Any]) -> list[Layer]:
-    """Measure each layer on the window that `batches` make; neither `model` nor `optimizer` is changed.
+def gradient_flow(model: nn.Module, step: Callable[[], object], steps: int = 1) -> list[Layer]:
+    """Measure each layer over `steps` calls of `step`, which takes an optimizer step and leaves the gradients.
 
     A unit is a feature (last dimension) of a linear layer's output or a channel (dimension 1) of a convolution's. It
     counts as dead if an activation module gives exactly 0 for it throughout.
     """
-    model, optimizer = copy.deepcopy((model, optimizer))
     alive: dict[str, Tensor] = {}
     hooks = _watch_activations(model, alive)
-    model.train()
-    optimizer.zero_grad()
-    window = accumulate(batches, lambda _, batch: loss_of(model, batch))
-    for hook in hooks:
-        hook.remove()
-    owners = {name: module for name, module in model.named_modules() if any(True for _ in module.parameters(False))}
-    params = {name: [p for p in module.parameters(False) if p.grad is not None] for name, module in owners.items()}
-    grads = {name: [p.grad for p in group if p.grad is not None] for name, group in params.items()}
-    for grad in (grad for group in grads.values() for grad in group):
-        grad.div_(window.count)
-    gradients = {name: _rms(group) for name, group in grads.items()}
-    before = {name: [p.detach().clone() for p in group] for name, group in params.items()}
-    optimizer.step()
+    owners = {name: [p for p in module.parameters(False) if p.requires_grad] for name, module in model.named_modules()}
+    seen: dict[str, list[tuple[float, float, float]]] = {}
+    try:
+        for _ in range(steps):
+            before = {name: [p.detach().clone() for p in params] for name, params in owners.items()}
+            step()
+            for name, params in owners.items():
+                if grads := [p.grad for p in params if p.grad is not None]:
+                    weight = _rms(before[name])
+                    update = _rms([p.detach() - old for p, old in zip(params, before[name], strict=True)])
+                    seen.setdefault(name, []).append((weight, _rms(grads), update / max(weight, 1e-12)))
+    finally:
+        for hook in hooks:
+            hook.remove()
     dead = _behind(model, alive)
+    means = {name: [fmean(column) for column in zip(*rows, strict=True)] for name, rows in seen.items()}
     return [
-        Layer(
-            name=name,
-            weight=(weight := _rms(before[name])),
-            gradient=gradients[name],
-            update_ratio=_rms([p.detach() - b for p, b in zip(group, before[name], strict=True)]) / max(weight, 1e-12),
-            dead=dead.get(name),
-        )
-        for name, group in params.items()
-        if group
+        Layer(name or type(model).__name__, weight, gradient, ratio, dead.get(name))
+        for name, (weight, gradient, ratio) in means.items()
     ]
 
 
@@ -101,30 +93,61 @@ def _rms(tensors: Sequence[Tensor]) -> float:
     return flat.square().mean().sqrt().item()
 
 
-def advice(layers: Sequence[Layer]) -> list[str]:
-    """What to change, a sentence for each thing found; empty where nothing is."""
-    found = []
-    largest = max((layer.gradient for layer in layers), default=0.0)
-    vanishing = [layer.name for layer in layers if 0 <= layer.gradient < VANISHING * largest]
-    if vanishing:
-        found.append(
-            f"gradients vanish in {_names(vanishing)} (under {VANISHING:g} of the largest layer's): "
-            "add normalisation or residual connections, or change the initialisation."
-        )
-    small = [layer.name for layer in layers if layer.update_ratio < SMALL_UPDATE]
-    large = [layer.name for layer in layers if layer.update_ratio > LARGE_UPDATE]
-    if small and len(small) > len(layers) / 2:
-        found.append(f"most layers change by under {SMALL_UPDATE:g} of their size a step: raise train.optim.lr.")
-    if large and len(large) > len(layers) / 2:
-        found.append(f"most layers change by over {LARGE_UPDATE:g} of their size a step: lower train.optim.lr.")
-    dead = [layer.name for layer in layers if layer.dead is not None and layer.dead > MANY_DEAD]
-    if dead:
-        found.append(
-            f"over {MANY_DEAD:.0%} of the units behind {_names(dead)} are never active: lower train.optim.lr, "
-            "warm it up, or use GELU in place of ReLU."
-        )
-    return found
+def findings(layers: Sequence[Layer]) -> list[Finding]:
+    """What is said of gradient flow, update ratios and dead units."""
+    if not layers:
+        return [unmeasured(check, "no layer has been given a gradient") for check in CHECKS]
+    return [_flow(layers), _updates(layers), _dead(layers)]
 
 
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _flow(layers: Sequence[Layer]) -> Finding:
+    ranked = sorted(layers, key=lambda layer: layer.gradient)
+    weakest, strongest = ranked[0], ranked[-1]
+    ratio = weakest.gradient / max(strongest.gradient, 1e-300)
+    figure = (
+        f"the gradient of {weakest.name} is {ratio:.2g} of that of {strongest.name} (it vanishes under {VANISHING:g})"
+    )
+    vanishing = [layer.name for layer in layers if layer.gradient < VANISHING * strongest.gradient]
+    if not vanishing and strongest.gradient > 0:
+        return Finding(CHECKS[0], "healthy", figure, ratio)
+    return Finding(
+        CHECKS[0],
+        "vanishing",
+        figure,
+        ratio,
+        f"gradients vanish in {names(vanishing or [layer.name for layer in layers])}: add normalisation or residual "
+        "connections, or change the initialisation; a layer that is frozen on purpose is best told so (requires_grad).",
+    )
+
+
+def _updates(layers: Sequence[Layer]) -> Finding:
+    ratio = median(layer.update_ratio for layer in layers)
+    figure = (
+        f"a step changes a layer by {ratio:.2g} of its size, the median of {len(layers)} "
+        f"(usual: {SMALL_UPDATE:g} to {LARGE_UPDATE:g})"
+    )
+    if ratio > LARGE_UPDATE:
+        return Finding(CHECKS[1], "too large", figure, ratio, "lower train.optim.lr, by half to begin with.")
+    if ratio < SMALL_UPDATE:
+        return Finding(CHECKS[1], "too small", figure, ratio, "raise train.optim.lr; `hpo lr-find` suggests one.")
+    return Finding(CHECKS[1], "healthy", figure, ratio)
+
+
+def _dead(layers: Sequence[Layer]) -> Finding:
+    watched = {layer.name: layer.dead for layer in layers if layer.dead is not None}
+    if not watched:
+        return unmeasured(CHECKS[2], "no activation module of torch.nn follows a linear or convolutional layer")
+    worst = max(watched, key=lambda name: watched[name])
+    share = watched[worst]
+    figure = f"{share:.0%} of the units behind {worst} are never active (too many over {MANY_DEAD:.0%})"
+    many = [name for name, dead in watched.items() if dead > MANY_DEAD]
+    if not many:
+        return Finding(CHECKS[2], "healthy", figure, share)
+    return Finding(
+        CHECKS[2],
+        "dead units",
+        figure,
+        share,
+        f"units behind {names(many)} have died: lower train.optim.lr, warm it up (train.schedule.warmup_steps), or use "
+        "GELU in place of ReLU.",
+    )

@@ -4,15 +4,27 @@ arXiv 1712.09913, section 4)."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.diagnose.flow import LossOf
+from trainer.diagnose.finding import Finding
 from trainer.seeding import derive
+from trainer.task import Loss
+
+LossOf = Callable[[nn.Module, Any], Loss]
+
+# Measured on the study mlp, one to four layers, over 20 epochs: what was trained well loses at most 0.11 of its gain
+# half a filter's norm away, what was trained at a learning rate of 1 from 0.3 to 2. Trained for an epoch or two, it
+# finds up to 0.08 of its gain by going on at random.
+SHARP, SLOPED = 0.25, 0.05
+LEARNED = 0.01  # of the untrained model's loss: less is no gain to measure by
+CHECK = "loss landscape"
 
 
 @dataclass(frozen=True)
@@ -76,13 +88,53 @@ def _loss_at(
 ) -> float:
     for k, (p, c) in enumerate(zip(model.parameters(), centre, strict=True)):
         p.copy_(c + sum(offset * d[k] for offset, d in zip(at, directions, strict=True)))
+    return mean_loss(model, loss_of, batches)
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, loss_of: LossOf, batches: Sequence[Any]) -> float:
+    """Over `batches`, in the mode the model is in."""
     losses = [loss_of(model, batch) for batch in batches]
     return float(sum(loss.sum.item() for loss in losses) / sum(float(loss.count) for loss in losses))
 
 
-def sharpness(found: Landscape) -> float:
-    """How much the loss has risen at half the span, relative to the loss itself; of a 1-D landscape."""
-    n = len(found.offsets)
+def lines(found: Landscape) -> list[list[float]]:
+    """Of a 2-D landscape, the losses along each direction alone."""
+    losses, middle = np.asarray(found.losses), len(found.offsets) // 2
+    return [losses[:, middle].tolist(), losses[middle, :].tolist()]
+
+
+def finding(found: Landscape, untrained: float) -> Finding:
+    """Of a 2-D landscape, in shares of what training has gained since the loss was `untrained`."""
+    along, n = lines(found), len(found.offsets)
     middle, quarter = n // 2, n // 4
-    rise = (found.losses[middle - quarter] + found.losses[middle + quarter]) / 2 - found.losses[middle]
-    return rise / max(abs(found.losses[middle]), 1e-12)
+    centre, lowest = along[0][middle], float(np.min(found.losses))
+    gained, away = untrained - centre, abs(found.offsets[middle + quarter])
+    if not gained > LEARNED * abs(untrained) or not np.isfinite(found.losses).all():
+        return Finding(
+            CHECK,
+            "nothing learned",
+            f"the loss is {centre:.4g}, before training it was {untrained:.4g} (little under {LEARNED:.0%} less)",
+            gained,
+            "train for longer, and take the learning rate that `hpo lr-find` suggests.",
+        )
+    lost = fmean(one[middle + side] - centre for one in along for side in (-quarter, quarter)) / gained
+    figure = f"{lost:.0%} of what training has gained is lost {away:g} filter norms away (sharp over {SHARP:.0%})"
+    if (below := (centre - lowest) / gained) > SLOPED:
+        return Finding(
+            CHECK,
+            "on a slope",
+            f"a random step gains {below:.0%} of what training has gained (no minimum over {SLOPED:.0%}); {figure}",
+            below,
+            "train for longer (train.num_epochs), or at a higher train.optim.lr.",
+        )
+    if lost > SHARP:
+        return Finding(
+            CHECK,
+            "sharp",
+            figure,
+            lost,
+            "lower train.optim.lr if the loss is unsteady; else seek a flatter minimum by train.optim.wrap=sam, "
+            "train.average.name=swa or a smaller train.batch_size.",
+        )
+    return Finding(CHECK, "healthy", figure, lost)

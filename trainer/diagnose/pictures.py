@@ -9,6 +9,7 @@ import numpy as np
 
 from trainer.diagnose.flow import LARGE_UPDATE, SMALL_UPDATE, Layer
 from trainer.diagnose.landscape import Landscape
+from trainer.diagnose.landscape import lines as landscape_lines
 from trainer.diagnose.range_test import RangeTest
 from trainer.plots import figure
 
@@ -34,27 +35,46 @@ def flow(title: str, layers: Sequence[Layer]) -> Any:
     at = np.arange(len(layers))[::-1]
     axes.plot([max(layer.gradient, 1e-12) for layer in layers], at, "o-", label="gradient (rms)")
     axes.plot([max(layer.update_ratio, 1e-12) for layer in layers], at, "s-", label="update / weight")
-    axes.axvspan(SMALL_UPDATE, LARGE_UPDATE, color="tab:orange", alpha=0.08, label="usual updates")
+    axes.axvspan(SMALL_UPDATE, LARGE_UPDATE, color="tab:orange", alpha=0.08, label="usual updates / weight")
     names = [layer.name + (f"  ({layer.dead:.0%} dead)" if layer.dead else "") for layer in layers]
     axes.set_yticks(at, names, fontsize=8)
     axes.set_xscale("log")
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
+    drawn.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=3)
+    return drawn
+
+
+def lines(title: str, found: Landscape) -> Any:
+    """The loss along each of the two directions; the cross is the model."""
+    drawn, axes = figure(title)
+    for name, losses in zip(("first direction", "second direction"), landscape_lines(found), strict=True):
+        axes.plot(found.offsets, losses, "o-", markersize=4, linewidth=2, label=name)
+    axes.plot(0, landscape_lines(found)[0][len(found.offsets) // 2], "x", color="black", zorder=3, markersize=10)
+    axes.legend(frameon=False)
+    axes.set(xlabel="offset, in norms of the filters", ylabel="loss")
     return drawn
 
 
 def landscape(title: str, found: Landscape) -> Any:
-    """A curve for one direction, level lines for two; the cross is the model."""
-    drawn, axes = figure(title, width=8.0 if not isinstance(found.losses[0], list) else 6.0)
-    if not isinstance(found.losses[0], list):
-        axes.plot(found.offsets, found.losses, linewidth=2)
-        axes.plot(0, found.losses[len(found.losses) // 2], "x", color="black")
-        axes.set(xlabel="offset along a filter-normalised direction", ylabel="loss")
-        return drawn
-    losses = np.log10(np.maximum(np.asarray(found.losses).T, 1e-12))
-    lines = axes.contour(found.offsets, found.offsets, losses, levels=15, cmap="viridis")
-    axes.plot(0, 0, "x", color="black")
-    axes.set(xlabel="first direction", ylabel="second direction", aspect="equal")
-    drawn.colorbar(lines, ax=axes, label="log10 loss")
+    """Level lines of a 2-D landscape where it is finite; the cross is the model."""
+    from matplotlib.colors import LogNorm
+
+    drawn, axes = figure(title, width=6.5, height=5.0)
+    losses = np.ma.masked_invalid(np.asarray(found.losses).T)
+    low, high = float(losses.min()), float(losses.max())
+    positive = low > 0
+    levels = (np.geomspace if positive else np.linspace)(low, high + 1e-6 * abs(high) + 1e-12, 21)
+    filled = axes.contourf(
+        found.offsets, found.offsets, losses, levels, cmap="viridis", norm=LogNorm() if positive else None
+    )
+    axes.contour(
+        found.offsets, found.offsets, losses, levels, colors="white", linewidths=0.4, alpha=0.6, linestyles="-"
+    )
+    axes.plot(0, 0, "x", color="white", markersize=10, markeredgewidth=2)
+    axes.set(xlabel="first direction, in norms of the filters", ylabel="second direction", aspect="equal")
+    axes.grid(visible=False)
+    bar = drawn.colorbar(filled, ax=axes, label="loss", ticks=levels[::4])
+    bar.ax.set_yticklabels([f"{level:.3g}" for level in levels[::4]])
+    bar.ax.minorticks_off()
     return drawn
 
 

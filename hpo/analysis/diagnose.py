@@ -1,0 +1,279 @@
+"""What is wrong with a trial, or with a configuration: what `hpo diagnose` shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sqlalchemy import Row, select
+
+from hpo import handover
+from hpo.analysis.detail import detail, kept_checkpoint
+from hpo.config import apply
+from hpo.errors import Busy, UserError
+from hpo.ledger import reads
+from hpo.ledger.claims import changes_of
+from hpo.ledger.tables import trials
+from hpo.ledger.writes import plain
+from hpo.lookup import tracking_uri_of
+from hpo.study import Study, StudySpec, load
+from hpo.tracking.base import Unreachable
+from hpo.words import command
+from trainer.config import ParallelConfig, TrainConfig
+from trainer.diagnose import curves
+from trainer.diagnose.finding import Finding, unmeasured
+
+if TYPE_CHECKING:
+    from hpo.home import Home
+    from hpo.ledger import Ledger
+    from trainer.diagnose.profile import Cost
+    from trainer.diagnose.trial import Examined
+
+PROFILED = 5  # steps
+TRACE, FINDINGS = "trace.json.gz", "findings.json"
+_ORDER = ("gradient flow", "update ratio", "dead units", "loss landscape", "data loading", *curves.CHECKS)
+_CURVES = ("train/loss", "val/loss", "time/data_share")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is looked at: a configuration of a study, and of a trial also its checkpoint and what it has reported by
+    epoch, as `curves[name][i]`."""
+
+    title: str
+    study: Study
+    config: Any
+    checkpoint: Path | None = None
+    curves: dict[str, list[float]] = field(default_factory=dict)
+    held: Row | None = None  # of a trial: its id, and the fence that it had
+
+    @property
+    def of_trial(self) -> bool:
+        return self.held is not None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`files` are the pictures, the trace and the findings by name, there while the diagnosis is open."""
+
+    subject: Subject
+    findings: list[Finding]
+    seen: Examined | None
+    files: dict[str, Path]
+
+    def to_json(self) -> str:
+        seen = self.seen
+        body: dict[str, Any] = {"of": self.subject.title, "findings": [asdict(one) for one in self.findings]}
+        if seen is not None:
+            body |= {"step": seen.step, "epoch": seen.epoch, "lr": seen.lr}
+            body["layers"] = [asdict(layer) for layer in seen.layers]
+            body["costs"] = [asdict(cost) for cost in seen.costs]
+        return json.dumps(plain(body), indent=2)
+
+
+def of_configuration(reference: str, overrides: Mapping[str, Any]) -> Subject:
+    """The study's own configuration under `overrides`."""
+    study = load(reference).configure(overrides)
+    return Subject(study.name, study, study.config)
+
+
+def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
+    """A trial as the ledger has it: its configuration, its best checkpoint still kept, else the newest."""
+    with ledger.read() as connection:
+        row = reads.study_row(connection, name)
+        spec = StudySpec.from_json(row["spec"])
+        trial = detail(connection, home, name, number)
+        mine = (trials.c.study_id == row["id"]) & (trials.c.number == number)
+        held = connection.execute(select(trials.c.id, trials.c.fence).where(mine)).one()
+        changes = changes_of(connection, held.id)
+        rows = list(reads.curves(connection, row["id"], _CURVES, [number]))
+    study = load(spec.reference).configure(spec.overrides)
+    config: Any = apply(study.rebuild(trial["config"], trial["config_hash"]), changes)
+    if isinstance(getattr(config, "train", None), TrainConfig):  # a checkpoint is always that of one process
+        config = config.model_copy(update={"train": config.train.model_copy(update={"parallel": ParallelConfig()})})
+    kept = kept_checkpoint(trial)
+    found: dict[str, list[float]] = {}
+    for _, key, _, epoch, value in rows:
+        if epoch is not None:
+            found.setdefault(key, []).append(value)
+    checkpoint = Path(kept["path"]) if kept else None
+    return Subject(f"{name}, trial {number}", study, config, checkpoint, found, held)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How to look: over so many optimizer steps, at a landscape of `points` by `points`, 0 for none."""
+
+    steps: int
+    points: int
+    profile: bool
+    pictures: bool
+
+    def __post_init__(self) -> None:
+        if self.points and (self.points < 5 or self.points % 2 == 0):
+            raise UserError(
+                f"--points {self.points}: give an odd number from 5, so that the model is one, or 0 for none."
+            )
+
+
+@contextmanager
+def diagnosis(subject: Subject, look: Look) -> Iterator[Diagnosis]:
+    """Look at `subject`; what files it makes lie in a directory that is there while the block runs."""
+    from trainer import plots
+
+    if look.pictures:
+        plots.figure("")  # where none can be drawn, that is said before anything is trained
+    with tempfile.TemporaryDirectory() as directory:
+        seen, found = _examined(subject, look, Path(directory) / TRACE)
+        found |= {one.check: one for one in _reported(subject)}
+        done = Diagnosis(subject, [found[check] for check in _ORDER], seen, {})
+        done.files[FINDINGS] = Path(directory) / FINDINGS
+        done.files[FINDINGS].write_text(done.to_json() + "\n", encoding="utf-8")
+        for name, drawn in _pictures(subject, seen) if look.pictures else ():
+            done.files[name] = Path(directory) / name
+            plots.save(drawn, done.files[name])
+        if (Path(directory) / TRACE).is_file():
+            done.files[TRACE] = Path(directory) / TRACE
+        yield done
+
+
+def _examined(subject: Subject, look: Look, trace: Path) -> tuple[Examined | None, dict[str, Finding]]:
+    """What was seen of the model, if it can be looked at here."""
+    from trainer.diagnose.trial import examine
+
+    task = subject.study.task_class()(subject.config)
+    if hasattr(task, "fit"):
+        why = f"study {subject.study.name!r} trains in a loop of its own, which cannot be stepped through"
+        if not subject.of_trial:
+            raise UserError(f"{why}: name a trial, to judge what it has reported.")
+        return None, {check: unmeasured(check, why) for check in _ORDER}
+    if subject.of_trial and subject.checkpoint is None:
+        return None, {check: unmeasured(check, "no checkpoint of the trial is kept") for check in _ORDER}
+    seen = examine(
+        task,
+        subject.config.train,
+        subject.checkpoint,
+        steps=look.steps,
+        points=look.points,
+        trace=trace if look.profile else None,
+        profile_steps=PROFILED,
+    )
+    return seen, {one.check: one for one in seen.findings}
+
+
+def _reported(subject: Subject) -> list[Finding]:
+    """What the trial's own reports say."""
+    if not subject.of_trial:
+        return [unmeasured(check, "nothing was reported: name a trial") for check in curves.CHECKS]
+    by_epoch = subject.curves
+    if missing := [key for key in _CURVES[:2] if key not in by_epoch]:
+        return [unmeasured(check, f"{' and '.join(missing)} was not reported") for check in curves.CHECKS]
+    found = curves.findings(by_epoch["train/loss"], by_epoch["val/loss"])
+    if shares := by_epoch.get("time/data_share"):
+        from trainer.diagnose.trial import loading
+
+        found.append(loading(fmean(shares), subject.config.train))
+    return found
+
+
+def _pictures(subject: Subject, seen: Examined | None) -> Iterator[tuple[str, Any]]:
+    from trainer.diagnose import pictures
+
+    at = subject.title
+    if seen is not None:
+        at = f"{subject.title}, step {seen.step}"
+        if seen.layers:
+            yield "gradient_flow.png", pictures.flow(at, seen.layers)
+        if seen.landscape is not None and np.isfinite(seen.landscape.losses).any():
+            yield "landscape.png", pictures.landscape(at, seen.landscape)
+            yield "landscape_lines.png", pictures.lines(at, seen.landscape)
+    train, validation = (subject.curves.get(key, []) for key in _CURVES[:2])
+    if (epochs := min(len(train), len(validation))) and any(map(math.isfinite, validation)):
+        shown = range(1, epochs + 1)
+        best = curves.best_epoch(validation)
+        yield "curves.png", pictures.curves(subject.title, shown, train[:epochs], validation[:epochs], best)
+
+
+def describe(found: Diagnosis) -> str:
+    """Each finding with its figure and, below, its advice; the dearest operations."""
+    seen, lines = found.seen, [found.subject.title]
+    if seen is not None:
+        at = f"the checkpoint of step {seen.step} (epoch {seen.epoch})" if seen.step else "an untrained model"
+        lines[0] += f": {at}, trained on at a learning rate of {seen.lr:.3g}"
+    width = max(len(one.check) for one in found.findings)
+    state = max(len(one.verdict) for one in found.findings)
+    for one in found.findings:
+        lines.append(f"  {one.check:<{width}}  {one.verdict:<{state}}  {one.figure}")
+        if one.advice:
+            lines += textwrap.wrap(
+                f"-> {one.advice}", 110, initial_indent=" " * (width + 4), subsequent_indent=" " * (width + 7)
+            )
+    return "\n".join([*lines, *(costs(seen.costs) if seen is not None and seen.costs else [])])
+
+
+def costs(found: list[Cost]) -> list[str]:
+    """A table of the dearest operations."""
+    width = max(len(one.name[:60]) for one in found)
+    rows = [
+        f"  {one.name[:60]:<{width}}  {one.calls / PROFILED:>7.5g}  {one.ms:>9.3f}  {one.share:>6.1%}" for one in found
+    ]
+    return [
+        f"  {'operation':<{width}}  {'calls':>7}  {'ms':>9}  {'share':>6}   (of a step, each without what it calls)",
+        *rows,
+    ]
+
+
+def save(found: Diagnosis, directory: Path) -> None:
+    """Write the findings and the files into `directory`."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, path in found.files.items():
+            shutil.copyfile(path, directory / name)
+    except OSError as error:
+        raise UserError(f"{directory} cannot be written ({error.strerror}): name another directory.") from error
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Leaves diagnoses with a trial's files, each in place of the one before, and sends them to MLflow."""
+
+    ledger: Ledger
+    home: Home
+    name: str
+    number: int
+    tracking_uri: str | None
+
+    def record(self, found: Diagnosis) -> str:
+        """In words, where it is now."""
+        held, root = found.subject.held, self.home.files(self.name, self.number)
+        assert held is not None, "a trial's"
+        files = {f"diagnosis/{name}": path for name, path in found.files.items()}
+        try:
+            handover.attach(self.ledger, root, held.id, held.fence, files)
+        except OSError as error:
+            raise UserError(f"{root} cannot be written ({error.strerror}): --print-only records nothing.") from error
+        return f"left with the trial: files/diagnosis ({', '.join(found.files)}); {self._send()}"
+
+    def _send(self) -> str:
+        from hpo import mirror
+        from hpo.tracking.mlflow import MlflowTracker
+
+        uri = tracking_uri_of(self.ledger, self.name, self.home, self.tracking_uri)
+        try:
+            tracker = MlflowTracker(uri, self.home.artifacts)
+            result = mirror.drain(self.ledger, tracker, self.name, self.home)
+        except Busy:
+            return "the study's mirror sends it to MLflow."
+        except Unreachable as error:
+            return f"MLflow has not got it ({error}): run `{command('sync')}`."
+        return mirror.lag(result, tracker.name) or "its MLflow run shows them."

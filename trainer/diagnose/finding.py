@@ -1,0 +1,27 @@
+"""What a diagnosis says of one thing it has looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A figure, its verdict and what to do. `value` is None where it could not be measured; `figure` says it in words,
+    with the thresholds that decide the verdict; `advice` is empty where nothing is to change."""
+
+    check: str
+    verdict: str
+    figure: str
+    value: float | None = None
+    advice: str = ""
+
+
+def unmeasured(check: str, why: str) -> Finding:
+    return Finding(check, "not measured", why)
+
+
+def names(found: Sequence[str]) -> str:
+    """The first three, and how many more there are."""
+    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
