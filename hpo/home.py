@@ -51,7 +51,6 @@ class Home:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.root).close()
-            _sweep(self.root, ".probe-*")
         except OSError as error:
             kind = StorageError if error.errno == errno.ENOSPC else HomeError
             raise kind(
@@ -83,7 +82,6 @@ class Home:
         marker = self.checkpoints(study, 0).parent / _MARKER
         if not marker.is_file() or marker.read_text() != uid:
             write_text(marker, uid)
-        _sweep(marker.parent, f"{_MARKER}.*.tmp")
 
     def check_mark(self, study: str, uid: str, host: str) -> None:
         """Raise UserError unless `mark` was called with this uid on this directory."""
@@ -96,13 +94,3 @@ class Home:
 
     def files(self, study: str, number: int) -> Path:
         return self.root / "files" / check_name(study) / f"{number:05d}"
-
-
-def _sweep(directory: Path, pattern: str) -> None:
-    """Remove the temporary files with a pid in their name that killed processes of an earlier release have left."""
-    from hpo.ledger.process import start_time
-
-    for path in directory.glob(pattern):
-        pid = re.search(r"\d+", path.name)
-        if pid and start_time(int(pid[0])) is None:
-            path.unlink(missing_ok=True)

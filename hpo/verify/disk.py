@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from hpo import results
 from hpo.handover import shown, stored
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.ledger.process import is_dead, start_time
+from hpo.ledger.process import is_dead
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, attempts, checkpoints, events, leases, trials, workers
 from hpo.verify.report import Report, by_trial
 from hpo.words import command
@@ -22,7 +21,6 @@ from trainer.manifest import Damaged
 from trainer.manifest import check as check_manifest
 
 _DRIVER = select(leases.c.owner).where(leases.c.name == bindparam("name"))
-_PROBE = re.compile(r"\.probe-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,7 @@ def check_leftovers(home: Home, studies: Sequence[str], report: Report) -> None:
     """What no study owns: probes and temporary files of dead processes, directories of unknown studies."""
     found: list[str] = []
     for entry in _entries(home.root):
-        probe = _PROBE.fullmatch(entry.name)
-        if (probe and start_time(int(probe[1])) is None) or entry.name.endswith(".tmp"):
+        if entry.name.endswith(".tmp"):
             found.append(f"{entry} is left over by a killed process: remove it")
     for area in ("checkpoints", "files"):
         for entry in _entries(home.root / area):

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 
 from hpo.executors.process import begin_logs
 
 
-def dead() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_stay(home):
+def test_a_marker_that_was_half_written_is_written_anew(home):
     home.create().mark("s", "first")
     area = home.checkpoints("s", 0).parent
-    gone, mine = dead(), os.getpid()
-    for path in (home.root / ".probe-{}", area / "study.uid.{}.tmp"):
-        for pid in (gone, mine):
-            path.with_name(path.name.format(pid)).touch()
     (area / ".study.uid.tmp").write_text("half")
     home.create().mark("s", "second")
-    assert sorted(path.name for path in area.iterdir()) == ["study.uid", f"study.uid.{mine}.tmp"]
-    assert sorted(path.name for path in home.root.iterdir()) == [f".probe-{mine}", "checkpoints"]
+    assert [path.name for path in area.iterdir()] == ["study.uid"]
     home.check_mark("s", "second", "here")
 
 
