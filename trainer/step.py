@@ -113,20 +113,27 @@ class Stepper:
                 self.passes(batches)
         lost = None if s.loss_scale is None else underflow([p.grad for p in self.params if p.grad is not None])
         norm = self.rules.apply(window, s.step, wait=not self.deferred)
-        if isinstance(s.optimizer, Sophia) and s.optimizer.due(s.step):
-            with self.statistics.held(), self.ranks.backward(last=False):
-                losses = (self.loss(i, batch) for i, batch in enumerate(batches))
-                seed = derive(self.config.seed, "curvature", s.step)
-                curvature = s.optimizer.observe(losses, window.count, seed, self.ranks)
-            norm = norm + 0.0 * curvature  # nothing, or NaN
+        if isinstance(s.optimizer, Sophia):
+            norm = norm + 0.0 * self._curvature(s.optimizer, batches, window)  # nothing, or NaN
         if lost is not None:
             window = window.times(1 / self._scale)
             window.terms["underflow"] = lost * window.count
         return window, norm
 
+    def _curvature(self, optimizer: Sophia, batches: list[Any], window: Window) -> float | Tensor:
+        """Have it look, where the window is due for it; the norm of what it saw."""
+        optimizer.forget()
+        if not optimizer.due(self.state.step):
+            return 0.0
+        with self.statistics.held(), self.ranks.backward(last=False):
+            losses = (self.loss(i, batch) for i, batch in enumerate(batches))
+            seed = derive(self.config.seed, "curvature", self.state.step)
+            return optimizer.observe(losses, window.count, seed, self.ranks)
+
     def passes(self, batches: list[Any], probe: NoiseProbe | None = None) -> Window:
         """A forward and a backward pass of each micro-batch, and what they add up to over all ranks."""
-        self.state.optimizer.zero_grad()
+        for p in self.params:  # Optimizer.zero_grad, without the profiler's mark
+            p.grad = None
         return self.ranks.total(accumulate(batches, self.loss, probe, self.ranks), self.params)
 
     @property

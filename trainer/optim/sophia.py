@@ -23,7 +23,7 @@ class Sophia(Own):
     m <- beta1 m + (1 - beta1) g,  every k steps h <- beta2 h + (1 - beta2) u (H u) with u ~ N(0, 1),
     p <- (1 - lr wd) p - lr clip(m / max(gamma h, eps), 1).
 
-    The training loop has it `observe` the curvature of every window that is `due`.
+    The training loop has it `observe` the curvature of every window that is `due`, and `forget` before the others.
     """
 
     curvature: Mapping[Tensor, Tensor] = MappingProxyType({})  # of the window at hand, by parameter
@@ -31,6 +31,10 @@ class Sophia(Own):
     def due(self, step: int) -> bool:
         """Whether the window of `step` is one to look at the curvature of."""
         return step % self.param_groups[0]["update_every"] == 0
+
+    def forget(self) -> None:
+        """Step without a look at the curvature, also where the last one was not stepped on."""
+        self.curvature = {}
 
     def observe(self, losses: Iterable[Loss], count: float | Tensor, seed: int, ranks: Solo = ALONE) -> Tensor:
         """Estimate the diagonal of the Hessian of sum(losses)/count for the step that follows, and give its norm.
@@ -59,10 +63,6 @@ class Sophia(Own):
         torch._foreach_div_(total, count)
         self.curvature = dict(zip(params, total, strict=True))
         return torch.nn.utils.get_total_norm(total)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        self.curvature = {}  # of a window that was not stepped on
 
     def update(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
         m, h = self.buffers("exp_avg", params), self.buffers("hessian", params)

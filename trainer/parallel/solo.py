@@ -78,8 +78,10 @@ class Solo:
         return tensors
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The norm of the whole model's gradient."""
-        return nn.utils.get_total_norm(gradients)
+        """The norm of the whole model's gradient: `get_total_norm`, without its grouping where all is of one kind."""
+        if len({(g.device, g.dtype) for g in gradients}) != 1:
+            return nn.utils.get_total_norm(gradients)
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """A state of the whole model, of this rank's: what one process would have."""
