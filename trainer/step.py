@@ -42,7 +42,8 @@ class Stepper:
     ) -> None:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.state, self.total, self.on_event = state, total, on_event
-        self.module = ranks.module(state.model)
+        # Each shape is compiled for itself, whatever came before it: a resumed run meets them in another order.
+        self.module = torch.compile(state.model, dynamic=False) if config.compile else ranks.module(state.model)
         self.params = [p for group in state.optimizer.param_groups for p in group["params"]]
         self.rules = GradientRules(state.model, self.params, config, ranks)
         self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None

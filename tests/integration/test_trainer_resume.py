@@ -71,6 +71,7 @@ VARIANTS = {
     "bf16": {"precision": "bf16"},
     "fp16": {"precision": "fp16", "loss_scale": {"init": 2.0**24, "growth_interval": 2}},
     "tf32": {"precision": "tf32"},
+    "compiled": {"compile": True},
     "ema": {"average": {"name": "ema", "decay": 0.8}},
     "swa": {"average": {"name": "swa", "start": 0.2}},
     "rollback": {"task": ToyThatJumps, "rollback": ROLLBACK, "checkpoint": {"every_steps": 2, "keep_last": 1}},
@@ -117,13 +118,20 @@ def test_killed_before_every_step(step, tmp_path, oracle):
     assert trial.digest() == oracle("default")
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "default"])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ("default", "compiled")])
 @pytest.mark.parametrize("step", [3, pytest.param(5, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)])
 def test_killed_in_every_variant(variant, step, tmp_path, oracle):
     trial = Trial(tmp_path, **VARIANTS[variant])
     assert trial.attempt(killed_at(step)) is None
     assert trial.attempt().kind == "complete"
     assert trial.digest() == oracle(variant)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("step", [3, 6])
+def test_killed_when_compiled(step, tmp_path, oracle):
+    test_killed_in_every_variant("compiled", step, tmp_path, oracle)
 
 
 def test_killed_at_every_second_step_until_it_ends(tmp_path, oracle):

@@ -94,6 +94,7 @@ class TrainConfig(Frozen):
     data_retry: bool = False  # once a loader worker is lost, go on without workers instead of failing
     precision: Precision = "fp32"
     deterministic: bool = True
+    compile: bool = False  # the model's forward and backward by torch.compile; needs a C++ compiler
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     resume_from: Path | None = None  # a checkpoint directory to start from, where the trial has none of its own
     init: InitConfig = InitConfig()
@@ -127,6 +128,8 @@ class TrainConfig(Frozen):
             )
         if self.parallel.ranks > 1 and self.gradients.noise_scale:
             raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")
+        if self.parallel.ranks > 1 and self.compile:
+            raise ValueError("compile is for one process: leave it out, or train.parallel.")
         if self.parallel.parts and (found := _whole(self)):
             raise ValueError(
                 f"{' and '.join(found)} need whole parameters, and parallel gives each rank parts of them: "
