@@ -107,9 +107,9 @@ def _row(window: Window, norm: float | Tensor) -> dict[str, float | Tensor]:
 
 
 def _read(rows: list[list[float | Tensor]]) -> list[list[float]]:
-    """The rows as floats; tensors on a device come over in one transfer."""
+    """The rows as floats; several, or what is on a device, in one transfer."""
     tensors = [value for row in rows for value in row if isinstance(value, Tensor)]
-    if tensors and tensors[0].device.type != "cpu":
+    if tensors and (len(rows) > 1 or tensors[0].device.type != "cpu"):
         values = iter(torch.stack([t.double() for t in tensors]).tolist())
     else:
         values = (t.item() for t in tensors)
