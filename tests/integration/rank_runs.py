@@ -69,6 +69,14 @@ class Bad(Smooth):
         return Loss(loss.sum * float("nan") if bad else loss.sum, loss.count)
 
 
+class Jumping(Smooth):
+    """The loss of window 10 is far above the others."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        loss = super().loss(model, batch)
+        return Loss(loss.sum * (1e4 if round(self.progress * 20) == 10 else 1.0), loss.count)
+
+
 def rank() -> int:
     member = this()
     return 0 if member is None else member.rank
@@ -110,7 +118,10 @@ def run(directory: str, task: str = "Smooth", cut: int = 0, stop: int = 0, **con
     committed = trial.reporter.committed  # rank 0's alone
     state = load(committed[0].path) if committed else {"model": {}}
     weights = {name: value.flatten().tolist() for name, value in state["model"].items()}
-    return {"losses": losses, "outcome": asdict(outcome), "weights": weights, "events": trial.reporter.events}
+    return {"losses": losses, "outcome": asdict(outcome), "weights": weights} | {
+        "events": trial.reporter.events,
+        "artifacts": trial.reporter.artifacts,
+    }
 
 
 def _found(directory: Path) -> list[Any]:

@@ -88,6 +88,24 @@ def test_what_is_found_is_left_with_the_trial_and_shown_in_mlflow(searched, tmp_
     assert digest() == before
 
 
+def test_the_reports_of_jumps_are_among_the_trials_artifacts(home):
+    """A threshold so low that what is only noise counts as a jump."""
+    rollback = {"enabled": "true", "threshold": "0.1", "window": "2", "min_history": "2", "max_rollbacks": "1000"}
+    given = [text for key, value in rollback.items() for text in ("-o", f"train.rollback.{key}={value}")]
+    ran = hpo("run", "--study", "mlp", "--trials", "1", "--executor", "inline", "--home", str(home.root), *given)
+    assert ran.exit_code == 0, ran.output
+    trial = json.loads(hpo("show", "0", "--json", "--home", str(home.root)).stdout)
+    jumps = {one["fields"]["report"]: one["fields"] for one in trial["events"] if one["kind"] == "loss_jumped"}
+    shown = {f"anomalies/{path.name}": json.loads(path.read_text()) for path in home.artifacts.rglob("anomalies/*")}
+    assert jumps and shown.keys() == jumps.keys()
+    for name, report in shown.items():
+        assert {key: report[key] for key in ("step", "loss", "action")} == {
+            key: jumps[name][key] for key in ("step", "loss", "action")
+        }
+    verified = hpo("verify", "--home", str(home.root))
+    assert verified.exit_code == 0, verified.output
+
+
 def test_the_profile_is_a_chrome_trace_and_names_what_is_dearest(tmp_path):
     shown = hpo("diagnose", "--study", "mlp", "--steps", "3", "--profile", "--save", str(tmp_path))
     assert shown.exit_code == 0, shown.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ TWO_PASSES = {  # train.optim of those that look at a window more than once
     "sophia": {"name": "sophia", "lr": 1e-3, "update_every": 2},
 }
 WAYS = ("none", "zero1", "zero3", "tensor")
+JUMPING = {"task": "Jumping", "rollback": {"enabled": True, "min_history": 8, "cooldown": 4}}
 RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 1}}
 
 
@@ -65,6 +67,7 @@ def ran(tmp_path_factory, left):
                 runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
                 runs |= {"resumed": RESUMED | {"parallel": ddp, "directory": str(left[0])}}
                 runs |= {f"nan {shard}": {"task": "Bad", "parallel": {"data": 2, "shard": shard}} for shard in WAYS[:3]}
+                runs |= {f"jump {way}": JUMPING | {"parallel": KINDS[2].get(way, ddp)} for way in WAYS}
                 begun = tmp_path_factory.mktemp("begun")
                 runs |= {"resharded": {"parallel": {"data": 2, "shard": "zero3"}, "directory": str(begun)}}
             job = {"directory": str(tmp_path_factory.mktemp("ranks")), "runs": runs}
@@ -169,6 +172,22 @@ def test_what_is_not_finite_on_one_rank_is_skipped_by_all(ran):
             assert (outcome["kind"], outcome["step"]) == ("nonfinite", 13)
             assert "10 steps in a row" in outcome["error"]
             assert "module" not in outcome["error"] or "no module of this process" in outcome["error"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loss_that_jumps_is_reported_by_all_ranks_as_by_one(way, ran, tmp_path):
+    [[name, text]] = rank_runs.run(str(tmp_path), **JUMPING)["artifacts"]
+    expected, (result, *others) = json.loads(text), [one[f"jump {way}"] for one in ran(2)[1]]
+    assert all(other["artifacts"] == [] for other in others), "rank 0 speaks for all"
+    [[found, text]] = result["artifacts"]
+    report = json.loads(text)
+    assert (found, expected["step"]) == (name, 10)
+    for key in ("step", "epoch", "window", "samples", "action"):
+        assert report[key] == expected[key], key
+    for key in ("loss", "grad_norm", "recent_losses"):
+        assert report[key] == pytest.approx(expected[key], rel=1e-4), key
+    shares = [{one["module"]: one["share"] for one in of["largest_gradients"]} for of in (report, expected)]
+    assert shares[0] == pytest.approx(shares[1], rel=1e-4)
 
 
 def strike(fate: str, directory: Path, timeout: float = 120.0, **config: Any) -> list[Any]:
