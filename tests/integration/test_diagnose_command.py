@@ -90,8 +90,9 @@ def test_what_is_found_is_left_with_the_trial_and_shown_in_mlflow(searched, tmp_
 
 def test_the_reports_of_jumps_are_among_the_trials_artifacts(home):
     """A threshold so low that what is only noise counts as a jump."""
-    rollback = {"enabled": "true", "threshold": "0.1", "window": "2", "min_history": "2", "max_rollbacks": "1000"}
+    rollback = {"enabled": "true", "threshold": "0.1", "window": "4", "min_history": "4", "max_rollbacks": "50"}
     given = [text for key, value in rollback.items() for text in ("-o", f"train.rollback.{key}={value}")]
+    given += ["-o", "train.num_epochs=1", "-o", "train.batch_size=32", "-o", "train.optim.name=adamw"]
     ran = hpo("run", "--study", "mlp", "--trials", "1", "--executor", "inline", "--home", str(home.root), *given)
     assert ran.exit_code == 0, ran.output
     trial = json.loads(hpo("show", "0", "--json", "--home", str(home.root)).stdout)
