@@ -68,21 +68,19 @@ class LedgerReporter:
 
     def store(self) -> CheckpointStore:
         """The trial's checkpoints; the committed ones are those the ledger knows."""
-        committed = [
-            CheckpointRef(self._directory(row["number"]) / row["path"], *(row[key] for key in _STORED))
-            for row in self._claim.committed
-        ]
-        metrics = {  # what is not finite stands in JSON by its name
-            row["path"]: {key: float(value) for key, value in row["metrics"].items()} for row in self._claim.committed
-        }
         return CheckpointStore(
             self._directory(self._claim.number),
             fence=self._claim.fence,
-            committed=committed,
-            metrics=metrics,
+            committed=[self._ref(row) for row in self._claim.committed],
             flagged=[row["path"] for row in self._claim.committed if row["best"]],
             config_hash=self._claim.config_hash,
             on_change=self._checkpoints_changed,
+        )
+
+    def _ref(self, row: Mapping[str, Any]) -> CheckpointRef:
+        metrics = {key: float(value) for key, value in row["metrics"].items()}  # not finite: in JSON by its name
+        return CheckpointRef(
+            self._directory(row["number"]) / row["path"], *(row[key] for key in _STORED), metrics=metrics
         )
 
     def _directory(self, number: int) -> Path:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ class Made:
         stop: str = "",
         checkpoint: CheckpointRef | None = None,
     ) -> None:
+        checkpoint = checkpoint and replace(checkpoint, metrics=metrics)
         lane = writes.LaneReport(
             taken,
             step,

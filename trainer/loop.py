@@ -16,6 +16,7 @@ from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.diagnose.nonfinite import first_nonfinite
 from trainer.errors import CheckpointError, ConfigError
+from trainer.failpoint import failpoint
 from trainer.init import initialise
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
@@ -52,6 +53,7 @@ def fit(task: Task, config: TrainConfig, reporter: Reporter, checkpoints: Checkp
         finally:
             if run is not None:
                 run.loader.close()
+                run.saver.close()
 
 
 class Fit:
@@ -68,6 +70,7 @@ class Fit:
     ) -> None:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)
+        self.saver = self.checkpoints.saver
         seed_all(derive(config.seed, "init"))
         model = initialise(task.model(), config.init, config.seed).to(device)
         model = ranks.prepare(prepare(model, config.precision), task)
@@ -104,6 +107,7 @@ class Fit:
         ended = self._obey(verdict)
         while not ended and not self.done:
             ended = self._train_epoch() or self._close_epoch()
+        self._settle()
         return ended or self.ended("complete")
 
     @property
@@ -169,6 +173,8 @@ class Fit:
         for batches in self.loader.epoch(s.epoch, s.position):
             if self.ranks.leaving(self.reporter):
                 return self._leave("preempted"), False
+            if self.saver.ready:
+                self._settle()
             try:
                 ended = self._train_window(batches)
             except (RuntimeError, MemoryError) as error:
@@ -216,6 +222,7 @@ class Fit:
 
     def _restore_weights(self) -> str:
         """Take the weights and the optimizer of the last scheduled checkpoint; in words, what was done."""
+        self._settle()
         spikes, found = self.state.spikes.config, self.checkpoints.load_scheduled(self._scheduled)
         if found is not None:
             self.state.load_weights(self.ranks.part(found[0]))
@@ -272,6 +279,7 @@ class Fit:
         metrics |= self._extras() | self._evaluate()
         metrics["time/epoch_seconds"] = seconds = time.perf_counter() - start
         metrics["time/data_share"] = self.loader.waited / seconds  # of the epoch, spent waiting for the loader
+        metrics["time/checkpoint_seconds"], self.saver.seconds = self.saver.seconds, 0.0  # stood still for saves
         s.epoch, s.position = s.epoch + 1, 0
         s.meter.new_epoch()
         if c.schedule.name == "plateau":
@@ -302,21 +310,34 @@ class Fit:
         return self.ranks.agree(metrics)
 
     def _report(self, metrics: Mapping[str, float], *, epoch: int | None = None, save: bool) -> Outcome | None:
-        """Report, with a checkpoint if one is to be saved, and obey; an Outcome if the fit ends here."""
-        ref = self._save() if save else None
+        """Report, with a checkpoint if one is to be saved and training waits for it, and obey; an Outcome if the fit
+        ends here."""
+        if save:
+            self._save(metrics)
+        ref = None if self.config.checkpoint.asynchronous else self.saver.finish()
         verdict = self.reporter.report(self.state.step, metrics, epoch=epoch, checkpoint=ref)
-        if ref is not None:
-            self._committed(ref, metrics)
+        self._committed(ref)
         return self._obey(verdict)
 
-    def _save(self) -> CheckpointRef:
+    def _save(self, metrics: Mapping[str, float]) -> None:
+        self._settle()
         self.stepper.drain()
-        whole = self.ranks.whole(self.state.state_dict())
-        return self.checkpoints.save(whole, step=self.state.step, epoch=self.state.epoch)
+        s, whole = self.state, self.ranks.whole(self.state.state_dict())
+        background = self.config.checkpoint.asynchronous
+        self.saver.start(whole, step=s.step, epoch=s.epoch, metrics=metrics, background=background)
 
-    def _committed(self, ref: CheckpointRef, metrics: Mapping[str, float]) -> None:
-        self.committed_step = ref.step
-        self.checkpoints.commit(ref, metrics, self.config.checkpoint, self._pinned)
+    def _settle(self) -> None:
+        """Wait for the save that goes on, if one does, and commit it. So whatever follows, a rollback or an end, finds
+        the checkpoints that it would find if training had waited for each."""
+        if (ref := self.saver.finish()) is not None:
+            failpoint("checkpoint.before_commit")
+            self.reporter.report(self.state.step, {}, checkpoint=ref)
+            self._committed(ref)
+
+    def _committed(self, ref: CheckpointRef | None) -> None:
+        if ref is not None:
+            self.committed_step = ref.step
+            self.checkpoints.commit(ref, self.config.checkpoint, self._pinned)
 
     def _obey(self, verdict: Verdict) -> Outcome | None:
         if verdict.kind == "stop":
@@ -327,10 +348,10 @@ class Fit:
 
     def _leave(self, kind: OutcomeKind) -> Outcome:
         """End so that another attempt goes on from exactly here: with a committed checkpoint of this step."""
+        self._settle()
         if self.committed_step != self.state.step:
-            ref = self._save()
-            self.reporter.report(self.state.step, {}, checkpoint=ref)
-            self._committed(ref, {})
+            self._save({})
+            self._settle()
         return self.ended(kind)
 
     def ended(self, kind: OutcomeKind, error: str = "") -> Outcome:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,15 @@ from trainer.durable import sha256
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-WEIGHTS = "model.safetensors"  # where the state holds a model
+MODEL = "model"  # the item of a state that holds the weights
 
 
 class Damaged(Exception):
     """The checkpoint is not what was written; the text says how."""
 
 
-def check(directory: Path, expected: str | None, only: str | None = None) -> dict[str, Any]:
-    """The manifest in `directory`; raises Damaged unless every byte of the checkpoint, or of one file, is as written.
+def check(directory: Path, expected: str | None, item: str | None = None) -> dict[str, Any]:
+    """The manifest in `directory`; raises Damaged unless every byte of the checkpoint, or of one item, is as written.
 
     `expected` is the manifest's sha256; None trusts the manifest, as for a checkpoint that a user hands in.
     """
@@ -33,7 +35,8 @@ def check(directory: Path, expected: str | None, only: str | None = None) -> dic
         manifest = json.loads(raw)
         if manifest["format"] != FORMAT:
             raise Damaged(f"{MANIFEST} has format {manifest['format']}, and this version reads {FORMAT}")
-        for name in manifest["files"] if only is None else [only]:
+        names = manifest["files"] if item is None else files_of(item, manifest["files"])
+        for name in names:
             _check_file(directory / name, manifest["files"][name])
         return manifest
     except FileNotFoundError as error:
@@ -42,6 +45,12 @@ def check(directory: Path, expected: str | None, only: str | None = None) -> dic
         raise Damaged(f"cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{MANIFEST} cannot be understood") from error
+
+
+def files_of(item: str, names: Iterable[str]) -> list[str]:
+    """Those of a checkpoint's files that hold the tensors of `item`: one, or one from each rank."""
+    of_it = re.compile(re.escape(item) + r"(-\d{5}-of-\d{5})?\.safetensors")
+    return [name for name in names if of_it.fullmatch(name)]
 
 
 def _check_file(path: Path, file: dict[str, Any]) -> None:

@@ -72,7 +72,8 @@ class CheckpointRef:
     """A checkpoint that is durable on disk: all its files and its manifest are synced.
 
     `path` is its directory, `sha256` that of its manifest file, `size` its
-    bytes. It becomes part of the trial once a report has committed it.
+    bytes, `metrics` those of its step. It becomes part of the trial once a
+    report has committed it, of its own step or a later one.
     """
 
     path: Path
@@ -80,6 +81,7 @@ class CheckpointRef:
     epoch: int
     sha256: str
     size: int
+    metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 class Reporter(Protocol):

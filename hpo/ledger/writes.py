@@ -247,7 +247,7 @@ def _compare(connection: Connection, lane: LaneReport, revision: int) -> None:
 
 def _insert_checkpoint(connection: Connection, lane: LaneReport, ref: CheckpointRef, revision: int) -> None:
     row = {"trial_id": lane.claim.trial_id, "step": ref.step, "epoch": ref.epoch, "path": lane.checkpoint_path}
-    row |= {"sha256": ref.sha256, "size": ref.size, "state": "kept", "metrics": plain(dict(lane.metrics))}
+    row |= {"sha256": ref.sha256, "size": ref.size, "state": "kept", "metrics": plain(dict(ref.metrics))}
     row |= {"fence": lane.claim.fence, "revision": revision, "at": time.time()}
     connection.execute(sql.insert_new(connection, checkpoints), row)
 

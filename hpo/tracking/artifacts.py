@@ -13,7 +13,7 @@ from hpo.handover import shown
 from hpo.home import Home
 from hpo.tracking.base import Model, Point
 from trainer.durable import sha256
-from trainer.manifest import MANIFEST, WEIGHTS
+from trainer.manifest import MANIFEST, MODEL, files_of
 
 
 def config_text(trial: RowMapping) -> str:
@@ -67,7 +67,8 @@ def models(
     made = []
     for step, row in kept.items():
         source = _inside(root, row["path"])
-        if not (source / WEIGHTS).is_file():
+        weights = files_of(MODEL, sorted(path.name for path in source.glob("*.safetensors")))
+        if not weights:
             continue
         tags = {
             "hpo.run_uid": f"{study['uid']}/{trial['number']}",
@@ -87,7 +88,7 @@ def models(
                 tags=tags,
                 points=[point for point in points if point.step == step],
                 texts={"config.json": config_text(trial)},
-                files={name: source / name for name in (WEIGHTS, MANIFEST)},
+                files={name: source / name for name in (*weights, MANIFEST)},
             )
         )
     return made

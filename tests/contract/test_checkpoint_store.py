@@ -61,13 +61,13 @@ def store(tmp_path) -> CheckpointStore:
 
 
 def put(store: CheckpointStore, step: int, keep: CheckpointConfig = KEEP, **metrics: float):
-    ref = store.save(state(step), step=step, epoch=step // 4)
-    store.commit(ref, metrics, keep)
+    ref = store.save(state(step), step=step, epoch=step // 4, metrics=metrics)
+    store.commit(ref, keep)
     return ref
 
 
 def reopen(store: CheckpointStore, **kwargs) -> CheckpointStore:
-    return CheckpointStore(store.directory, store.fence + 1, list(store.kept), metrics=store.metrics, **kwargs)
+    return CheckpointStore(store.directory, store.fence + 1, list(store.kept), **kwargs)
 
 
 def names(store: CheckpointStore) -> set[str]:
@@ -281,10 +281,10 @@ def test_a_budget_of_bytes_drops_the_oldest_but_never_the_newest_the_best_or_wha
 def test_a_store_keeps_to_its_budget(store):
     size = 0
     for step in (1, 2, 3, 4):
-        ref = store.save(state(step), step=step, epoch=0)
+        ref = store.save(state(step), step=step, epoch=0, metrics={"loss": abs(step - 2)})
         size = size or ref.size
         keep = CheckpointConfig(keep_last=3, monitor="loss", max_bytes=2 * size + size // 2)
-        store.commit(ref, {"loss": abs(step - 2)}, keep)
+        store.commit(ref, keep)
     assert [ref.step for ref in store.kept] == [4, 2]
     assert names(store) == {ref.path.name for ref in store.kept}
 
@@ -369,7 +369,7 @@ def save_three(directory: Path, ledger: Path) -> None:
     for step in (1, 2, 3):
         ref = store.save(state(step), step=step, epoch=0)
         write("kept", ref.path, ref.step, ref.epoch, ref.sha256, ref.size)
-        store.commit(ref, {}, CheckpointConfig(keep_last=1))
+        store.commit(ref, CheckpointConfig(keep_last=1))
 
 
 def rows(ledger: Path) -> list[CheckpointRef]:

@@ -502,7 +502,7 @@ def test_its_state_survives_the_checkpoint_store(case, tmp_path):
     optimizer = optim.build(config_of(case), net)
     store = CheckpointStore(tmp_path, fence=1)
     for t in range(1, 9):
-        store.commit(store.save(state_of(net, optimizer).state_dict(), step=t - 1, epoch=0), {}, CheckpointConfig())
+        store.commit(store.save(state_of(net, optimizer).state_dict(), step=t - 1, epoch=0), CheckpointConfig())
         step(optimizer, net, t)
         resumed = larger()
         second = optim.build(config_of(case), resumed)

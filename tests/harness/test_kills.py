@@ -22,6 +22,9 @@ SAMPLED_POINTS = (
     "artifact.after_store",
     "mirror.after_send",
 )
+ASYNCHRONOUS = ("-o", "train.checkpoint.asynchronous=true")  # which is no part of a digest
+ASYNCHRONOUS_POINTS = ("checkpoint.after_copy", "checkpoint.before_commit")  # which other saves do not pass
+SAVING = ("checkpoint.", "retention.", "worker.")
 
 
 @pytest.fixture(scope="session")
@@ -53,11 +56,12 @@ def test_a_kill_at_any_instant_changes_nothing(tmp_path, golden, target, seed):
     check_kill(tmp_path, golden, target, seed)
 
 
-def check_kill_at_point(tmp_path, golden, name: str, hit: int) -> None:
+def check_kill_at_point(tmp_path, golden, name: str, hit: int, *, asynchronous: bool = False) -> None:
     fired = tmp_path / "fired"
     fired.mkdir()
     points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
     run = Run(tmp_path / "home", environ=points)
+    run.extra += ASYNCHRONOUS if asynchronous else ()
     process = run.run()
     process.communicate(timeout=120)
     assert (fired / name).exists(), f"{name} was never passed {hit} times"
@@ -74,11 +78,24 @@ def test_a_kill_at_a_sampled_point_changes_nothing(tmp_path, golden, name):
     check_kill_at_point(tmp_path, golden, name, hit=2)
 
 
+@pytest.mark.parametrize("name", ASYNCHRONOUS_POINTS)
+def test_a_kill_around_a_save_in_the_background_changes_nothing(tmp_path, golden, name):
+    """The golden run waits for its saves."""
+    check_kill_at_point(tmp_path, golden, name, hit=2, asynchronous=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hit", [1, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ASYNCHRONOUS_POINTS])
 def test_a_kill_at_any_named_point_changes_nothing(tmp_path, golden, name, hit):
     check_kill_at_point(tmp_path, golden, name, hit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(SAVING)])
+def test_a_kill_at_any_point_of_saves_in_the_background_changes_nothing(tmp_path, golden, name, hit):
+    check_kill_at_point(tmp_path, golden, name, hit, asynchronous=True)
 
 
 def test_of_two_resumes_at_once_one_wins(tmp_path, golden):

@@ -102,6 +102,7 @@ def test_what_is_reported_at_the_end_of_each_epoch(tmp_path):
         "train/skipped_steps",
         "train/empty_steps",
         "val/loss",
+        "time/checkpoint_seconds",
         "time/data_share",
         "time/epoch_seconds",
     }

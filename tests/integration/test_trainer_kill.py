@@ -30,16 +30,17 @@ class Journal(MemoryReporter):
 
     def write(self) -> None:
         partial = self.path.with_suffix(".tmp")
-        partial.write_bytes(pickle.dumps((self.values, self.epochs, self.committed, self.metrics, self.fence)))
+        partial.write_bytes(pickle.dumps((self.values, self.epochs, self.committed, self.fence)))
         partial.rename(self.path)
 
     def read(self) -> None:
         if self.path.exists():
-            self.values, self.epochs, self.committed, self.metrics, self.fence = pickle.loads(self.path.read_bytes())
+            self.values, self.epochs, self.committed, self.fence = pickle.loads(self.path.read_bytes())
 
 
-def trial_in(directory: Path) -> Trial:
-    trial = Trial(directory / "checkpoints", checkpoint={"every_steps": 3, "keep_last": 1})
+def trial_in(directory: Path, asynchronous: bool) -> Trial:
+    saves = {"every_steps": 3, "keep_last": 1, "asynchronous": asynchronous}
+    trial = Trial(directory / "checkpoints", checkpoint=saves)
     trial.reporter = Journal()
     trial.reporter.path = directory / "rows"
     trial.reporter.read()
@@ -51,28 +52,35 @@ def oracle(tmp_path_factory) -> str:
     return uninterrupted(tmp_path_factory.mktemp("oracle")).digest()
 
 
-def _attempt_and_die(directory: Path, points: str) -> None:
+def _attempt_and_die(directory: Path, points: str, asynchronous: bool) -> None:
     """In a forked child: it must not come back, or there would be two of this test run."""
     code = 1
     try:
         failpoint._TESTING, failpoint._POINTS, failpoint._passed = True, failpoint._parse(points), {}
-        trial_in(directory).attempt()
+        trial_in(directory, asynchronous).attempt()
         code = 0
     finally:
         os._exit(code)
 
 
+POINTS = [name for name in failpoint.NAMES if name.startswith(("checkpoint.", "retention."))]
+ASYNCHRONOUS = ("checkpoint.after_copy", "checkpoint.before_commit")  # which other saves do not pass
+
+
 @pytest.mark.parametrize("hit", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("point", [name for name in failpoint.NAMES if name.startswith(("checkpoint.", "retention."))])
-def test_sigkill_in_a_save_and_again_in_the_next_attempt(point, hit, tmp_path, oracle):
+@pytest.mark.parametrize(
+    ("point", "asynchronous"),
+    [(point, way) for point in POINTS for way in (False, True) if way or point not in ASYNCHRONOUS],
+)
+def test_sigkill_in_a_save_and_again_in_the_next_attempt(point, asynchronous, hit, tmp_path, oracle):
     for attempt in (1, 2):
         child = os.fork()
         if child == 0:
-            _attempt_and_die(tmp_path, f"{point}=kill@{hit}")
+            _attempt_and_die(tmp_path, f"{point}=kill@{hit}", asynchronous)
         _, status = os.waitpid(child, 0)
         # The second attempt may have too little left to come to the point again.
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL or (attempt == 2 and status == 0)
-    trial = trial_in(tmp_path)
+    trial = trial_in(tmp_path, asynchronous)
     assert trial.attempt().kind == "complete"
     assert trial.digest() == oracle
     assert not trial.reporter.events

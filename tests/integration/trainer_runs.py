@@ -68,7 +68,6 @@ class MemoryReporter:
         self.epochs: dict[int, int] = {}
         self.decisions: dict[int, Verdict] = {}
         self.committed: list[CheckpointRef] = []
-        self.metrics: dict[str, Mapping[str, float]] = {}
         self.changes: list[tuple[str, dict[str, Any]]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.artifacts: list[tuple[str, str]] = []
@@ -103,7 +102,6 @@ class MemoryReporter:
             self.epochs[step] = epoch
         if checkpoint is not None:
             self.committed.insert(0, checkpoint)
-            self.metrics[checkpoint.path.name] = dict(metrics)
         if epoch is not None and self.verdict is not None:
             self.decisions.setdefault(step, self.verdict(step, metrics, epoch))
         self.after_commit(step)
@@ -143,9 +141,7 @@ class Trial:
         """One attempt, from the last committed checkpoint; None if it was killed."""
         r = self.reporter
         r.fence, r.reads, r.cut = r.fence + 1, 0, cut or (lambda read: False)
-        store = CheckpointStore(
-            self.directory, r.fence, list(r.committed), metrics=r.metrics, on_change=r.changed
-        )  # fmt: skip
+        store = CheckpointStore(self.directory, r.fence, list(r.committed), on_change=r.changed)
         self.task = self.task_class(None)
         config = TrainConfig.model_validate(self.config.model_dump() | changes)
         try:

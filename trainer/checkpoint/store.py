@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from trainer.checkpoint import files
+from trainer.checkpoint.saver import Saver
 from trainer.config import CheckpointConfig
-from trainer.durable import sync
 from trainer.errors import CheckpointError
 from trainer.failpoint import failpoint
 from trainer.report import CheckpointRef
@@ -46,11 +43,11 @@ class Damage:
 class CheckpointStore:
     """Saves, loads and drops the checkpoints in `directory` for the attempt that holds `fence`.
 
-    `committed` are those the ledger has kept, newest first, `metrics` by directory name what was reported with them,
-    and `flagged` the directory name of the one its row calls the best. `on_change(changes)` is told, by directory name,
+    `committed` are those the ledger has kept, newest first, and `flagged` the directory name of the one its row calls
+    the best. `on_change(changes)` is told, by directory name,
     what rows are to become (`state`: "deleted" before the files go, or "damaged"; `best`: 0 or 1), all at once; it
     returns the names of those that must not be deleted, and what it raises, such as Fenced, leaves the files.
-    `config_hash` is noted in each manifest.
+    `config_hash` is noted in each manifest. `saver` writes.
     """
 
     def __init__(
@@ -59,7 +56,6 @@ class CheckpointStore:
         fence: int,
         committed: Sequence[CheckpointRef] = (),
         *,
-        metrics: Mapping[str, Mapping[str, float]] | None = None,
         flagged: Sequence[str] = (),
         config_hash: str = "",
         on_change: Callable[[Changes], Collection[str]] | None = None,
@@ -67,43 +63,26 @@ class CheckpointStore:
         self.directory = directory
         self.fence = fence
         self.kept = list(committed)
-        self.metrics = dict(metrics or {})
         self.flagged = set(flagged)
         self.damaged: list[Damage] = []
-        self.config_hash = config_hash
+        self.saver = Saver(directory, fence, config_hash)
         self._on_change = on_change or (lambda changes: ())
 
-    def save(self, state: dict[str, Any], *, step: int, epoch: int) -> CheckpointRef:
-        """Write `state` and make it durable; it is an orphan until `commit`. Raises CheckpointError."""
-        path = self.directory / f"step-{step:08d}.f{self.fence}.{os.urandom(4).hex()}"
-        tmp = path.with_name(f"{path.name}.tmp")
-        header = {"step": step, "epoch": epoch, "fence": self.fence, "config_hash": self.config_hash}
-        try:
-            _make_durably(self.directory)
-            tmp.mkdir()
-            sha256, size = files.write(tmp, state, {**header, "torch": torch.__version__})
-            failpoint("checkpoint.after_files")
-            failpoint("checkpoint.before_rename")
-            tmp.rename(path)
-            sync(self.directory)
-        except OSError as error:
-            # After the rename, a failed sync leaves a directory of which nobody can tell whether it is durable.
-            shutil.rmtree(tmp, ignore_errors=True)
-            shutil.rmtree(path, ignore_errors=True)
-            raise CheckpointError(
-                f"the checkpoint of step {step} could not be written to {self.directory}: "
-                f"{error.strerror or error}; the ones before it are intact."
-            ) from error
-        failpoint("checkpoint.after_rename")
-        return CheckpointRef(path=path, step=step, epoch=epoch, sha256=sha256, size=size)
+    def save(
+        self, state: dict[str, Any], *, step: int, epoch: int, metrics: Mapping[str, float] | None = None
+    ) -> CheckpointRef:
+        """Write `state` and make it durable; it is an orphan until `commit`. Raises CheckpointError.
 
-    def commit(
-        self, ref: CheckpointRef, metrics: Mapping[str, float], keep: CheckpointConfig, pinned: Pinned | None = None
-    ) -> None:
-        """The ledger has the row of `ref` now, reported with `metrics`: keep it, and drop what `keep` does not ask
-        for."""
+        `metrics` are those of its step, by which retention judges it.
+        """
+        self.saver.start(state, step=step, epoch=epoch, metrics=metrics or {}, background=False)
+        ref = self.saver.finish()
+        assert ref is not None, "one process"
+        return ref
+
+    def commit(self, ref: CheckpointRef, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
+        """The ledger has the row of `ref` now: keep it, and drop what `keep` does not ask for."""
         self.kept.insert(0, ref)
-        self.metrics[ref.path.name] = metrics
         self.tidy(keep, pinned)
 
     def tidy(self, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
@@ -129,7 +108,7 @@ class CheckpointStore:
     def _best(self, keep: CheckpointConfig) -> list[CheckpointRef]:
         if keep.monitor is None:
             return []
-        values = {ref.path: self.metrics.get(ref.path.name, {}).get(keep.monitor, math.nan) for ref in self.kept}
+        values = {ref.path: ref.metrics.get(keep.monitor, math.nan) for ref in self.kept}
         return best_of(self.kept, values, keep.mode)[: keep.keep_best]
 
     def load_latest(self) -> tuple[dict[str, Any], CheckpointRef] | None:
@@ -236,14 +215,6 @@ def best_of(
             of_step.setdefault(ref.step, ref)
     sign = 1 if mode == "min" else -1
     return sorted(of_step.values(), key=lambda ref: (sign * values[ref.path], ref.step))
-
-
-def _make_durably(directory: Path) -> None:
-    """Make the directory and its missing parents, each of them synced into its own parent."""
-    if not directory.is_dir():
-        _make_durably(directory.parent)
-        directory.mkdir(exist_ok=True)
-        sync(directory.parent)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -68,10 +68,12 @@ class CheckpointConfig(Frozen):
     """When to save, and what to keep: the last ones, and the best by `monitor` (None: no best).
 
     Of those, the oldest go while a trial's take more than `max_bytes`; the newest and the best stay in any case.
+    `asynchronous` writes while training goes on, at the price of a second copy of the state in the host's memory.
     """
 
     every_epochs: Annotated[int, Field(ge=1)] | None = 1
     every_steps: Annotated[int, Field(ge=1)] | None = None
+    asynchronous: bool = False
     keep_last: Annotated[int, Field(ge=1)] = 2
     keep_best: Annotated[int, Field(ge=0)] = 1
     max_bytes: Bytes | None = None  # of one trial, such as 2GB; None: no bound

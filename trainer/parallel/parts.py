@@ -1,13 +1,16 @@
 """What the kinds have in common under which a rank holds parts of parameters, as DTensors."""
 
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
 from trainer import optim
@@ -16,7 +19,7 @@ from trainer.parallel.several import Several
 
 
 class Parts(Several):
-    """A state of the whole model is gathered for a checkpoint and cut up when one is loaded."""
+    """Each rank saves its parts; what is loaded is the state of the whole model, of which it takes its own."""
 
     sharded = True
     _shards: Mapping[str, DTensor]  # by the parameter's name
@@ -42,10 +45,19 @@ class Parts(Several):
     def local(self, tensors: list[Tensor]) -> list[Tensor]:
         return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
-    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """On every rank, so that all of them gather the same tensors in the same order."""
-        self.beat()
-        return _gathered(state)
+    @property
+    def suffix(self) -> str:  # type: ignore[override]
+        return f"-{self.member.rank + 1:05d}-of-{self.ranks:05d}"
+
+    def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
+        """Of what several ranks hold alike, the first of them saves it."""
+        if not isinstance(tensor, DTensor):
+            return super().mine(tensor)
+        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        dims = tensor.device_mesh.mesh_dim_names or ()
+        split = {dim for dim, placement in zip(dims, tensor.placements, strict=True) if placement.is_shard()}
+        first = all(self.mesh.get_local_rank(dim) == 0 for dim in ("data", "tensor") if dim not in split)
+        return (tensor.to_local() if first and 0 not in shape else None), offset
 
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
         """Below a parameter's name, a tensor of its shape becomes this rank's part of it."""
@@ -57,9 +69,3 @@ class Parts(Several):
         if not isinstance(value, Tensor) or like is None or value.shape != like.shape:
             return value
         return distribute_tensor(value.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
-def _gathered(value: Any) -> Any:
-    if isinstance(value, DTensor):
-        return value.full_tensor().cpu()
-    return {key: _gathered(one) for key, one in value.items()} if isinstance(value, dict) else value

@@ -33,8 +33,13 @@ class Several(Solo):
         self._speaks = self.mesh.get_local_rank("tensor") == 0  # of the ranks of a replica, for all of them
         self._wish = False  # this rank's
         self._wishes: float | Tensor = 0.0  # of all ranks, as of the last window
+        self.first = member.rank == 0
+        self._savers: Any = dist.new_group(backend="gloo")  # for their threads: a group serves one thread at a time
+        self._durable: float | Tensor = 0.0  # rank 0's, as of the last window
 
     def lead(self, reporter: Reporter, checkpoints: CheckpointStore) -> Any:
+        self._saver = checkpoints.saver
+        self._saver.ranks = self
         return _Reporter(reporter, self), _Store(checkpoints, self)
 
     def leaving(self, reporter: Reporter) -> bool:
@@ -43,14 +48,16 @@ class Several(Solo):
         return float(self._wishes) > 0
 
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
-        """One small all-reduce, in float64; it carries the wish to leave as well."""
+        """One small all-reduce, in float64; it carries the wish to leave as well, and which save is durable."""
         self.beat()
         names = sorted(window.terms)
         mine = [window.loss, window.count, *(window.terms[name] for name in names)]
-        mine = [float(self._wish), *(mine if self._speaks else [0.0] * len(mine))]
+        durable = self._saver.durable if self.first else 0
+        mine = [float(self._wish), durable, *(mine if self._speaks else [0.0] * len(mine))]
         numbers = torch.stack([torch.as_tensor(n, dtype=torch.float64, device=self.device) for n in mine])
         dist.all_reduce(numbers)
-        self._wishes, loss, count, *terms = numbers.tolist() if self.device.type == "cpu" else numbers
+        numbers = numbers.tolist() if self.device.type == "cpu" else numbers
+        self._wishes, self._durable, loss, count, *terms = numbers
         return Window(loss, count, dict(zip(names, terms, strict=True)))
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
@@ -64,6 +71,17 @@ class Several(Solo):
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
+    def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
+        return (tensor if self.first else None), None
+
+    def gather(self, value: Any) -> list[Any] | None:
+        values = [None] * self.ranks if self.first else None
+        dist.gather_object(value, values, dst=0, group=self._savers)
+        return values
+
+    def heard(self, durable: int) -> int:
+        return int(self._durable)
+
     def beat(self) -> None:
         """Show that this rank has got on; called before it waits for the others."""
         self.member.page.beat(self.member.rank)
@@ -74,7 +92,7 @@ class _Reporter:
 
     def __init__(self, reporter: Reporter, ranks: Several) -> None:
         self._reporter, self._ranks = reporter, ranks
-        self._leads = ranks.member.rank == 0
+        self._leads = ranks.first
 
     @property
     def preempted(self) -> bool:
@@ -104,18 +122,16 @@ class _Reporter:
 
 
 class _Store:
-    """Rank 0 writes and judges the checkpoints; every rank reads the one it has chosen."""
+    """Rank 0 judges the checkpoints; every rank reads the one it has chosen."""
 
     def __init__(self, store: CheckpointStore, ranks: Several) -> None:
         self._store, self._ranks = store, ranks
-        self._leads = ranks.member.rank == 0
+        self._leads = ranks.first
+        self.saver = store.saver
 
     @property
     def damaged(self) -> list[Any]:
         return self._store.damaged
-
-    def save(self, state: dict[str, Any], *, step: int, epoch: int) -> CheckpointRef:
-        return self._ranks.agree(self._store.save(state, step=step, epoch=epoch) if self._leads else None)
 
     def load_latest(self) -> tuple[dict[str, Any], CheckpointRef] | None:
         return self._read_all(self._store.load_latest() if self._leads else None)
@@ -130,11 +146,9 @@ class _Store:
     def load_scheduled(self, scheduled: Pinned) -> tuple[dict[str, Any], CheckpointRef] | None:
         return self._read_all(self._store.load_scheduled(scheduled) if self._leads else None)
 
-    def commit(
-        self, ref: CheckpointRef, metrics: Mapping[str, float], keep: CheckpointConfig, pinned: Pinned | None = None
-    ) -> None:
+    def commit(self, ref: CheckpointRef, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
         if self._leads:
-            self._store.commit(ref, metrics, keep, pinned)
+            self._store.commit(ref, keep, pinned)
 
     def tidy(self, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
         if self._leads:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from trainer import optim
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.saver import Alone
 from trainer.config import OptimConfig
 from trainer.report import Reporter
 from trainer.task import Loss, Task
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
-class Solo:
+class Solo(Alone):
     """What `trainer/loop.py` asks of the ranks that train a trial, and the answers of a process that is alone.
 
     Every rank calls every method at the same point of the loop.
@@ -90,10 +91,6 @@ class Solo:
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
         """This rank's of such a state."""
         return state
-
-    def agree(self, value: Any) -> Any:
-        """Rank 0's value."""
-        return value
 
 
 ALONE = Solo()
