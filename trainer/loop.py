@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from trainer.optim.lookahead import Lookahead
 from trainer.parallel import Solo, join
 from trainer.precision import LossScale, autocast, prepare
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
-from trainer.runtime import out_of_memory, runtime
+from trainer.runtime import memory_limit, out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
 from trainer.stability import RECENT, Spikes, hand_over, loudest
@@ -98,10 +99,13 @@ class Fit:
             trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
             self.state.lookahead = Lookahead(trained, k, config.optim.lookahead.alpha)
         self.stepper = Stepper(task, config, device, ranks, self.state, self.total, self.reporter.event)
+        self.memory_mb: float | None = None  # what a step needs by the estimate, where it was asked
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
         self.entered = 0, time.perf_counter()  # the running epoch: at which position, and when
 
     def run(self) -> Outcome:
+        if refused := self._plan_memory():
+            return refused
         verdict = self._resume()
         self.ranks.warm_up(self.state.model, lambda: self.stepper.loss(0, self.loader.first()))
         ended = self._obey(verdict)
@@ -114,6 +118,35 @@ class Fit:
     def done(self) -> bool:
         """Whether there is nothing left to train."""
         return self.state.epoch >= self.config.num_epochs or self.state.early_stopping.stopped
+
+    def _plan_memory(self) -> Outcome | None:
+        """Where memory is bounded, begin with a micro-batch that fits; an Outcome if none does, or none may be chosen.
+
+        On a GPU whose bound nobody has set, what does not fit is halved as it would be once memory runs out.
+        """
+        c, size = self.config, self.loader.sampler.micro_batch_size
+        limit, auto = memory_limit(c, self.device), c.micro_batch_size == "auto"
+        if self.ranks.ranks > 1 or (limit is None and not auto):
+            return None
+        if limit is None:
+            raise ConfigError(
+                "train.micro_batch_size=auto needs a bound on a CPU: set train.memory_limit, to 8GiB say."
+            )
+        from trainer.memory import plan as plan_of  # torch's fake tensors, which nobody else needs
+
+        try:
+            plan = plan_of(self.task, c, limit, size, self.loader.first)
+        except ConfigError as error:
+            if auto or c.memory_limit is not None:
+                raise
+            self.reporter.event("memory_estimate", step=0, reason=str(error))
+            return None
+        self.memory_mb = plan.asked.peak / 2**20
+        self.reporter.event("memory_estimate", step=0, limit=limit, micro_batch_size=plan.fits, **asdict(plan.asked))
+        if plan.fits is None or (plan.fits < plan.size and not auto and c.memory_limit is not None):
+            return self.ended("out_of_memory", plan.refusal())
+        self._set_micro_batch_size(plan.fits)
+        return None
 
     def _resume(self) -> Verdict:
         """Continue from the newest committed checkpoint, and make its report again for the verdict it was given.
@@ -295,6 +328,8 @@ class Fit:
     def _extras(self) -> dict[str, float]:
         """Metrics of what is only there where it was asked for."""
         s, found = self.state, {}
+        if self.memory_mb is not None:
+            found["system/memory_estimate_mb"] = self.memory_mb
         if s.loss_scale is not None:
             found["train/loss_scale"] = s.loss_scale.factor.item()
         if self.config.rollback.enabled:

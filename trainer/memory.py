@@ -9,19 +9,21 @@ without a formula for each kind of layer. Buffers inside an operator's kernel an
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainer import optim
 from trainer.config import TrainConfig
+from trainer.errors import ConfigError
 from trainer.precision import autocast, prepare
 from trainer.task import Task
 
@@ -39,6 +41,11 @@ class Estimate:
 
     def metrics(self) -> dict[str, float]:
         return {f"memory/{name}_bytes": float(value) for name, value in asdict(self).items()}
+
+    def __str__(self) -> str:
+        parts = asdict(self)
+        peak = parts.pop("peak")
+        return f"{_spelled(peak)} at its peak: " + ", ".join(f"{name} {_spelled(size)}" for name, size in parts.items())
 
 
 class Live(TorchDispatchMode):
@@ -75,8 +82,9 @@ class Live(TorchDispatchMode):
         return result
 
 
-def estimate(task: Task, config: TrainConfig, batch: Any) -> Estimate:
-    """What training on micro-batches like `batch` (on the host, not yet moved) needs on `config`'s device.
+def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = False) -> Estimate:
+    """What training on micro-batches like `batch` (on the host, not yet moved) needs on `config`'s device, where a
+    window is one of them or `accumulates` several.
 
     Two steps are taken, since an optimizer makes its state in the first. Raises whatever the task raises where it looks
     at values, which fake tensors have not.
@@ -88,7 +96,7 @@ def estimate(task: Task, config: TrainConfig, batch: Any) -> Estimate:
         parameters = live.now
         inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)
         live.count(tree_leaves(inputs))
-        accumulates = config.micro_batch_size is not None and config.micro_batch_size < config.batch_size
+        accumulates = accumulates or (config.fixed_micro_batch_size or config.batch_size) < config.batch_size
         for _ in range(2):
             for _ in range(2 if accumulates else 1):
                 before = live.now
@@ -102,6 +110,52 @@ def estimate(task: Task, config: TrainConfig, batch: Any) -> Estimate:
             optimizer.zero_grad()
         state = _bytes(tree_leaves([dict(state) for state in optimizer.state.values()]))
         return Estimate(parameters, gradients, state, activations, live.peak)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the micro-batch that is asked for needs, and the largest of its halves that `limit` bytes hold; None where
+    not even one sample fits."""
+
+    asked: Estimate
+    size: int
+    limit: int
+    fits: int | None
+
+    def refusal(self) -> str:
+        """Why the micro-batch cannot be trained on, and what would fit."""
+        if self.fits is None:
+            fix = "not even a micro-batch of 1 fits: make the model smaller, or take an optimizer that keeps less."
+        else:
+            fix = f"train.micro_batch_size={self.fits} would fit; with auto it is chosen."
+        bound = f"{_spelled(self.limit)} of memory"
+        return (
+            f"out of memory, by the estimate: a micro-batch of {self.size} needs {self.asked}; there are {bound}; {fix}"
+        )
+
+
+def plan(task: Task, config: TrainConfig, limit: int, size: int, batch_of: Callable[[int], Any]) -> Plan:
+    """Halve the micro-batch, from `size` on, until the estimate fits; `batch_of(size)` gives one of the task's own.
+
+    Raises ConfigError where the loss looks at values.
+    """
+    task = copy.copy(task)  # whatever its model() keeps of the model made for show
+    try:
+        asked = needed = estimate(task, config, batch_of(size))
+        fits = size
+        while needed.peak > limit and fits > 1:
+            fits = -(-fits // 2)
+            needed = estimate(task, config, batch_of(fits), accumulates=True)
+    except DataDependentOutputException as error:
+        raise ConfigError(
+            "the loss looks at values, so what a step needs cannot be estimated: leave train.memory_limit out and set "
+            f"train.micro_batch_size to a number ({error})."
+        ) from error
+    return Plan(asked, size, limit, fits if needed.peak <= limit else None)
+
+
+def _spelled(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def _bytes(tensors: Iterable[Any]) -> int:

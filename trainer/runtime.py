@@ -46,6 +46,13 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
         torch.set_float32_matmul_precision(matmul)
 
 
+def memory_limit(config: TrainConfig, device: torch.device) -> int | None:
+    """The bytes that a step may take: those configured, else the GPU's; None where there is no bound."""
+    if config.memory_limit is None and device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return config.memory_limit
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU, in torch's CPU allocator (a plain RuntimeError) or in python."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)

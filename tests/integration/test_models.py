@@ -28,7 +28,7 @@ def searched(home: Home, trials: int, overrides: dict) -> Home:
     request = Request(
         home=home, reference="mlp", trials=trials, executor="inline", sampler="random", overrides=overrides
     )
-    assert run(request, lambda ledger, name: lambda notice="": None).state == "complete"
+    assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"
     return home
 
 

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainer import optim
 from trainer.config import OptimConfig, TrainConfig
-from trainer.memory import estimate
+from trainer.memory import estimate, plan
 from trainer.task import Loss, Task
 
 MIB = 2**20
@@ -122,3 +122,14 @@ def test_a_task_that_looks_at_values_says_so():
 
     with pytest.raises(DataDependentOutputException):
         estimate(Looks(perceptron(8)), TrainConfig(), batch_of(perceptron, 8))
+
+
+def test_the_micro_batch_is_halved_until_the_estimate_fits():
+    task, config = Regression(perceptron(512)), TrainConfig(batch_size=256)
+    sizes = [256 >> i for i in range(9)]
+    peaks = {n: estimate(task, config, batch_of(perceptron, n), accumulates=n < 256).peak for n in sizes}
+    for limit in (peaks[256], peaks[256] - 1, peaks[64], peaks[64] - 1, peaks[1], 1):
+        found = plan(task, config, limit, 256, lambda size: batch_of(perceptron, size))
+        fits = next((n for n in sizes if peaks[n] <= limit), None)
+        assert (found.fits, found.asked.peak) == (fits, peaks[256])
+    assert "not even a micro-batch of 1 fits" in found.refusal()

@@ -86,7 +86,9 @@ class TrainConfig(Frozen):
 
     num_epochs: Annotated[int, Field(ge=1)] = 10
     batch_size: Annotated[int, Field(ge=1)] = 32  # samples of one optimizer step
-    micro_batch_size: Annotated[int, Field(ge=1)] | None = None  # samples of one forward pass; None: batch_size
+    # Samples of one forward pass; None: batch_size. auto: as many as fit into memory by the estimate.
+    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
+    memory_limit: Bytes | None = None  # of a step, such as 16GiB; None: the GPU's, and on a CPU there is no bound
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     num_threads: Annotated[int, Field(ge=1)] = 1  # intra-op; another number gives other weights
     # Loader processes; any number gives the same weights. auto: the quickest of 0, 1, 2 and 4, measured at the start.
@@ -112,9 +114,14 @@ class TrainConfig(Frozen):
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
 
+    @property
+    def fixed_micro_batch_size(self) -> int | None:
+        """The micro-batch that is asked for by its size."""
+        return None if self.micro_batch_size == "auto" else self.micro_batch_size
+
     @model_validator(mode="after")
     def _noise_is_measurable(self) -> TrainConfig:
-        if self.gradients.noise_scale and (self.micro_batch_size or self.batch_size) >= self.batch_size:
+        if self.gradients.noise_scale and (self.fixed_micro_batch_size or self.batch_size) >= self.batch_size:
             raise ValueError(
                 "gradients.noise_scale compares the micro-batches of a window: "
                 f"set micro_batch_size below batch_size={self.batch_size}, to a quarter of it for example."
@@ -127,6 +134,10 @@ class TrainConfig(Frozen):
             raise ValueError(
                 f"batch_size is {self.batch_size} and parallel.data is {self.parallel.data}: give every rank at least "
                 "one sample of a batch."
+            )
+        if self.parallel.ranks > 1 and (self.memory_limit is not None or self.micro_batch_size == "auto"):
+            raise ValueError(
+                "memory_limit and micro_batch_size=auto estimate what one process needs: leave them out, or parallel."
             )
         if self.parallel.ranks > 1 and self.gradients.noise_scale:
             raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")

@@ -9,6 +9,7 @@ entered at, nor on the number of workers.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +41,7 @@ class Sampler:
         self.batch_size = config.batch_size
         self.share, self.shares = share, shares
         largest = -(-config.batch_size // shares)
-        self.micro_batch_size = min(config.micro_batch_size or largest, largest)
+        self.micro_batch_size = min(config.fixed_micro_batch_size or largest, largest)
         self.epoch = 0
         self.position = 0
 
@@ -188,10 +189,12 @@ class Loader:
             yield own
             start = time.perf_counter()
 
-    def first(self) -> Any:
-        """The first micro-batch of the first epoch, read in this process."""
-        self.sampler.epoch, self.sampler.position = 0, 0
-        return next(self._reading_with(0).map(self.sampler))
+    def first(self, micro_batch_size: int | None = None) -> Any:
+        """The first micro-batch of the first epoch, of the size given or the sampler's, read in this process."""
+        sampler = copy.copy(self.sampler)
+        sampler.epoch, sampler.position = 0, 0
+        sampler.micro_batch_size = micro_batch_size or sampler.micro_batch_size
+        return next(self._reading_with(0).map(sampler))
 
     def _batches(self, requests: Iterable[Request]) -> Iterator[Any]:
         """What is asked for; where a worker is lost, the rest in this process if that is configured."""
