@@ -120,3 +120,16 @@ def _show(subject: Subject, look: Look, save: str | None, as_json: bool, recorde
             print(f"written to {save}: {', '.join(found.files)}", file=sys.stderr)
         if recorder is not None:
             print(recorder.record(found), file=sys.stderr)
+
+
+@app.command("batch-find")
+def batch_find(
+    study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
+    override: OverrideOption = None,
+    config: ConfigOption = None,
+    steps: Annotated[int, typer.Option("--steps", min=10, max=100_000, help="Optimizer steps to train.")] = 100,
+) -> None:
+    """Find a batch size: train, measure how noisy the gradients are, and what batches take of memory."""
+    from hpo.analysis import batch_find as sizes
+
+    print(sizes.describe(sizes.batch_find(study, commandline.overrides(config, override), steps)))

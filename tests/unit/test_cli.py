@@ -31,6 +31,7 @@ SURFACE = {
     "soup": "--study --top --save --home --storage --tracking-uri",
     "export": "number --to --format --study --home --storage",
     "schedule": "--study -o --config --steps-per-epoch --save",
+    "batch-find": "--study -o --config --steps",
     "lr-find": "--study -o --config --low --high --steps --save",
     "diagnose": "trial --study -o --config --steps --points --profile --print-only --save --json --home --storage "
     "--tracking-uri",

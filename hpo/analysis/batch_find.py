@@ -1,0 +1,39 @@
+"""How large a batch is worth while, and how much memory it takes: what `hpo batch-find` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpo.errors import UserError
+from hpo.study import load
+from trainer.diagnose.batch_size import BatchSizes
+
+
+def batch_find(reference: str, overrides: Mapping[str, Any], steps: int) -> BatchSizes:
+    """Train `steps` windows of the study's own configuration under `overrides`, and measure the gradients' noise."""
+    from trainer.diagnose.batch_size import find_batch_size
+
+    study = load(reference).configure(overrides)
+    config: Any = study.config
+    task = study.task_class()(config)
+    if hasattr(task, "fit"):
+        raise UserError(f"study {study.name!r} trains in a loop of its own, whose gradients cannot be looked at.")
+    return find_batch_size(task, config.train, steps)
+
+
+def describe(found: BatchSizes) -> str:
+    """The noise scale as training went on, the memory of some batches, and what is suggested."""
+    lines = [f"{'steps':>9}  noise scale"]
+    lines += [f"{last:>9}  {scale:.4g}" for last, scale in found.noise]
+    lines += [f"{'batch':>9}  memory of a step"]
+    lines += [f"{size:>9}  {peak / 2**20:.1f} MiB" for size, peak in found.memory]
+    if found.suggestion is None:
+        lines.append("no batch size is suggested: the gradient is lost in its noise; train longer by --steps.")
+    else:
+        parts = "" if found.micro_batch is None else f" in micro-batches of {found.micro_batch}, which memory holds"
+        lines.append(
+            f"suggested: train.batch_size={found.suggestion}{parts}; larger ones waste samples, and smaller ones take "
+            "more steps. The noise scale grows as the loss falls."
+        )
+    return "\n".join(lines)
