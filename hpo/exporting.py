@@ -11,6 +11,7 @@ from hpo.gc import megabytes
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.trained import declared, nothing_kept, trained
+from hpo.words import counted
 
 if TYPE_CHECKING:
     from trainer.export import Exported
@@ -46,5 +47,5 @@ def describe(done: Exported) -> str:
     ]
     return (
         f"{done.path}: {done.format}, {megabytes(done.size)}, {batch}; loaded again, its outputs differ by "
-        f"{done.difference:.3g} at most on {done.samples} training samples."
+        f"{done.difference:.3g} at most on {counted(done.samples, 'training sample')}."
     )
