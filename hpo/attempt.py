@@ -11,7 +11,7 @@ from hpo.errors import HpoError, UserError
 from hpo.ledger.claims import Claim
 from hpo.study import Study, parallel_of
 from trainer.checkpoint import CheckpointStore
-from trainer.errors import CheckpointError, ConfigError, DataError, Fenced
+from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory
 from trainer.loop import fit
 from trainer.rank import peer_lost
 from trainer.report import Outcome, Reporter
@@ -21,8 +21,8 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def attempt(study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore) -> Outcome:
-    """Train the trial in this process; how it ended. Raises Fenced, CheckpointError and HpoError, for which the trial
-    is not to blame."""
+    """Train the trial in this process; how it ended. Raises Fenced, CheckpointError, OutOfMemory (of several ranks) and
+    HpoError, for which the trial is not to blame."""
     try:
         return _attempt(study, claim, reporter, store)
     except (Exception, SystemExit) as error:
@@ -50,7 +50,7 @@ def outcome_of(error: BaseException) -> Outcome:
     """What the attempt that raised `error` comes to; raises it where the trial is not to blame."""
     if isinstance(error, (ConfigError, DataError, UserError)):
         return Outcome("bad_config", error=str(error))
-    if isinstance(error, (Fenced, CheckpointError, HpoError)) or peer_lost(error):
+    if isinstance(error, (Fenced, CheckpointError, OutOfMemory, HpoError)) or peer_lost(error):
         raise error
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         raise CheckpointError(f"the disk takes no more ({error}): free some space, then resume.") from error

@@ -4,6 +4,7 @@ TrainerError
 ├── ConfigError        a configuration that cannot be trained; a user's mistake
 ├── DataError          input data that cannot be used; a user's mistake
 ├── CheckpointError    no checkpoint could be read or written
+├── OutOfMemory        of one of several ranks: all of them start again with smaller micro-batches
 └── Fenced             the trial belongs to another attempt; leave without a trace
 """
 
@@ -24,6 +25,14 @@ class DataError(TrainerError):
 
 class CheckpointError(TrainerError):
     """A checkpoint could not be written, or none of those offered could be read."""
+
+
+class OutOfMemory(TrainerError):
+    """Memory ran out on this rank, and micro-batches of `micro_batch_size` may fit: all ranks are started again."""
+
+    def __init__(self, reason: str, micro_batch_size: int) -> None:
+        super().__init__(reason)
+        self.micro_batch_size = micro_batch_size
 
 
 class Fenced(TrainerError):

@@ -42,16 +42,16 @@ def centralize_(grads: list[Tensor]) -> None:
             g.sub_(g.mean(dim=tuple(range(1, g.ndim)), keepdim=True))
 
 
-def normalize_(grads: list[Tensor], which: str) -> None:
+def normalize_(grads: list[Tensor], which: str, ranks: Solo = ALONE) -> None:
     """Divide by the norm of all gradients ("global") or of each ("parameter"), plus 1e-6."""
-    norms = [nn.utils.get_total_norm(grads)] * len(grads) if which == "global" else torch._foreach_norm(grads)
-    for g, norm in zip(grads, norms, strict=True):
+    norms = [ranks.norm(grads)] * len(grads) if which == "global" else ranks.norms(grads)
+    for g, norm in zip(ranks.local(grads), norms, strict=True):
         g.div_(norm + TINY)
 
 
-def clip_each_(grads: list[Tensor], limit: float) -> None:
+def clip_each_(grads: list[Tensor], limit: float, ranks: Solo = ALONE) -> None:
     """Bound the norm of each gradient by `limit`: what torch's clip_grad_norm_ does to a parameter on its own."""
-    for g, norm in zip(grads, torch._foreach_norm(grads), strict=True):
+    for g, norm in zip(ranks.local(grads), ranks.norms(grads), strict=True):
         g.mul_((limit / (norm + TINY)).clamp(max=1.0))
 
 
@@ -89,8 +89,8 @@ class GradientRules:
         self.clip, self.gradients, self.seed = config.clip, config.gradients, config.seed
         names = {p: name for name, p in model.named_parameters()}
         for pattern in config.clip.adaptive_exclude:
-            if not any(fnmatchcase(name, pattern) for name in names.values()):
-                known = ", ".join([*names.values()][-3:])
+            if not any(fnmatchcase(name, pattern) for name in ranks.names(model)):
+                known = ", ".join(ranks.names(model)[-3:])
                 raise ConfigError(
                     f"train.clip.adaptive_exclude={pattern!r} matches no parameter; the model's last ones are {known}."
                 )
@@ -116,23 +116,24 @@ class GradientRules:
 
     def _all_rules(self, grads: list[Tensor], window: Window, *, wait: bool) -> float | Tensor:
         c, g = self.clip, self.gradients
-        norm = nn.utils.get_total_norm(grads) / window.count
+        norm = self.ranks.norm(grads) / window.count
+        local = self.ranks.local(grads)
         torch._foreach_mul_(
-            grads, 1 / window.count if isinstance(window.count, Tensor) else 1 / (window.count or math.nan)
+            local, 1 / window.count if isinstance(window.count, Tensor) else 1 / (window.count or math.nan)
         )
         if g.centralize:
             centralize_(grads)
         if g.normalize != "none":
-            normalize_(grads, g.normalize)
+            normalize_(grads, g.normalize, self.ranks)
         if c.per_parameter is not None:
-            clip_each_(grads, c.per_parameter)
+            clip_each_(grads, c.per_parameter, self.ranks)
         if c.adaptive is not None:
             ours = [p for p in self.params if p.grad is not None and p not in self.excluded]
             clip_adaptive_(ours, [p.grad for p in ours if p.grad is not None], c.adaptive, c.adaptive_eps)
-        met = nn.utils.get_total_norm(grads)
+        met = self.ranks.norm(grads)
         if c.norm is not None:
-            torch._foreach_mul_(grads, (c.norm / (met + TINY)).clamp(max=1.0))
+            torch._foreach_mul_(local, (c.norm / (met + TINY)).clamp(max=1.0))
         if c.value is not None:
-            clip_value_(grads, c.value)
+            clip_value_(local, c.value)
         window.met = met
         return norm.item() if wait else norm

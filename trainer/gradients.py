@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import ClipConfig
-from trainer.errors import TrainerError
 from trainer.parallel.solo import ALONE, Solo
 from trainer.task import Loss
 
@@ -45,13 +44,7 @@ def accumulate(
     not the mean of the means dL_i / n_i, which over-weights small micro-batches.
     """
     window = Window(0.0, 0.0, {})
-    for i, batch in enumerate(batches):
-        with ranks.backward(last=i == len(batches) - 1):
-            loss = loss_of(i, batch)
-            if loss.sum.requires_grad:
-                loss.sum.backward()
-            elif float(loss.count) > 0 or ranks.ranks > 1:
-                raise TrainerError("Task.loss returned a sum without a gradient: compute it from the model's output.")
+    for i, loss in enumerate(ranks.passes(batches, loss_of)):
         window.loss = loss.sum.detach() if i == 0 else window.loss + loss.sum.detach()
         window.count = loss.count if i == 0 else window.count + loss.count
         for name, term in loss.terms.items():

@@ -33,7 +33,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from trainer.config import ParallelConfig
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError, OutOfMemory, TrainerError
 from trainer.parallel.member import Page
 from trainer.threads import ONE
 
@@ -67,9 +67,20 @@ def launch(
 
     `job` and what is returned are JSON. `leaving` is asked all the time: once it is true, the ranks' `preempted` is;
     what it raises ends the ranks and is raised here. What is secret goes through `environ`, which nobody else can read.
-    Raises RankLost, RankFailed, and ConfigError where there are fewer GPUs than ranks.
+    Where a rank raises OutOfMemory, all are ended and started again with the smaller micro-batch that it names, down to
+    one sample. Raises RankLost, RankFailed, and ConfigError where there are fewer GPUs than ranks.
     """
-    device = _device(device, parallel)
+    given = {"entry": entry, "job": dict(job), "device": _device(device, parallel), "micro_batch_size": None}
+    while True:
+        try:
+            return _launch(given, parallel, dict(environ or {}), leaving)
+        except OutOfMemory as error:
+            given["micro_batch_size"] = error.micro_batch_size
+
+
+def _launch(
+    given: dict[str, Any], parallel: ParallelConfig, environ: dict[str, str], leaving: Callable[[], bool]
+) -> list[Any]:
     with tempfile.TemporaryFile() as page, socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         listener.listen()
@@ -77,13 +88,13 @@ def launch(
         store = dist.TCPStore(
             LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
         )
-        given = {"entry": entry, "job": dict(job), "world": parallel.ranks, "port": port, "parent": os.getpid()}
-        given |= {"timeout": parallel.timeout, "device": device, "path": sys.path, "page": page.fileno()}
-        ranks = [_Rank(rank, given, dict(environ or {})) for rank in range(parallel.ranks)]
+        given = given | {"world": parallel.ranks, "timeout": parallel.timeout, "port": port, "parent": os.getpid()}
+        given |= {"path": sys.path, "page": page.fileno()}
+        ranks = [_Rank(rank, given, environ) for rank in range(parallel.ranks)]
         spec = WorkerSpec(
             role="trial",
             local_world_size=parallel.ranks,
-            entrypoint=launch,
+            entrypoint=_launch,
             rdzv_handler=_Rendezvous(store, port),
             max_restarts=0,
             monitor_interval=0.05,
@@ -270,6 +281,8 @@ class _Agent(SimpleElasticAgent):
                 return RankLost(f"{rank} was killed by {signal.Signals(-rank.code).name}.")  # type: ignore[operator]
         words = sorted(((rank.word(), rank) for rank in failed), key=lambda pair: pair[0].get("at", 0.0))
         for word, rank in words:
+            if "out_of_memory" in word:
+                return OutOfMemory(f"{rank}: {word['out_of_memory']}", word["micro_batch_size"])
             if "report" in word:
                 return RankFailed(rank.number, word["report"])
         for word, rank in words:

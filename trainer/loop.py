@@ -16,7 +16,7 @@ from trainer.checkpoint.store import load
 from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.diagnose.nonfinite import first_nonfinite
-from trainer.errors import CheckpointError, ConfigError
+from trainer.errors import CheckpointError, ConfigError, OutOfMemory
 from trainer.failpoint import failpoint
 from trainer.init import initialise
 from trainer.meter import Meter
@@ -107,6 +107,8 @@ class Fit:
         if refused := self._plan_memory():
             return refused
         verdict = self._resume()
+        if (most := self.ranks.micro_batch_size) is not None and most < self.state.micro_batch_size:
+            self._shrink_to(most)
         self.ranks.warm_up(self.state.model, lambda: self.stepper.loss(0, self.loader.first()))
         ended = self._obey(verdict)
         while not ended and not self.done:
@@ -211,7 +213,7 @@ class Fit:
             try:
                 ended = self._train_window(batches)
             except (RuntimeError, MemoryError) as error:
-                if out_of_memory(error) and self._shrink():
+                if out_of_memory(error) and self._shrink(error):
                     return None, True
                 raise
             if ended or s.meter.gave_up:
@@ -237,7 +239,7 @@ class Fit:
         report |= spikes.report(loss, norm)
         details = {
             "recent_losses": spikes.losses[-RECENT:],
-            "largest_gradients": loudest(s.model, self.ranks.norm),
+            "largest_gradients": loudest(s.model, self.ranks),
             "samples": self.loader.sampler.indices(s.epoch, s.position),
         }
         ended, action = None, "the trial ends"
@@ -275,18 +277,25 @@ class Fit:
         """The steps of checkpoints of which retention leaves the newest, to roll back to."""
         return self._scheduled if self.config.rollback.enabled else None
 
-    def _shrink(self) -> bool:
+    def _shrink(self, error: BaseException) -> bool:
         """Halve the micro-batch, where memory ran out before the weights had changed; False where that cannot help.
 
-        The window is the same, and so is what it is divided by; what the loss draws at random is not.
+        The window is the same, and so is what it is divided by; what the loss draws at random is not. Of several ranks
+        the others may be waiting for this one in the middle of the window: all start again, from the last checkpoint.
         """
-        if self.ranks.ranks > 1 or self.stepper.updating or self.state.micro_batch_size == 1:
+        if self.stepper.updating or self.state.micro_batch_size == 1:
             return False
+        half = -(-self.state.micro_batch_size // 2)
+        if self.ranks.ranks > 1:
+            raise OutOfMemory(str(error), half) from error
         self.stepper.statistics.restore()
         self.state.optimizer.zero_grad()
-        self._set_micro_batch_size(-(-self.state.micro_batch_size // 2))
-        self.reporter.event("out_of_memory", step=self.state.step, micro_batch_size=self.state.micro_batch_size)
+        self._shrink_to(half)
         return True
+
+    def _shrink_to(self, size: int) -> None:
+        self._set_micro_batch_size(size)
+        self.reporter.event("out_of_memory", step=self.state.step, micro_batch_size=self.state.micro_batch_size)
 
     def _set_micro_batch_size(self, size: int) -> None:
         self.state.micro_batch_size = self.loader.sampler.micro_batch_size = size

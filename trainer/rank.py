@@ -15,6 +15,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
+from trainer.errors import OutOfMemory
 from trainer.lifeline import die_with
 from trainer.parallel.member import Member, Page, become, this
 
@@ -48,7 +49,7 @@ def _call(given: dict[str, Any]) -> Any:
     import torch.distributed as dist
 
     sys.path[:] = given["path"]
-    member = Member(given["rank"], given["world"], Page(given["page"], given["world"]))
+    member = Member(given["rank"], given["world"], Page(given["page"], given["world"]), given["micro_batch_size"])
     become(member)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: member.page.ask_to_leave())
@@ -72,6 +73,8 @@ def _words_of(error: BaseException) -> dict[str, Any]:
     if isinstance(error, Failure):
         return {"report": error.report}
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OutOfMemory):
+        return {"out_of_memory": str(error), "micro_batch_size": error.micro_batch_size}
     if peer_lost(error):
         return {"peer_lost": text.splitlines()[0]}
     return {"report": {"error": text, "traceback": "".join(traceback.format_exception(error))}}

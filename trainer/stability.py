@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from trainer.config import RollbackConfig
+from trainer.parallel.solo import Solo
 from trainer.report import Reporter
 
 RECENT = 16  # losses in an anomaly report
@@ -96,13 +97,15 @@ class Spikes:
         self.rollbacks, self.cut_until = state["rollbacks"], state["cut_until"]
 
 
-def loudest(model: nn.Module, norm: Callable[[Sequence[Tensor]], Tensor]) -> list[dict[str, Any]]:
+def loudest(model: nn.Module, ranks: Solo) -> list[dict[str, Any]]:
     """The modules with the largest gradients, and their shares of the squared norm; those that are not finite alone
-    where there are some. `norm` is over all ranks."""
-    found = {}
-    for name, module in model.named_modules():
-        if grads := [p.grad for p in module.parameters(recurse=False) if p.grad is not None]:
-            found[name or type(model).__name__] = float(norm(grads)) ** 2
+    where there are some. Over all ranks."""
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    found: dict[str, float] = {}
+    for name, norm in zip(grads, ranks.norms([*grads.values()]), strict=True):
+        module = name.rpartition(".")[0] or type(model).__name__
+        found[module] = found.get(module, 0.0) + float(norm) ** 2
+    found = ranks.merged(found)
     whole = math.fsum(found.values())
     if not math.isfinite(whole):
         found = {name: square for name, square in found.items() if not math.isfinite(square)}

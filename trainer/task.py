@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,14 @@ class Task:
         between acting on each element alone, takes them as its inputs and gives all ranks the whole output again.
         """
         return {}
+
+    def pipeline_plan(self, model: nn.Module) -> Sequence[nn.Module]:
+        """For `train.parallel.pipeline`: parts of `model` which, called one after another, compute what it does.
+
+        The first takes what the model is called with; each other one takes what the one before gives, a tensor or a
+        tuple of tensors. Each rank gets a run of them. By default the elements of an `nn.Sequential`.
+        """
+        return list(model) if isinstance(model, nn.Sequential) else []
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the model, named `val/...`; called after each epoch in eval mode and without gradient."""

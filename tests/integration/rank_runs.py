@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from trainer_runs import Killed, Toy, Trial
 
@@ -21,13 +22,17 @@ from trainer.parallel.member import this
 from trainer.report import Verdict
 from trainer.task import Loss
 
-# 5 epochs of 44 samples are 20 windows, every fourth of them ragged; each window is two or more micro-batches of every
-# rank; the norm is clipped in most of them.
+# 5 epochs of 37 samples are 20 windows, every fourth of them of one sample; each other one is two or more micro-batches
+# of every rank; the norm is clipped in most of them.
 PARITY: dict[str, Any] = {"num_epochs": 5, "batch_size": 12, "micro_batch_size": 2, "clip": {"norm": 0.5}}
+PARITY["checkpoint"] = {"every_epochs": 1}
 
 
 class Smooth(Toy):
-    """Neither dropout nor batch norm, so that any number of ranks computes the same."""
+    """Neither dropout nor batch norm, so that any number of ranks computes the same. The last window of an epoch holds
+    one sample, so that all replicas but the first have none of it."""
+
+    samples = 37
 
     def model(self) -> nn.Module:
         self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 3))
@@ -35,12 +40,6 @@ class Smooth(Toy):
 
     def parallel_plan(self, model: nn.Module) -> dict[str, str]:
         return {"0": "colwise", "2": "rowwise"}
-
-
-class Ragged(Smooth):
-    """The last window of an epoch holds one sample, so that all ranks but the first have none of it."""
-
-    samples = 37
 
 
 class Wide(Toy):
@@ -82,6 +81,28 @@ def rank() -> int:
     return 0 if member is None else member.rank
 
 
+class OneJumps(Smooth):
+    """The same of rank 1's share alone."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        loss = super().loss(model, batch)
+        return Loss(loss.sum * 1e4, loss.count, loss.terms) if hits(1) and round(self.progress * 20) == 10 else loss
+
+
+class Tight(Smooth):
+    """From the sixth window on, rank 1's memory holds one sample at a time."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        if hits(1) and round(self.progress * 20) >= 5 and len(batch[1]) > 1:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+        return super().loss(model, batch)
+
+
+def hits(number: int) -> bool:
+    """Whether this process is rank `number`, or alone."""
+    return this() is None or rank() == number
+
+
 @contextmanager
 def at_each_window(look: Any) -> Iterator[None]:
     """Call `look(window, norm)` on every rank as each window's numbers enter its meter."""
@@ -98,9 +119,12 @@ def at_each_window(look: Any) -> Iterator[None]:
         Meter.add = add  # type: ignore[method-assign]
 
 
-def run(directory: str, task: str = "Smooth", cut: int = 0, stop: int = 0, **config: Any) -> dict[str, Any]:
+def run(
+    directory: str, task: str = "Smooth", cut: int = 0, stop: int = 0, fate: str = "", **config: Any
+) -> dict[str, Any]:
     """One run in `directory`, where it goes on from what lies there: every window's loss, how it ended, and the weights
-    at its end. After `cut` windows all ranks drop everything and start again; at epoch `stop` comes a verdict."""
+    at its end. After `cut` windows all ranks drop everything and start again; at epoch `stop` comes a verdict; in the
+    sixth window rank 1 suffers `fate`, once."""
     losses: list[float] = []
     verdict = (lambda step, metrics, epoch: Verdict("stop" if epoch == stop else "continue")) if stop else None
     trial = Trial(Path(directory), task=globals()[task], verdict=verdict, **PARITY | config)
@@ -111,11 +135,15 @@ def run(directory: str, task: str = "Smooth", cut: int = 0, stop: int = 0, **con
         losses.append(float(window.loss) / float(window.count))
         if len(losses) == cut:
             raise Killed
+        if fate and rank() == 1 and len(losses) == 6:
+            suffer(fate)
 
     with at_each_window(look):
         outcome = trial.attempt() or trial.attempt()
     assert outcome is not None
     committed = trial.reporter.committed  # rank 0's alone
+    if fate:
+        leave_no_wish()
     state = load(committed[0].path) if committed else {"model": {}}
     weights = {name: value.flatten().tolist() for name, value in state["model"].items()}
     return {"losses": losses, "outcome": asdict(outcome), "weights": weights} | {
@@ -137,11 +165,14 @@ def _found(directory: Path) -> list[Any]:
 
 
 def runs(job: dict[str, Any]) -> dict[str, Any]:
-    """Several of them, by name."""
-    return {name: run(**{"directory": f"{job['directory']}/{name}"} | config) for name, config in job["runs"].items()}
+    """Several of them, by name; and what `sharded` gives."""
+    found = {"sharded": sharded(job["sharded"])} if "sharded" in job else {}
+    for name, config in job["runs"].items():
+        found[name] = run(**config | {"directory": f"{job['directory']}/{config.get('directory', name)}"})
+    return found
 
 
-def sharded(job: dict[str, Any]) -> dict[str, Any]:
+def sharded(names: list[str]) -> dict[str, Any]:
     """By optimizer, how far five steps of a model under fully_shard end from those of the whole model, and how far
     these have gone: the largest difference of any weight."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -166,7 +197,7 @@ def sharded(job: dict[str, Any]) -> dict[str, Any]:
         return [p.full_tensor() if sharded else p for p in net.parameters()]
 
     results = {}
-    for name in job["names"]:
+    for name in names:
         parts = model()
         for module in (parts[0], parts[3], parts):
             fully_shard(module, mesh=mesh)
@@ -178,20 +209,18 @@ def sharded(job: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-def struck(job: dict[str, Any]) -> dict[str, Any]:
-    """A run in which rank `job["rank"]` suffers `job["fate"]` at its `job["window"]`-th window."""
-    windows = 0
+def suffer(fate: str) -> None:
+    if fate == "error":
+        raise ValueError("a bug of the user's")
+    os.kill(os.getpid(), getattr(signal, fate))
 
-    def look(window: Window, norm: Any) -> None:
-        nonlocal windows
-        windows += 1
-        if rank() == job["rank"] and windows == job["window"]:
-            if job["fate"] == "error":
-                raise ValueError("a bug of the user's")
-            os.kill(os.getpid(), getattr(signal, job["fate"]))
 
-    with at_each_window(look):
-        return run(job["directory"], **job["config"])
+def leave_no_wish() -> None:
+    """The wish to leave, which SIGTERM has left with all ranks, is over for the runs that follow."""
+    member = this()
+    if member is not None:
+        dist.barrier()
+        member.page._words[0] = 0
 
 
 def losses_of(result: dict[str, Any]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +14,109 @@ import torch
 
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.config.optim import OPTIMIZERS
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, TrainerError
 from trainer.launch import RankFailed, RankLost, launch
 from trainer.loop import fit
 from trainer.parallel.split import _plan
+from trainer.parallel.stages import divide, stages_of
 
-HERE = str(Path(__file__).parent)
+DDP = {"bucket_mb": 0.005}  # so small that there are several
 KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it takes
     2: {"ddp": {"data": 2}, "fp16": {"data": 2, "compression": "fp16"}, "buckets": {"data": 2, "bucket_mb": 0.001}}
     | {shard: {"data": 2, "shard": shard} for shard in ("zero1", "zero2", "zero3")}
-    | {"tensor": {"tensor": 2}},
-    4: {"ddp": {"data": 4}, "zero3": {"data": 4, "shard": "zero3"}, "tensor": {"data": 2, "tensor": 2}},
+    | {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "gpipe": {"pipeline": 2, "schedule": "gpipe"}},
+    4: {"ddp": {"data": 4}, "zero3": {"data": 4, "shard": "zero3"}, "data tensor": {"data": 2, "tensor": 2}}
+    | {f"{shard} tensor": {"data": 2, "shard": shard, "tensor": 2} for shard in ("zero2", "zero3")}
+    | {"data pipeline": {"data": 2, "pipeline": 2}},
+}
+SAMPLE = ("zero3 tensor", "data pipeline", "rules zero3 tensor")  # of four ranks
+WAYS: dict[int, dict[str, Any]] = {  # in which all that can happen to a run is tried
+    2: {"none": {"data": 2} | DDP, "zero1": {"data": 2, "shard": "zero1"}}
+    | {name: KINDS[2][name] for name in ("zero3", "tensor", "pipeline")},
+    4: {"none": {"data": 4} | DDP, "zero1": {"data": 4, "shard": "zero1"}}
+    | {name: KINDS[4][name] for name in ("zero3", "zero3 tensor", "data tensor", "data pipeline")},
 }
 TWO_PASSES = {  # train.optim of those that look at a window more than once
     "sam": {"name": "sgd", "lr": 0.1, "wrap": "sam", "sam": {"rho": 0.2}},
     "sophia": {"name": "sophia", "lr": 1e-3, "update_every": 2},
 }
-WAYS = ("none", "zero1", "zero3", "tensor")
-JUMPING = {"task": "Jumping", "rollback": {"enabled": True, "min_history": 8, "cooldown": 4}}
-RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 1}}
+RULES = {  # what is done to gradients besides
+    "clip": {"norm": 0.5, "per_parameter": 0.3, "adaptive": 0.05},
+    "gradients": {"centralize": True, "normalize": "parameter"},
+}
+FINITE = ("none", "zero1", "zero3", "pipeline")
+RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 5}}
+JUMPING = {
+    "task": "Jumping",
+    "checkpoint": {"every_steps": 2},
+    "rollback": {"enabled": True, "threshold": 20.0, "min_history": 8, "cooldown": 4},
+}
+
+
+RULED = [(2, "zero3"), (2, "tensor"), (2, "pipeline"), (4, "zero3 tensor")]
+SLOW = {2: (), 4: (pytest.mark.slow,)}  # what four ranks do is, but for the sample
+RANKS = [pytest.param(ranks, marks=SLOW[ranks]) for ranks in KINDS]
+OF_ALL_KINDS = [
+    pytest.param(ranks, kind, marks=() if kind in SAMPLE else SLOW[ranks]) for ranks in KINDS for kind in KINDS[ranks]
+]
+OF_ALL_WAYS = [pytest.param(ranks, way, marks=SLOW[ranks]) for ranks in WAYS for way in WAYS[ranks]]
 
 
 @pytest.fixture(scope="module")
 def solo(tmp_path_factory):
     """The oracle: one process."""
-    return {task: rank_runs.run(str(tmp_path_factory.mktemp(task)), task) for task in ("Smooth", "Ragged")}
+
+    @cache
+    def of(name: str) -> dict[str, Any]:
+        runs = {"Jumping": JUMPING, "rules": RULES}
+        return rank_runs.run(str(tmp_path_factory.mktemp(name)), **runs.get(name, {"task": name}))
+
+    return of
+
+
+def jobs_of(ranks: int) -> dict[str, Any]:
+    """Runs by name."""
+    runs = {name: {"parallel": kind} for name, kind in KINDS[ranks].items()}
+    for way, kind in WAYS[ranks].items():
+        runs |= {f"whole {way}": RESUMED | {"parallel": kind}}
+        runs |= {f"cut {way}": RESUMED | {"parallel": kind, "cut": 6}}
+        runs |= {f"stopped {way}": {"parallel": kind, "stop": 2}}
+    runs |= {f"rules {way}": RULES | {"parallel": KINDS[ranks][way]} for count, way in RULED if count == ranks}
+    if ranks == 2:
+        ddp = WAYS[2]["none"]
+        runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
+        runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
+        runs |= {f"nan {way}": {"task": "Bad", "parallel": WAYS[2][way]} for way in FINITE}
+        runs |= {f"jumping {way}": JUMPING | {"parallel": kind} for way, kind in WAYS[2].items()}
+        runs |= {"one jumps": JUMPING | {"task": "OneJumps", "parallel": ddp}}
+        left = RESUMED | {"parallel": ddp, "directory": "left"}
+        runs |= {"left": left | {"fate": "SIGTERM"}, "went on": left}
+    return runs
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory):
-    """A run whose rank 1 gets SIGTERM in the sixth window: its directory, and what each rank gave back."""
-    directory = tmp_path_factory.mktemp("left") / "run"
-    return directory, strike("SIGTERM", directory)
+def ran(tmp_path_factory):
+    """All runs of 2 and of 4 ranks, or a sample of them, a launch for each: rank -> name -> result."""
 
+    @cache
+    def all_of(ranks: int, sample: bool) -> Any:
+        runs, directory = jobs_of(ranks), tmp_path_factory.mktemp("ranks")
+        job: dict[str, Any] = {"directory": str(directory)}
+        if sample:
+            runs = {name: runs[name] for name in SAMPLE}
+        elif ranks == 2:
+            job["alone"] = rank_runs.run(str(directory / "resharded"), stop=2)
+            runs |= {"resharded": {"parallel": KINDS[2]["zero3"]}}
+            job["sharded"] = [name for name, known in OPTIMIZERS.items() if known.sharded]
+        try:
+            return job, launched("runs", job | {"runs": runs}, ranks)
+        except TrainerError as error:
+            return error  # kept, so that one failure is no launch for each test
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory, left):
-    """All runs of 2 and of 4 ranks, a launch for each: rank -> name -> result."""
-    results: dict[int, Any] = {}
-
-    def of(ranks: int) -> Any:
-        if ranks not in results:
-            ddp = {"data": ranks, "bucket_mb": 0.005}
-            runs = {name: {"parallel": kind} for name, kind in KINDS[ranks].items()}
-            runs |= {"ragged": {"task": "Ragged", "parallel": ddp}}
-            for way in WAYS:
-                kind = ddp if way == "none" else KINDS[ranks].get(way) or {"data": ranks, "shard": way}
-                runs |= {f"whole {way}": RESUMED | {"parallel": kind}}
-                runs |= {f"cut {way}": RESUMED | {"parallel": kind, "cut": 6}}
-                runs |= {f"stopped {way}": {"parallel": kind, "stop": 2}}
-            if ranks == 2:
-                runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
-                runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
-                runs |= {"resumed": RESUMED | {"parallel": ddp, "directory": str(left[0])}}
-                runs |= {f"nan {shard}": {"task": "Bad", "parallel": {"data": 2, "shard": shard}} for shard in WAYS[:3]}
-                runs |= {f"jump {way}": JUMPING | {"parallel": KINDS[2].get(way, ddp)} for way in WAYS}
-                begun = tmp_path_factory.mktemp("begun")
-                runs |= {"resharded": {"parallel": {"data": 2, "shard": "zero3"}, "directory": str(begun)}}
-            job = {"directory": str(tmp_path_factory.mktemp("ranks")), "runs": runs}
-            if ranks == 2:
-                job["alone"] = rank_runs.run(str(begun), stop=2)
-            results[ranks] = job, launched("runs", job, ranks)
-        return results[ranks]
+    def of(ranks: int, sample: bool = False) -> Any:
+        if isinstance(found := all_of(ranks, sample), TrainerError):
+            raise found
+        return found
 
     return of
 
@@ -93,14 +135,20 @@ def assert_equal(result: dict[str, Any], expected: dict[str, Any], tolerance: fl
         assert error <= tolerance, (name, error)
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(ranks, kind) for ranks, kinds in KINDS.items() for kind in kinds])
+@pytest.mark.parametrize(("ranks", "kind"), OF_ALL_KINDS)
 def test_every_kind_computes_what_one_process_does(ranks, kind, ran, solo):
-    """20 windows with clipping and accumulation, every fourth ragged."""
-    _, results = ran(ranks)
+    """20 windows with clipping and accumulation, every fourth with fewer samples than ranks."""
+    _, results = ran(ranks, sample=ranks == 4 and kind in SAMPLE)
     result = results[0][kind]
     assert len(result["losses"]) == 20
-    assert_equal(result, solo["Smooth"], 1e-2 if kind == "fp16" else 1e-6)
+    assert_equal(result, solo("Smooth"), 1e-2 if kind == "fp16" else 1e-6)
     assert all(other[kind]["losses"] == result["losses"] for other in results), "all ranks decide by the same numbers"
+
+
+@pytest.mark.parametrize(("ranks", "way"), RULED)
+def test_rules_for_single_parameters_see_all_of_their_parts(ranks, way, ran, solo):
+    result = ran(ranks, sample=ranks == 4)[1][0][f"rules {way}"]
+    assert_equal(result, solo("rules"), 1e-6)
 
 
 @pytest.mark.parametrize("name", TWO_PASSES)
@@ -108,21 +156,14 @@ def test_an_optimizer_of_two_passes_sees_all_ranks_gradients_in_both(name, ran, 
     assert_equal(ran(2)[1][0][name], rank_runs.run(str(tmp_path), optim=TWO_PASSES[name]), 1e-5)
 
 
-def test_optimizers_that_take_sharded_parameters_step_as_on_whole_ones():
-    names = [name for name, known in OPTIMIZERS.items() if known.sharded]
-    results = launched("sharded", {"names": names}, 2)[0]
-    assert list(results) == names
-    for name, result in results.items():
+def test_optimizers_that_take_sharded_parameters_step_as_on_whole_ones(ran):
+    job, results = ran(2)
+    assert list(results[0]["sharded"]) == job["sharded"]
+    for name, result in results[0]["sharded"].items():
         assert result["error"] < 1e-4 * result["moved"], name
 
 
-@pytest.mark.parametrize("ranks", KINDS)
-def test_a_window_of_fewer_samples_than_ranks(ranks, ran, solo):
-    assert_equal(ran(ranks)[1][0]["ragged"], solo["Ragged"], 1e-6)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("ranks", KINDS)
+@pytest.mark.parametrize(("ranks", "way"), OF_ALL_WAYS)
 def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, way, ran):
     """With batch norm, dropout and several buckets, whose layout would otherwise differ after the cut."""
     whole, cut = (ran(ranks)[1][0][f"{name} {way}"] for name in ("whole", "cut"))
@@ -137,29 +178,28 @@ def test_loader_workers_change_nothing_on_any_rank(ran):
         ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_it_goes_on_with_another_number_of_ranks(way, ran, solo):
-    """From the checkpoint that four ranks left at a stop at epoch 2 of 5, by one process."""
-    job, results = ran(4)
+@pytest.mark.parametrize(("ranks", "way"), OF_ALL_WAYS)
+def test_it_goes_on_with_another_number_of_ranks(ranks, way, ran, solo):
+    """From the checkpoint that the ranks left at a stop at epoch 2 of 5, by one process."""
+    job, results = ran(ranks)
     name = f"stopped {way}"
     alone = rank_runs.run(f"{job['directory']}/{name}")
     assert len(alone["losses"]) == 12
-    assert_equal(alone | {"losses": results[0][name]["losses"] + alone["losses"]}, solo["Smooth"], 1e-6)
+    assert_equal(alone | {"losses": results[0][name]["losses"] + alone["losses"]}, solo("Smooth"), 1e-6)
     [(_, fields)] = [event for event in alone["events"] if event[0] == "ranks_changed"]
-    before = {"data": 2, "tensor": 2} if way == "tensor" else {"data": 4, "shard": way}
-    before = {key: value for key, value in before.items() if value != "none"}
+    before = {name: value for name, value in WAYS[ranks][way].items() if name not in DDP}
     assert fields == {"step": 8, "before": before, "now": {}}
 
 
 def test_parts_of_a_checkpoint_that_one_process_left(ran, solo):
     alone, result = ran(2)[0]["alone"], ran(2)[1][0]["resharded"]
-    assert_equal(result | {"losses": alone["losses"] + result["losses"]}, solo["Smooth"], 1e-6)
+    assert_equal(result | {"losses": alone["losses"] + result["losses"]}, solo("Smooth"), 1e-6)
 
 
-@pytest.mark.parametrize("ranks", KINDS)
+@pytest.mark.parametrize("ranks", RANKS)
 def test_a_verdict_reaches_all_ranks_at_its_step(ranks, ran):
     for result in ran(ranks)[1]:
-        for way in WAYS:
+        for way in WAYS[ranks]:
             outcome = result[f"stopped {way}"]["outcome"]
             assert (outcome["kind"], outcome["step"]) == ("pruned", 8)
 
@@ -167,17 +207,17 @@ def test_a_verdict_reaches_all_ranks_at_its_step(ranks, ran):
 def test_what_is_not_finite_on_one_rank_is_skipped_by_all(ran):
     """Rank 1's share of every window has a NaN from window 4 on; ten in a row end the fit."""
     for result in ran(2)[1]:
-        for shard in WAYS[:3]:
+        for shard in FINITE:
             outcome = result[f"nan {shard}"]["outcome"]
             assert (outcome["kind"], outcome["step"]) == ("nonfinite", 13)
             assert "10 steps in a row" in outcome["error"]
             assert "module" not in outcome["error"] or "no module of this process" in outcome["error"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_loss_that_jumps_is_reported_by_all_ranks_as_by_one(way, ran, tmp_path):
-    [[name, text]] = rank_runs.run(str(tmp_path), **JUMPING)["artifacts"]
-    expected, (result, *others) = json.loads(text), [one[f"jump {way}"] for one in ran(2)[1]]
+@pytest.mark.parametrize("way", WAYS[2])
+def test_a_loss_that_jumps_is_reported_by_all_ranks_as_by_one(way, ran, solo):
+    [[name, text]] = solo("Jumping")["artifacts"]
+    expected, (result, *others) = json.loads(text), [one[f"jumping {way}"] for one in ran(2)[1]]
     assert all(other["artifacts"] == [] for other in others), "rank 0 speaks for all"
     [[found, text]] = result["artifacts"]
     report = json.loads(text)
@@ -190,11 +230,20 @@ def test_a_loss_that_jumps_is_reported_by_all_ranks_as_by_one(way, ran, tmp_path
     assert shares[0] == pytest.approx(shares[1], rel=1e-4)
 
 
-def strike(fate: str, directory: Path, timeout: float = 120.0, **config: Any) -> list[Any]:
-    job = {"rank": 1, "window": 6, "fate": fate, "directory": str(directory)}
-    return launched(
-        "struck", job | {"config": RESUMED | {"parallel": {"data": 2, "bucket_mb": 0.005}} | config}, 2, timeout
-    )
+@pytest.mark.parametrize("run", ["one jumps", *(f"jumping {way}" for way in WAYS[2])])
+def test_a_loss_that_jumps_on_one_rank_rolls_all_of_them_back(run, ran, solo):
+    expected, (result, other) = solo("Jumping"), (one[run] for one in ran(2)[1])
+    for events in (result["events"], expected["events"]):
+        [fields] = [fields for kind, fields in events if kind == "loss_jumped"]
+        assert fields["step"] == 10
+        assert "back to step 10" in fields["action"]
+    assert result["losses"] == other["losses"], "all ranks decide by the same numbers"
+    assert_equal(result, expected, 1e-6)
+
+
+def strike(fate: str, directory: Path, timeout: float = 120.0) -> list[Any]:
+    run = RESUMED | {"parallel": WAYS[2]["none"], "fate": fate}
+    return launched("runs", {"directory": str(directory), "runs": {"struck": run}}, 2, timeout)
 
 
 def assert_nothing_left() -> None:
@@ -221,15 +270,28 @@ def test_an_error_on_one_rank_ends_all_with_its_traceback(tmp_path):
     assert_nothing_left()
 
 
-def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(left, ran):
-    _, results = left
-    ended = [(one["outcome"]["kind"], one["outcome"]["step"]) for one in results]
+def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(ran):
+    """Rank 1 got SIGTERM in the sixth window."""
+    results = ran(2)[1]
+    ended = [(one["left"]["outcome"]["kind"], one["left"]["outcome"]["step"]) for one in results]
     assert ended[0][0] == "preempted"
     assert ended[0] == ended[1]
     assert 6 <= ended[0][1] <= 8
-    whole, resumed = (ran(2)[1][0][name] for name in ("whole none", "resumed"))
-    assert results[0]["losses"] + resumed["losses"] == whole["losses"]
-    assert resumed["weights"] == whole["weights"]
+    left, went_on, whole = (results[0][name] for name in ("left", "went on", "whole none"))
+    assert left["losses"] + went_on["losses"] == whole["losses"]
+    assert went_on["weights"] == whole["weights"]
+
+
+@pytest.mark.parametrize("way", ["none", *(pytest.param(way, marks=pytest.mark.slow) for way in ("zero3", "pipeline"))])
+def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, tmp_path, solo):
+    """In the sixth window rank 1 has room for one sample: from the checkpoint of step 4 on, all take one at a time."""
+    job = {"directory": str(tmp_path), "runs": {"tight": {"task": "Tight", "parallel": WAYS[2][way]}}}
+    expected, results = solo("Smooth"), launched("runs", job, 2)
+    result, other = (one["tight"] for one in results)
+    assert ["out_of_memory", {"step": 4, "micro_batch_size": 1}] in result["events"]
+    assert result["losses"] == other["losses"]
+    assert_equal(result, expected | {"losses": expected["losses"][4:]}, 1e-6)
+    assert_nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -237,10 +299,17 @@ def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(left, ra
     [
         ({"batch_size": 1, "parallel": {"data": 2}}, "give every rank at least one sample"),
         ({"parallel": {"shard": "zero1"}}, "data is 1: set data to 2"),
-        ({"parallel": {"data": 2, "shard": "zero3", "tensor": 2}}, "exclude each other"),
+        ({"parallel": {"data": 2, "shard": "zero1", "tensor": 2}}, "use shard=zero2 or zero3"),
+        ({"parallel": {"tensor": 2, "pipeline": 2}}, "combine pipeline with data"),
+        ({"parallel": {"data": 2, "schedule": "gpipe"}}, "read only by a pipeline"),
+        ({"parallel": {"pipeline": 2}}, "set micro_batch_size to 16 or less"),
+        (
+            {"parallel": {"pipeline": 2}, "micro_batch_size": 4, "precision": "fp16"},
+            "precision=fp16 need the whole model",
+        ),
         ({"parallel": {"tensor": 2}, "average": {"name": "ema"}}, "average.name need whole"),
         ({"parallel": {"data": 2, "shard": "zero3", "bucket_mb": 1.0}}, "bucket_mb belong to replicas of whole models"),
-        ({"parallel": {"data": 2, "shard": "zero2"}, "clip": {"adaptive": 0.1}}, "clip.adaptive need whole"),
+        ({"parallel": {"data": 2, "shard": "zero2"}, "gradients": {"noise": 0.1}}, "gradients.noise need whole"),
         (
             {"parallel": {"data": 2}, "gradients": {"noise_scale": True}, "micro_batch_size": 4},
             "measured by one process",
@@ -266,6 +335,7 @@ def test_ranks_that_nobody_started_are_refused(tmp_path):
         ({"0": "diagonal"}, "give a pattern of module names"),
         ({"9": "colwise"}, "give a pattern of module names"),
         ({"1": "rowwise"}, "names '1', which is no nn.Linear"),
+        ({"4": "colwise"}, r"\(3, 12\) does not come out even"),
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_refused(plan, message):
@@ -273,3 +343,27 @@ def test_a_plan_that_cannot_be_followed_is_refused(plan, message):
     task.parallel_plan = lambda model: plan  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=message):
         _plan(task.model(), task, 2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (lambda model: [], "has no pipeline_plan"),
+        (lambda model: model[:3], "leaves out the parameter '4.weight'"),
+        (lambda model: [model], "has 1 parts that are trained"),
+        (lambda model: [model[:3], model[2:]], "'2.weight' is a parameter of two stages"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_followed_is_refused(plan, message):
+    task = rank_runs.Smooth(None)
+    task.pipeline_plan = plan  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=message):
+        stages_of(task.model(), task, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stages", "starts"),
+    [((4, 1, 1, 1, 1), 2, [0, 1]), ((1, 1, 1, 1), 2, [0, 2]), ((5, 1, 1, 5), 3, [0, 1, 3]), ((1, 1), 2, [0, 1])],
+)
+def test_stages_are_of_like_size(sizes, stages, starts):
+    assert [run.start for run in divide([[torch.empty(size)] for size in sizes], stages)] == starts

@@ -143,30 +143,39 @@ class TrainConfig(Frozen):
             raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")
         if self.parallel.ranks > 1 and self.compile:
             raise ValueError("compile is for one process: leave it out, or train.parallel.")
-        if self.parallel.parts and (found := _whole(self)):
+        if self.parallel.parts and (found := _whole(self, _WHOLE)):
             raise ValueError(
                 f"{' and '.join(found)} need whole parameters, and parallel gives each rank parts of them: "
                 "leave that out, or use shard=none or zero1, and tensor=1."
             )
+        if self.parallel.pipeline > 1:
+            self._check_pipeline(self.parallel.pipeline)
         return self
 
+    def _check_pipeline(self, stages: int) -> None:
+        if found := _whole(self, _WHOLE_MODEL):
+            raise ValueError(
+                f"{' and '.join(found)} need the whole model, and parallel.pipeline gives each rank a stage of it: "
+                "leave that out, or use data or shard in place of pipeline."
+            )
+        share = -(-self.batch_size // self.parallel.data)
+        micro = self.micro_batch_size if isinstance(self.micro_batch_size, int) else share
+        if -(-share // micro) < stages:
+            raise ValueError(
+                f"parallel.pipeline is {stages} and a rank's {share} samples of a batch are fewer than {stages} "
+                f"micro-batches, so stages would only wait: set micro_batch_size to {max(share // stages, 1)} or less, "
+                "or raise batch_size."
+            )
 
-_WHOLE = (
-    "gradients.centralize",
-    "gradients.normalize",
-    "gradients.noise",
-    "clip.per_parameter",
-    "clip.adaptive",
-    "optim.wrap",
-    "optim.lookahead_k",
-    "average.name",
-)
+
+_WHOLE_MODEL = ("gradients.noise", "optim.lookahead_k", "average.name")
+_WHOLE = ("gradients.noise", "optim.wrap", "optim.lookahead_k", "average.name")
 
 
-def _whole(config: TrainConfig) -> list[str]:
-    """What is asked for that works on whole parameters alone."""
+def _whole(config: TrainConfig, paths: tuple[str, ...]) -> list[str]:
+    """What of `paths` is asked for, and number formats that rescale: what ranks with less than a whole cannot do."""
     found = [f"precision={config.precision}"] if config.precision in ("fp16", "fp8") else []
-    for path in _WHOLE:
+    for path in paths:
         part, name = path.split(".")
         if getattr(getattr(config, part), name) not in (None, False, "none"):
             found.append(path)

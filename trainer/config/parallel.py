@@ -22,6 +22,8 @@ class ParallelConfig(Frozen):
 
     data: Count = 1
     tensor: Count = 1  # ranks of one replica, which divide the layers that the task's parallel_plan names
+    pipeline: Count = 1  # ranks of one replica, which hold successive stages of the parts in the task's pipeline_plan
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"  # of a pipeline: gpipe runs all forward passes before the backward ones
     shard: Literal["none", "zero1", "zero2", "zero3"] = "none"  # over the replicas: see docs/guide/distributed.md
     bucket_mb: Positive = 25.0  # of gradients that are reduced at once, while backward goes on
     static_graph: bool = False  # every step uses the same parameters in the same order: DDP may reorder its work
@@ -33,7 +35,7 @@ class ParallelConfig(Frozen):
     @property
     def ranks(self) -> int:
         """Processes of one trial."""
-        return self.data * self.tensor
+        return self.data * self.tensor * self.pipeline
 
     @property
     def parts(self) -> bool:
@@ -42,7 +44,7 @@ class ParallelConfig(Frozen):
 
     def shape(self) -> dict[str, Any]:
         """What decides who computes what: the fields that differ from those of one process."""
-        return self.model_dump(include={"data", "tensor", "shard"}, exclude_defaults=True)
+        return self.model_dump(include={"data", "tensor", "pipeline", "shard"}, exclude_defaults=True)
 
     @model_validator(mode="after")
     def _check(self) -> ParallelConfig:
@@ -50,10 +52,17 @@ class ParallelConfig(Frozen):
             raise ValueError("static_graph and find_unused exclude each other: set one of them to false.")
         if self.shard != "none" and self.data == 1:
             raise ValueError(f"shard={self.shard} divides among replicas and data is 1: set data to 2 or more.")
-        if self.shard != "none" and self.tensor > 1:
-            raise ValueError(f"shard={self.shard} and tensor={self.tensor} exclude each other: use one of them.")
+        if self.shard == "zero1" and self.tensor > 1:
+            raise ValueError(f"shard=zero1 and tensor={self.tensor} exclude each other: use shard=zero2 or zero3.")
+        if self.pipeline > 1 and (self.shard != "none" or self.tensor > 1):
+            other = f"shard={self.shard}" if self.shard != "none" else f"tensor={self.tensor}"
+            raise ValueError(f"pipeline={self.pipeline} and {other} exclude each other: combine pipeline with data.")
+        if self.pipeline == 1 and "schedule" in self.model_fields_set and self.schedule != "1f1b":
+            raise ValueError("schedule is read only by a pipeline: set pipeline to 2 or more, or leave schedule out.")
         set_ = self.model_fields_set & {"bucket_mb", "static_graph", "find_unused", "compression", "sync_batchnorm"}
-        if self.parts and any(getattr(self, name) != type(self).model_fields[name].default for name in set_):
+        if (self.parts or self.pipeline > 1) and any(
+            getattr(self, name) != type(self).model_fields[name].default for name in set_
+        ):
             raise ValueError(
                 f"{', '.join(sorted(set_))} belong to replicas of whole models, shard=none and zero1: leave them out."
             )

@@ -16,6 +16,7 @@ _KINDS = {
     "zero2": "trainer.parallel.sharded:Sharded",
     "zero3": "trainer.parallel.sharded:Sharded",
     "tensor": "trainer.parallel.split:Split",
+    "pipeline": "trainer.parallel.pipeline:Pipeline",
 }
 
 __all__ = ["Solo", "join"]
@@ -32,5 +33,10 @@ def join(config: ParallelConfig, device: torch.device) -> Solo:
             f"train.parallel asks for {config.ranks} ranks and this process is {there}: start them by "
             "trainer.launch.launch, as `hpo run` does."
         )
-    kind = named(_KINDS["tensor" if config.tensor > 1 else config.shard], "train.parallel")
-    return kind(config, this, device)
+    return named(_KINDS[_kind(config)], "train.parallel")(config, this, device)
+
+
+def _kind(config: ParallelConfig) -> str:
+    if config.pipeline > 1:
+        return "pipeline"
+    return "tensor" if config.tensor > 1 and config.shard == "none" else config.shard

@@ -40,6 +40,7 @@ class Member:
     rank: int
     world: int
     page: Page
+    micro_batch_size: int | None = None  # at most, where the ranks have been started again for want of memory
 
 
 _this: Member | None = None

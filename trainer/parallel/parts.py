@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -29,13 +31,14 @@ class Parts(Several):
         return model
 
     def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
-        """Over groups that hold either parts or whole parameters: torch's kernels take no mixture."""
+        """Over groups of parameters that are divided alike: torch's kernels take no mixture."""
         optim.check(config, model, sharded=True)
         groups = []
         for group in optim.param_groups(model, config):
-            for parts in (True, False):
-                params = [p for p in group["params"] if isinstance(p, DTensor) is parts]
-                groups += [{**group, "params": params}] if params else []
+            alike: dict[Any, list[Any]] = {}
+            for p in group["params"]:
+                alike.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
+            groups += [{**group, "params": params} for params in alike.values()]
         return optim.maker(config, sharded=True)(groups)
 
     def backward(self, last: bool) -> AbstractContextManager[object]:
@@ -54,10 +57,22 @@ class Parts(Several):
         if not isinstance(tensor, DTensor):
             return super().mine(tensor)
         shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        dims = tensor.device_mesh.mesh_dim_names or ()
-        split = {dim for dim, placement in zip(dims, tensor.placements, strict=True) if placement.is_shard()}
-        first = all(self.mesh.get_local_rank(dim) == 0 for dim in ("data", "tensor") if dim not in split)
+        first = all(self.mesh.get_local_rank(dim) == 0 for dim in ("data", "tensor") if not _divided(tensor, dim))
         return (tensor.to_local() if first and 0 not in shape else None), offset
+
+    def norms(self, gradients: Sequence[Tensor]) -> Tensor:
+        """What several ranks hold of one parameter adds up; what each of them holds in full counts once."""
+        self.beat()
+        squares = torch.stack(torch._foreach_norm(self.local([*gradients]))).double().square()
+        for dim in ("data", "tensor"):
+            if divided := [i for i, g in enumerate(gradients) if _divided(g, dim)]:
+                sums = squares[divided]
+                dist.all_reduce(sums, group=self.mesh.get_group(dim))
+                squares[divided] = sums
+        return squares.sqrt().to(gradients[0].dtype)
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        return torch.linalg.vector_norm(self.norms(gradients)) if gradients else torch.zeros(())
 
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
         """Below a parameter's name, a tensor of its shape becomes this rank's part of it."""
@@ -69,3 +84,11 @@ class Parts(Several):
         if not isinstance(value, Tensor) or like is None or value.shape != like.shape:
             return value
         return distribute_tensor(value.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _divided(tensor: Tensor, dim: str) -> bool:
+    """Whether the ranks along this dimension of the mesh hold different parts of it."""
+    if not isinstance(tensor, DTensor):
+        return False
+    placements = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True))
+    return dim in placements and not placements[dim].is_replicate()

@@ -1,5 +1,7 @@
 """What all kinds of ranks have in common: their numbers, their agreement, and rank 0 speaking for all."""
 
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +27,10 @@ class Several(Solo):
 
     def __init__(self, config: ParallelConfig, member: Member, device: torch.device) -> None:
         self.config, self.member, self.device = config, member, device
-        self.mesh = init_device_mesh(device.type, (config.data, config.tensor), mesh_dim_names=("data", "tensor"))
+        shape = (config.pipeline, config.data, config.tensor)
+        self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
         self.ranks = config.ranks
+        self.micro_batch_size = member.micro_batch_size
         self.shares = config.data
         self.share = self.mesh.get_local_rank("data")
         self.stream = (self.share,)
@@ -59,6 +63,15 @@ class Several(Solo):
         numbers = numbers.tolist() if self.device.type == "cpu" else numbers
         self._wishes, self._durable, loss, count, *terms = numbers
         return Window(loss, count, dict(zip(names, terms, strict=True)))
+
+    def sum_over_replicas(self, gradients: list[Tensor]) -> None:
+        """Put the sum over all replicas in place of each gradient, by one all-reduce."""
+        self.beat()
+        if self.shares > 1 and gradients:
+            flat = torch.cat([g.flatten() for g in gradients])
+            dist.all_reduce(flat, group=self.mesh.get_group("data"))
+            sums = flat.split([g.numel() for g in gradients])
+            torch._foreach_copy_(gradients, [s.view_as(g) for s, g in zip(sums, gradients, strict=True)])
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         self.beat()

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from trainer.gradients import Window
 from trainer.parallel.parts import Parts
+from trainer.parallel.split import parallelize
 from trainer.task import Task
 
 
@@ -21,12 +21,15 @@ class Sharded(Parts):
     """`fully_shard` on each block of the model and on the rest of it.
 
     Stage 3 gathers a block's parameters for its forward pass and again for its backward; stage 2 keeps them between
-    the two. Parameters are sharded along their first dimension.
+    the two. Parameters are sharded along their first dimension; with `tensor`, what each rank of a replica holds of
+    them is.
     """
 
     _model: nn.Module
 
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
+        if self.config.tensor > 1:
+            parallelize(model, task, self.mesh["tensor"])
         for module in (*_blocks(model), model):
             fully_shard(module, mesh=self.mesh["data"], reshard_after_forward=self.config.shard == "zero3")
         self._model = model
@@ -43,11 +46,6 @@ class Sharded(Parts):
         """FSDP has divided the gradients by the number of ranks; what counts is their sum, over the global count."""
         torch._foreach_mul_(self.local([p.grad for p in params if p.grad is not None]), self.shares)
         return super().total(window, params)
-
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        self.beat()
-        norm = super().norm(gradients)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:

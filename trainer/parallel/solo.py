@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,14 @@ from trainer import optim
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.saver import Alone
 from trainer.config import OptimConfig
+from trainer.errors import TrainerError
 from trainer.report import Reporter
 from trainer.task import Loss, Task
 
 if TYPE_CHECKING:
     from trainer.gradients import Window
 
+NO_GRADIENT = "Task.loss returned a sum without a gradient: compute it from the model's output."
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
@@ -34,6 +36,7 @@ class Solo(Alone):
     ranks = 1
     shares = 1  # into which every batch is divided
     share = 0  # the one that is this rank's
+    micro_batch_size: int | None = None  # the largest that may be, if less than is configured
     sharded = False  # whether a rank holds parts of parameters
     stream: tuple[int, ...] = ()  # what tells this rank's random numbers from the others'
 
@@ -52,6 +55,10 @@ class Solo(Alone):
         """The one that keeps what this rank keeps of the optimizer's state."""
         return optimizer
 
+    def names(self, model: nn.Module) -> list[str]:
+        """Of all parameters of the whole model."""
+        return [name for name, _ in model.named_parameters()]
+
     def module(self, model: nn.Module) -> nn.Module:
         """What `Task.loss` is given: calling it also arranges for the gradients' reduction."""
         return model
@@ -66,6 +73,17 @@ class Solo(Alone):
     def backward(self, last: bool) -> AbstractContextManager[object]:
         """Surrounds forward and backward of a micro-batch; the gradients are complete after a window's `last`."""
         return _NOTHING
+
+    def passes(self, batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> Iterator[Loss]:
+        """A forward and a backward pass of each micro-batch; its loss, where this rank knows it."""
+        for i, batch in enumerate(batches):
+            with self.backward(last=i == len(batches) - 1):
+                loss = loss_of(i, batch)
+                if loss.sum.requires_grad:
+                    loss.sum.backward()
+                elif float(loss.count) > 0 or self.ranks > 1:
+                    raise TrainerError(NO_GRADIENT)
+            yield loss
 
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
         """The window's numbers over all ranks, and in `params` the gradients of their sum."""
@@ -82,7 +100,11 @@ class Solo(Alone):
         """The norm of the whole model's gradient: `get_total_norm`, without its grouping where all is of one kind."""
         if len({(g.device, g.dtype) for g in gradients}) != 1:
             return nn.utils.get_total_norm(gradients)
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*gradients])))
+
+    def norms(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The norm of each of them."""
+        return torch._foreach_norm([*gradients])
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """A state of the whole model, of this rank's: what one process would have."""
@@ -91,6 +113,10 @@ class Solo(Alone):
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
         """This rank's of such a state."""
         return state
+
+    def merged(self, mine: dict[str, Any]) -> dict[str, Any]:
+        """What every rank has found of the part of the model that it holds, by name, together."""
+        return mine
 
 
 ALONE = Solo()

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from trainer.errors import ConfigError
@@ -29,35 +28,22 @@ class Split(Parts):
     """The ranks of one replica see the same samples and the same seeds; one of them speaks for it."""
 
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
-        parallelize_module(model, self.mesh["tensor"], _plan(model, task, self.config.tensor))
+        parallelize(model, task, self.mesh["tensor"])
         return self._holds(model)
 
     @torch.no_grad()
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
-        gradients = self.local([p.grad for p in params if p.grad is not None])
-        if self.shares > 1 and gradients:
-            flat = torch.cat([g.flatten() for g in gradients])
-            dist.all_reduce(flat, group=self.mesh.get_group("data"))
-            sums = flat.split([g.numel() for g in gradients])
-            torch._foreach_copy_(gradients, [s.view_as(g) for s, g in zip(sums, gradients, strict=True)])
+        self.sum_over_replicas(self.local([p.grad for p in params if p.grad is not None]))
         return super().total(window, params)
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """What all ranks hold counts once, parts count on each: torch's own takes no mixture of the two."""
-        self.beat()
-        parts: list[Tensor] = [g for g in gradients if _is_part(g)]
-        rest = [g for g in gradients if not _is_part(g)]
-        square = super().norm(self.local(parts)).square()
-        dist.all_reduce(square, group=self.mesh.get_group("tensor"))
-        return (square + super().norm(self.local(rest)).square()).sqrt()
 
-
-def _is_part(tensor: Tensor) -> bool:
-    return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
+def parallelize(model: nn.Module, task: Task, mesh: DeviceMesh) -> None:
+    """Divide the layers that the task's plan names over `mesh`; raises ConfigError for one that cannot be followed."""
+    parallelize_module(model, mesh, _plan(model, task, mesh.size()))
 
 
 def _plan(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelStyle]:
-    """The task's plan by the modules' full names; raises ConfigError for one that cannot be followed."""
+    """The task's plan by the modules' full names."""
     plan, found = task.parallel_plan(model), {}
     name = type(task).__name__
     if not plan:
@@ -75,5 +61,10 @@ def _plan(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelStyle]:
             weight = getattr(module, "weight", None)
             if not isinstance(module, (nn.Linear, nn.Embedding)) or not isinstance(weight, Tensor):
                 raise ConfigError(f"{name}.parallel_plan names {path!r}, which is no nn.Linear and no nn.Embedding.")
+            if isinstance(module, nn.Linear) and weight.shape[style == "rowwise"] % ranks:
+                raise ConfigError(
+                    f"{name}.parallel_plan divides {path!r} {style}, and {tuple(weight.shape)} does not come out even "
+                    f"for train.parallel.tensor={ranks}: leave it out of the plan, or change its size."
+                )
             found[path] = _STYLES[style]()
     return found

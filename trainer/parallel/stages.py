@@ -1,0 +1,97 @@
+"""The stages of a pipeline: a model's parts divided among ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
+from functools import cache
+
+from torch import Tensor, nn
+
+from trainer.errors import ConfigError
+from trainer.task import Task
+
+
+def stages_of(model: nn.Module, task: Task, stages: int) -> list[list[nn.Module]]:
+    """The parts that the task's plan names, by stage: successive ones, the largest stage with as few parameters as may
+    be. Raises ConfigError for a plan that cannot be followed."""
+    parts, name = list(task.pipeline_plan(model)), f"{type(task).__name__}.pipeline_plan"
+    advice = f"train.parallel.pipeline is {stages}"
+    if not parts:
+        raise ConfigError(
+            f"{advice}, and {type(task).__name__} has no pipeline_plan(model): write one, or use shard=zero3."
+        )
+    held = [p for part in parts for p in part.parameters()]
+    if missing := [path for path, p in model.named_parameters() if not any(p is one for one in held)]:
+        raise ConfigError(f"{name} leaves out the parameter {missing[0]!r}: put it into one of the parts.")
+    blocks = _blocks(parts)
+    if len(blocks) < stages:
+        raise ConfigError(f"{advice}, and {name} has {len(blocks)} parts that are trained: give one to each stage.")
+    divided = divide([[*parameters_of(block)] for block in blocks], stages)
+    found = [[part for block in blocks[run] for part in block] for run in divided]
+    owners = [{*parameters_of(stage)} for stage in found]
+    if shared := [path for path, p in model.named_parameters() if sum(p in one for one in owners) > 1]:
+        raise ConfigError(f"{shared[0]!r} is a parameter of two stages: tie no weights across them, or set pipeline=1.")
+    return found
+
+
+def _blocks(parts: Sequence[nn.Module]) -> list[list[nn.Module]]:
+    """Every trained part with those that follow it and are not; what stands before the first goes with that."""
+    blocks: list[list[nn.Module]] = [[]]
+    trained = False
+    for part in parts:
+        learns = any(p.requires_grad for p in part.parameters())
+        if learns and trained:
+            blocks.append([])
+        blocks[-1].append(part)
+        trained |= learns
+    return blocks if trained else []
+
+
+def divide(blocks: Sequence[Sequence[Tensor]], stages: int) -> list[slice]:
+    """Where to cut a sequence into `stages` runs, the largest of which has the fewest elements."""
+    sizes = [sum(p.numel() for p in block) for block in blocks]
+
+    @cache
+    def best(start: int, left: int) -> tuple[int, tuple[int, ...]]:
+        if left == 1:
+            return sum(sizes[start:]), (len(sizes),)
+        ways = []
+        for stop in range(start + 1, len(sizes) - left + 2):
+            largest, stops = best(stop, left - 1)
+            ways.append((max(sum(sizes[start:stop]), largest), (stop, *stops)))
+        return min(ways)
+
+    stops = best(0, stages)[1]
+    return [slice(start, stop) for start, stop in zip((0, *stops), stops, strict=False)]
+
+
+def parameters_of(parts: Iterable[nn.Module]) -> set[nn.Parameter]:
+    return {p for part in parts for p in part.parameters()}
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """The same model with shapes only."""
+    meta: dict[int, Tensor] = {id(b): b.to("meta") for b in model.buffers()}
+    meta |= {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
+    return deepcopy(model, meta)  # what is in the memo is not copied
+
+
+def keep(model: nn.Module, mine: Sequence[nn.Module], others: Sequence[nn.Module]) -> None:
+    """Drop from `model` the modules and tensors of `others` that are none of `mine`: all names stay as they are."""
+    foreign = {*_modules(others)} - {*_modules(mine)}
+    kept = {id(t) for t in _tensors(mine)}
+    dropped = {id(t) for t in _tensors(others)} - kept
+    for module in [*model.modules()]:
+        module._modules.update({name: nn.Identity() for name, one in module._modules.items() if one in foreign})
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: None for name, t in tensors.items() if id(t) in dropped})
+
+
+def _modules(parts: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    return itertools.chain.from_iterable(part.modules() for part in parts)
+
+
+def _tensors(parts: Sequence[nn.Module]) -> Iterator[Tensor]:
+    return itertools.chain.from_iterable((*part.parameters(), *part.buffers()) for part in parts)
