@@ -81,8 +81,3 @@ def _first_of_all(name: str) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def passed() -> dict[str, int]:
-    """How often this process passed each point; for the test that no point is dead."""
-    return dict(_passed)

@@ -40,6 +40,19 @@ def initialise(database: Path, artifacts: Path) -> None:
     return None
 
 
+def leftovers(database: Path) -> list[Path]:
+    """What an `initialise` that was killed has left; nothing while one is at work."""
+    found = sorted(database.parent.glob(f"{database.name}.new*"))
+    lock = Path(f"{database}.lock")
+    if found and lock.exists():
+        with lock.open() as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return []
+    return found
+
+
 def _follow(database: Path, artifacts: Path) -> None:
     """Let the paths in a database that lies beside `artifacts` begin there, if those that were made with it do not."""
     if database.parent != artifacts.parent:

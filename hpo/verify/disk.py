@@ -15,6 +15,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.process import is_dead
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, attempts, checkpoints, events, leases, trials, workers
+from hpo.tracking.database import leftovers
 from hpo.verify.report import Report, by_trial
 from hpo.words import command
 from trainer.manifest import Damaged
@@ -128,8 +129,9 @@ def _results(path: Path, expected: str | None, driven: bool) -> Iterator[str]:
 def check_leftovers(home: Home, studies: Sequence[str], report: Report) -> None:
     """What no study owns: probes and temporary files of dead processes, directories of unknown studies."""
     found: list[str] = []
+    new = leftovers(home.root / "mlflow.db")
     for entry in _entries(home.root):
-        if entry.name.endswith(".tmp"):
+        if entry.name.endswith(".tmp") or entry in new:
             found.append(f"{entry} is left over by a killed process: remove it")
     for area in ("checkpoints", "files"):
         for entry in _entries(home.root / area):

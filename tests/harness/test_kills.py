@@ -6,15 +6,17 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from kill import TRIALS, Golden, Run, check_sound, first_claim, golden_run, gone, kill_at, wait_for_progress
-from sqlalchemy import select
+from kill import LOST, Golden, Run, check_sound, first_claim, golden_run, gone, kill_at, wait_for_progress
+from sqlalchemy import String, select
 
-from hpo.ledger.tables import attempts, events, reports, workers
+from hpo.ledger.tables import attempts, checkpoints, events, reports, workers
+from hpo.worker import FENCED
 from trainer.failpoint import NAMES
 
-INSTANTS = int(os.environ.get("HPO_KILLS", "20"))  # seeded instants for each target in the slow sweep
+INSTANTS = int(os.environ.get("KILLS", "20"))  # seeded instants for each target in the slow sweep
 SAMPLED_POINTS = (
     "driver.before_ask_commit",
     "worker.after_report_commit",
@@ -42,7 +44,7 @@ def check_kill(tmp_path, golden, target: str, seed: int) -> None:
     share = rng.random()
     fell = kill_at(run, target, share, golden, rng)
     print(f"\nSIGKILL {target} at {share:.3f} of the way: {fell}")
-    check_sound(run, golden.digest, kills=1)
+    check_sound(run, golden.digest, LOST[target])
 
 
 @pytest.mark.parametrize(("target", "seed"), _instants(1))
@@ -70,7 +72,8 @@ def check_kill_at_point(tmp_path, golden, name: str, hit: int, *, asynchronous: 
         run.finished(run.resume())
     else:
         assert process.returncode == 0
-    check_sound(run, golden.digest, kills=1)
+    periods = 2 if asynchronous else 1  # between checkpoints: a save is committed when the next one begins
+    check_sound(run, golden.digest, periods * LOST.get(name.partition(".")[0], 1))
 
 
 @pytest.mark.parametrize("name", SAMPLED_POINTS)
@@ -111,32 +114,52 @@ def test_of_two_resumes_at_once_one_wins(tmp_path, golden):
     assert sorted(codes) == [0, 3], outputs
     loser = codes.index(3)
     assert f"pid {both[1 - loser].pid}, since 20" in outputs[loser]
-    check_sound(run, golden.digest, kills=1)
+    check_sound(run, golden.digest, LOST["driver"])
 
 
-def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path):
+def rows_of(run: Run, trial_id: int, fence: int) -> list[list]:
+    """All that one attempt has written; the next one may delete its checkpoints, and no more."""
+    c = checkpoints.c
+    saved = (c.trial_id, c.fence, c.path, c.sha256, c.size, c.step, c.epoch, c.metrics, c.at)
+    of = {attempts: tuple(attempts.c), reports: tuple(reports.c), checkpoints: saved}
+    mine = [select(*kept).where(t.c.trial_id == trial_id, t.c.fence == fence) for t, kept in of.items()]
+    told = select(events).where(
+        events.c.trial_id == trial_id,
+        events.c.uid.startswith(f"{trial_id}.{fence}.") | events.c.fields.cast(String).contains(f'"f{fence}.'),
+    )
+    return [sorted(map(repr, run.query(query))) for query in (*mine, told)]
+
+
+def exit_code(pid: int) -> int:
+    """Of a process whose parent has not asked for it yet: the last field of its line in /proc."""
+    return os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text().split()[-1]))
+
+
+def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, golden):
     run = Run(tmp_path / "home", extra=("--workers", "2", "--window", "4", "-o", "pause=0.03"))
     run.environ["HPO_LEASE_SECONDS"] = "2"
     driver = run.run()
     first_claim(run, driver)
-    time.sleep(0.3)
-    busy = select(workers.c.pid, workers.c.id).join(attempts).where(attempts.c.outcome.is_(None))
-    pid, worker_id = run.query(busy)[0]
+    wait_for_progress(run, driver, "worker", 4, random.Random(0))
+    busy = select(workers.c.pid, attempts.c.trial_id, attempts.c.fence).join(attempts)
+    pid, trial_id, fence = run.query(busy.where(attempts.c.outcome.is_(None)))[0]
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 30
-    while not run.query(select(events.c.id).where(events.c.kind == "worker_lost")):
+    lost = select(events.c.id).where(events.c.kind == "worker_lost", events.c.trial_id == trial_id)
+    while not run.query(lost):
         assert time.monotonic() < deadline, "a silent worker keeps its trial"
         time.sleep(0.05)
-    held = run.query(select(attempts.c.trial_id, attempts.c.fence).where(attempts.c.worker_id == worker_id))
-    trial_id, fence = held[-1]
-    written = select(reports.c.key).where(reports.c.trial_id == trial_id, reports.c.fence == fence)
-    before = len(run.query(written))
+    before = rows_of(run, trial_id, fence)
+    assert all(before), before
+    driver.send_signal(signal.SIGSTOP)  # so that it does not reap the worker
     os.kill(pid, signal.SIGCONT)
     assert gone([pid], 60), "a fenced worker goes on"
-    assert len(run.query(written)) == before
+    assert exit_code(pid) == FENCED
+    driver.send_signal(signal.SIGCONT)
+    assert rows_of(run, trial_id, fence) == before
     run.finished(driver)
-    run.finished(run.start("verify", "--study", "tiny"))
-    assert run.status()["trials"]["complete"] + run.status()["trials"]["pruned"] == TRIALS
+    assert rows_of(run, trial_id, fence) == before
+    check_sound(run, golden.digest, lost=2)  # what the others trained again, and what it did before it knew
 
 
 def test_ctrl_c_once_leaves_a_study_that_resumes(tmp_path, golden):
@@ -151,7 +174,7 @@ def test_ctrl_c_once_leaves_a_study_that_resumes(tmp_path, golden):
     assert status["trials"]["running"] == 0
     assert not run.query(select(attempts.c.fence).where(attempts.c.outcome.is_(None)))
     run.finished(run.resume())
-    check_sound(run, golden.digest, kills=1)
+    check_sound(run, golden.digest, lost=0)
 
 
 def test_ctrl_c_twice_ends_at_once_and_the_study_resumes(tmp_path, golden):
@@ -166,4 +189,4 @@ def test_ctrl_c_twice_ends_at_once_and_the_study_resumes(tmp_path, golden):
     run.finished(driver, 130)
     assert time.monotonic() - started < 5
     run.finished(run.resume())
-    check_sound(run, golden.digest, kills=1)
+    check_sound(run, golden.digest, LOST["driver"])

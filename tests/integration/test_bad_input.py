@@ -23,6 +23,7 @@ from hpo.cli import app
 from hpo.errors import HomeError
 from hpo.home import Home
 from hpo.ledger import Ledger, store, tables
+from hpo.tracking import mlflow
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
 
@@ -323,6 +324,22 @@ def test_a_home_that_may_only_be_read_says_the_same(ended):
     assert "points" in found["verify"] and "behind" not in found["verify"]
 
 
+def test_a_home_whose_files_take_no_changes_says_the_same(ended, monkeypatch):
+    """As above where mounting is not allowed: the files are taken as read-only, and none of them changes."""
+
+    def files() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in sorted(ended.root.rglob("*")) if path.is_file()}
+
+    allowed = {command: hpo(*command.split(), "--study", "mlp", home=ended).stdout for command in READING}
+    before = files()
+    for module in (store, mlflow):
+        monkeypatch.setattr(module, "writable", lambda path: False)
+    for command in READING:
+        found = hpo(*command.split(), "--study", "mlp", home=ended)
+        assert (found.exit_code, found.stdout) == (0, allowed[command])
+    assert files() == before
+
+
 def test_beside_a_writer_what_it_has_committed_is_read(ended, tmp_path):
     """What the ledger's file lacks stands in the WAL, as while a study runs."""
     home = Home.at(tmp_path / "home")
@@ -432,6 +449,21 @@ def test_a_full_disk_stops_the_study_and_loses_nothing(tmp_path, digest):
     assert "Traceback" not in (out / "error").read_text()
     assert ran.returncode == 0, ran.stderr
     assert digest_of(Home.at(out / "home")) == digest
+
+
+@pytest.mark.parametrize("point", ["checkpoint.after_files", "checkpoint.before_rename"])
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written(home, digest, point):
+    full = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{point}=raise:ENOSPC@2"}
+    command = [sys.executable, "-m", "hpo", "run", *FLAGS, "--home", str(home.root)]
+    ran = subprocess.run(command, env=full, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1
+    sentence = ran.stderr.splitlines()[-1]
+    assert sentence.startswith("error: ") and "No space left on device" in sentence and "resume" in sentence
+    assert "Traceback" not in ran.stderr
+    verified = hpo("verify", home=home)
+    assert verified.exit_code == 0, verified.output
+    assert hpo("resume", "--executor", "inline", home=home).exit_code == 0
+    assert digest_of(home) == digest
 
 
 def test_a_lease_that_is_no_time_is_refused(home, monkeypatch):

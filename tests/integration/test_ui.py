@@ -44,11 +44,8 @@ def drain(made: Made, uri: str, seconds: float = 30.0) -> mirror.DrainResult:
 
 def open_page(home: Home, port: int) -> subprocess.Popen[str]:
     """`hpo ui` as a process, once it answers."""
-    code = "import sys; from hpo.home import Home; from hpo.ui import serve"
-    code += "; sys.exit(serve(Home.at(sys.argv[1]), None, int(sys.argv[2])))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(home.root), str(port)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "hpo", "ui", "--home", str(home.root), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert f"http://{HOST}:{port}" in process.stdout.readline()
     return process

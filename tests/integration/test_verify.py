@@ -264,6 +264,7 @@ def test_artifacts_on_disk_and_leftovers(made):
         (files / "notes.txt.0a.tmp", "left over by a killed process"),
         (files.parent / "00007", "belongs to no trial"),
         (made.home.root / "x.tmp", "left over by a killed process"),
+        (made.home.root / "mlflow.db.new-wal", "left over by a killed process"),
     ):
         path.write_text("")
         [found] = checked(made).differences

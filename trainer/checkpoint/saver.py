@@ -164,7 +164,7 @@ class Saver:
             shutil.rmtree(save.path, ignore_errors=True)
             raise CheckpointError(
                 f"the checkpoint of step {save.header['step']} could not be written to {self.directory}: "
-                f"{error.strerror or error}; the ones before it are intact."
+                f"{error.strerror or error}; the ones before it are intact. Mend that, then resume."
             ) from error
 
     def _write_mine(self, save: _Save) -> dict[str, Any] | OSError:

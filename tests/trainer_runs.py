@@ -115,7 +115,8 @@ class MemoryReporter:
 
     def event(self, kind: str, **fields: Any) -> None:
         json.dumps(fields)
-        self.events.append((kind, fields))
+        if "step" not in fields or (kind, fields) not in self.events:
+            self.events.append((kind, fields))
 
     def artifact(self, path: Path, name: str | None = None) -> None:
         self.artifacts.append((name or path.name, path.read_text(encoding="utf-8")))
