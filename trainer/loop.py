@@ -101,6 +101,7 @@ class Fit:
         self.stepper = Stepper(task, config, device, ranks, self.state, self.total, self.reporter.event)
         self.memory_mb: float | None = None  # what a step needs by the estimate, where it was asked
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
+        self.reserved = not config.checkpoint.asynchronous  # whether there is memory to copy the state to, if needed
         self.entered = 0, time.perf_counter()  # the running epoch: at which position, and when
 
     def run(self) -> Outcome:
@@ -208,8 +209,7 @@ class Fit:
         for batches in self.loader.epoch(s.epoch, s.position):
             if self.ranks.leaving(self.reporter):
                 return self._leave("preempted"), False
-            if self.saver.ready:
-                self._settle()
+            self._look_after_saves()
             try:
                 ended = self._train_window(batches)
             except (RuntimeError, MemoryError) as error:
@@ -369,6 +369,15 @@ class Fit:
         s, whole = self.state, self.ranks.whole(self.state.state_dict())
         background = self.config.checkpoint.asynchronous
         self.saver.start(whole, step=s.step, epoch=s.epoch, metrics=metrics, background=background)
+
+    def _look_after_saves(self) -> None:
+        """Between two windows: commit the save that is durable by now; make the memory for copies of the state, once
+        there is all of it."""
+        if self.saver.ready:
+            self._settle()
+        if not self.reserved and self.state.optimizer.state:
+            self.reserved = True
+            self.saver.reserve(self.state.state_dict())
 
     def _settle(self) -> None:
         """Wait for the save that goes on, if one does, and commit it. So whatever follows, a rollback or an end, finds

@@ -65,7 +65,8 @@ class _Save:
 class Saver:
     """Saves below `directory` for the attempt that holds `fence`; one save at a time.
 
-    `start` begins one, `finish` waits for it, `ready` says whether that would take no time. `ranks` save together.
+    `start` begins one, `finish` waits for it, `ready` says whether that would take no time. `reserve` makes the memory
+    for copies beforehand. `ranks` save together.
     """
 
     def __init__(self, directory: Path, fence: int, config_hash: str) -> None:
@@ -75,6 +76,7 @@ class Saver:
         self._number = 0  # of the last save
         self._finish: Callable[[], CheckpointRef | None] | None = None
         self._future: Future[CheckpointRef | None] | None = None
+        self._reserving: Future[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
@@ -130,12 +132,26 @@ class Saver:
     def _in_background(self, save: _Save) -> Callable[[], CheckpointRef | None]:
         save = replace(save, state=self._copied(save.state))
         failpoint("checkpoint.after_copy")
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._future = self._thread.submit(self._write, save)
+        self._future = self._submit(self._write, save)
         return self._future.result
+
+    def _submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        return self._thread.submit(call, *arguments)
+
+    def reserve(self, state: dict[str, Any]) -> None:
+        """In the thread, make and touch the memory for copies of such a state: its first use costs more than a copy."""
+        self._reserving = self._submit(self._touch, files.pack(state, self.ranks.mine))
+
+    def _touch(self, packed: files.Packed) -> None:
+        for item, tensors in packed.tensors.items():
+            for key, tensor in tensors.items():
+                self._buffer((item, key), tensor).zero_()
 
     def _copied(self, packed: files.Packed) -> files.Packed:
         """The tensors, copied to the host; buffers of the last copy are used again."""
+        if self._reserving is not None:
+            self._reserving.result()
         copies: dict[str, dict[str, Tensor]] = {}
         for item, tensors in packed.tensors.items():
             copies[item] = {key: self._buffer((item, key), tensor) for key, tensor in tensors.items()}
