@@ -35,6 +35,7 @@ from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
 from hpo.study import parallel_of
 from hpo.system import SystemMetrics
+from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, Fenced, TrainerError
 from trainer.failpoint import failpoint
 from trainer.report import Outcome
@@ -123,11 +124,16 @@ class Worker:
         try:
             if parallel_of(taken.config).ranks == 1:
                 return attempt(opened.study, taken, reporter, store)
-            return ranks.train(self._ledger.url, self._home, taken, lambda: reporter.preempted)
+            outcome = ranks.train(self._ledger.url, self._home, taken, lambda: reporter.preempted)
         except Fenced:
-            # What this attempt saved and could not commit; a commit may have gone through whose answer was lost.
-            store.sweep(self._ledger.look(lambda connection: writes.committed_paths(connection, taken)))
+            self._sweep(store, taken)
             raise
+        self._sweep(store, taken)  # what the ranks were saving when one of them ended it for all
+        return outcome
+
+    def _sweep(self, store: CheckpointStore, taken: Claim) -> None:
+        """Remove what this attempt saved and did not commit; a commit may have gone through whose answer was lost."""
+        store.sweep(self._ledger.look(lambda connection: writes.committed_paths(connection, taken)))
 
     def _finish(self, taken: Claim, outcome: Outcome, opened: Opened | None) -> Outcome:
         """End the attempt; how it ended once its value was judged."""

@@ -12,9 +12,10 @@ import pytest
 from sqlalchemy import select
 
 sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
-from kill import Run
+from kill import STUDY, Run
 
-from hpo.ledger.tables import attempts, events, reports, trials
+from hpo import load
+from hpo.ledger.tables import asks, attempts, events, reports, trials
 
 RANKS = ("-o", "train.parallel.data=2", "-o", "train.micro_batch_size=3", "-o", "pause=0.01", "--seed", "1")
 TRIALS = 3
@@ -83,3 +84,28 @@ def test_killed_at_every_level_it_is_the_same_study(golden, tmp_path):
     outcomes = {outcome for (outcome,) in run.query(select(attempts.c.outcome))}
     assert outcomes == {"complete", "pruned", "lost", "preempted"}
     run.finished(run.start("verify", "--study", "tiny"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["after_copy", "after_files", "before_rename", "before_commit"])
+def test_a_rank_killed_in_a_save_of_parts_changes_nothing(tmp_path, point):
+    """ZeRO-3, saved in the background, against the same that waits for its saves; and what the checkpoints are good
+    for: `hpo verify` holds MLflow's models against them, and one opens."""
+    sharded = ("-o", "train.parallel.shard=zero3")
+    golden, run = (run_in(tmp_path / name) for name in ("golden", "home"))
+    golden.extra += sharded
+    golden.finished(golden.run(), timeout=400)
+    (fired := tmp_path / "fired").mkdir()
+    run.extra += (*sharded, "-o", "train.checkpoint.asynchronous=true")
+    run.environ |= {"HPO_TESTING": "1", "HPO_FAILPOINTS_FIRED": str(fired)}
+    run.environ |= {"HPO_FAILPOINTS": f"checkpoint.{point}=kill@3"}
+    run.finished(run.run(), timeout=400)
+    assert [path.name for path in fired.iterdir()] == [f"checkpoint.{point}"]
+    assert run.status()["digest"] == golden.status()["digest"]
+    run.finished(run.start("verify", "--study", "tiny"))
+    [kept, *_] = sorted(run.home.glob("checkpoints/tiny/00000/step-*"))
+    assert len(list(kept.glob("model-*-of-00002.safetensors"))) == 2
+    [(config, config_hash)] = run.query(select(asks.c.config, asks.c.config_hash).where(asks.c.trial_id == 1))
+    study = load(str(STUDY))
+    weights = study.load_model(kept, study.rebuild(config, config_hash)).state_dict()
+    assert {"0.weight", "3.bias"} <= set(weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import psutil
 import pytest
 import rank_runs
 import torch
+from safetensors.torch import load_file
 
+from trainer.checkpoint import files
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.config.optim import OPTIMIZERS
 from trainer.errors import ConfigError, TrainerError
 from trainer.launch import RankFailed, RankLost, launch
 from trainer.loop import fit
+from trainer.manifest import Damaged
 from trainer.parallel.split import _plan
 from trainer.parallel.stages import divide, stages_of
 
@@ -46,6 +50,7 @@ RULES = {  # what is done to gradients besides
 }
 FINITE = ("none", "zero1", "zero3", "pipeline")
 RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 5}}
+BACKGROUND = {"checkpoint": {"every_steps": 1, "asynchronous": True}}
 JUMPING = {
     "task": "Jumping",
     "checkpoint": {"every_steps": 2},
@@ -83,6 +88,9 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         runs |= {f"stopped {way}": {"parallel": kind, "stop": 2}}
     runs |= {f"rules {way}": RULES | {"parallel": KINDS[ranks][way]} for count, way in RULED if count == ranks}
     if ranks == 2:
+        runs |= {
+            f"background {way}": RESUMED | BACKGROUND | {"parallel": kind, "cut": 6} for way, kind in WAYS[2].items()
+        }
         ddp = WAYS[2]["none"]
         runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
         runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
@@ -169,6 +177,43 @@ def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, way, ran):
     whole, cut = (ran(ranks)[1][0][f"{name} {way}"] for name in ("whole", "cut"))
     assert cut["losses"] == [*whole["losses"][:6], *whole["losses"][5:]]
     assert cut["weights"] == whole["weights"]
+
+
+@pytest.mark.parametrize("way", WAYS[2])
+def test_saves_in_the_background_change_nothing_on_any_rank(way, ran):
+    """After the cut it goes on from the save before, or from an older one if its end was not heard of."""
+    whole, cut = (ran(2)[1][0][f"{name} {way}"] for name in ("whole", "background"))
+    again = cut["losses"][6:]
+    assert cut["losses"][:6] == whole["losses"][:6]
+    assert again == whole["losses"][-len(again) :]
+    assert cut["weights"] == whole["weights"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "way", "savers"),
+    [
+        (2, "zero3", 2),
+        (2, "tensor", 2),
+        pytest.param(4, "zero3 tensor", 4, marks=SLOW[4]),
+        pytest.param(4, "data tensor", 2, marks=SLOW[4]),  # the second replica has nothing that the first has not
+    ],
+)
+def test_each_rank_saves_its_parts_and_damage_is_found(ranks, way, savers, ran, tmp_path):
+    [newest] = Path(ran(ranks)[0]["directory"], f"stopped {way}").glob("step-00000008.*")
+    last = f"of-{ranks:05d}.safetensors"
+    names = {f"{item}-{i:05d}-{last}" for item in ("model", "optimizer") for i in range(1, savers + 1)}
+    weights, manifest = files.read_model(newest)
+    assert {path.name for path in newest.glob("*.safetensors")} == set(manifest["files"]) == names
+    whole = rank_runs.Smooth(None).model().state_dict()
+    assert {name: value.shape for name, value in weights.items()} == {n: v.shape for n, v in whole.items()}
+    stored = sum(part.nbytes for path in newest.glob("model-*") for part in load_file(path).values())
+    assert stored == sum(value.nbytes for value in whole.values()), "nothing is stored twice"
+    damaged = shutil.copytree(newest, tmp_path / "damaged")
+    (damaged / f"optimizer-00001-{last}").unlink()
+    assert files.read_model(damaged)[0].keys() == weights.keys(), "the weights are there"
+    (damaged / f"model-00002-{last}").write_bytes(b"")
+    with pytest.raises(Damaged, match=r"model-00002-of-0000\d\.safetensors has 0 bytes"):
+        files.read_model(damaged)
 
 
 def test_loader_workers_change_nothing_on_any_rank(ran):

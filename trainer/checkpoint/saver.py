@@ -120,8 +120,9 @@ class Saver:
 
     def close(self) -> None:
         """Wait for the thread, and drop what it has saved if nobody has asked for it."""
+        future, self._future, self._finish = self._future, None, None
         try:
-            if self._future is not None and (ref := self._future.result()) is not None:
+            if future is not None and (ref := future.result()) is not None:
                 shutil.rmtree(ref.path, ignore_errors=True)
         except (CheckpointError, RuntimeError) as error:  # another error ends the attempt, and is what counts
             log.warning("a save that nothing waits for any more has failed: %s", error)
