@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.config import TrainConfig
 from trainer.data.loader import Filler, to_device
@@ -43,7 +43,9 @@ class Stepper:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.state, self.total, self.on_event = state, total, on_event
         # Each shape is compiled for itself, whatever came before it: a resumed run meets them in another order.
-        self.module = torch.compile(state.model, dynamic=False) if config.compile else ranks.module(state.model)
+        self.module = ranks.module(state.model)
+        if config.compile:
+            self.module = cast(nn.Module, torch.compile(self.module, dynamic=False))
         self.params = [p for group in state.optimizer.param_groups for p in group["params"]]
         self.rules = GradientRules(state.model, self.params, config, ranks)
         self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None

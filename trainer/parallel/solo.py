@@ -100,7 +100,7 @@ class Solo(Alone):
         """The norm of the whole model's gradient: `get_total_norm`, without its grouping where all is of one kind."""
         if len({(g.device, g.dtype) for g in gradients}) != 1:
             return nn.utils.get_total_norm(gradients)
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*gradients])))
+        return torch.linalg.vector_norm(torch.stack([*self.norms(gradients)]))
 
     def norms(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """The norm of each of them."""
