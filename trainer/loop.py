@@ -278,14 +278,11 @@ class Fit:
         return self._scheduled if self.config.rollback.enabled else None
 
     def _shrink(self, error: BaseException) -> bool:
-        """Halve the micro-batch, where memory ran out before the weights had changed; False where that cannot help.
-
-        The window is the same, and so is what it is divided by; what the loss draws at random is not. Of several ranks
-        the others may be waiting for this one in the middle of the window: all start again, from the last checkpoint.
-        """
-        if self.stepper.updating or self.state.micro_batch_size == 1:
-            return False
+        """Halve the micro-batch, where memory ran out before the weights had changed; False where that cannot help. The
+        window stays, but for what the loss draws at random. Several ranks, which may wait for this one, start again."""
         half = -(-self.state.micro_batch_size // 2)
+        if self.stepper.updating or half == self.state.micro_batch_size:
+            return False
         if self.ranks.ranks > 1:
             raise OutOfMemory(str(error), half) from error
         self.stepper.statistics.restore()
