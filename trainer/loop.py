@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from trainer.optim.lookahead import Lookahead
 from trainer.parallel import Solo, join
 from trainer.precision import LossScale, autocast, prepare
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
-from trainer.runtime import memory_limit, out_of_memory, runtime
+from trainer.runtime import memory_plan, out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
 from trainer.stability import RECENT, Spikes, hand_over, loudest
@@ -123,30 +122,15 @@ class Fit:
         return self.state.epoch >= self.config.num_epochs or self.state.early_stopping.stopped
 
     def _plan_memory(self) -> Outcome | None:
-        """Where memory is bounded, begin with a micro-batch that fits; an Outcome if none does, or none may be chosen.
-
-        On a GPU whose bound nobody has set, what does not fit is halved as it would be once memory runs out.
-        """
-        c, size = self.config, self.loader.sampler.micro_batch_size
-        limit, auto = memory_limit(c, self.device), c.micro_batch_size == "auto"
-        if self.ranks.ranks > 1 or (limit is None and not auto):
+        """Where memory is bounded, begin with a micro-batch that fits; an Outcome if there is none to begin with."""
+        if self.ranks.ranks > 1:
             return None
-        if limit is None:
-            raise ConfigError(
-                "train.micro_batch_size=auto needs a bound on a CPU: set train.memory_limit, to 8GiB say."
-            )
-        from trainer.memory import plan as plan_of  # torch's fake tensors, which nobody else needs
-
-        try:
-            plan = plan_of(self.task, c, limit, size, self.loader.first)
-        except ConfigError as error:
-            if auto or c.memory_limit is not None:
-                raise
-            self.reporter.event("memory_estimate", step=0, reason=str(error))
+        asked, event = self.loader.sampler.micro_batch_size, self.reporter.event
+        plan = memory_plan(self.task, self.config, self.device, asked, self.loader.first, event)
+        if plan is None:
             return None
         self.memory_mb = plan.asked.peak / 2**20
-        self.reporter.event("memory_estimate", step=0, limit=limit, micro_batch_size=plan.fits, **asdict(plan.asked))
-        if plan.fits is None or (plan.fits < plan.size and not auto and c.memory_limit is not None):
+        if plan.fits is None or plan.refused:
             return self.ended("out_of_memory", plan.refusal())
         self._set_micro_batch_size(plan.fits)
         return None

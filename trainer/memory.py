@@ -121,6 +121,12 @@ class Plan:
     size: int
     limit: int
     fits: int | None
+    may_shrink: bool
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing fits, or only what nobody has asked for."""
+        return self.fits is None or (self.fits < self.size and not self.may_shrink)
 
     def refusal(self) -> str:
         """Why the micro-batch cannot be trained on, and what would fit."""
@@ -134,7 +140,9 @@ class Plan:
         )
 
 
-def plan(task: Task, config: TrainConfig, limit: int, size: int, batch_of: Callable[[int], Any]) -> Plan:
+def plan(
+    task: Task, config: TrainConfig, limit: int, size: int, batch_of: Callable[[int], Any], *, may_shrink: bool = True
+) -> Plan:
     """Halve the micro-batch, from `size` on, until the estimate fits; `batch_of(size)` gives one of the task's own.
 
     Raises ConfigError where the loss looks at values.
@@ -151,7 +159,7 @@ def plan(task: Task, config: TrainConfig, limit: int, size: int, batch_of: Calla
             "the loss looks at values, so what a step needs cannot be estimated: leave train.memory_limit out and set "
             f"train.micro_batch_size to a number ({error})."
         ) from error
-    return Plan(asked, size, limit, fits if needed.peak <= limit else None)
+    return Plan(asked, size, limit, fits if needed.peak <= limit else None, may_shrink)
 
 
 def _spelled(size: float) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.precision import check, matmul_precision
+from trainer.task import Task
+
+if TYPE_CHECKING:
+    from trainer.memory import Plan
 
 
 def pick_device(name: str) -> torch.device:
@@ -51,6 +57,39 @@ def memory_limit(config: TrainConfig, device: torch.device) -> int | None:
     if config.memory_limit is None and device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return config.memory_limit
+
+
+def memory_plan(
+    task: Task,
+    config: TrainConfig,
+    device: torch.device,
+    size: int,
+    batch_of: Callable[[int], Any],
+    on_event: Callable[..., None],
+) -> Plan | None:
+    """What micro-batches of `size` need of a memory that is bounded, and what would fit; None where nothing bounds it.
+
+    On a GPU whose bound nobody has set, what does not fit is halved as it would be once memory runs out, and what
+    cannot be estimated is an event.
+    """
+    limit, auto = memory_limit(config, device), config.micro_batch_size == "auto"
+    if limit is None:
+        if auto:
+            raise ConfigError(
+                "train.micro_batch_size=auto needs a bound on a CPU: set train.memory_limit, to 8GiB say."
+            )
+        return None
+    from trainer.memory import plan  # torch's fake tensors, which nobody else needs
+
+    try:
+        found = plan(task, config, limit, size, batch_of, may_shrink=auto or config.memory_limit is None)
+    except ConfigError as error:
+        if auto or config.memory_limit is not None:
+            raise
+        on_event("memory_estimate", step=0, reason=str(error))
+        return None
+    on_event("memory_estimate", step=0, limit=limit, micro_batch_size=found.fits, **asdict(found.asked))
+    return found
 
 
 def out_of_memory(error: BaseException) -> bool:
