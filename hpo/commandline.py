@@ -181,16 +181,19 @@ def drive(request: Request) -> None:
 
     console = Console()
     views: list[View] = []
+    ledgers: list[Ledger] = []
 
     def watch(ledger: Ledger, name: str, workers: int) -> Any:
+        ledgers.append(ledger)
         views.append(View(ledger, name, console, workers=workers).start())
         return views[0].tick
 
     try:
         result = run(request, watch)
     finally:
-        for view in views:
+        for view, ledger in zip(views, ledgers, strict=True):
             view.stop()
+            ledger.close()
     console.print(summary(views[0].progress, result), markup=False, highlight=False, soft_wrap=True)
     if result.signal:
         raise typer.Exit(128 + result.signal)

@@ -93,8 +93,10 @@ def test_sigkill_while_a_save_is_being_written(step, tmp_path, oracle, slow_disk
 
     child = os.fork()
     if child == 0:
-        trial().attempt(lambda read: read == step and os.kill(os.getpid(), signal.SIGKILL))
-        os._exit(0)
+        try:
+            trial().attempt(lambda read: read == step and os.kill(os.getpid(), signal.SIGKILL))
+        finally:
+            os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     resumed = trial()
