@@ -65,7 +65,7 @@ train-integrated-safe: $(READY)  ## search, then train the best configuration wa
 	@echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/atft-fold-{0,1,2}/00000/metrics.json"
 
 test: lint  ## what CI runs: style, types, imports, tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --durations 15 -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not slow'
 
 test-slow: $(READY)  ## the full sweeps; says where each kill fell
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m slow -rP
