@@ -11,7 +11,8 @@ from collections.abc import Collection
 from sqlalchemy import bindparam, select
 from sqlalchemy.engine import Connection
 
-from hpo.ledger.tables import TERMINAL_STATES, checkpoints, reports, trials
+from hpo.config import near
+from hpo.ledger.tables import TERMINAL_STATES, checkpoints, machine_dependent, reports, trials
 from hpo.objective import Objective
 from trainer.report import Outcome
 
@@ -27,6 +28,8 @@ _OWN = (
     )
     .order_by(reports.c.step)
 )
+
+_KEYS = select(reports.c.key).where(reports.c.trial_id == bindparam("trial")).distinct().order_by(reports.c.key)
 
 _STATES = (
     select(trials.c.id, trials.c.number, trials.c.state)
@@ -96,7 +99,11 @@ class Curves:
         if not curve:
             if outcome.kind != "complete":
                 return outcome, None
-            error = f"the task never reported {metric!r} at the end of an epoch: return it from evaluate()."
+            reported = [key for (key,) in connection.execute(_KEYS, {"trial": trial_id}) if not machine_dependent(key)]
+            error = (
+                f"the task never reported {metric!r} at the end of an epoch, but {', '.join(reported) or 'nothing'}: "
+                f"return it from evaluate(){near(metric, reported) or '.'}"
+            )
             return Outcome("user_error", outcome.step, outcome.epoch, error=error), None
         losses = [loss for _, loss in curve]
         if self.objective.select == "best":

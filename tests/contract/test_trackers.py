@@ -249,7 +249,7 @@ def test_two_open_a_new_database_at_once(tmp_path):
         ("http://[x", "is no URI"),
         ("sqlite://", "it names no file"),
         ("sqlite:///:memory:", "it names no file"),
-        ("sqlite:////nodir/x.db", "there is no directory /nodir"),
+        ("sqlite:////dev/null/x.db", "there is no directory /dev/null"),
         ("sqlite:////tmp", "/tmp is a directory"),
     ],
 )

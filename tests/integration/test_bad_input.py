@@ -357,6 +357,8 @@ def test_a_writer_that_comes_in_between_is_noticed(ended, tmp_path, monkeypatch)
     """Without a WAL the file is taken as immutable; if it is not, what was read is refused."""
     home = Home.at(tmp_path / "home")
     shutil.copytree(ended.root, home.root)
+    for name in ("ledger.db-wal", "ledger.db-shm"):  # of commands in this process, whose ledgers wait for the collector
+        (home.root / name).unlink(missing_ok=True)
     monkeypatch.setattr(store, "writable", lambda path: False)
     reader = Ledger(home.storage, create=False)
     writer = Ledger(home.storage)

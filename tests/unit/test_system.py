@@ -25,9 +25,9 @@ def test_a_busy_process_shows_and_a_sleeping_one_does_not():
 
 
 def test_what_is_written_to_the_disk_shows(tmp_path):
+    start = time.monotonic()
     metrics, size, process = SystemMetrics(), 8 * 2**20, psutil.Process()
     before = process.io_counters().write_bytes
-    start = time.monotonic()
     with open(tmp_path / "file", "wb") as file:
         file.write(os.urandom(size))
         file.flush()
