@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kill import LOST, Golden, Run, check_sound, first_claim, golden_run, gone, kill_at, wait_for_progress
-from sqlalchemy import String, select
+from sqlalchemy import String, exists, select
 
 from hpo.ledger.tables import attempts, checkpoints, events, reports, workers
 from hpo.worker import FENCED
@@ -135,8 +135,13 @@ def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, 
     driver = run.run()
     first_claim(run, driver)
     wait_for_progress(run, driver, "worker", 4, random.Random(0))
-    busy = select(workers.c.pid, attempts.c.trial_id, attempts.c.fence).join(attempts)
-    pid, trial_id, fence = run.query(busy.where(attempts.c.outcome.is_(None)))[0]
+    a = attempts.c
+    wrote = [exists().where(t.c.trial_id == a.trial_id, t.c.fence == a.fence) for t in (reports, checkpoints)]
+    busy = select(workers.c.pid, a.trial_id, a.fence).join(attempts).where(a.outcome.is_(None), *wrote)
+    deadline = time.monotonic() + 60
+    while not (found := run.query(busy)):
+        assert time.monotonic() < deadline, "no worker has reported and saved anything"
+    pid, trial_id, fence = found[0]
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 30
     lost = select(events.c.id).where(events.c.kind == "worker_lost", events.c.trial_id == trial_id)
@@ -144,7 +149,7 @@ def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, 
         assert time.monotonic() < deadline, "a silent worker keeps its trial"
         time.sleep(0.05)
     before = rows_of(run, trial_id, fence)
-    assert all(before), before
+    assert all(before), list(map(len, before))
     driver.send_signal(signal.SIGSTOP)  # so that it does not reap the worker
     os.kill(pid, signal.SIGCONT)
     assert gone([pid], 60), "a fenced worker goes on"

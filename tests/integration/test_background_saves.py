@@ -82,6 +82,13 @@ def test_killed_before_every_step(step, tmp_path, oracle, slow_disk):
     assert not left_lying(trial)
 
 
+def killed_in_a_save(directory) -> bool:
+    while not list((directory / "checkpoints").glob("step-*.tmp")):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return True
+
+
 @pytest.mark.parametrize("step", [4, 6])
 def test_sigkill_while_a_save_is_being_written(step, tmp_path, oracle, slow_disk):
     def trial() -> Trial:
@@ -94,7 +101,7 @@ def test_sigkill_while_a_save_is_being_written(step, tmp_path, oracle, slow_disk
     child = os.fork()
     if child == 0:
         try:
-            trial().attempt(lambda read: read == step and os.kill(os.getpid(), signal.SIGKILL))
+            trial().attempt(lambda read: read == step and killed_in_a_save(tmp_path))
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -38,6 +38,7 @@ Request = tuple[int, list[int]]
 Read = Callable[[Request], Any]
 
 PREFETCH = 2  # requests that a worker has at hand
+_GROUPS = (signal.SIGINT, signal.SIGTERM)  # sent to a whole group, they are the training process's affair
 _DUMP = signal.SIGUSR1  # makes a worker write where it is
 
 
@@ -187,7 +188,11 @@ class _Worker:
         self._answers, theirs = socket.socketpair()
         self._stack: int | None = None  # where it writes its stack; comes with its first message
         self.process = context.Process(target=_serve, args=(read, self._requests, theirs), daemon=True)
-        self.process.start()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUPS)  # until the worker ignores them
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def ask(self, request: Request) -> None:
@@ -280,8 +285,9 @@ def _serve(read: Read, requests: Any, answers: socket.socket) -> None:
     assert parent is not None
     if not parent.is_alive():
         return
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they are the training process's affair
+    for number in _GROUPS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUPS)
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     stack = anonymous()
     faulthandler.register(_DUMP, stack, all_threads=False)
