@@ -13,10 +13,12 @@ from typing import Any
 
 from sqlalchemy import insert, update
 
+from hpo import mirror
 from hpo.home import Home
 from hpo.ledger import Ledger, claims, tables, writes
 from hpo.ledger.process import Process
 from hpo.results import Results
+from hpo.tracking.mlflow import MlflowTracker
 from trainer.report import CheckpointRef, Outcome, Verdict
 
 ME = Process.current()
@@ -147,3 +149,10 @@ class Made:
             self.report(taken, step, {f"val/m{k}": k + 1 / step for k in range(keys)}, epoch=step)
         self.finish(taken, "complete", steps, [1 / steps])
         return taken
+
+
+def sync(made: Made) -> None:
+    """Send the study to MLflow, all of it."""
+    tracker = MlflowTracker(made.home.tracking_uri, made.home.artifacts)
+    assert mirror.drain(made.ledger, tracker, made.name, made.home).behind == 0
+    tracker.close()

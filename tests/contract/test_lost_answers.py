@@ -150,6 +150,9 @@ def test_a_finish_whose_answer_was_lost_stands_though_the_trial_is_anothers_by_n
     lose_next_answer(ledger, then=lambda: take(other, "another"))
     ledger.transact(lambda c: writes.finish(c, taken, Outcome("preempted", 1, 1), None))
     other.close()
+    a = tables.attempts.c
+    mine = select(a.fence, a.outcome).where(a.trial_id == taken.trial_id).order_by(a.fence)
+    assert ledger.look(lambda c: c.execute(mine).all()) == [(1, "preempted"), (2, None)]
 
 
 def test_a_report_whose_answer_was_lost_is_committed_though_the_retry_is_fenced(ledger):

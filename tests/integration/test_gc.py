@@ -10,16 +10,15 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from mirrored import ME, Made
+from mirrored import ME, Made, sync
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from hpo import gc, mirror
+from hpo import gc
 from hpo.cli import app
 from hpo.clock import SystemClock
 from hpo.ledger import leases, reads, tables
 from hpo.results import Results
-from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
 from trainer.report import Outcome, Verdict
 
@@ -51,12 +50,6 @@ def made(home, empty_mlflow) -> Iterator[Made]:
     sync(study)
     yield study
     study.ledger.close()
-
-
-def sync(made: Made) -> None:
-    tracker = MlflowTracker(made.home.tracking_uri, made.home.artifacts)
-    assert mirror.drain(made.ledger, tracker, made.name, made.home).behind == 0
-    tracker.close()
 
 
 def command(made: Made, *arguments: str):

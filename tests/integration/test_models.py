@@ -87,7 +87,7 @@ def test_trials_of_another_architecture_are_named_and_left_out(home):
 @pytest.mark.parametrize("format", ["safetensors", "torch", "onnx"])
 def test_an_export_gives_what_the_model_gives(home, tmp_path, format):
     if format == "onnx":
-        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     path = tmp_path / f"model.{format}"
     shown = invoked_quietly(home, "export", "1", "--format", format, "--to", str(path))
     assert shown.exit_code == 0, shown.output

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from mirrored import ME, Made
+from mirrored import ME, Made, sync
 
 from hpo import mirror
 from hpo.clock import SystemClock
@@ -43,12 +43,6 @@ def made(tmp_path_factory) -> Iterator[Made]:
     sync(study)
     yield study
     study.ledger.close()
-
-
-def sync(made: Made) -> None:
-    tracker = MlflowTracker(made.home.tracking_uri, made.home.artifacts)
-    assert mirror.drain(made.ledger, tracker, made.name, made.home).behind == 0
-    tracker.close()
 
 
 def checked(made: Made) -> Report:

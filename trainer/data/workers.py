@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import faulthandler
 import itertools
+import logging
 import os
 import pickle
 import re
@@ -38,6 +39,7 @@ Request = tuple[int, list[int]]
 Read = Callable[[Request], Any]
 
 PREFETCH = 2  # requests that a worker has at hand
+log = logging.getLogger(__name__)
 _GROUPS = (signal.SIGINT, signal.SIGTERM)  # sent to a whole group, they are the training process's affair
 _DUMP = signal.SIGUSR1  # makes a worker write where it is
 
@@ -232,7 +234,7 @@ class _Worker:
             except WorkerLost:
                 raise
             except Exception:
-                pass  # what reading it raised concerns nobody either
+                log.warning("an answer that nobody waits for any more is an error", exc_info=True)
 
     def _hangs(self, request: Request, timeout: float | None) -> WorkerLost:
         stack = self._dump()
