@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,12 +17,12 @@ from pathlib import Path
 
 import psutil
 import sqlalchemy as sa
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.process import start_time
-from hpo.ledger.tables import attempts, reports, trials, workers
+from hpo.ledger.tables import attempts, checkpoints, reports, trials, workers
 
 STUDY = Path(__file__).with_name("tiny_study.py")
 TRIALS = 16  # TPE's model proposes from trial 13 on
@@ -30,6 +31,7 @@ WORKERS = 2
 MICRO_STEPS = 10  # of an epoch: three windows of 12 samples are 5 + 5 + 2, one of 4
 MICRO_STEPS_LOST = 3 * (EVERY_STEPS + 1)  # at most, with a worker: since its last checkpoint, and in the step begun
 LOST = {"driver": WORKERS, "worker": 1, "mirror": 0}  # workers that die with what is killed
+_started: list[subprocess.Popen[str]] = []
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Run:
     def start(self, *command: str) -> subprocess.Popen[str]:
         """`hpo COMMAND --home HOME`, its output kept."""
         environ = os.environ | {"TINY_LOG": str(self.home.with_suffix(".steps")), "HPO_LEASE_SECONDS": "20"}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "hpo", *command, "--home", str(self.home)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -52,6 +54,8 @@ class Run:
             env=environ | self.environ,
             start_new_session=True,
         )
+        _started.append(process)
+        return process
 
     def run(self) -> subprocess.Popen[str]:
         return self.start("run", "--study", str(STUDY), "--trials", str(self.trials), *self.extra)
@@ -78,11 +82,33 @@ class Run:
         finally:
             ledger.close()
 
+    def writable(self) -> bool:
+        """Whether nobody holds the ledger's write lock for as long as a second."""
+        connection = sqlite3.connect(self.home / "ledger.db", timeout=1, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        else:
+            return True
+        finally:
+            connection.close()
+
     def where(self) -> str:
         """How far the study is, for people."""
         states = Counter(state for (state,) in self.query(select(trials.c.state)))
         [(count,)] = self.query(select(func.count()).select_from(reports)) or [(0,)]
         return f"{dict(sorted(states.items()))}, {count} reported values"
+
+
+def end_all() -> None:
+    """End what a failed test has left, so that no other test meets it."""
+    for process in _started:
+        if process.poll() is None:
+            for part in (*psutil.Process(process.pid).children(recursive=True), process):
+                part.kill()
+            process.communicate()
+    _started.clear()
 
 
 @dataclass(frozen=True)
@@ -159,6 +185,24 @@ def wait_for_progress(run: Run, driver: subprocess.Popen[str], target: str, valu
         if count >= values and (pid := pid_of(target, run, driver, rng)) is not None:
             return pid
         time.sleep(0.01)
+
+
+def stop_in_a_trial(run: Run) -> tuple[int, int, int]:
+    """SIGSTOP a worker that has reported and saved in its trial: its pid, the trial, the attempt's fence.
+
+    Not within a write transaction: SQLite's lock would be stopped with it, and everybody would wait for that.
+    """
+    a = attempts.c
+    wrote = [exists().where(t.c.trial_id == a.trial_id, t.c.fence == a.fence) for t in (reports, checkpoints)]
+    busy = select(workers.c.pid, a.trial_id, a.fence).join(attempts).where(a.outcome.is_(None), *wrote)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for pid, trial_id, fence in run.query(busy):
+            os.kill(pid, signal.SIGSTOP)
+            if (pid, trial_id, fence) in run.query(busy) and run.writable():
+                return pid, trial_id, fence
+            os.kill(pid, signal.SIGCONT)
+    raise AssertionError("no worker has reported and saved anything")
 
 
 def kill_at(run: Run, target: str, share: float, golden: Golden, rng: random.Random) -> str:

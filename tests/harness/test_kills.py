@@ -9,10 +9,22 @@ import time
 from pathlib import Path
 
 import pytest
-from kill import LOST, Golden, Run, check_sound, first_claim, golden_run, gone, kill_at, wait_for_progress
-from sqlalchemy import String, exists, select
+from kill import (
+    LOST,
+    Golden,
+    Run,
+    check_sound,
+    end_all,
+    first_claim,
+    golden_run,
+    gone,
+    kill_at,
+    stop_in_a_trial,
+    wait_for_progress,
+)
+from sqlalchemy import String, select
 
-from hpo.ledger.tables import attempts, checkpoints, events, reports, workers
+from hpo.ledger.tables import attempts, checkpoints, events, reports
 from hpo.worker import FENCED
 from trainer.failpoint import NAMES
 
@@ -26,6 +38,12 @@ SAVING = ("checkpoint.", "retention.", "worker.")
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory) -> Golden:
     return golden_run(tmp_path_factory.mktemp("golden") / "home")
+
+
+@pytest.fixture(autouse=True)
+def ended():
+    yield
+    end_all()
 
 
 def _instants(count: int) -> list[tuple[str, int]]:
@@ -135,14 +153,7 @@ def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, 
     driver = run.run()
     first_claim(run, driver)
     wait_for_progress(run, driver, "worker", 4, random.Random(0))
-    a = attempts.c
-    wrote = [exists().where(t.c.trial_id == a.trial_id, t.c.fence == a.fence) for t in (reports, checkpoints)]
-    busy = select(workers.c.pid, a.trial_id, a.fence).join(attempts).where(a.outcome.is_(None), *wrote)
-    deadline = time.monotonic() + 60
-    while not (found := run.query(busy)):
-        assert time.monotonic() < deadline, "no worker has reported and saved anything"
-    pid, trial_id, fence = found[0]
-    os.kill(pid, signal.SIGSTOP)
+    pid, trial_id, fence = stop_in_a_trial(run)
     deadline = time.monotonic() + 30
     lost = select(events.c.id).where(events.c.kind == "worker_lost", events.c.trial_id == trial_id)
     while not run.query(lost):
