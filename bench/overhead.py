@@ -7,7 +7,7 @@ so that a change in the machine's speed meets all of them; every database exists
 
     path     ours, a trial's own path: ask, claim, reports, tell, on SQLite with synchronous FULL; random sampler
     drained  ours, path and then its draining to MLflow (SQLite) in the same process, one after the other: what the
-             work costs where one processor does all of it, without any start-up
+             work costs where one processor does all of it, without the mirror's start-up
     run      ours as it is used: the mirror is a process beside the driver, from the start of the run until it has
              drained and left; its start-up (most of it the import of mlflow) is counted, over --run-trials trials
     peer     Optuna, RDB on SQLite, TPE; MLflow on SQLite, one log_metrics and one report per step
@@ -44,16 +44,22 @@ STUDY = str(Path(__file__).with_name("noop.py"))
 
 def ours(directory: Path) -> Callable[[int], dict[str, float]]:
     """Seconds for so many trials: the trials' own path, and that and the mirror's draining, one after the other."""
-    from hpo import mirror
+    from hpo.clock import SystemClock
+    from hpo.ledger import leases
+    from hpo.ledger.process import Process
+    from hpo.tracking.draining import GRACE, LEASE_TIMEOUT, Mirror
     from hpo.tracking.mlflow import MlflowTracker
 
     home, ledger, drive = _study(directory)
-    tracker = MlflowTracker(home.tracking_uri, home.artifacts)
+    tracker, clock = MlflowTracker(home.tracking_uri, home.artifacts), SystemClock()
+    drive(1)
+    lease = leases.acquire(ledger, "mirror:1", Process.current(), clock, LEASE_TIMEOUT)
+    mirror = Mirror(ledger, tracker, "noop", home, lease, clock)
 
     def run(trials: int) -> dict[str, float]:
         path = drive(trials)
         started = time.perf_counter()
-        left = mirror.drain(ledger, tracker, "noop", home).behind
+        left = mirror.follow(lambda: True, GRACE, clock.sleep).behind
         assert left == 0, f"MLflow is behind by {left}"
         return {"path": path, "drained": path + time.perf_counter() - started}
 

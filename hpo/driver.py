@@ -327,13 +327,15 @@ class Driver:
 
     def _ended(self) -> dict[int, RowMapping]:
         """The terminal trials the sampler does not know of, by number; only those that are new are read whole."""
-        where = {"study": self._id, "first": min(self._open)}
-        halted = self._ledger.look(lambda connection: connection.execute(driving.HALTED, where).all())
-        self._paused = {number for number, state in halted if state == "paused"}
-        new = [number for number, _ in halted if number not in self._paused and number not in self._ended_rows]
-        for row in self._ledger.look(lambda connection: driving.rows(connection, self._id, new)) if new else ():
+        for row in self._ledger.look(self._newly_ended):
             self._note_end(row)
         return {number: row for number, row in self._ended_rows.items() if number in self._open}
+
+    def _newly_ended(self, connection: Connection) -> Sequence[RowMapping]:
+        halted = connection.execute(driving.HALTED, {"study": self._id, "first": min(self._open)}).all()
+        self._paused = {number for number, state in halted if state == "paused"}
+        known = self._paused | self._ended_rows.keys()
+        return driving.rows(connection, self._id, [number for number, _ in halted if number not in known])
 
     def _note_end(self, row: RowMapping) -> None:
         self._ended_rows[row["number"]] = row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +32,15 @@ def identity(study: Study, spec: StudySpec) -> dict[str, Any]:
 
 def _here(study: Study) -> dict[str, Any]:
     """What a process brings along: the code it has loaded, and the versions of what that stands on."""
+    return {"code": study.code_sha256(), **_installed()}
+
+
+@cache
+def _installed() -> dict[str, str]:
+    """As this process has loaded it: what is changed on the disk since then is not what it runs."""
     trainer = tree_sha256(Path(durable.__file__).parent, "*.py")
     search = json_sha256({str(part): tree_sha256(_OWN / part, "*.py") for part in _SEARCH})
-    return {"code": study.code_sha256(), "versions": deciding_versions(), "trainer": trainer, "search": search}
+    return {"versions": deciding_versions(), "trainer": trainer, "search": search}
 
 
 def check_worker(row: Mapping[str, Any], study: Study) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import operator
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +27,8 @@ from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
 from trainer.failpoint import failpoint
 from trainer.report import CheckpointRef, Verdict
+
+SYSTEM_PERIOD = 1.0  # seconds: short epochs would cost more to watch than to train
 
 
 class Opened:
@@ -58,6 +62,7 @@ class LedgerReporter:
     ) -> None:
         self._ledger, self._opened, self._claim = ledger, opened, claim
         self._preempted, self._system = preempted, system
+        self._read_at = -math.inf
         self._home = home
         self._files = home.files(opened.name, claim.number)
         self._metric = opened.study.objectives[0].metric
@@ -99,7 +104,7 @@ class LedgerReporter:
         step, fold = _count("step", step), _count("fold", fold)
         epoch = None if epoch is None else _count("epoch", epoch)
         metrics = {_key(key): float(value) for key, value in metrics.items()}
-        system = {} if epoch is None else self._system.read()
+        system = {} if epoch is None else self._machine()
         lane = LaneReport(
             self._claim,
             step,
@@ -140,6 +145,14 @@ class LedgerReporter:
         if self._files.is_dir():
             kept = self._ledger.look(lambda connection: handover.artifacts(connection, self._claim.trial_id))
             handover.sweep(self._files, self._claim.fence, kept.values())
+
+    def _machine(self) -> dict[str, float]:
+        """What the machine does, with an attempt's first epoch and then no more often than anybody looks."""
+        now = time.monotonic()
+        if now < self._read_at + SYSTEM_PERIOD:
+            return {}
+        self._read_at = now
+        return self._system.read()
 
     def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> writes.Decide | None:
         strategy, opened, claim = self._opened.strategy, self._opened, self._claim

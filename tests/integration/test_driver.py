@@ -562,6 +562,7 @@ def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_pat
     for part in identity._SEARCH:
         (shutil.copytree if (own / part).is_dir() else shutil.copy)(own / part, tmp_path / part)
     monkeypatch.setattr(identity, "_OWN", tmp_path)
+    monkeypatch.setattr(identity, "_installed", identity._installed.__wrapped__)  # as another process would find it
     assert identity.drift(found, identity.identity(study, spec)) == []
     (tmp_path / "search" / "tpe.py").write_text("# other\n")
     assert identity.drift(found, identity.identity(study, spec)) == ["the search changed"]
