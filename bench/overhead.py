@@ -53,7 +53,7 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
     home, ledger, drive = _study(directory)
     tracker, clock = MlflowTracker(home.tracking_uri, home.artifacts), SystemClock()
     drive(1)
-    lease = leases.acquire(ledger, "mirror:1", Process.current(), clock, LEASE_TIMEOUT)
+    lease = leases.acquire(ledger, "mirror:1", "noop", Process.current(), clock, LEASE_TIMEOUT)
     mirror = Mirror(ledger, tracker, "noop", home, lease, clock)
 
     def run(trials: int) -> dict[str, float]:

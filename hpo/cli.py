@@ -68,7 +68,7 @@ def run(
         str | None, typer.Option("--name", help="What to call it; by default the declaration's name.")
     ] = None,
     workers: WorkersOption = None,
-    executor: ExecutorOption = "local",
+    executor: ExecutorOption = None,
     sampler: Annotated[str | None, typer.Option("--sampler", help="random, grid, qmc or tpe.")] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", help="What stops trials: none, median or asha.")] = None,
     order: Annotated[str | None, typer.Option("--order", help="ordered (reproducible) or async.")] = None,
@@ -123,7 +123,7 @@ def resume(
     epochs: EpochsOption = None,
     time: TimeOption = None,
     workers: WorkersOption = None,
-    executor: ExecutorOption = "local",
+    executor: ExecutorOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,

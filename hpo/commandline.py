@@ -137,8 +137,13 @@ StudyOption = Annotated[
     str | None, typer.Option("--study", help="The study's name; may be left out where the home holds only one.")
 ]
 AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes.  [default: 2]")]
-ExecutorOption = Annotated[str, typer.Option("--executor", help="Where trials run: inline or local.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Worker processes.  [default: as last time, else 2]")
+]
+ExecutorOption = Annotated[
+    str | None,
+    typer.Option("--executor", help="Where trials run: inline or local.  [default: as last time, else local]"),
+]
 TrialsOption = Annotated[
     int | None, typer.Option("--trials", min=1, max=MOST, help="How many trials in total, over all resumptions.")
 ]

@@ -58,7 +58,8 @@ class Driver:
         """Become the study's driver; raise Busy if another one lives."""
         row = open_study(self._ledger, self._study, self._spec, self._options)
         self._id, name = row["id"], f"driver:{row['id']}"
-        self._lease: Lease = acquire(self._ledger, name, Process.current(), self._clock, self._options.lease_timeout)
+        me, timeout = Process.current(), self._options.lease_timeout
+        self._lease: Lease = acquire(self._ledger, name, self._spec.name, me, self._clock, timeout)
         # From a thread of its own, since inline trials train in this one.
         period = min(1.0, self._options.lease_timeout / 3)
         self._heartbeat = Heartbeat(f"study {self._spec.name}", lambda: self._ledger.transact(self._renew), period)

@@ -61,7 +61,7 @@ def collect(
     row = ledger.look(lambda connection: reads.study_row(connection, name))
     if dry_run:
         return ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
-    lease = leases.acquire(ledger, f"driver:{row['id']}", Process.current(), SystemClock(), LEASE_TIMEOUT)
+    lease = leases.acquire(ledger, f"driver:{row['id']}", row["name"], Process.current(), SystemClock(), LEASE_TIMEOUT)
     try:
         planned = ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
         uid = uuid.uuid4().hex

@@ -22,7 +22,9 @@ _OWN = Path(__file__).parent
 _SEARCH = ("search", "space.py", "dimensions.py")  # of this package, what decides which trials there are
 _LOADED = ("code", "versions", "trainer", "search")  # what stays in a process that has loaded it
 # Where a component is a mapping, what one of its entries is called.
-_ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}"}
+_ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}", "code": "the code of {}"}
+
+_UNNAMED = {"": "the study", ".": "its package"}
 
 
 def identity(study: Study, spec: StudySpec) -> dict[str, Any]:
@@ -83,7 +85,9 @@ def _clauses(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
         return
     if key in _ENTRIES and isinstance(before, Mapping) and isinstance(after, Mapping):
         for path in sorted(before.keys() | after.keys()):
-            yield from _changed(_ENTRIES[key].format(path), before.get(path, _MISSING), after.get(path, _MISSING))
+            yield from _changed(
+                _ENTRIES[key].format(_UNNAMED.get(path, path)), before.get(path, _MISSING), after.get(path, _MISSING)
+            )
     elif any(isinstance(value, Mapping) for value in (before, after)):
         yield f"the {key} changed"
     else:

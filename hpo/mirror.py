@@ -152,7 +152,8 @@ def _run(options: argparse.Namespace, leave: _Leave) -> int:
     except Unreachable as error:
         result = DrainResult(0, behind(ledger, tracker_name(uri), options.study), str(error))
     else:
-        lease = leave.until(lambda: leases.acquire(ledger, name, Process.current(), clock, LEASE_TIMEOUT), Busy)
+        me, study = Process.current(), options.study
+        lease = leave.until(lambda: leases.acquire(ledger, name, study, me, clock, LEASE_TIMEOUT), Busy)
         result = Mirror(ledger, tracker, options.study, home, lease, clock).follow(leave, GRACE, leave.wait)
         lease.release()
     if text := lag(result, tracker_name(uri)):

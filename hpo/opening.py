@@ -34,6 +34,7 @@ class Options:
 
     trials, epochs, seconds   the budget; None keeps what was asked for before
     data                      the study's report on its data
+    executor, workers         where trials run, and in how many processes; what a resume does again
     """
 
     home: Home
@@ -44,6 +45,8 @@ class Options:
     seconds: float | None = None
     allow_drift: bool = False
     data: Mapping[str, Any] | None = None
+    executor: str = "inline"
+    workers: int = 1
     lease_timeout: float = LEASE_SECONDS
 
     @property
@@ -64,7 +67,7 @@ def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) 
 
         row = ledger.transact(body)
     now = identity(study, spec)
-    if row["identity"]["objectives"] != now["objectives"] and _has_trials(ledger, row):
+    if row["identity"]["objectives"] != now["objectives"] and _judged(ledger, row):
         raise DriftError(
             f"study {spec.name!r} has trials, judged by {_judged_by(row['spec'])}, and its objectives are now "
             f"{_judged_by(spec.to_json())}: undo that, or start another study by `hpo run --study {spec.reference} "
@@ -79,9 +82,12 @@ def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) 
     return row
 
 
-def _has_trials(ledger: Ledger, row: RowMapping) -> bool:
-    asked = select(trials.c.id).where(trials.c.study_id == row["id"]).limit(1)
-    return ledger.look(lambda connection: connection.execute(asked).first()) is not None
+def _judged(ledger: Ledger, row: RowMapping) -> bool:
+    """Whether a trial has been: one whose objective was never reported has not, and its name may be mended."""
+    mine = (trials.c.study_id == row["id"]) & trials.c.state.in_(("complete", "pruned", "paused"))
+    return (
+        ledger.look(lambda connection: connection.execute(select(trials.c.id).where(mine).limit(1)).first()) is not None
+    )
 
 
 def _judged_by(spec: Mapping[str, Any]) -> str:
@@ -97,7 +103,8 @@ def _new_row(study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
 
 def _environment(study: Study, options: Options) -> dict[str, Any]:
     data = {"data": dict(options.data)} if options.data else {}
-    return describe(study) | {"allow_drift": options.allow_drift} | data
+    driving = {"allow_drift": options.allow_drift, "executor": options.executor, "workers": options.workers}
+    return describe(study) | driving | data
 
 
 def check_home(ledger: Ledger, row: RowMapping, home: Home) -> None:

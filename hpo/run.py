@@ -76,7 +76,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
 
     `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one.
     """
-    executor, workers = _executor(request)
+    asked = _executor(request.executor, request.workers)
     if request.tracking_uri:
         check_uri(request.tracking_uri)
     storage = request.storage or request.home.storage
@@ -86,7 +86,8 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         if request.reference is None:
             raise
         known = None
-    study, spec = declare(request, known, workers)
+    study, spec = declare(request, known, workers=asked[1])
+    name, workers = _as_driven(request, known, spec.name) if known else asked
     if not (request.trials or request.epochs or request.seconds or (known and _begun(known, spec.name))):
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     preflight.check(study)
@@ -103,9 +104,11 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         seconds=request.seconds,
         allow_drift=request.allow_drift,
         data=data,
+        executor=name,
+        workers=workers,
         lease_timeout=lease_timeout,
     )
-    driver = Driver(ledger, study, spec, options, executor)
+    driver = Driver(ledger, study, spec, options, EXECUTORS[name](workers))
     driver.acquire()
     if notice := silence(options.tracking_uri):
         print(notice, file=sys.stderr)
@@ -220,15 +223,26 @@ def _tell(text: str) -> None:
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _executor(request: Request) -> tuple[Executor, int]:
+def _executor(name: str | None, workers: int | None) -> tuple[str, int]:
     """The executor and its number of workers: two local processes by default, one where it is inline."""
-    name = request.executor or "local"
+    name = name or "local"
     _one_of("--executor", name, tuple(EXECUTORS))
-    workers = request.workers if request.workers is not None else (1 if name == "inline" else 2)
+    workers = workers if workers is not None else (1 if name == "inline" else 2)
     most = MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
     if not 1 <= workers <= most:
         raise UserError(f"--workers {workers}: give 1 to {most} on this host; others can join by `hpo worker`.")
-    return EXECUTORS[name](workers), workers
+    return name, workers
+
+
+def _as_driven(request: Request, ledger: Ledger, name: str) -> tuple[str, int]:
+    """Executor and workers as asked for, else as the study was driven last."""
+    last = {}
+    if _begun(ledger, name):
+        with ledger.read() as connection:
+            last = reads.study_row(connection, name)["environment"]
+    executor = request.executor or last.get("executor")
+    again = request.workers is None and executor == last.get("executor")
+    return _executor(executor, last.get("workers") if again else request.workers)
 
 
 def _tracking_uri(request: Request, ledger: Ledger, name: str) -> str:

@@ -140,6 +140,7 @@ def describe(found: Soup) -> str:
         rows.append([one.name, *(f"{one.metrics[key]:.6g}" for key in keys), ", ".join(map(str, one.trials))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.append("each trial by its best checkpoint, all evaluated anew")
     return "\n".join([*lines, *([f"left out: {'; '.join(found.left_out)}."] if found.left_out else [])])
 
 

@@ -312,15 +312,15 @@ class Study:
                     raise UserError(f"{path}={value!r} cannot be read: {error.strerror}.") from error
         return found
 
-    def code_sha256(self) -> str:
-        """Of the declaration and all that it imports from beside it, wherever that lies."""
+    def code_sha256(self) -> dict[str, str]:
+        """Of the declaration, under no name, and all that it imports from beside it, wherever that lies."""
         module = sys.modules.get(self.module) or sys.modules.get(getattr(self.task, "__module__", ""))
         file = getattr(module, "__file__", None)
         if file is None:
-            return json_sha256({})
+            return {}
         own = self.task.partition(":")[0] if isinstance(self.task, str) else ""
         parts = source_parts(Path(file), own)
-        return json_sha256({label: tree_sha256(place, "*.py") for label, place in parts.items()})
+        return {label: tree_sha256(place, "*.py") for label, place in parts.items()}
 
     def to_optuna(
         self, home: Home | str | None = None, name: str | None = None, *, storage: str | None = None

@@ -99,6 +99,7 @@ def to_json(comparison: Comparison) -> str:
 def write_csv(comparison: Comparison, path: Path) -> None:
     """UTF-8. A text that a spreadsheet would run as a formula is preceded by an apostrophe."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow([_inert(column) for column in comparison.columns])
@@ -114,6 +115,7 @@ def write_parquet(comparison: Comparison, path: Path) -> None:
 
     table = pa.table({column: _uniform([row[column] for row in comparison.rows]) for column in comparison.columns})
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror or error}): name another file.") from error

@@ -14,6 +14,7 @@ from sqlalchemy import bindparam, select
 from hpo import results
 from hpo.analysis.compare import headline
 from hpo.errors import HpoError, UserError
+from hpo.failures import own_part
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import asks, attempts, checkpoints, events, trials, workers
@@ -208,7 +209,7 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
         yield f"  ({counted(len(trial['checkpoints']) - len(there), 'older one')} dropped by retention)"
     yield from _section("events", ([event["kind"], json.dumps(event["fields"])] for event in trial["events"]))
     if trial["traceback"]:
-        yield from ("", trial["traceback"].rstrip())
+        yield from ("", trial["traceback"].rstrip() if every else own_part(trial["traceback"]))
 
 
 def _parameters(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[list[str]]:

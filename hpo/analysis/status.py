@@ -17,7 +17,8 @@ def line(status: Status) -> str:
 
 def describe(status: Status) -> str:
     """One study in a few lines."""
-    states = ", ".join(f"{count} {state}" for state, count in status.trials.items() if count)
+    cut_off = {} if status.state == "running" else {"running": "cut off (until a resume)"}
+    states = ", ".join(f"{count} {cut_off.get(state, state)}" for state, count in status.trials.items() if count)
     first, _, best = line(status).partition("; ")
     epochs = portion(status.epochs_trained, status.max_epochs, "epoch")
     bound = f" of {spelled(status.max_seconds)}" if status.max_seconds else ""

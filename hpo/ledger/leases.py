@@ -94,8 +94,8 @@ class Heartbeat:
                 return
 
 
-def acquire(ledger: Ledger, name: str, process: Process, clock: Clock, timeout: float) -> Lease:
-    """Take the lease, waiting up to `timeout` seconds for a silent owner on another host; raise Busy if it is alive."""
+def acquire(ledger: Ledger, name: str, study: str, process: Process, clock: Clock, timeout: float) -> Lease:
+    """Take a study's lease, waiting up to `timeout` seconds for a silent owner on another host; Busy if it is alive."""
     deadline = clock.monotonic() + timeout
     first: tuple[int, int] | None = None
     while True:
@@ -106,7 +106,7 @@ def acquire(ledger: Ledger, name: str, process: Process, clock: Clock, timeout: 
         first = first or (result["fence"], result["renewals"])
         alive_here = result["host"] == process.host
         if alive_here or (result["fence"], result["renewals"]) != first:
-            raise Busy(_busy(name, result))
+            raise Busy(_busy(name, study, result))
         clock.sleep(min(1.0, timeout / 10))
 
 
@@ -137,9 +137,8 @@ def _try(
     return fence
 
 
-def _busy(name: str, row: dict[str, Any]) -> str:
+def _busy(name: str, study: str, row: dict[str, Any]) -> str:
     what, _, _ = name.partition(":")
     since = datetime.datetime.fromtimestamp(row["since"]).astimezone().isoformat(timespec="seconds")
-    return (
-        f"this study already has a {what}: host {row['host']}, pid {row['pid']}, since {since}; wait for it or stop it."
-    )
+    owner = f"host {row['host']}, pid {row['pid']}, since {since}"
+    return f"study {study!r} already has a {what}: {owner}; wait for it or stop it."

@@ -52,7 +52,7 @@ def drain(
     """Send all there is, trying for up to `seconds`; raise Busy while another process mirrors the study."""
     study_id = ledger.look(lambda connection: reads.study_row(connection, study)["id"])
     clock = clock or SystemClock()
-    lease = leases.acquire(ledger, f"mirror:{study_id}", Process.current(), clock, LEASE_TIMEOUT)
+    lease = leases.acquire(ledger, f"mirror:{study_id}", study, Process.current(), clock, LEASE_TIMEOUT)
     try:
         return Mirror(ledger, tracker, study, home, lease, clock).follow(lambda: True, seconds, clock.sleep)
     finally:

@@ -311,7 +311,7 @@ def test_the_digest_is_the_same_on_every_database_and_sees_every_part(ledger):
 
 def test_a_lease_is_one_owners_until_it_is_released(ledger):
     clock = SystemClock()
-    held = acquire(ledger, "driver:1", ME, clock, timeout=5)
+    held = acquire(ledger, "driver:1", "s", ME, clock, timeout=5)
     other = Process.current()
     with pytest.raises(Busy, match=rf"host {ME.host}, pid {ME.pid}, since 20\d\d-"):
         acquire(ledger, "driver:1", other, clock, timeout=5)
@@ -340,7 +340,7 @@ def test_the_lease_of_a_dead_process_is_taken_at_once(ledger):
     child.wait()
     child.stdin.close()
     clock = FakeClock()
-    assert acquire(ledger, "driver:1", ME, clock, timeout=60).fence == 2
+    assert acquire(ledger, "driver:1", "s", ME, clock, timeout=60).fence == 2
     assert clock.now == 0
 
 
@@ -348,7 +348,7 @@ def test_a_silent_owner_elsewhere_loses_its_lease_after_the_timeout_of_our_own_c
     far = Process("elsewhere", 1, "then")
     acquire(ledger, "driver:1", far, FakeClock(), timeout=30)
     clock = FakeClock(start=-1e6)  # whatever wall clocks say
-    acquire(ledger, "driver:1", ME, clock, timeout=30)
+    acquire(ledger, "driver:1", "s", ME, clock, timeout=30)
     assert 30 <= clock.now + 1e6 <= 32
 
 
@@ -361,7 +361,7 @@ def test_an_owner_elsewhere_that_renews_keeps_its_lease(ledger):
             far.renew()
 
     with pytest.raises(Busy, match="host elsewhere"):
-        acquire(ledger, "driver:1", ME, Renewing(), timeout=30)
+        acquire(ledger, "driver:1", "s", ME, Renewing(), timeout=30)
 
 
 def test_a_ledger_of_a_newer_release_is_refused(ledger):

@@ -352,10 +352,10 @@ def test_what_is_not_given_again_is_as_it_was_and_what_differs_is_named(home, fr
     assert "pause" not in text
     fragile.write_text(FRAGILE + "# changed\n")
     text = refused(hpo("resume", home=home), 2)
-    assert "the code changed: undo that" in text
+    assert "the code of the study changed: undo that" in text
     drive(home, trials=2, reference=str(fragile), overrides={"lr": 0.25}, allow_drift=True)
     [(fields,)] = query(home, select(events.c.fields).where(events.c.kind == "drift"))
-    assert fields["changed"] == ["the code changed", "lr changed from 0.5 to 0.25"]
+    assert fields["changed"] == ["the code of the study changed", "lr changed from 0.5 to 0.25"]
 
 
 def test_a_study_file_that_has_moved_is_the_same_study(tmp_path, home, fragile):
@@ -410,7 +410,7 @@ def test_a_worker_with_other_code_is_refused_unless_drift_was_allowed(home, frag
     fragile.write_text(code + "# another version\n")
     worker = Worker(Ledger(home.storage), home, "joined")
     with pytest.raises(
-        DriftError, match=r"this worker cannot train study 'fragile' of .*: here the code changed: give"
+        DriftError, match=r"this worker cannot train study 'fragile' of .*: here the code of the study changed: give"
     ):
         worker.run_one([1])
     assert known(home)[1].trials["waiting"] == 1
@@ -513,7 +513,9 @@ def test_a_joined_worker_trains_the_study_as_it_is_driven_now(home, joined):
 def test_a_joined_worker_leaves_where_the_code_is_new(home, fragile, joined):
     fragile.write_text(FRAGILE + "# another version\n")
     resumed(home)
-    with pytest.raises(DriftError, match=r"with other code than this worker has loaded: the code changed: start"):
+    with pytest.raises(
+        DriftError, match=r"with other code than this worker has loaded: the code of the study changed: start"
+    ):
         joined.run_one([1])
     assert known(home)[1].trials["waiting"] == 1
 
@@ -553,6 +555,29 @@ def test_objectives_change_only_before_there_are_trials(home, fragile):
             DriftError, match=r"judged by val/loss \(maximize, last\), .* now val/loss \(minimize, last\)"
         ):
             drive(home, trials=2, name="fragile", allow_drift=allow_drift)
+
+
+def test_an_objective_that_was_never_reported_is_mended_under_the_same_name(home, fragile):
+    fragile.write_text(FRAGILE.replace('Objective("val/loss")', 'Objective("val/los")'))
+    _, status, state, _ = drive(home, trials=2, reference=str(fragile))
+    assert (state, status.trials["failed"]) == ("stopped", 2)
+    fragile.write_text(FRAGILE)
+    with pytest.raises(DriftError, match="the objectives changed: undo that, continue with --allow-drift"):
+        drive(home, trials=4, name="fragile")
+    _, status, state, _ = drive(home, trials=4, name="fragile", allow_drift=True)
+    assert (state, status.trials["failed"], status.trials["complete"]) == ("complete", 2, 2)
+
+
+def test_a_resume_uses_as_many_workers_as_the_run_before_unless_told(home, fragile):
+    def driven(*command: str) -> list:
+        assert hpo(*command, home=home).exit_code == 0
+        [(environment,)] = query(home, select(studies.c.environment))
+        return [environment[part] for part in ("executor", "workers")]
+
+    run = ("run", "--study", str(fragile), "--workers", "3", "--trials")
+    assert driven(*run, "1") == ["local", 3]
+    assert driven("resume", "--trials", "2") == ["local", 3]
+    assert driven("resume", "--trials", "3", "--executor", "inline") == ["inline", 1]
 
 
 def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_path, home, fragile, monkeypatch):

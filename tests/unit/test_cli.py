@@ -145,7 +145,7 @@ def test_status_as_text(crafted, home):
     put_trial(crafted, 1, "running")
     lines = hpo("status", "--study", "crafted", home=home).stdout.splitlines()
     assert lines[0] == "crafted: interrupted, 1 of 10 trials ended"
-    assert lines[1] == "  1 running, 1 complete"
+    assert lines[1] == "  1 cut off (until a resume), 1 complete"
     assert lines[-1] == "  best: trial 0, 0.5"
 
 
