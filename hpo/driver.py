@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 from sqlalchemy import update
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import failures
-from hpo.budget import Budget, Stopwatch, planned_epochs, spelled
+from hpo import ending, failures
+from hpo.asking import Asking
+from hpo.budget import Budget, Stopwatch, planned_epochs
 from hpo.clock import Clock, SystemClock
-from hpo.config import as_json, config_hash
 from hpo.executors.base import Executor, WorkerContext
 from hpo.ledger import Ledger, driving, writes
 from hpo.ledger.history import Curves
@@ -22,11 +20,10 @@ from hpo.ledger.process import Process
 from hpo.ledger.tables import TERMINAL_STATES, studies
 from hpo.opening import LEASE_SECONDS, Options, check_home, continued, open_study, write_changes
 from hpo.reclaim import Reclaimer
-from hpo.search.sampler import Sampler, TrialRecord
-from hpo.search.samplers import make_sampler
-from hpo.study import Study, StudySpec, parallel_of
-from hpo.words import command, counted
+from hpo.search.promotion import Board, promoting
+from hpo.study import Study, StudySpec
 from trainer.failpoint import failpoint
+from trainer.report import Outcome
 
 __all__ = ["LEASE_SECONDS", "Driver", "Options"]
 
@@ -78,6 +75,7 @@ class Driver:
         stored = Budget.of(dict(row))
         self._budget = self._options.budget.over(stored)
         self._curves = Curves(self._id, self._study.objectives[0])
+        self._promoting = promoting(self._spec.strategy)
         self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
         self._adopt()
         self._options.budget.check(self._spec.name, stored, self._used)
@@ -178,6 +176,7 @@ class Driver:
         self._asked = len(rows)
         self._lost = {row["number"] for row in rows if row["outcome"] == "lost"}
         self._epochs = {row["number"]: _trained(row) for row in rows} | plans
+        self._plans = plans
         self._epochs_ended = sum(row["epoch"] for row in rows if row["outcome"] != "lost")
         self._scored = any(row["state"] in ("complete", "pruned") for row in rows)
         seconds = self._budget.seconds
@@ -190,11 +189,12 @@ class Driver:
             due = range(max(0, self._asked - self._spec.window))
             told = [number for number in due if number in ended]  # all, unless the window has changed
         self._rows = {row["number"]: row for row in rows}
-        self._adopted = told
+        self._asking = Asking(self._ledger, self._study, self._spec, self._curves, self._rows, told)
         self._told = len(told)
         self._open = self._rows.keys() - set(told)
         self._ended_rows = {number: self._rows[number] for number in ended & self._open}
         self._paused: set[int] = set()
+        self._halted_since = True  # whether a trial has paused or ended since paused ones were last looked at
         self._judge_failures(in_order, told)
         more = bool(plans) or self._wants_more()
         self._done = self._done and not more
@@ -216,30 +216,6 @@ class Driver:
         elif so_far.full and not self._short():
             self._streak = so_far
 
-    @cached_property
-    def _sampler(self) -> Sampler:
-        """Rebuilt from the ledger; a study of which nothing is left to be asked never needs it."""
-        sampler = make_sampler(self._spec.sampling(), self._study.space, self._study.objectives, self._spec.seed)
-        told, rows = set(self._adopted), self._rows
-        records = self._ledger.look(lambda c: {n: self._record(c, rows[n], n in told) for n in sorted(rows)})
-        for number in sorted(rows.keys() - told):
-            sampler.adopt(records[number].open())
-        for number in self._adopted:
-            sampler.tell(records[number])
-        return sampler
-
-    def _record(self, connection: Connection, row: RowMapping, ended: bool = True) -> TrialRecord:
-        curve = self._curves.of(connection, row["id"]) if ended else []
-        return TrialRecord(
-            number=row["number"],
-            state=row["state"],
-            coordinates=self._study.space.retained(row["coordinates"], row["params"]),
-            values=None if row["values"] is None else tuple(row["values"]),
-            curve=[(epoch, self._curves.as_loss(loss)) for epoch, loss in curve],
-            trial_attrs=row["trial_attrs"],
-            study_attrs=row["study_attrs"],
-        )
-
     # fill and tell
 
     def _fill(self, *, ask: bool = True) -> bool:
@@ -247,18 +223,21 @@ class Driver:
         ended = self._ended() if self._open else {}
         told: list[tuple[int, int]] = []
         proposals: list[writes.Ask] = []
+        thawed = self._promoted() if ask and not self._expired else []
         while ask and not self._expired and self._wants_more() and self._may_ask(ended, told):
             proposals.append(self._ask(self._asked))
         if not self._wants_more() and self._open <= ended.keys():
             self._tell_all(ended, told)
-        if told or proposals:
-            self._commit(proposals, told)
+        if told or proposals or thawed:
+            self._commit(proposals, told, thawed)
+        elif ask and not self._expired and self._promoting and self._only_paused and not self._wants_more():
+            self._retire(sorted(self._paused & self._open))
         self._done = not self._wants_more() and not self._open
         return self._done
 
     def _wants_more(self) -> bool:
         """Whether to ask. False may become True while trials are open: they may need fewer epochs than planned."""
-        return not self._streak.full and self._short() and not self._sampler.exhausted(self._asked)
+        return not self._streak.full and self._short() and not self._asking.exhausted(self._asked)
 
     def _short(self) -> bool:
         """Whether trials and epochs are left in the budget, what is open counted in full."""
@@ -271,7 +250,7 @@ class Driver:
         """Ordered: tell trial k exactly before ask k + W, never earlier. Async: tell what has ended, keep W open."""
         if self._spec.order == "async":
             self._tell_all(ended, told)
-            return self._wants_more() and len(self._open) < self._spec.window
+            return self._wants_more() and len(self._open - self._paused) < self._spec.window
         due = self._asked - self._spec.window
         if due in self._open:
             if due not in ended:
@@ -285,7 +264,7 @@ class Driver:
                 self._tell(ended[number], told)
 
     def _tell(self, row: RowMapping, told: list[tuple[int, int]]) -> None:
-        self._sampler.tell(self._ledger.look(lambda connection: self._record(connection, row)))
+        self._asking.tell(row)
         told.append((row["number"], self._told))
         self._told += 1
         self._open.remove(row["number"])
@@ -293,30 +272,16 @@ class Driver:
         self._streak.note(row)
 
     def _ask(self, number: int) -> writes.Ask:
-        proposal = self._sampler.ask(number)
-        params = self._study.space.decode(proposal.coordinates, self._study.fixed())
-        config = self._study.build(params)
-        resolved = as_json(config)
+        proposal = self._asking.ask(number, told=self._told)
         self._open.add(number)
         self._asked += 1
-        self._epochs[number] = planned_epochs(resolved)
-        return writes.Ask(
-            number=number,
-            draw=proposal.draw,
-            seed=proposal.seed,
-            told=self._told,
-            params=params,
-            coordinates=proposal.coordinates,
-            config=resolved,
-            ranks=parallel_of(resolved).ranks,
-            config_hash=config_hash(config),
-            trial_attrs=proposal.trial_attrs,
-            study_attrs=proposal.study_attrs,
-        )
+        self._epochs[number] = self._plans[number] = planned_epochs(proposal.config)
+        return proposal
 
-    def _commit(self, proposals: list[writes.Ask], told: list[tuple[int, int]]) -> None:
+    def _commit(self, proposals: list[writes.Ask], told: list[tuple[int, int]], thawed: list[int]) -> None:
         def body(connection: Connection) -> None:
             self._lease.check(connection)
+            driving.thaw(connection, self._id, thawed)
             writes.ask(connection, self._id, proposals, told)
 
         failpoint("driver.before_ask_commit")
@@ -328,15 +293,18 @@ class Driver:
 
     def _ended(self) -> dict[int, RowMapping]:
         """The terminal trials the sampler does not know of, by number; only those that are new are read whole."""
-        for row in self._ledger.look(self._newly_ended):
-            self._note_end(row)
+        self._paused, rows = self._ledger.look(self._newly_halted)
+        for row in rows:
+            self._halted_since = True
+            (self._note_pause if row["state"] == "paused" else self._note_end)(row)
         return {number: row for number, row in self._ended_rows.items() if number in self._open}
 
-    def _newly_ended(self, connection: Connection) -> Sequence[RowMapping]:
+    def _newly_halted(self, connection: Connection) -> tuple[set[int], Sequence[RowMapping]]:
+        """The trials that are paused, and the rows of those that have paused or ended since the last look."""
         halted = connection.execute(driving.HALTED, {"study": self._id, "first": min(self._open)}).all()
-        self._paused = {number for number, state in halted if state == "paused"}
-        known = self._paused | self._ended_rows.keys()
-        return driving.rows(connection, self._id, [number for number, _ in halted if number not in known])
+        paused = {number for number, state in halted if state == "paused"}
+        known = self._ended_rows.keys() | (self._paused & paused)
+        return paused, driving.rows(connection, self._id, [number for number, _ in halted if number not in known])
 
     def _note_end(self, row: RowMapping) -> None:
         self._ended_rows[row["number"]] = row
@@ -345,11 +313,53 @@ class Driver:
         if row["outcome"] == "lost":
             self._lost.add(row["number"])
 
+    # promotion
+
+    def _note_pause(self, row: RowMapping) -> None:
+        """Unless the strategy lets it go on the trial has trained what it has, and the sampler learns from that."""
+        if self._promoting:
+            self._epochs[row["number"]] = row["epoch"]
+            self._asking.tell(row)
+
+    def _promoted(self) -> list[int]:
+        """The paused trials that are to go on, as many as there is room for; looked for where one has halted since."""
+        room = self._spec.window - len(self._open - self._paused - self._ended_rows.keys())
+        if not (self._promoting and self._paused and self._halted_since and room > 0):
+            return []
+        self._halted_since = False
+        found = self._ledger.look(lambda c: Board.of(self._curves.upto(c, None)))
+        numbers: list[int] = []
+        for number in self._promoting.promote(found, last=not self._wants_more())[:room]:
+            if self._budget.epochs is not None and sum(self._epochs.values()) >= self._budget.epochs:
+                break
+            self._epochs[number] = self._plans[number]
+            numbers.append(number)
+        for row in self._ledger.look(lambda c: driving.rows(c, self._id, numbers)):
+            self._asking.adopt(row)
+        self._paused -= set(numbers)
+        return numbers
+
+    def _retire(self, numbers: list[int]) -> None:
+        """Nothing is left that could let them go on: they end as pruned, by the value of the rung they have reached."""
+
+        def body(connection: Connection) -> None:
+            self._lease.check(connection)
+            for row in driving.rows(connection, self._id, numbers):
+                pruned = Outcome("pruned", row["step"], row["epoch"])
+                driving.retire(connection, row["id"], self._curves.judge(connection, row["id"], pruned)[1])
+
+        self._ledger.transact(body)
+
     @property
-    def _stuck(self) -> bool:
-        """Whether nothing runs, waits or may be asked, since paused trials are in the way that nobody lets go on."""
+    def _only_paused(self) -> bool:
+        """Whether nothing runs or waits, but trials are paused."""
         going = self._open - self._ended_rows.keys()
         return bool(going) and going <= self._paused
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether only paused trials are left, and nobody lets them go on."""
+        return self._only_paused and not self._promoting
 
     # the end
 
@@ -358,35 +368,20 @@ class Driver:
         name = self._spec.name
         if not self._done:
             if self._expired:
-                given = self._budget.seconds or 0.0
-                total = spelled(
-                    math.ceil(max(self._time.seconds, given) + given)
-                )  # the time used counts, and more than asked
-                more = f"`{command(f'resume --study {name} --time {total}')}` goes on"
-                self.reason = f"the time of {spelled(given)} is used up: {more} from the last checkpoints."
-            elif self._stuck and not self._stopping:
-                paused = f"{counted(len(self._paused), 'trial')} {'is' if len(self._paused) == 1 else 'are'} paused"
-                again = command(f"resume --study {name}")
-                self.reason = f"{paused} and nothing else can be trained: once they wait again, `{again}` goes on."
+                self.reason = ending.time_used_up(name, self._budget.seconds or 0.0, self._time.seconds)
+            elif self._only_paused and not self._stopping:
+                self.reason = ending.only_paused(name, len(self._paused))
             return "interrupted"
-        resume = command(f"resume --study {name} --allow-drift{self._more()}")
-        again = f"mend the task, then `{resume}` goes on."
+        spent = Budget(self._asked - len(self._lost), round(sum(self._epochs.values())))
+        again = ending.mend(name, self._budget, spent)
         if self._streak.full:
             self.reason = self._streak.explain(again)
         elif self._asked and not self._scored:
-            why = command(f"show 0 --study {name}")
-            self.reason = f"none of {counted(self._asked, 'trial')} gave a value, `{why}` says why: {again}"
+            self.reason = ending.nothing_scored(name, self._asked, again)
         state = "stopped" if self.reason else "complete"
         if state != self._state:
             self._ledger.transact(lambda connection: self._write_state(connection, state))
         return state
-
-    def _more(self) -> str:
-        """What a resume has to ask for, where what failed has used up the budget, since it counts."""
-        trials, epochs = self._budget.trials, self._budget.epochs
-        asked = self._asked - len(self._lost)
-        more = f" --trials {2 * trials}" if trials is not None and asked >= trials else ""
-        return more + (f" --epochs {2 * epochs}" if epochs is not None and sum(self._epochs.values()) >= epochs else "")
 
     def _write_state(self, connection: Connection, state: str) -> None:
         self._lease.check(connection)

@@ -23,6 +23,7 @@ from hpo.ledger import Ledger, reads
 from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
 from hpo.results import Results
+from hpo.search.promotion import promoting
 from hpo.search.samplers import SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, make_strategy
 from hpo.study import Study, StudySpec, load
@@ -270,17 +271,22 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
         assert stored is not None
         study = load(stored.reference)
     study = study.configure(_overrides(request.overrides, stored))
+    strategy = request.strategy and _strategy(request.strategy, study)
+    promotes = _promotes(strategy or (stored.strategy if stored else study.strategy), request.order)
     defaults = stored or StudySpec(
         reference=study.reference,
         name=name,
         **_sampling(study.sampler),
         strategy=dict(study.strategy),
-        window=max(WINDOW, 2 * workers),
+        order="async" if promotes else "ordered",
+        window=workers if promotes else max(WINDOW, 2 * workers),
         objectives=[objective.to_json() for objective in study.objectives],
         metrics=list(study.metrics),
     )
     given: dict[str, Any] = {"order": request.order, "window": request.window, "seed": request.seed}
-    given |= {"strategy": request.strategy and _strategy(request.strategy, study), "overrides": dict(study.overrides)}
+    given |= {"strategy": strategy, "overrides": dict(study.overrides)}
+    if strategy and promotes:
+        given["order"] = "async"
     given |= {"reference": study.reference, "metrics": list(study.metrics)}
     given |= {"objectives": [objective.to_json() for objective in study.objectives]}
     if request.sampler is not None:
@@ -327,6 +333,17 @@ def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
 def _strategy(name: str, study: Study) -> dict[str, Any]:
     """The named strategy, with the declaration's options where it declares that one."""
     return dict(study.strategy) if study.strategy["name"] == name else dict(make_strategy(name).model_dump())
+
+
+def _promotes(strategy: Mapping[str, Any], order: str | None) -> bool:
+    """Whether trials pause under the strategy: then which goes on depends on when a worker is free."""
+    promotes = promoting(strategy) is not None
+    if promotes and order == "ordered":
+        raise UserError(
+            f"--order ordered: under {strategy['name']} the trial that goes on is chosen when a worker is free; leave "
+            "the order away, and give --workers 1 --window 1 for a study that can be repeated."
+        )
+    return promotes
 
 
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:

@@ -374,11 +374,11 @@ class Fit:
             self.checkpoints.commit(ref, self.config.checkpoint, self._pinned)
 
     def _obey(self, verdict: Verdict) -> Outcome | None:
-        if verdict.kind == "stop":
-            return None if self.done else self.ended("pruned")  # nothing is cut short by a stop at the end
         if verdict.kind == "restart_from":
             return self.ended("restarted")
-        return self._leave("paused") if verdict.kind == "pause" else None
+        if verdict.kind == "continue" or self.done:  # nothing is cut short at the end
+            return None
+        return self.ended("pruned") if verdict.kind == "stop" else self._leave("paused")
 
     def _leave(self, kind: OutcomeKind) -> Outcome:
         """End so that another attempt goes on from exactly here: with a committed checkpoint of this step."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
+from hpo.ledger import statements as sql
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, studies, trials
 
 PAGE = 500  # rows read at once: SQLite takes 32766 parameters
@@ -42,3 +44,14 @@ def rows(connection: Connection, study_id: int, numbers: Sequence[int]) -> list[
     pages = (numbers[start : start + PAGE] for start in range(0, len(numbers), PAGE))
     where = ({"study": study_id, "numbers": list(page)} for page in pages)
     return [row for one in where for row in connection.execute(_SOME, one).mappings()]
+
+
+def thaw(connection: Connection, study_id: int, numbers: Sequence[int]) -> None:
+    """Let paused trials wait for a worker again; what is not paused stays as it is."""
+    connection.execute(sql.THAW, {"study": study_id, "numbers": list(numbers)})
+
+
+def retire(connection: Connection, trial_id: int, values: Sequence[float | None] | None) -> None:
+    """End a paused trial as pruned; what is not paused stays as it is."""
+    ended = {"trial": trial_id, "new_values": None if values is None else list(values), "ended": time.time()}
+    connection.execute(sql.RETIRE, ended)

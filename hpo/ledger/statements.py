@@ -212,6 +212,18 @@ THAW = (
     .values(state="waiting", revision=trials.c.revision + 1)
 )
 
+RETIRE = (
+    update(trials)
+    .where(_trial, trials.c.state == "paused")
+    .values(
+        state="pruned",
+        outcome="pruned",
+        values=bindparam("new_values", type_=trials.c["values"].type),
+        ended_at=bindparam("ended"),
+        revision=trials.c.revision + 1,
+    )
+)
+
 FINISH = (
     update(trials)
     .where(_held)

@@ -169,11 +169,6 @@ def note(connection: Connection, study_id: int, kind: str, fields: Mapping[str, 
     _event(connection, study_id, None, kind, fields, revision, uid)
 
 
-def thaw(connection: Connection, study_id: int, numbers: Sequence[int]) -> None:
-    """Let paused trials wait for a worker again; what is not paused stays as it is."""
-    connection.execute(sql.THAW, {"study": study_id, "numbers": list(numbers)})
-
-
 # The worker's side
 
 

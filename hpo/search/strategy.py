@@ -81,6 +81,7 @@ STRATEGIES = {
     "none": "hpo.search.none:NoStrategy",
     "median": "hpo.search.median:Median",
     "asha": "hpo.search.asha:Asha",
+    "asha-promote": "hpo.search.asha_promote:AshaPromote",
 }
 
 

@@ -134,7 +134,7 @@ _SAVED = (  # what was reported where a checkpoint was taken
 )
 _STOPS = (
     select(decisions.c.trial_id, decisions.c.step, decisions.c.strategy, decisions.c.reason)
-    .where(decisions.c.trial_id.in_(bindparam("trials", expanding=True)), decisions.c.verdict == "stop")
+    .where(decisions.c.trial_id.in_(bindparam("trials", expanding=True)), decisions.c.verdict.in_(("stop", "pause")))
     .order_by(decisions.c.trial_id, decisions.c.step)
 )
 

@@ -166,11 +166,11 @@ def _decisions(connection: Connection, mine: ColumnElement[bool], rows: Rows) ->
     query = select(decisions.c.trial_id, decisions.c.step).join(trials).where(mine, ~answered)
     for trial_id, step in connection.execute(query):
         yield f"trial {number[trial_id]} has a decision at step {step}, but no report there"
-    stops = select(decisions.c.trial_id).join(trials).where(mine, decisions.c.verdict == "stop")
+    stops = select(decisions.c.trial_id).join(trials).where(mine, decisions.c.verdict.in_(("stop", "pause")))
     stopped = set(connection.execute(stops).scalars())
     for row in rows:
         if row["state"] == "pruned" and row["id"] not in stopped:
-            yield f"trial {row['number']} is pruned, but no decision stopped it"
+            yield f"trial {row['number']} is pruned, but no decision stopped or paused it"
 
 
 def _best(connection: Connection, mine: ColumnElement[bool]) -> Iterator[str]:

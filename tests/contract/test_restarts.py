@@ -11,7 +11,7 @@ from sqlalchemy import select
 from hpo.driver import Driver, Options
 from hpo.executors.inline import Inline
 from hpo.home import Home
-from hpo.ledger import Ledger, reads, tables, writes
+from hpo.ledger import Ledger, driving, reads, tables
 from hpo.run import Request, declare
 from hpo.search.strategy import STRATEGIES
 
@@ -52,7 +52,7 @@ def test_a_trial_that_paused_and_was_thawed_is_the_trial_that_never_paused(tmp_p
     def thaw(ledger: Ledger) -> None:
         states = rows(ledger, tables.trials, "number", "state")
         seen.update(state for _, state in states)
-        ledger.transact(lambda c: writes.thaw(c, 1, [number for number, state in states if state == "paused"]))
+        ledger.transact(lambda c: driving.thaw(c, 1, [number for number, state in states if state == "paused"]))
 
     paused = drive(Home(tmp_path / "paused"), "pausing", 2, thaw)
     straight = drive(Home(tmp_path / "straight"), "none", 2)

@@ -135,7 +135,7 @@ def decided(made: Made, taken, verdict: Verdict) -> None:
 
 
 def test_it_refuses_beside_a_driver(made):
-    lease = leases.acquire(made.ledger, f"driver:{made.id}", ME.__class__.current(), SystemClock(), 5)
+    lease = leases.acquire(made.ledger, f"driver:{made.id}", "s", ME.__class__.current(), SystemClock(), 5)
     shown = command(made)
     assert shown.exit_code == 3 and "already has a driver" in shown.stderr
     assert len(kept(made)) == 5

@@ -32,7 +32,7 @@ def two(tmp_path):
         made.home.mark(made.name, made.uid)
         made.ask()
     held = [
-        leases.acquire(made.ledger, f"driver:{made.id}", Process("far", 1, "then"), FakeClock(), 30)
+        leases.acquire(made.ledger, f"driver:{made.id}", "s", Process("far", 1, "then"), FakeClock(), 30)
         for made in (here, there)
     ]
     yield here, there, held
@@ -71,7 +71,7 @@ def test_it_waits_until_a_study_is_driven_and_leaves_when_it_is_not_any_more(two
     driven = Driven(here.ledger, here.home, "here", clock)
     assert [look(driven, clock) for _ in range(2)] == [[]] * 2
     assert capsys.readouterr().out.count("study here is not driven: waiting") == 1
-    lease = leases.acquire(here.ledger, f"driver:{here.id}", Process("far", 2, "then"), FakeClock(), 30)
+    lease = leases.acquire(here.ledger, f"driver:{here.id}", "s", Process("far", 2, "then"), FakeClock(), 30)
     assert look(driven, clock) == [here.id]
     lease.release()
     assert look(driven, clock) is None

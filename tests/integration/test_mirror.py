@@ -171,7 +171,7 @@ def test_a_trial_that_is_refused_at_first_has_one_run(made, tracker):
     files = {file: file.read_bytes() for file in ref.path.iterdir()}
     for file in files:
         file.unlink()
-    lease = leases.acquire(made.ledger, f"mirror:{made.id}", ME, SystemClock(), 5)
+    lease = leases.acquire(made.ledger, f"mirror:{made.id}", "s", ME, SystemClock(), 5)
     looking = Mirror(made.ledger, tracker, made.name, made.home, lease, SystemClock())
     looking.look()
     for file, content in files.items():
@@ -355,7 +355,7 @@ def test_a_database_that_was_lost_is_filled_again(made, tracker, empty_mlflow):
 def test_one_mirror_at_a_time(made, tracker):
     with made.ledger.read() as connection:
         study_id = reads.study_row(connection, "s")["id"]
-    lease = leases.acquire(made.ledger, f"mirror:{study_id}", ME, SystemClock(), 1.0)
+    lease = leases.acquire(made.ledger, f"mirror:{study_id}", "s", ME, SystemClock(), 1.0)
     with pytest.raises(Busy, match="already has a mirror"):
         mirror.drain(made.ledger, tracker, "s", made.home)
     lease.release()
@@ -364,9 +364,9 @@ def test_one_mirror_at_a_time(made, tracker):
 
 def test_a_mirror_that_lost_its_lease_moves_no_cursor(made, tracker):
     made.complete(2)
-    ours = leases.acquire(made.ledger, f"mirror:{made.id}", Process.current(), SystemClock(), 1.0)
+    ours = leases.acquire(made.ledger, f"mirror:{made.id}", "s", Process.current(), SystemClock(), 1.0)
     ours.release()
-    leases.acquire(made.ledger, f"mirror:{made.id}", ME, SystemClock(), 1.0)
+    leases.acquire(made.ledger, f"mirror:{made.id}", "s", ME, SystemClock(), 1.0)
     with pytest.raises(Busy, match="taken over"):
         mirror.Mirror(made.ledger, tracker, "s", made.home, ours, SystemClock()).look()
     assert mirror.behind(made.ledger, tracker.name, "s") > 0

@@ -142,7 +142,7 @@ def test_another_driver_is_named_and_exits_3(searched):
             study = reads.study_row(connection, "mlp")["id"]
         me = Process.current()
         other = Process(me.host, sleeper.pid, start_time(sleeper.pid) or "")
-        lease = leases.acquire(ledger, f"driver:{study}", other, SystemClock(), 1.0)
+        lease = leases.acquire(ledger, f"driver:{study}", "s", other, SystemClock(), 1.0)
         result = hpo("resume", "--executor", "inline", home=searched)
         assert result.exit_code == 3
         assert re.search(rf"^error: .*host {me.host}, pid {sleeper.pid}, since 20", result.stderr, re.MULTILINE)

@@ -163,7 +163,7 @@ IN_LEDGER = {
     "UPDATE trials SET told = 5 WHERE number = 2": "places of the tells are not 0 to 2: [0, 1, 5]",
     "UPDATE studies SET requested = 4": "complete with 3 trials, and 4 were requested",
     "UPDATE decisions SET step = 9": "trial 1 has a decision at step 9, but no report there",
-    "UPDATE decisions SET verdict = 'continue'": "trial 1 is pruned, but no decision stopped it",
+    "UPDATE decisions SET verdict = 'continue'": "trial 1 is pruned, but no decision stopped or paused it",
 }
 
 
@@ -308,17 +308,17 @@ def test_what_the_dead_have_left(tmp_path):
     made.ledger.transact(lambda connection: writes.register(connection, gone, "local"))
     made.ask()
     made.ledger.transact(lambda connection: claims.claim(connection, gone.id, "t", [made.id]))
-    leases.acquire(made.ledger, f"mirror:{made.id}", gone, SystemClock(), 1.0)
+    leases.acquire(made.ledger, f"mirror:{made.id}", "s", gone, SystemClock(), 1.0)
     sync(made)  # takes the lease of the dead
     assert checked(made).differences == [
         "s: trial 0 is running, but its worker is dead: `hpo resume` takes it up again"
     ]
-    lease = leases.acquire(made.ledger, f"driver:{made.id}", gone, SystemClock(), 1.0)
+    lease = leases.acquire(made.ledger, f"driver:{made.id}", "s", gone, SystemClock(), 1.0)
     [text] = [text for text in checked(made).differences if "lease" in text]
     assert "driver's lease is held by a dead process" in text and "`hpo resume` frees it" in text
     lease.release()
     # Beside a live driver it is the driver's business.
-    leases.acquire(made.ledger, f"driver:{made.id}", ME, SystemClock(), 1.0)
+    leases.acquire(made.ledger, f"driver:{made.id}", "s", ME, SystemClock(), 1.0)
     (made.home.checkpoints("s", 0) / "step-00000001.f1.a.tmp").mkdir(parents=True)
     assert checked(made).differences == []
     made.ledger.close()

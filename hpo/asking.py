@@ -1,0 +1,87 @@
+"""The sampler, kept in step with the ledger: rebuilt from its rows when it is first needed, told of each end once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo.config import as_json, config_hash
+from hpo.ledger import Ledger, writes
+from hpo.ledger.history import Curves
+from hpo.search.sampler import Sampler, TrialRecord
+from hpo.search.samplers import make_sampler
+from hpo.study import Study, StudySpec, parallel_of
+
+
+class Asking:
+    """Asks for trials of a study. `rows` are those there are, by number, each with what was asked (`driving.rows`);
+    of them the sampler knows the ends of `told`, in that order."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        study: Study,
+        spec: StudySpec,
+        curves: Curves,
+        rows: Mapping[int, RowMapping],
+        told: Sequence[int],
+    ) -> None:
+        self._ledger, self._study, self._spec, self._curves = ledger, study, spec, curves
+        self._rows, self._known = rows, told
+
+    @cached_property
+    def _sampler(self) -> Sampler:
+        """A study of which nothing is left to be asked never needs it."""
+        sampler = make_sampler(self._spec.sampling(), self._study.space, self._study.objectives, self._spec.seed)
+        told, rows = set(self._known), self._rows
+        records = self._ledger.look(lambda c: {n: self._record(c, rows[n], n in told) for n in sorted(rows)})
+        for number in sorted(rows.keys() - told):
+            sampler.adopt(records[number].open())
+        for number in self._known:
+            sampler.tell(records[number])
+        return sampler
+
+    def exhausted(self, number: int) -> bool:
+        return self._sampler.exhausted(number)
+
+    def ask(self, number: int, told: int) -> writes.Ask:
+        """What to try as trial `number`, as the ledger takes it; `told` ends are known by now."""
+        proposal = self._sampler.ask(number)
+        params = self._study.space.decode(proposal.coordinates, self._study.fixed())
+        config = self._study.build(params)
+        resolved = as_json(config)
+        return writes.Ask(
+            number=number,
+            draw=proposal.draw,
+            seed=proposal.seed,
+            told=told,
+            params=params,
+            coordinates=proposal.coordinates,
+            config=resolved,
+            ranks=parallel_of(resolved).ranks,
+            config_hash=config_hash(config),
+            trial_attrs=proposal.trial_attrs,
+            study_attrs=proposal.study_attrs,
+        )
+
+    def tell(self, row: RowMapping) -> None:
+        """A trial has ended, or waits at a rung."""
+        self._sampler.tell(self._ledger.look(lambda connection: self._record(connection, row)))
+
+    def adopt(self, row: RowMapping) -> None:
+        """A trial goes on from its rung."""
+        self._sampler.adopt(self._ledger.look(lambda connection: self._record(connection, row)).open())
+
+    def _record(self, connection: Connection, row: RowMapping, ended: bool = True) -> TrialRecord:
+        curve = self._curves.of(connection, row["id"]) if ended else []
+        return TrialRecord(
+            number=row["number"],
+            state=row["state"],
+            coordinates=self._study.space.retained(row["coordinates"], row["params"]),
+            values=None if row["values"] is None else tuple(row["values"]),
+            curve=[(epoch, self._curves.as_loss(loss)) for epoch, loss in curve],
+            trial_attrs=row["trial_attrs"],
+            study_attrs=row["study_attrs"],
+        )

@@ -1,0 +1,34 @@
+"""What a user is told of a study that has ended otherwise than complete, and the command that goes on."""
+
+from __future__ import annotations
+
+import math
+
+from hpo.budget import Budget, spelled
+from hpo.words import command, counted
+
+
+def time_used_up(study: str, given: float, used: float) -> str:
+    total = spelled(math.ceil(max(used, given) + given))  # the time used counts, and more than asked
+    more = f"`{command(f'resume --study {study} --time {total}')}` goes on"
+    return f"the time of {spelled(given)} is used up: {more} from the last checkpoints."
+
+
+def only_paused(study: str, paused: int) -> str:
+    again = command(f"resume --study {study}")
+    are = f"{counted(paused, 'trial')} {'is' if paused == 1 else 'are'} paused"
+    return f"{are} and nothing else can be trained: once they wait again, `{again}` goes on."
+
+
+def nothing_scored(study: str, asked: int, again: str) -> str:
+    why = command(f"show 0 --study {study}")
+    return f"none of {counted(asked, 'trial')} gave a value, `{why}` says why: {again}"
+
+
+def mend(study: str, budget: Budget, used: Budget) -> str:
+    """How a study goes on whose task is to be mended; what failed has used up the budget, since it counts."""
+    more = ""
+    for flag, given, gone in (("trials", budget.trials, used.trials), ("epochs", budget.epochs, used.epochs)):
+        if given is not None and gone is not None and gone >= given:
+            more += f" --{flag} {2 * given}"
+    return f"mend the task, then `{command(f'resume --study {study} --allow-drift{more}')}` goes on."

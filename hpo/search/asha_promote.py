@@ -1,0 +1,65 @@
+"""Asynchronous successive halving with promotion (Li et al. 2020, "A System for Massively Parallel Hyperparameter
+Tuning", MLSys, algorithm 2): every trial waits at its rung with its checkpoint until it is among the best there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from hpo.ledger.tables import STATES
+from hpo.search.asha import Asha
+from hpo.search.promotion import Board
+from hpo.search.strategy import Curve, History
+from trainer.report import CONTINUE, Verdict
+
+
+class AshaPromote(Asha):
+    """Rungs as `asha` has them. Of n losses recorded at a rung the best floor(n / eta) go on, the rest pause.
+
+    A paused trial goes on once it is among them, since others have come to the rung; trials of the highest rung first,
+    there the best first, of equal losses the lower number. The one that would be chosen as it arrives does not pause.
+    A loss that is not finite stops its trial, and counts at the rung as the worst.
+
+    Once no more trials come and none goes on by that rule, the best of every rung does even where floor(n / eta) is 0,
+    so that a study ends with its winner trained in full; what still waits then ends as pruned.
+    """
+
+    name: Literal["asha-promote"] = "asha-promote"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def decide(self, history: History) -> Verdict:
+        epoch, curve = history.epoch, history.curve
+        rung = self.rung(epoch)
+        if rung is None or (len(curve) > 1 and self.rung(curve[-2][0]) == rung):
+            return CONTINUE
+        if math.isnan(history.value):
+            return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
+        ranked = self._ranked({**history.curves(STATES), history.number: curve}, rung)
+        place, keep = ranked.index(history.number), len(ranked) // self.eta
+        if place < keep and not history.curves(("paused",)).keys() & set(ranked[:place]):
+            return CONTINUE
+        return Verdict(
+            "pause", reason=f"rank {place + 1} of {len(ranked)} at rung {rung} (epoch {epoch}); the best {keep} go on"
+        )
+
+    def promote(self, board: Board, last: bool) -> Sequence[int]:
+        return self._best(board, 0) or (self._best(board, 1) if last else [])
+
+    def _best(self, board: Board, at_least: int) -> list[int]:
+        waiting: dict[int, set[int]] = {}
+        for number in board.paused:
+            waiting.setdefault(self.rung(board.curves[number][-1][0]) or 0, set()).add(number)
+        found: list[int] = []
+        for rung in sorted(waiting, reverse=True):
+            ranked = self._ranked(board.curves, rung)
+            keep = max(len(ranked) // self.eta, at_least)
+            found += [number for number in ranked[:keep] if number in waiting[rung]]
+        return found
+
+    def _ranked(self, curves: Mapping[int, Curve], rung: int) -> list[int]:
+        """The trials that have come to the rung, the best first, by the loss of their first report from it on."""
+        losses = {}
+        for number, curve in curves.items():
+            if (first := next((loss for epoch, loss in curve if self.rung(epoch) == rung), None)) is not None:
+                losses[number] = first
+        return sorted(losses, key=lambda number: (math.isnan(losses[number]), losses[number], number))

@@ -1,0 +1,49 @@
+"""Promotion: trials pause at rungs, and the best of them go on. The contract of strategies that let them.
+
+`decide` pauses a trial, inside the transaction of its report; the driver asks `promote` whenever a trial has paused or
+ended. Both are functions of what the ledger holds, so a restart changes neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from hpo.search.strategy import Curve, Strategy, make_strategy
+
+
+@dataclass(frozen=True)
+class Board:
+    """All trials of a study by number: their curves of (epoch, loss), ascending, and their states."""
+
+    curves: Mapping[int, Curve]
+    states: Mapping[int, str]
+
+    @classmethod
+    def of(cls, trials: Mapping[int, tuple[str, Curve]]) -> Board:
+        """From number -> (state, curve)."""
+        curves = {number: curve for number, (_, curve) in trials.items()}
+        return cls(curves, {number: state for number, (state, _) in trials.items()})
+
+    @property
+    def paused(self) -> list[int]:
+        return [number for number, state in self.states.items() if state == "paused"]
+
+
+@runtime_checkable
+class Promoting(Strategy, Protocol):
+    """A strategy under which trials pause, and that says which go on."""
+
+    def promote(self, board: Board, last: bool) -> Sequence[int]:
+        """The paused trials that may go on now, those first that are to go first. Pure.
+
+        `last` says that no trial will be asked for any more: whatever then waits and never goes on ends as pruned.
+        """
+        ...
+
+
+def promoting(spec: str | Mapping[str, Any]) -> Promoting | None:
+    """The strategy of a specification where it is one of these."""
+    strategy = make_strategy(spec)
+    return strategy if isinstance(strategy, Promoting) else None

@@ -1,0 +1,213 @@
+"""What every strategy that promotes promises, in simulated time; and the published algorithm as the oracle."""
+
+import heapq
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpo.errors import UserError
+from hpo.run import Request, declare
+from hpo.search.promotion import Board, Promoting
+from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
+
+SPECS = [
+    {"name": "asha-promote"},
+    {"name": "asha-promote", "min_epochs": 2, "eta": 2, "max_epochs": 9},
+]
+
+
+@pytest.fixture(params=SPECS, ids=json.dumps)
+def strategy(request):
+    return make_strategy(request.param)
+
+
+def losses(seed: int, trials: int, epochs: int, nan: float = 0.05) -> dict[int, list[tuple[int, float]]]:
+    """number -> (epoch, loss): falling, noisy, at times equal or not finite."""
+    rng = random.Random(seed)
+    full = {}
+    for number in range(trials):
+        level = rng.random()
+        full[number] = [
+            (epoch, math.nan if rng.random() < nan else round(level + rng.random() / epoch, 2))
+            for epoch in range(1, epochs + 1)
+        ]
+    return full
+
+
+class Simulation:
+    """A study on tables, with so many workers and a clock of its own: what the driver and the workers do, in little.
+
+    `jobs` are the trials in the order in which a worker took them up, each with the epoch it went on from.
+    """
+
+    def __init__(self, strategy: Promoting, full: dict, workers: int = 1, seed: int = 0) -> None:
+        self.spec, self.full, self.workers = strategy.model_dump(), full, workers
+        self.rng = random.Random(seed)
+        self.seen: dict[int, list] = {}
+        self.states: dict[int, str] = {}
+        self.verdicts: dict[tuple[int, int], str] = {}
+        self.jobs: list[tuple[int, int]] = []
+        self.most = 0
+        self._events: list[tuple[float, int]] = []
+
+    @property
+    def strategy(self) -> Promoting:
+        """A new one each time: it holds nothing."""
+        made = make_strategy(json.loads(json.dumps(self.spec)))
+        assert isinstance(made, Promoting)
+        return made
+
+    def run(self) -> "Simulation":
+        now = 0.0
+        while True:
+            self._take_up(now)
+            if not self._events:
+                break
+            now, number = heapq.heappop(self._events)
+            self._report(number, now)
+        for number, state in self.states.items():
+            self.states[number] = "pruned" if state == "paused" else state
+        return self
+
+    def _take_up(self, now: float) -> None:
+        while len(self._events) < self.workers:
+            unasked = len(self.states) < len(self.full)
+            shuffled = list(self.states)
+            self.rng.shuffle(shuffled)
+            board = Board({n: self.seen[n] for n in shuffled if n in self.seen}, {n: self.states[n] for n in shuffled})
+            numbers = list(self.strategy.promote(board, last=not unasked))
+            assert all(self.states[number] == "paused" for number in numbers) and len(set(numbers)) == len(numbers)
+            if not numbers and not unasked:
+                return
+            number = numbers[0] if numbers else len(self.states)
+            self.jobs.append((number, len(self.seen.get(number, []))))
+            self.states[number] = "running"
+            self._events_push(now, number)
+            self.most = max(self.most, len(self._events))
+
+    def _events_push(self, now: float, number: int) -> None:
+        heapq.heappush(self._events, (now + self.rng.uniform(0.5, 1.5), number))
+
+    def _report(self, number: int, now: float) -> None:
+        curve = self.full[number][: len(self.seen.get(number, [])) + 1]
+        self.seen[number] = curve
+        epoch, done = curve[-1][0], len(curve) == len(self.full[number])
+        kind = "continue"
+        if self.strategy.wants(epoch):
+            kind = self.strategy.decide(TableHistory(number, epoch, self.seen, self.states)).kind
+            self.verdicts[number, epoch] = kind
+        if done:
+            self.states[number] = "complete" if math.isfinite(curve[-1][1]) else "infeasible"
+        elif kind == "continue":
+            self._events_push(now, number)
+        else:
+            self.states[number] = {"stop": "pruned", "pause": "paused"}[kind]
+
+
+def algorithm_2(full: dict, r: int, eta: int, R: int | None) -> list[tuple[int, int]]:
+    """The jobs of one worker by Li et al. 2020, algorithm 2, written down as it stands there: (trial, epochs it has).
+
+    A loss that is not finite is infinite. After the last configuration the best of each rung goes on as well.
+    """
+    length = len(next(iter(full.values())))
+    levels = [level for k in range(30) if (level := r * eta**k) < min(length, R or length)]
+    rungs: list[dict[int, float]] = [{} for _ in levels]
+    promoted: list[set[int]] = [set() for _ in levels]
+    jobs, asked = [], 0
+
+    def get_job() -> tuple[int, int] | None:
+        nonlocal asked
+        for at_least in (0, 1) if asked == len(full) else (0,):
+            for k in reversed(range(len(levels))):
+                candidates = sorted(rungs[k], key=lambda t: (rungs[k][t], t))[: max(len(rungs[k]) // eta, at_least)]
+                promotable = [t for t in candidates if t not in promoted[k] and math.isfinite(rungs[k][t])]
+                if promotable:
+                    promoted[k].add(promotable[0])
+                    return promotable[0], k + 1
+        if asked < len(full):
+            asked += 1
+            return asked - 1, 0
+        return None
+
+    while (job := get_job()) is not None:
+        trial, k = job
+        jobs.append((trial, levels[k - 1] if k else 0))
+        if k < len(levels):
+            loss = full[trial][levels[k] - 1][1]
+            rungs[k][trial] = loss if math.isfinite(loss) else math.inf
+    return jobs
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**16), spec=st.sampled_from(SPECS), epochs=st.sampled_from([5, 9, 12]))
+def test_one_worker_does_what_the_published_algorithm_does(seed, spec, epochs):
+    strategy = make_strategy(spec)
+    full = losses(seed, trials=17, epochs=epochs)
+    simulated = Simulation(strategy, full).run()
+    assert _through(simulated, strategy) == algorithm_2(full, strategy.min_epochs, strategy.eta, strategy.max_epochs)
+
+
+def _through(simulated: Simulation, strategy) -> list[tuple[int, int]]:
+    """The jobs, with those at whose rung the trial went on without a pause spelled out."""
+    jobs = []
+    for number, at in simulated.jobs:
+        jobs.append((number, at))
+        for epoch in range(at + 1, len(simulated.full[number])):
+            kind = simulated.verdicts.get((number, epoch))
+            met = strategy.rung(epoch) is not None and strategy.rung(epoch) != strategy.rung(epoch - 1)
+            if kind in ("pause", "stop"):
+                break
+            if met:
+                jobs.append((number, epoch))
+    return jobs
+
+
+@given(seed=st.integers(0, 2**16), spec=st.sampled_from(SPECS), workers=st.sampled_from([1, 2, 8]))
+def test_whatever_the_workers_do(seed, spec, workers):
+    strategy = make_strategy(spec)
+    full = losses(seed, trials=25, epochs=12, nan=0.02)
+    simulated = Simulation(strategy, full, workers, seed).run()
+    assert simulated.most <= workers
+    assert sorted(simulated.states) == list(full)
+    assert set(simulated.states.values()) <= {"complete", "pruned", "infeasible"}
+    rungs = [
+        (number, strategy.rung(epoch)) for (number, epoch), kind in simulated.verdicts.items() if kind != "continue"
+    ]
+    assert len(set(rungs)) == len(rungs), "no trial is halted twice at one rung"
+    starts: dict[int, list[int]] = {}
+    for number, at in simulated.jobs:
+        starts.setdefault(number, []).append(at)
+    assert all(at == sorted(set(at)) and at[0] == 0 for at in starts.values()), "each goes on from where it paused"
+    assert sum(map(len, simulated.seen.values())) < 0.7 * sum(map(len, full.values()))
+
+
+@pytest.mark.parametrize("trials", [1, 2, 25])
+def test_a_study_ends_with_a_winner_trained_in_full(strategy, trials):
+    full = losses(trials, trials, epochs=12, nan=0.0)
+    simulated = Simulation(strategy, full, workers=2).run()
+    assert "complete" in simulated.states.values()
+
+
+def test_a_better_one_that_waits_goes_first(strategy):
+    rung = strategy.min_epochs
+    curves = {n: [(rung, loss)] for n, loss in enumerate([0.1, 0.5, 0.6, 0.7, 0.8, 0.2, 0.9, 0.9, 0.9])}
+    states = dict.fromkeys(curves, "paused") | {5: "running"}
+    assert strategy.decide(TableHistory(5, rung, curves, states)).kind == "pause"
+    assert list(strategy.promote(Board(curves, states | {5: "paused"}), last=False))[:2] == [0, 5]
+    assert strategy.decide(TableHistory(5, rung, curves, states | {0: "running"})).kind == "continue"
+
+
+def test_every_strategy_that_promotes_is_bound_here():
+    found = {name for name in STRATEGIES if isinstance(make_strategy(name), Promoting)}
+    assert found == {spec["name"] for spec in SPECS}
+
+
+def test_such_a_study_is_asynchronous(home):
+    _, spec = declare(Request(home, reference="mlp", strategy="asha-promote"), None, workers=3)
+    assert (spec.order, spec.window) == ("async", 3)
+    with pytest.raises(UserError, match=r"--order ordered: under asha-promote .* give --workers 1 --window 1"):
+        declare(Request(home, reference="mlp", strategy="asha-promote", order="ordered"), None, workers=3)

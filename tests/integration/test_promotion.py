@@ -1,0 +1,140 @@
+"""Promotion in earnest: real trials pause with their checkpoints and go on, here, elsewhere and after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from hpo.driver import Driver, Options
+from hpo.executors.inline import Inline
+from hpo.executors.local import Local
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.ledger.tables import attempts, decisions, reports, trials
+from hpo.run import Request, declare
+
+TINY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
+FULL = {"pause": 0.0, "train.num_epochs": 4}
+PROMOTE = {"sampler": "tpe", "strategy": "asha-promote", "overrides": FULL | {"train.checkpoint.every_steps": 3}}
+
+
+def drive(
+    home: Home, executor=None, *, workers=1, bound=None, tick: Callable[[Driver], None] = lambda _: None, **flags
+):
+    """Drive the tiny study to its end or its interruption: the ledger, and the state it is left in."""
+    ledger = Ledger(home.create().storage)
+    study, spec = declare(Request(home, reference=TINY, **flags), ledger, workers=workers)
+    bound = bound or {"trials": 14}
+    driver = Driver(
+        ledger,
+        study,
+        spec,
+        Options(home, ledger.url, home.tracking_uri, **bound, lease_timeout=20),
+        executor or Inline(),
+    )
+    driver.acquire()
+    try:
+        return ledger, driver.run(lambda: tick(driver))
+    finally:
+        driver.release()
+
+
+def rows(ledger: Ledger, *columns) -> list[tuple]:
+    return [tuple(row) for row in ledger.look(lambda c: c.execute(select(*columns)).all())]
+
+
+def digest(ledger: Ledger) -> str:
+    return ledger.look(lambda c: reads.digest(c, reads.study_row(c, "tiny")))
+
+
+def curves(ledger: Ledger) -> dict[int, list[tuple[int, float]]]:
+    """number -> (step, val/loss)."""
+    query = (
+        select(trials.c.number, reports.c.step, reports.c.value)
+        .join(reports)
+        .where(reports.c.key == "val/loss", reports.c.epoch.is_not(None))
+        .order_by(trials.c.number, reports.c.step)
+    )
+    found: dict[int, list] = {}
+    for number, step, value in ledger.look(lambda c: c.execute(query).all()):
+        found.setdefault(number, []).append((step, value))
+    return found
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory) -> Ledger:
+    """One worker, never interrupted."""
+    ledger, state = drive(Home(tmp_path_factory.mktemp("golden")), **PROMOTE)
+    assert state == "complete"
+    return ledger
+
+
+def test_trials_pause_go_on_and_end(golden):
+    states = [state for (state,) in rows(golden, trials.c.state)]
+    assert len(states) == 14 and set(states) == {"complete", "pruned"}
+    assert 0 < states.count("complete") < 5
+    outcomes = [outcome for (outcome,) in rows(golden, attempts.c.outcome)]
+    assert outcomes.count("paused") >= 10 and set(outcomes) <= {"paused", "complete", "pruned"}
+    went_on = rows(golden, attempts.c.from_step, attempts.c.fence)
+    assert any(fence > 1 and from_step > 0 for from_step, fence in went_on), "from its checkpoint, not from the start"
+    assert len(rows(golden, decisions.c.trial_id)) == len(set(rows(golden, decisions.c.trial_id, decisions.c.step)))
+    told = sorted(place for (place,) in rows(golden, trials.c.told))
+    assert told == list(range(14)), "every trial is told of once, as ended"
+
+
+def test_what_went_on_is_what_never_paused(tmp_path):
+    """Under a sampler that does not learn, every curve is the beginning of the same trial's whole one."""
+    promoted, _ = drive(Home(tmp_path / "promoted"), **(PROMOTE | {"sampler": "random"}))
+    whole, _ = drive(Home(tmp_path / "whole"), sampler="random", strategy="none", overrides=PROMOTE["overrides"])
+    parts, full = curves(promoted), curves(whole)
+    assert all(full[number][: len(curve)] == curve for number, curve in parts.items())
+    assert {len(curve) for curve in parts.values()} == {1, 3, 4}
+    assert sum(map(len, parts.values())) < sum(map(len, full.values())) / 2
+
+
+def test_one_worker_interrupted_and_resumed_again_and_again_ends_the_same(tmp_path, golden):
+    home, state, stops = Home(tmp_path / "home"), "interrupted", 0
+    while state == "interrupted":
+        ticks = 0
+
+        def stop(driver: Driver) -> None:
+            nonlocal ticks
+            ticks += 1
+            if ticks == 4:
+                driver.request_stop()
+
+        ledger, state = drive(home, tick=stop, **PROMOTE)
+        stops += state == "interrupted"
+    assert stops > 3
+    assert digest(ledger) == digest(golden)
+
+
+def test_two_workers_share_the_rungs(tmp_path):
+    ledger, state = drive(Home(tmp_path / "home"), Local(2), workers=2, **PROMOTE)
+    assert state == "complete"
+    assert {state for (state,) in rows(ledger, trials.c.state)} == {"complete", "pruned"}
+    met = rows(ledger, decisions.c.trial_id, decisions.c.step)
+    assert len(met) == len(set(met))
+    moved = rows(ledger, attempts.c.trial_id, attempts.c.worker_id, attempts.c.from_step)
+    assert len({worker for _, worker, _ in moved}) == 2
+    assert sorted(place for (place,) in rows(ledger, trials.c.told)) == list(range(14))
+
+
+def test_a_budget_of_epochs_counts_what_was_trained(tmp_path):
+    ledger, state = drive(Home(tmp_path / "home"), bound={"epochs": 12}, **PROMOTE)
+    trained = [epoch for (epoch,) in rows(ledger, trials.c.epoch)]
+    assert state == "complete"
+    assert 12 <= sum(trained) < 12 + 4
+    assert len(trained) > 12 / 4, "what waits at a rung is not counted in full"
+
+
+def test_more_trials_later_go_on_where_the_study_stood(tmp_path, golden):
+    home = Home(tmp_path / "home")
+    drive(home, bound={"trials": 5}, **PROMOTE)
+    ledger, state = drive(home, bound={"trials": 9}, **PROMOTE)
+    assert state == "complete"
+    states = [state for (state,) in rows(ledger, trials.c.state)]
+    assert len(states) == 9 and set(states) == {"complete", "pruned"}
