@@ -56,7 +56,7 @@ class Progress:
         self.tracking_uri: str = row["environment"]["tracking_uri"]
         self.refresh()
         self._began = clock.monotonic()
-        self._ended_before, self._epochs_before = self.ended, self.epochs
+        self._halted_before, self._epochs_before = self.ended + self.paused, self.epochs
 
     @property
     def metric(self) -> str:
@@ -67,6 +67,10 @@ class Progress:
         return sum(trial.state in TERMINAL_STATES for trial in self.trials.values())
 
     @property
+    def paused(self) -> int:
+        return sum(trial.state == "paused" for trial in self.trials.values())
+
+    @property
     def epochs(self) -> int:
         return sum(trial.epoch for trial in self.trials.values())
 
@@ -75,25 +79,27 @@ class Progress:
         return self._clock.monotonic() - self._began
 
     def rates(self) -> tuple[float, float]:
-        """Trials a minute and epochs a second, since this process began to watch."""
-        elapsed = max(self.elapsed, 1e-9)
-        return 60 * (self.ended - self._ended_before) / elapsed, (self.epochs - self._epochs_before) / elapsed
+        """Trials a minute, that ended or paused, and epochs a second, since this process began to watch."""
+        elapsed, halted = max(self.elapsed, 1e-9), self.ended + self.paused
+        return 60 * (halted - self._halted_before) / elapsed, (self.epochs - self._epochs_before) / elapsed
 
     def eta(self) -> float | None:
         """Seconds left at the rate so far, by trials or by epochs; None until a trial has ended."""
         per_minute, per_second = self.rates()
         if not per_minute:
             return None
-        left = [] if self.requested is None else [60 * max(self.requested - self.ended, 0) / per_minute]
+        left = [] if self.requested is None else [60 * max(self.requested - self.ended - self.paused, 0) / per_minute]
         if self.max_epochs is not None and per_second:
             left.append(max(self.max_epochs - self.epochs, 0) / per_second)
         return min(left, default=None)
 
     def counts(self, *, noun: bool = False) -> str:
-        """`3/50 trials`, `3 trials, 40/200 epochs`: how much of what was asked for has ended; `3/50` without `noun`."""
+        """`3/50 trials, 9 paused`, `3 trials, 40/200 epochs`: how much of what was asked for has ended; `3/50` without
+        `noun`."""
         text = f"{self.ended}/{self.requested}" if self.requested else str(self.ended)
         if noun:
             text += " trial" if (self.requested or self.ended) == 1 else " trials"
+        text += f", {self.paused} paused" if self.paused else ""
         return text + (f", {self.epochs}/{self.max_epochs} epochs" if self.max_epochs else "")
 
     def asked_for(self) -> str:

@@ -104,6 +104,11 @@ def test_rates_count_what_this_process_saw_and_the_rest_is_extrapolated(ledger):
     assert per_minute == pytest.approx(2.0)
     assert epochs_per_second == pytest.approx(3 / 60)
     assert progress.eta() == pytest.approx(60 * 7 / 2)  # 10 requested, 3 ended
+    for number in range(3, 7):
+        put_trial(ledger, number, "paused", (0.5,))
+    progress.refresh()
+    assert progress.counts(noun=True) == "3/10 trials, 4 paused"
+    assert progress.eta() == pytest.approx(60 * 3 / 6), "what waits at a rung may have had its share"
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
