@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainer import optim
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.penalty import penalised
 from trainer.precision import autocast, prepare
 from trainer.task import Task
 
@@ -101,7 +102,7 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
             for _ in range(2 if accumulates else 1):
                 before = live.now
                 with autocast(config.precision, torch.device("cpu")):
-                    loss = task.loss(model, inputs)
+                    loss = penalised(config.gradients, model, lambda: task.loss(model, inputs))
                 activations = live.now - before
                 loss.sum.backward()
                 del loss

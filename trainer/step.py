@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from trainer.config import TrainConfig
 from trainer.data.loader import Filler, to_device
+from trainer.derivatives import twice
 from trainer.errors import TrainerError
 from trainer.gradient_rules import GradientRules
 from trainer.gradients import NoiseProbe, Window, accumulate
@@ -19,6 +21,7 @@ from trainer.guard import RunningStatistics, skips_on_device
 from trainer.optim.sam import Sam
 from trainer.optim.sophia import Sophia
 from trainer.parallel import Solo
+from trainer.penalty import penalised
 from trainer.precision import autocast, underflow
 from trainer.seeding import derive, seed_all
 from trainer.state import TrainState
@@ -137,7 +140,13 @@ class Stepper:
         """A forward and a backward pass of each micro-batch, and what they add up to over all ranks."""
         for p in self.params:  # Optimizer.zero_grad, without the profiler's mark
             p.grad = None
-        return self.ranks.total(accumulate(batches, self.loss, probe, self.ranks), self.params)
+        with self._twice():
+            window = accumulate(batches, self.loss, probe, self.ranks)
+        return self.ranks.total(window, self.params)
+
+    def _twice(self) -> AbstractContextManager[None]:
+        """Surrounds what a penalty on gradients differentiates twice; nothing where there is none."""
+        return nullcontext() if self.config.gradients.penalty is None else twice("gradients.penalty", "leave it out")
 
     @property
     def _scale(self) -> Tensor:
@@ -151,8 +160,15 @@ class Stepper:
         batch = to_device(batch, self.device)
         self.task.progress = self.state.step / self.total
         filler = isinstance(batch, Filler)
+        given = batch.batch if filler else batch
+        with self._twice():
+            loss = penalised(self.config.gradients, self.state.model, lambda: self._task_loss(given))
+        loss = loss.times(0) if filler else loss
+        return loss if self.state.loss_scale is None else loss.times(self._scale)
+
+    def _task_loss(self, batch: Any) -> Loss:
         with autocast(self.config.precision, self.device):
-            loss = self.task.loss(self.module, batch.batch if filler else batch)
+            loss = self.task.loss(self.module, batch)
         if not isinstance(loss, Loss):
             raise TrainerError(f"Task.loss must return a trainer.task.Loss(sum, count), not {type(loss).__name__}.")
         if loss.sum.dtype in (torch.bfloat16, torch.float16):
@@ -160,8 +176,7 @@ class Stepper:
                 f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "
                 "output.float() before the loss."
             )
-        loss = loss.times(0) if filler else loss
-        return loss if self.state.loss_scale is None else loss.times(self._scale)
+        return loss
 
     def drain(self) -> bool:
         """Read the meter; whether the last window was trained on. The first of bad windows in a row is an event."""

@@ -48,6 +48,8 @@ RULES = {  # what is done to gradients besides
     "clip": {"norm": 0.5, "per_parameter": 0.3, "adaptive": 0.05},
     "gradients": {"centralize": True, "normalize": "parameter"},
 }
+PENALTY = {"gradients": {"penalty": 1.0}}
+PENALISED = ("ddp", "zero1")
 SHARDED = [name for name, known in OPTIMIZERS.items() if known.sharded]
 JUMPS = ("none", "zero3", "pipeline")
 FINITE = ("none", "zero1", "zero3", "pipeline")
@@ -75,7 +77,7 @@ def solo(tmp_path_factory):
 
     @cache
     def of(name: str) -> dict[str, Any]:
-        runs = {"Jumping": JUMPING, "rules": RULES}
+        runs = {"Jumping": JUMPING, "rules": RULES, "penalty": PENALTY}
         return rank_runs.run(str(tmp_path_factory.mktemp(name)), **runs.get(name, {"task": name}))
 
     return of
@@ -95,6 +97,7 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         }
         ddp = WAYS[2]["none"]
         runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
+        runs |= {f"penalty {way}": PENALTY | {"parallel": KINDS[2][way]} for way in PENALISED}
         runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
         runs |= {f"nan {way}": {"task": "Bad", "parallel": WAYS[2][way]} for way in FINITE}
         runs |= {f"jumping {way}": JUMPING | {"parallel": WAYS[2][way]} for way in JUMPS}
@@ -159,6 +162,11 @@ def test_every_kind_computes_what_one_process_does(ranks, kind, ran, solo):
 def test_rules_for_single_parameters_see_all_of_their_parts(ranks, way, ran, solo):
     result = ran(ranks, sample=ranks == 4)[1][0][f"rules {way}"]
     assert_equal(result, solo("rules"), 1e-6)
+
+
+@pytest.mark.parametrize("way", PENALISED)
+def test_a_penalty_on_gradients_goes_over_all_replicas(way, ran, solo):
+    assert_equal(ran(2)[1][0][f"penalty {way}"], solo("penalty"), 1e-6)
 
 
 @pytest.mark.parametrize("name", TWO_PASSES)

@@ -37,7 +37,7 @@ def test_the_fields_are_a_surface_that_only_grows():
         "schedule.decay_shape", "schedule.options",
         "clip.norm", "clip.value", "clip.per_parameter", "clip.adaptive", "clip.adaptive_eps", "clip.adaptive_exclude",
         "gradients.centralize", "gradients.normalize", "gradients.noise", "gradients.noise_decay",
-        "gradients.noise_scale",
+        "gradients.noise_scale", "gradients.penalty", "gradients.penalty_norm", "gradients.penalty_of",
         "early_stopping.monitor", "early_stopping.mode", "early_stopping.patience", "early_stopping.min_delta",
         "guard.max_consecutive",
         "checkpoint.every_epochs", "checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best",

@@ -129,6 +129,21 @@ class TrainConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _penalty_is_differentiable(self) -> TrainConfig:
+        """A penalty's own derivative is a second one: not of what is compiled, rescaled, divided or derived again."""
+        others = {
+            "compile": self.compile,
+            f"precision={self.precision}": self.precision in ("fp16", "fp8"),
+            "optim.name=sophia": self.optim.name == "sophia",
+            "parallel.shard, tensor and pipeline": self.parallel.parts or self.parallel.pipeline > 1,
+        }
+        if self.gradients.penalty is not None and (found := next((name for name in others if others[name]), None)):
+            raise ValueError(
+                f"gradients.penalty takes second derivatives, which do not go with {found}: leave one of them out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ranks_have_work(self) -> TrainConfig:
         if self.batch_size < self.parallel.data:
             raise ValueError(

@@ -35,9 +35,15 @@ class GradientConfig(Frozen):
     noise: Positive | None = None  # eta of added noise of variance eta/(1 + step)^noise_decay; 0.01 to 1 in the paper
     noise_decay: NonNegative = 0.55
     noise_scale: bool = False  # report train/noise_scale, from the micro-batches of each window
+    penalty: Positive | None = None  # weight of (|slope| - penalty_norm)^2, of the mean over samples; 10 in the paper
+    penalty_norm: NonNegative = 1.0
+    penalty_of: Literal["output", "loss"] = "output"  # whose slope by the model's inputs
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> GradientConfig:
         if self.noise is None and self.noise_decay != 0.55:
             raise ValueError("noise_decay is read only with noise: set that, or leave noise_decay out.")
+        for field, default in (("penalty_norm", 1.0), ("penalty_of", "output")):
+            if self.penalty is None and getattr(self, field) != default:
+                raise ValueError(f"{field} is read only with penalty: set that, or leave {field} out.")
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def weighted_sum(losses: Mapping[str, Loss], weights: Mapping[str, float]) -> Lo
     if not weights:
         raise TrainerError("a weighted sum needs a weight for at least one loss.")
     first = losses[next(iter(weights))]
-    parts = {name: _over(first.count, losses[name]) for name in weights}
+    parts = {name: over(first.count, losses[name]) for name in weights}
     terms = {name: term for key in weights for name, term in losses[key].terms.items()}
     terms |= {f"loss_{name}": part.detach() for name, part in parts.items()}
     return Loss(
@@ -32,7 +32,7 @@ def weighted_sum(losses: Mapping[str, Loss], weights: Mapping[str, float]) -> Lo
     )
 
 
-def _over(count: float | Tensor, loss: Loss) -> Tensor:
+def over(count: float | Tensor, loss: Loss) -> Tensor:
     """The loss's sum, such that over `count` it is the loss's own mean."""
     if loss.count is count:
         return loss.sum
@@ -40,15 +40,19 @@ def _over(count: float | Tensor, loss: Loss) -> Tensor:
     return loss.sum * torch.where(own > 0, count / own.clamp(min=1e-12), 0.0)
 
 
-def gradient_penalty(outputs: Tensor, inputs: Tensor, *, norm: float = 1.0) -> Loss:
+def gradient_penalty(outputs: Tensor, inputs: Tensor | Sequence[Tensor], *, norm: float = 1.0) -> Loss:
     """(|d output_i / d input_i| - norm)^2 of each sample (Gulrajani et al. 2017, arXiv 1704.00028, eq. 3); with norm 0
     the R1 penalty without its gamma/2 (Mescheder et al. 2018, arXiv 1801.04406, eq. 9).
 
-    outputs: [batch, ...], computed from `inputs` [batch, ...], which require a gradient. A sum over samples, as long as
-    no layer mixes them (batch norm does).
+    outputs: [batch, ...], or their sum, computed from `inputs` [batch, ...], which require a gradient; of several
+    inputs, by all of them together. A sum over samples, as long as no layer mixes them (batch norm does).
+    Raises TrainerError where inputs differ in their number of samples.
     """
-    (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
-    square = slope.flatten(1).square().sum(dim=1)
+    given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    if len(counts := sorted({len(x) if x.ndim else 0 for x in given})) != 1 or counts == [0]:
+        raise TrainerError(f"a gradient penalty got inputs of {counts} samples: let all have the same first dimension.")
+    slopes = torch.autograd.grad(outputs.sum(), given, create_graph=True, materialize_grads=True)
+    square = sum((slope.flatten(1).square().sum(dim=1) for slope in slopes), slopes[0].new_zeros(()))
     # At 0 the root has no slope: there the penalty is flat, as torch's norm has it.
     length = torch.where(square > 0, square, 1.0).sqrt() * (square > 0)
-    return Loss((square if norm == 0 else (length - norm).square()).sum(), len(inputs))
+    return Loss((square if norm == 0 else (length - norm).square()).sum(), counts[0])

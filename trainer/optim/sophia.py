@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.errors import ConfigError
+from trainer.derivatives import twice
 from trainer.optim.base import Own, decay
 from trainer.parallel.solo import ALONE, Solo
 from trainer.task import Loss
@@ -47,17 +46,9 @@ class Sophia(Own):
         generator = torch.Generator().manual_seed(seed)
         us = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in params]
         total = [torch.zeros_like(p) for p in params]
-        try:
-            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
-                for loss in losses:
-                    torch._foreach_add_(total, _products(loss.sum, params, us))
-        except RuntimeError as error:
-            if "derivative" not in str(error):
-                raise
-            raise ConfigError(
-                f"train.optim.name is 'sophia', and a part of the model has no second derivative "
-                f"({str(error).splitlines()[0]}): choose adamw or lion."
-            ) from error
+        with twice("optim.name=sophia", "choose adamw or lion"):
+            for loss in losses:
+                torch._foreach_add_(total, _products(loss.sum, params, us))
         ranks.add_up(total)
         torch._foreach_mul_(total, us)
         torch._foreach_div_(total, count)
