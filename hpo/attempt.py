@@ -12,7 +12,7 @@ from hpo.ledger.claims import Claim
 from hpo.study import Study, parallel_of
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory
-from trainer.loop import fit
+from trainer.loop import Watch, fit
 from trainer.rank import peer_lost
 from trainer.report import Outcome, Reporter
 from trainer.threads import limited
@@ -20,24 +20,28 @@ from trainer.threads import limited
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-def attempt(study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore) -> Outcome:
-    """Train the trial in this process; how it ended. Raises Fenced, CheckpointError, OutOfMemory (of several ranks) and
-    HpoError, for which the trial is not to blame."""
+def attempt(
+    study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None = None
+) -> Outcome:
+    """Train the trial in this process, seen by `watch`; how it ended. Raises Fenced, CheckpointError, OutOfMemory (of
+    several ranks) and HpoError, for which the trial is not to blame."""
     try:
-        return _attempt(study, claim, reporter, store)
+        return _attempt(study, claim, reporter, store, watch)
     except (Exception, SystemExit) as error:
         return outcome_of(error)
 
 
-def _attempt(study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore) -> Outcome:
+def _attempt(study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None) -> Outcome:
     config: Any = apply(study.rebuild(claim.config, claim.config_hash), claim.changes)
     with limited(getattr(getattr(config, "train", None), "num_threads", 1)):
-        return _fitted(study.task_class()(config), config, claim, reporter, store)
+        return _fitted(study.task_class()(config), config, claim, reporter, store, watch)
 
 
-def _fitted(task: Any, config: Any, claim: Claim, reporter: Reporter, store: CheckpointStore) -> Outcome:
+def _fitted(
+    task: Any, config: Any, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None
+) -> Outcome:
     if not hasattr(task, "fit"):
-        return fit(task, config.train, reporter, store)
+        return fit(task, config.train, reporter, store, watch)
     if parallel_of(claim.config).ranks > 1:
         raise ConfigError(f"{type(task).__name__} has a fit() of its own, which is one process: leave train.parallel.")
     outcome = task.fit(reporter, store)

@@ -36,21 +36,31 @@ from hpo.reporter import LedgerReporter, Opened
 from hpo.study import parallel_of
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
+from trainer.display import Display
 from trainer.errors import CheckpointError, Fenced, TrainerError
 from trainer.failpoint import failpoint
 from trainer.report import Outcome
 
+SHOWN_EVERY = 10.0  # seconds
 FENCED = 4  # exit code of a worker process that lost its trial to another
 
 
 class Worker:
     """Claims trials one after another. `preempt`, safe in a signal handler, makes it checkpoint and leave.
 
-    `say` is told, in a line each, of the trials it takes and how they end.
+    `say` is told, in a line each, of the trials it takes and how they end; `show`, every ten seconds and at its end, in
+    a line how the one that it trains is getting on.
     """
 
-    def __init__(self, ledger: Ledger, home: Home, executor: str, say: Callable[[str], None] = lambda _: None) -> None:
-        self._ledger, self._home, self._say = ledger, home, say
+    def __init__(
+        self,
+        ledger: Ledger,
+        home: Home,
+        executor: str,
+        say: Callable[[str], None] = lambda _: None,
+        show: Callable[[str], None] | None = None,
+    ) -> None:
+        self._ledger, self._home, self._say, self._show = ledger, home, say, show
         self._process = Process.current()
         self._studies: dict[int, tuple[dict[str, Any], Opened]] = {}  # each as its row was then
         self._ledger.transact(lambda c: writes.register(c, self._process, executor))
@@ -123,13 +133,17 @@ class Worker:
         reporter.sweep_files()
         try:
             if parallel_of(taken.config).ranks == 1:
-                return attempt(opened.study, taken, reporter, store)
+                return attempt(opened.study, taken, reporter, store, self._display(taken.number))
             outcome = ranks.train(self._ledger.url, self._home, taken, lambda: reporter.preempted)
         except Fenced:
             self._sweep(store, taken)
             raise
         self._sweep(store, taken)  # what the ranks were saving when one of them ended it for all
         return outcome
+
+    def _display(self, number: int) -> Display | None:
+        show = self._show
+        return Display(lambda text: show(f"trial {number}: {text}"), SHOWN_EVERY) if show else None
 
     def _sweep(self, store: CheckpointStore, taken: Claim) -> None:
         """Remove what this attempt saved and did not commit; a commit may have gone through whose answer was lost."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from trainer.init import initialise
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
 from trainer.optim.lookahead import Lookahead
+from trainer.pace import Pace
 from trainer.parallel import Solo, join
 from trainer.precision import LossScale, autocast, prepare
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
@@ -33,8 +33,11 @@ from trainer.step import Stepper
 from trainer.task import Task
 
 
-def fit(task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore) -> Outcome:
-    """Train `task` as `config` says, from its newest usable checkpoint on, and tell how it ended.
+def fit(
+    task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore, watch: Watch | None = None
+) -> Outcome:
+    """Train `task` as `config` says, from its newest usable checkpoint on, and tell how it ended. `watch`, a
+    `trainer.display.Display` say, is called before the first step and after each, on rank 0.
 
     Every report, and the verdict on it, is a function of the configuration, the task and the machine's kind alone:
     an interrupted run that is resumed reports what an uninterrupted one does. Raises ConfigError, DataError and
@@ -43,7 +46,7 @@ def fit(task: Task, config: TrainConfig, reporter: Reporter, checkpoints: Checkp
     run = None
     with runtime(config) as device:
         try:
-            run = Fit(task, config, reporter, checkpoints, device, join(config.parallel, device))
+            run = Fit(task, config, reporter, checkpoints, device, join(config.parallel, device), watch)
             return run.run()
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -54,6 +57,9 @@ def fit(task: Task, config: TrainConfig, reporter: Reporter, checkpoints: Checkp
             if run is not None:
                 run.loader.close()
                 run.saver.close()
+
+
+Watch = Callable[["Fit"], None]
 
 
 class Fit:
@@ -67,8 +73,10 @@ class Fit:
         checkpoints: CheckpointStore,
         device: torch.device,
         ranks: Solo,
+        watch: Watch | None = None,
     ) -> None:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
+        self.watch: Watch = watch if watch and ranks.first else lambda _: None
         self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)
         self.saver = self.checkpoints.saver
         seed_all(derive(config.seed, "init"))
@@ -101,7 +109,7 @@ class Fit:
         self.memory_mb: float | None = None  # what a step needs by the estimate, where it was asked
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
         self.reserved = not config.checkpoint.asynchronous  # whether there is memory to copy the state to, if needed
-        self.entered = 0, time.perf_counter()  # the running epoch: at which position, and when
+        self.pace = Pace(self.loader, self.saver, self.state.meter, task.unit)
 
     def run(self) -> Outcome:
         if refused := self._plan_memory():
@@ -111,6 +119,7 @@ class Fit:
             self._shrink_to(most)
         self.ranks.warm_up(self.state.model, lambda: self.stepper.loss(0, self.loader.first()))
         ended = self._obey(verdict)
+        self.watch(self)
         while not ended and not self.done:
             ended = self._train_epoch() or self._close_epoch()
         self._settle()
@@ -180,7 +189,7 @@ class Fit:
         s = self.state
         s.model.train()
         s.report = None
-        self.entered = s.position, time.perf_counter()
+        self.pace.enter(s.position)
         ended, smaller = self._train_windows()
         while smaller:
             ended, smaller = self._train_windows()
@@ -209,17 +218,18 @@ class Fit:
     def _train_window(self, batches: list[Any]) -> Outcome | None:
         """One optimizer step, or what is done about a loss that has jumped."""
         s = self.state
-        jump = self.stepper.take(batches, self._lr(s.step))
+        jump = self.stepper.take(batches, self.lr(s.step))
         ended = self._roll_back(batches, *jump) if jump else None
         s.step += 1
         s.position += 1
+        self.watch(self)
         return ended
 
     def _roll_back(self, batches: list[Any], loss: float, norm: float) -> Outcome | None:
         """Pass over a window whose loss has jumped, with the weights and the optimizer of the last scheduled
         checkpoint; step and position go on."""
         s, spikes = self.state, self.state.spikes
-        report = {"step": s.step, "epoch": s.epoch, "window": s.position, "lr": self._lr(s.step)}
+        report = {"step": s.step, "epoch": s.epoch, "window": s.position, "lr": self.lr(s.step)}
         report |= spikes.report(loss, norm)
         details = {
             "recent_losses": spikes.losses[-RECENT:],
@@ -281,7 +291,7 @@ class Fit:
     def _set_micro_batch_size(self, size: int) -> None:
         self.state.micro_batch_size = self.loader.sampler.micro_batch_size = size
 
-    def _lr(self, step: int) -> float:
+    def lr(self, step: int) -> float:
         """The learning rate of `step`, this one or the last."""
         return self.lr_at(step) * self.state.plateau.scale * self.state.spikes.lr_scale(step)
 
@@ -294,15 +304,9 @@ class Fit:
         """Evaluate, report and save; an Outcome if the fit ends here."""
         s, c = self.state, self.config
         self.stepper.drain()
-        position, start = self.entered
-        metrics = s.meter.metrics() | {
-            "train/lr": self._lr(s.step - 1),
-            "train/samples_per_sec": self.loader.samples(position) / (time.perf_counter() - start),
-        }
+        metrics = s.meter.metrics() | {"train/lr": self.lr(s.step - 1)} | self.pace.rates()
         metrics |= self._extras() | self._evaluate()
-        metrics["time/epoch_seconds"] = seconds = time.perf_counter() - start
-        metrics["time/data_share"] = self.loader.waited / seconds  # of the epoch, spent waiting for the loader
-        metrics["time/checkpoint_seconds"], self.saver.seconds = self.saver.seconds, 0.0  # stood still for saves
+        metrics |= self.pace.times()
         s.epoch, s.position = s.epoch + 1, 0
         s.meter.new_epoch()
         if c.schedule.name == "plateau":

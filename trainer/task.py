@@ -41,6 +41,8 @@ class Task:
 
     # The share of the run's steps done, kept by the trainer: for weights that change over the run.
     progress: float = 0.0
+    # What `Loss.count` counts. Other than samples it is also a rate, `train/tokens_per_sec`; tokens have a perplexity.
+    unit: str = "samples"
 
     def __init__(self, config: Any) -> None:
         """`config` is the whole resolved configuration, already validated."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from hpo.errors import UserError
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Inline:
-    """One worker, here. The simplest to debug: a breakpoint in a task just works."""
+    """One worker, here. The simplest to debug: a breakpoint in a task just works. On a terminal it shows, a line every
+    ten seconds, how training is getting on."""
 
     name = "inline"
 
@@ -29,7 +31,8 @@ class Inline:
 
         self._study_id = context.study_id
         self._ledger = Ledger(context.storage, create=False)
-        self._worker = Worker(self._ledger, context.home, self.name)
+        show = (lambda text: print(text, flush=True)) if sys.stdout.isatty() else None
+        self._worker = Worker(self._ledger, context.home, self.name, show=show)
 
     def step(self) -> bool:
         assert self._worker is not None, "start() comes first"
