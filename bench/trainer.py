@@ -72,8 +72,9 @@ class Setting:
         self.model = Mlp(None).model()
         self.loader = Loader(Mlp(None), config, torch.device("cpu"))
         self.optimizer = optim.build(config.optim, self.model)
-        total = config.num_epochs * self.loader.windows
-        self.lr_at = schedule(config.schedule, optim.learning_rate(config.optim), total, self.loader.windows)
+        epochs = self.loader.sampler.epochs
+        total = int(epochs.step(config.num_epochs))
+        self.lr_at = schedule(config.schedule, optim.learning_rate(config.optim), total, epochs)
         self.num_epochs = config.num_epochs
 
     def batches(self) -> Iterator[tuple[int, Any, Any]]:

@@ -85,8 +85,9 @@ class Fit:
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
-        self.total = config.num_epochs * self.loader.windows
-        self.lr_at = schedule(config.schedule, lr, self.total, self.loader.windows)
+        epochs = self.loader.sampler.epochs
+        self.total = int(epochs.step(config.num_epochs))
+        self.lr_at = schedule(config.schedule, lr, self.total, epochs)
         optimizer = ranks.optimizer(config.optim, model)
         self.state = TrainState(
             model=model,
@@ -97,7 +98,7 @@ class Fit:
             average=Average(config.average, model, self.total),
             spikes=Spikes(config.rollback),
             loss_scale=LossScale(config.loss_scale, device) if config.precision == "fp16" else None,
-            windows=self.loader.windows,
+            epochs=epochs,
             micro_batch_size=self.loader.sampler.micro_batch_size,
             keeper=ranks.keeper(optimizer),
             parallel=config.parallel.shape(),
@@ -261,9 +262,9 @@ class Fit:
     def _scheduled(self, step: int) -> bool:
         """Whether a checkpoint is due at `step` by the configuration; others are an interruption's, and no run without
         it would have them."""
-        c, (epochs, rest) = self.config.checkpoint, divmod(step, self.state.windows)
+        c, epochs = self.config.checkpoint, self.state.epochs.closed_by(step)
         return bool(c.every_steps and step % c.every_steps == 0) or bool(
-            c.every_epochs and rest == 0 and epochs % c.every_epochs == 0
+            c.every_epochs and epochs is not None and epochs % c.every_epochs == 0
         )
 
     @property

@@ -97,7 +97,7 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
         parameters = live.now
         inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)
         live.count(tree_leaves(inputs))
-        accumulates = accumulates or (config.fixed_micro_batch_size or config.batch_size) < config.batch_size
+        accumulates = accumulates or (config.fixed_micro_batch_size or config.batch_size) < config.largest_batch_size
         for _ in range(2):
             for _ in range(2 if accumulates else 1):
                 before = live.now

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from trainer.epochs import Epochs
 from trainer.errors import ConfigError
 
 
@@ -34,13 +37,13 @@ def save(drawn: Any, path: str | Path) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def learning_rates(title: str, rates: Sequence[float], steps_per_epoch: int) -> Any:
+def learning_rates(title: str, rates: Sequence[float], lengths: Epochs) -> Any:
     """The learning rate over the steps of a run, with the epochs along the top; `rates[s]` is that of update s."""
     drawn, axes = figure(title)
     axes.plot(range(len(rates)), rates, drawstyle="steps-post" if len(rates) < 50 else "default", linewidth=2)
     axes.set(xlabel="step", ylabel="learning rate", xlim=(0, max(len(rates) - 1, 1)))
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:.3g}")
-    epochs = axes.secondary_xaxis("top", functions=(lambda s: s / steps_per_epoch, lambda e: e * steps_per_epoch))
+    epochs = axes.secondary_xaxis("top", functions=(np.vectorize(lengths.epoch), np.vectorize(lengths.step)))
     epochs.set_xlabel("epoch")
     return drawn

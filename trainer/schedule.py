@@ -1,8 +1,9 @@
 """Learning rates as functions of the step.
 
 Step s is the number of optimizer steps already done (0 at the first update), T their total, W the length of the
-warmup, E the steps of an epoch, p = (s - W)/(T - W) the progress after the warmup. A warmup is a function of
-(s + 1)/(W + 1): the first update already moves, and it meets the schedule at s = W.
+warmup, E the steps of an epoch (where batches grow, s/E is the number of epochs in s steps), p = (s - W)/(T - W) the
+progress after the warmup. A warmup is a function of (s + 1)/(W + 1): the first update already moves, and it meets the
+schedule at s = W.
 
     constant         1
     cosine           (1 + cos pi p)/2, down to min_lr (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)
@@ -34,6 +35,7 @@ from typing import Any
 
 from trainer.config import PlateauConfig, ScheduleConfig
 from trainer.dotted import named
+from trainer.epochs import Epochs
 from trainer.errors import ConfigError
 from trainer.monitor import improved
 
@@ -42,12 +44,12 @@ Rate = Callable[[float], float]  # step -> learning rate
 
 @dataclass(frozen=True)
 class Run:
-    """What a schedule is stretched over: its peak and, in steps, the warmup, the whole run and one epoch."""
+    """What a schedule is stretched over: its peak and, in steps, the warmup, the whole run and its epochs."""
 
     lr: float
     warmup: float
     total: int
-    steps_per_epoch: int
+    lengths: Epochs
 
     @property
     def fall(self) -> float:
@@ -60,15 +62,15 @@ class Run:
 
     def epochs(self, step: float) -> float:
         """Epochs since the end of the warmup."""
-        return (step - self.warmup) / self.steps_per_epoch
+        return self.lengths.epoch(step) - self.lengths.epoch(self.warmup)
 
 
-def warmup_length(config: ScheduleConfig, total: int, steps_per_epoch: int) -> float:
+def warmup_length(config: ScheduleConfig, total: int, lengths: Epochs) -> float:
     """The warmup's length in steps, whichever way it was given; for one_cycle, that of its rise, by default torch's."""
     if config.warmup_steps is not None:
         return config.warmup_steps
     if config.warmup_epochs is not None:
-        return round(config.warmup_epochs * steps_per_epoch)
+        return round(lengths.step(config.warmup_epochs))
     if config.warmup_ratio is not None:
         return round(config.warmup_ratio * total)
     return max(config.one_cycle.pct_start * total - 1, 0.0) if config.name == "one_cycle" else 0
@@ -81,13 +83,14 @@ def scaled_lr(config: ScheduleConfig, lr: float, batch_size: int) -> float:
     return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.scale_lr]
 
 
-def schedule(config: ScheduleConfig, lr: float, total: int, steps_per_epoch: int) -> Rate:
+def schedule(config: ScheduleConfig, lr: float, total: int, lengths: Epochs) -> Rate:
     """The learning rate as a function of the step on [0, total]. For plateau, before its scaling.
 
-    `lr` is the peak, `total` the number of optimizer steps of the run. Continuous, but for the steps of step and
-    multi_step and the restarts of cosine_restarts. Raises ConfigError where a function of the user's cannot be used.
+    `lr` is the peak, `total` the number of optimizer steps of the run, `lengths` its epochs. Continuous, but for the
+    steps of step and multi_step and the restarts of cosine_restarts. Raises ConfigError where a function of the user's
+    cannot be used.
     """
-    run = Run(lr, warmup_length(config, total, steps_per_epoch), total, steps_per_epoch)
+    run = Run(lr, warmup_length(config, total, lengths), total, lengths)
     decay = (SCHEDULES.get(config.name) or _own)(config, run)
     if run.warmup == 0 or config.name == "one_cycle":
         return decay
@@ -166,13 +169,16 @@ def exponential(c: ScheduleConfig, run: Run) -> Rate:
 
 def step(c: ScheduleConfig, run: Run) -> Rate:
     floor, gamma, epochs = _floor(c, run), c.own("gamma"), c.own("step_size")
-    size = -(-run.total // 3) if epochs is None else max(round(epochs * run.steps_per_epoch), 1)
-    return lambda step: max(run.lr * gamma ** (step // size), floor)
+    if epochs is None:
+        third = -(-run.total // 3)
+        return lambda step: max(run.lr * gamma ** (step // third), floor)
+    # Give a step that ends an epoch the benefit of its rounding: 7/10 epochs are 7 times 0.1.
+    return lambda step: max(run.lr * gamma ** math.floor(run.lengths.epoch(step) / epochs + 1e-9), floor)
 
 
 def multi_step(c: ScheduleConfig, run: Run) -> Rate:
     floor, gamma, epochs = _floor(c, run), c.own("gamma"), c.own("milestones")
-    at = (0.5 * run.total, 0.75 * run.total) if epochs is None else [e * run.steps_per_epoch for e in epochs]
+    at = (0.5 * run.total, 0.75 * run.total) if epochs is None else [run.lengths.step(e) for e in epochs]
     milestones = [round(milestone) for milestone in at]
     return lambda step: max(run.lr * gamma ** bisect_right(milestones, step), floor)
 

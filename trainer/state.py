@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainer.average import Average
+from trainer.epochs import Epochs
 from trainer.errors import ConfigError
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping
@@ -44,7 +45,8 @@ STATE_ITEMS = (
 
 @dataclass
 class TrainState:
-    """The moving parts of a fit. `step` windows are done in all, `position` of the `windows` of epoch `epoch`.
+    """The moving parts of a fit. `step` windows are done in all, `position` of the `windows` of epoch `epoch`; `epochs`
+    says how many each epoch has.
 
     `micro_batch_size` may have become less than what is configured, for want of memory. `keeper` is the optimizer that
     keeps the state, if another. `parallel` is how ranks share the work, `loaded_parallel` how they did where the state
@@ -58,7 +60,7 @@ class TrainState:
     meter: Meter
     average: Average
     spikes: Spikes
-    windows: int
+    epochs: Epochs
     micro_batch_size: int
     loss_scale: LossScale | None = None
     keeper: Optimizer | None = None
@@ -73,6 +75,10 @@ class TrainState:
     def __post_init__(self) -> None:
         self._keeper = self.keeper or self.optimizer
         self._names: dict[torch.Tensor, str] = {p: name for name, p in self.model.named_parameters()}
+
+    @property
+    def windows(self) -> int:
+        return self.epochs.length(self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The items by name; their leaves are tensors and JSON values. Tensors are those in use, not copies."""
@@ -139,7 +145,8 @@ class TrainState:
         if value["window"] and value["of"] != self.windows:
             raise ConfigError(
                 f"the checkpoint lies inside an epoch of {value['of']} steps, and this configuration's has "
-                f"{self.windows}: keep batch_size and the data, or start from a checkpoint at the end of an epoch."
+                f"{self.windows}: keep batch_size, batch_growth and the data, or start from a checkpoint at the end of "
+                "an epoch."
             )
         self.position = value["window"]
         self.micro_batch_size = min(self.micro_batch_size, value.get("micro_batch_size", self.micro_batch_size))

@@ -152,7 +152,7 @@ class Stepper:
     def _scale(self) -> Tensor:
         """What fp16's sums and counts are multiplied by: the factor that a mean over a whole batch would have."""
         assert self.state.loss_scale is not None
-        return self.state.loss_scale.factor / self.config.batch_size
+        return self.state.loss_scale.factor / self.config.batch_size_at(self.state.epoch)
 
     def loss(self, micro_step: int, batch: Any) -> Loss:
         """The loss of one micro-batch, as it is differentiated."""

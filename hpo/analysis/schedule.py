@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
 from hpo.study import load
 from hpo.words import counted
+
+if TYPE_CHECKING:
+    from trainer.epochs import Epochs
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH, ROWS = 72, 11
@@ -21,32 +24,29 @@ class Curve:
 
     settings: str
     rates: list[float]
-    steps_per_epoch: int
+    epochs: Epochs
 
 
 def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | None = None) -> Curve:
     """The curve of the study's own configuration under `overrides`; its epoch as long as its data make it."""
     from trainer import optim
     from trainer.config import TrainConfig
+    from trainer.epochs import Epochs
     from trainer.schedule import scaled_lr, schedule
 
     study = load(reference).configure(overrides)
     config: Any = study.config
     if not isinstance(getattr(config, "train", None), TrainConfig):
         raise UserError(f"study {study.name!r} has no TrainConfig in its field train, so no schedule of ours.")
-    train, epoch = config.train, steps_per_epoch or _steps_per_epoch(study.task_class(), config)
+    train = config.train
+    samples = steps_per_epoch * train.batch_size if steps_per_epoch else len(study.task_class()(config).train_set())
+    epochs = Epochs.of(samples, train)
     lr = scaled_lr(train.schedule, optim.learning_rate(train.optim), train.batch_size)
-    total = train.num_epochs * epoch
-    lr_at = schedule(train.schedule, lr, total, epoch)
+    total = int(epochs.step(train.num_epochs))
+    lr_at = schedule(train.schedule, lr, total, epochs)
     given = train.schedule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
     settings = " ".join([train.schedule.name, *(f"{field}={value}" for field, value in given.items())])
-    return Curve(f"{study.name}: {settings}", [lr_at(step) for step in range(total)], epoch)
-
-
-def _steps_per_epoch(task: type, config: Any) -> int:
-    from trainer.data.loader import Sampler
-
-    return Sampler(task(config).train_set(), config.train).windows
+    return Curve(f"{study.name}: {settings}", [lr_at(step) for step in range(total)], epochs)
 
 
 def describe(found: Curve) -> str:
@@ -55,9 +55,10 @@ def describe(found: Curve) -> str:
     width, top = min(WIDTH, len(rates)), max(rates) or 1.0
     line = (rates[round(i * last / max(width - 1, 1))] for i in range(width))
     shown = sorted({round(i * last / (ROWS - 1)) for i in range(ROWS)})
-    rows = [f"{step:>8}  {step / found.steps_per_epoch:>8.2f}  {rates[step]:.4g}" for step in shown]
+    rows = [f"{step:>8}  {found.epochs.epoch(step):>8.2f}  {rates[step]:.4g}" for step in shown]
     bars = "".join(BARS[min(int(rate / top * len(BARS)), len(BARS) - 1)] for rate in line)
-    of = f"{counted(len(rates), 'step')} of {found.steps_per_epoch} an epoch"
+    later = [f", {steps} from epoch {epoch} on" for epoch, steps in found.epochs.later]
+    of = "".join([f"{counted(len(rates), 'step')} of {found.epochs.steps} an epoch", *later])
     return "\n".join([f"{found.settings} ({of})", bars, f"{'step':>8}  {'epoch':>8}  lr", *rows])
 
 
@@ -65,4 +66,4 @@ def draw(found: Curve, path: Path) -> None:
     """Write a picture of the curve."""
     from trainer import plots
 
-    plots.save(plots.learning_rates(found.settings, found.rates, found.steps_per_epoch), path)
+    plots.save(plots.learning_rates(found.settings, found.rates, found.epochs), path)

@@ -182,7 +182,7 @@ def test_an_epoch_entered_anywhere_with_any_number_of_workers_is_the_same(readin
 
 def test_every_epoch_has_the_same_number_of_windows_and_another_order(reading):
     epochs = [reading.windows(epoch) for epoch in range(4)]
-    assert {len(windows) for windows in epochs} == {reading.loader().windows}
+    assert {len(windows) for windows in epochs} == {reading.loader().sampler.windows}
     assert len({str(windows) for windows in epochs}) == 4
     assert reading.windows(0, seed=6) != epochs[0]
 

@@ -18,6 +18,7 @@ from torch.optim import lr_scheduler as theirs
 from hpo.space import Choice, Float, Int, Space
 from trainer.config import Frozen, PlateauConfig, ScheduleConfig, TrainConfig
 from trainer.config.schedule import OWN_FIELDS
+from trainer.epochs import Epochs
 from trainer.errors import ConfigError
 from trainer.schedule import SCHEDULES, WARMUPS, Plateau, Run, scaled_lr, schedule, warmup_length
 
@@ -66,7 +67,7 @@ def hoelder(h: float, length: float, power: float = 1.0) -> float:
 def furthest(config: ScheduleConfig, run: Run, h: float) -> float:
     """The most that the rate may move within h steps as a share of the peak, by the slope of what is chosen."""
     c, fall = config, run.fall
-    gamma = 1 - c.own("gamma") ** (h / run.steps_per_epoch) if "gamma" in c.own_fields else 0.0
+    gamma = 1 - c.own("gamma") ** (h / run.lengths.steps) if "gamma" in c.own_fields else 0.0
     if c.name in ("constant", "plateau", "step", "multi_step"):
         after = 0.0
     elif c.name == "one_cycle":
@@ -103,11 +104,11 @@ def edges(config: ScheduleConfig, run: Run) -> list[float]:
         return [run.warmup + run.fall * x / sum(lengths) for x in itertools.accumulate(lengths[:-1])]
     if config.name == "step":
         size = config.own("step_size")
-        size = math.ceil(run.total / 3) if size is None else max(round(size * run.steps_per_epoch), 1)
-        return [float(edge) for edge in range(0, run.total + 1, size)]
+        size = math.ceil(run.total / 3) if size is None else size * run.lengths.steps
+        return [size * i for i in range(1, math.ceil(run.total / size) + 1)]
     if config.name == "multi_step":
         at = config.own("milestones")
-        return [round(e * run.steps_per_epoch) for e in at] if at else [round(run.total * x) for x in (0.5, 0.75)]
+        return [round(e * run.lengths.steps) for e in at] if at else [round(run.total * x) for x in (0.5, 0.75)]
     return []
 
 
@@ -119,8 +120,8 @@ def edges(config: ScheduleConfig, run: Run) -> list[float]:
     h=st.floats(1e-6, 2),
 )
 def test_no_jump_larger_than_the_slope_allows(config, total, steps_per_epoch, where, h):
-    run = Run(LR, warmup_length(config, total, steps_per_epoch), total, steps_per_epoch)
-    lr_at, step = schedule(config, LR, total, steps_per_epoch), where * total
+    run = Run(LR, warmup_length(config, total, Epochs(steps_per_epoch)), total, Epochs(steps_per_epoch))
+    lr_at, step = schedule(config, LR, total, Epochs(steps_per_epoch)), where * total
     before, after = lr_at(step), lr_at(step + h)
     assert 0 <= before <= LR * (1 + 1e-12)
     if not any(step - 1e-6 <= edge <= step + h + 1e-6 for edge in edges(config, run)):
@@ -130,7 +131,7 @@ def test_no_jump_larger_than_the_slope_allows(config, total, steps_per_epoch, wh
 @given(config=configs(("step", "multi_step")), total=st.integers(1, 500))
 def test_a_step_multiplies_by_gamma_and_by_nothing_else(config, total):
     config = config.model_copy(update={"warmup_steps": None, "min_lr": None})
-    values = [schedule(config, LR, total, 10)(step) for step in range(total)]
+    values = [schedule(config, LR, total, Epochs(10))(step) for step in range(total)]
     jumps = {b / a for a, b in itertools.pairwise(values) if b > 1e-250}
     powers = [config.own("gamma") ** k for k in range(5)]  # milestones may round to the same step
     assert all(any(math.isclose(jump, power, rel_tol=1e-9) for power in powers) for jump in jumps)
@@ -140,7 +141,7 @@ def test_a_step_multiplies_by_gamma_and_by_nothing_else(config, total):
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "one_cycle"])
 def test_a_warmup_rises_from_above_zero_to_where_the_schedule_starts(name, warmup):
     length = 7
-    lr_at = schedule(ScheduleConfig(name=name, warmup=warmup, warmup_steps=length), LR, 100, 10)
+    lr_at = schedule(ScheduleConfig(name=name, warmup=warmup, warmup_steps=length), LR, 100, Epochs(10))
     values = [lr_at(step) for step in range(length + 1)]
     assert values[0] > 0
     assert all(a < b for a, b in itertools.pairwise(values))
@@ -181,7 +182,7 @@ def before(name: str, lr: float, total: int, warmup: int, min_lr: float):
 )
 def test_the_first_four_keep_every_bit(name, lr, total, warmup, min_lr):
     own = {"min_lr": min_lr} if name == "cosine" else {}
-    lr_at = schedule(ScheduleConfig(name=name, warmup_steps=warmup, **own), lr, total, 10)
+    lr_at = schedule(ScheduleConfig(name=name, warmup_steps=warmup, **own), lr, total, Epochs(10))
     expected = before(name, lr, total, warmup, min_lr)
     assert [lr_at(s) for s in range(total + 1)] == [expected(s) for s in range(total + 1)]
 
@@ -236,7 +237,7 @@ def test_equal_to_torch_at_every_step(name, warmup):
     fields, build = TORCH[name]
     offset = 0 if name in ("step", "multi_step") else warmup
     config = ScheduleConfig(name=name, warmup_steps=warmup, **fields)
-    lr_at = schedule(config, LR, TOTAL + offset, 1)
+    lr_at = schedule(config, LR, TOTAL + offset, Epochs(1))
     expected = rates(build(optimizer()), TOTAL)
     assert [lr_at(s + offset) for s in range(warmup - offset, TOTAL)] == pytest.approx(
         expected[warmup - offset :], rel=1e-9
@@ -253,7 +254,7 @@ def test_cyclical_equals_torch(mode):
     expected = theirs.CyclicLR(
         optimizer(), base_lr=0.05, max_lr=LR, step_size_up=TOTAL // 6, mode=mode, cycle_momentum=False, **gamma
     )
-    lr_at = schedule(config, LR, TOTAL, 1)
+    lr_at = schedule(config, LR, TOTAL, Epochs(1))
     assert [lr_at(step) for step in range(TOTAL)] == pytest.approx(rates(expected, TOTAL), rel=1e-9)
 
 
@@ -268,7 +269,7 @@ def test_warmup_and_cosine_equal_torchs_sequence():
         ],
         milestones=[warmup],
     )
-    lr_at = schedule(ScheduleConfig(name="cosine", warmup_steps=warmup, min_lr=floor), LR, total, 10)
+    lr_at = schedule(ScheduleConfig(name="cosine", warmup_steps=warmup, min_lr=floor), LR, total, Epochs(10))
     assert [lr_at(step) for step in range(total)] == pytest.approx(rates(expected, total), rel=1e-9)
     assert lr_at(total) == pytest.approx(floor)
 
@@ -277,7 +278,7 @@ def test_warmup_and_cosine_equal_torchs_sequence():
 def test_one_cycle_equals_torch(pct_start):
     total = 100
     config = ScheduleConfig(name="one_cycle", one_cycle={"pct_start": pct_start})
-    lr_at = schedule(config, LR, total, 10)
+    lr_at = schedule(config, LR, total, Epochs(10))
     expected = theirs.OneCycleLR(optimizer(), max_lr=LR, total_steps=total, pct_start=pct_start, cycle_momentum=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -314,7 +315,7 @@ def test_plateau_counts_nan_as_no_improvement():
 def test_inverse_sqrt_is_the_transformers_schedule():
     """Vaswani et al. 2017, eq. 3, with step s + 1, warmup W + 1 and d^-0.5 such that the peak is lr."""
     warmup = 40
-    lr_at = schedule(ScheduleConfig(name="inverse_sqrt", warmup_steps=warmup - 1), LR, 500, 10)
+    lr_at = schedule(ScheduleConfig(name="inverse_sqrt", warmup_steps=warmup - 1), LR, 500, Epochs(10))
     expected = [
         LR * warmup**0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, 501)
     ]  # lrate = d^-0.5 min(step^-0.5, step warmup^-1.5), whose maximum is d^-0.5 warmup^-0.5
@@ -326,7 +327,7 @@ def test_wsd_is_the_papers(shape, f):
     """Hägele et al. 2024, eq. 1: eta_max n/N_warmup, eta_max, f(n, N, N_decay) eta_max, with f of eqs. 2 and 3."""
     total, warmup, decay = 200, 20, 40
     config = ScheduleConfig(name="wsd", warmup_steps=warmup - 1, decay_ratio=0.2, decay_shape=shape)
-    lr_at = schedule(config, LR, total, 10)
+    lr_at = schedule(config, LR, total, Epochs(10))
 
     def published(n: int) -> float:
         if n <= warmup:
@@ -351,7 +352,7 @@ def test_the_batch_size_scales_the_peak_where_asked():
     [({"warmup_steps": 7}, 7), ({"warmup_ratio": 0.25}, 50), ({"warmup_epochs": 1.5}, 30), ({}, 0)],
 )
 def test_the_warmups_length_in_steps(given, steps):
-    assert warmup_length(ScheduleConfig(**given), total=200, steps_per_epoch=20) == steps
+    assert warmup_length(ScheduleConfig(**given), 200, Epochs(20)) == steps
 
 
 # --- In a search, and of the user's own
@@ -392,7 +393,7 @@ def test_every_schedule_with_all_its_fields_is_searched_in_one_space():
     for _ in range(300):
         point = torch.rand(len(study.space), generator=generator).tolist()
         config = study.build(study.space.decode(study.space.from_unit(point))).train
-        lr_at = schedule(config.schedule, LR, 100, 10)
+        lr_at = schedule(config.schedule, LR, 100, Epochs(10))
         assert all(0 <= lr_at(step) <= LR for step in range(100))
         seen.add(config.schedule.name)
     assert seen == set(NAMES) == set(SCHEDULES)
@@ -439,7 +440,7 @@ def test_a_function_of_the_users_own(monkeypatch):
 
     module_with(monkeypatch, halving=halving)
     config = ScheduleConfig(name="mine:halving", options={"rate": 2.0}, warmup_steps=3)
-    lr_at = schedule(config, LR, 103, 10)
+    lr_at = schedule(config, LR, 103, Epochs(10))
     assert [lr_at(s) for s in (0, 3, 53, 103)] == pytest.approx([LR / 4, LR, LR / 2, LR / 4])
 
 
@@ -455,4 +456,4 @@ def test_a_function_of_the_users_own(monkeypatch):
 def test_a_function_that_cannot_be_used_is_refused(monkeypatch, name, message):
     module_with(monkeypatch, negative=lambda c, run: lambda step: -1.0, number=lambda c, run: 1.0)
     with pytest.raises(ConfigError, match=message):
-        schedule(ScheduleConfig(name=name), LR, 10, 1)
+        schedule(ScheduleConfig(name=name), LR, 10, Epochs(1))

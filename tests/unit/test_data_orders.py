@@ -16,7 +16,8 @@ from trainer.config.data import CurriculumConfig
 from trainer.data import Bucketed, Curriculum, Mixture, Packed, Padded, block_diagonal_mask, next_tokens, pad
 from trainer.data.augment import Chain, Mask, MaskTokens, Noise, Permute
 from trainer.data.mixture import assign, visible
-from trainer.data.view import order
+from trainer.data.view import View, order
+from trainer.data.view import read as batch_of
 from trainer.errors import DataError
 
 
@@ -255,6 +256,21 @@ def test_what_goes_by_place_is_refused_where_indices_are_none(inner):
         with pytest.raises(DataError, match=r"by place, and .* numbers its samples in a way of its own"):
             around()
     assert len(Bucketed(inner, lambda index: index).order(0, 0, 2)) == 6
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        lambda pairs: View(pairs),
+        lambda pairs: Bucketed(pairs, range(6)),
+        lambda pairs: Mixture([(pairs, 1.0)]),
+        lambda pairs: Bucketed(Mixture([(View(pairs), 1.0)]), lambda index: index),
+    ],
+)
+def test_pairs_are_collated_once_however_they_are_shown(shown):
+    """A list of (x, y): what torch's collate makes of it is a list, as samples that are not yet collated are."""
+    x, y = batch_of(shown([(torch.full((2,), float(i)), i) for i in range(6)]), [4, 1])
+    assert x.tolist() == [[4.0, 4.0], [1.0, 1.0]] and y.tolist() == [4, 1]
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])

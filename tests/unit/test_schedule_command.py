@@ -14,6 +14,7 @@ from hpo.analysis.schedule import BARS, curve
 from hpo.cli import app
 from trainer import plots
 from trainer.config.schedule import OWN_FIELDS, OWN_FUNCTION, WARMUPS
+from trainer.epochs import Epochs
 from trainer.errors import ConfigError
 
 GUIDE = Path(__file__).parents[2] / "docs/guide/schedules.md"
@@ -49,7 +50,7 @@ def test_a_picture_is_written(tmp_path, suffix):
 
 
 def test_a_picture_shows_the_rates_it_was_given():
-    drawn = plots.learning_rates("title", [1.0, 2.0, 3.0], 2)
+    drawn = plots.learning_rates("title", [1.0, 2.0, 3.0], Epochs(2))
     (line,) = drawn.axes[0].lines
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([0, 1, 2], [1.0, 2.0, 3.0])
 

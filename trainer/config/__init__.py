@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trainer.config.average import AverageConfig
+from trainer.config.batch import BatchGrowthConfig
 from trainer.config.fields import Beta, Bytes, Frozen, Mode, NonNegative, Positive, Share
 from trainer.config.gradients import ClipConfig, GradientConfig
 from trainer.config.init import InitConfig
@@ -23,6 +24,7 @@ from trainer.config.stability import RollbackConfig
 
 __all__ = [
     "AverageConfig",
+    "BatchGrowthConfig",
     "Beta",
     "CheckpointConfig",
     "ClipConfig",
@@ -86,7 +88,8 @@ class TrainConfig(Frozen):
 
     num_epochs: Annotated[int, Field(ge=1)] = 10
     batch_size: Annotated[int, Field(ge=1)] = 32  # samples of one optimizer step
-    # Samples of one forward pass; None: batch_size. auto: as many as fit into memory by the estimate.
+    batch_growth: BatchGrowthConfig = BatchGrowthConfig()  # of batch_size, over the epochs
+    # Samples of one forward pass; None: batch_size, also once batches grow. auto: as many as fit by the estimate.
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     memory_limit: Bytes | None = None  # of a step, such as 16GiB; None: the GPU's, and on a CPU there is no bound
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -113,6 +116,14 @@ class TrainConfig(Frozen):
     rollback: RollbackConfig = RollbackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
+
+    def batch_size_at(self, epoch: int) -> int:
+        """Samples of one optimizer step of epoch `epoch`, counted from 0."""
+        return self.batch_growth.size(self.batch_size, epoch)
+
+    @property
+    def largest_batch_size(self) -> int:
+        return self.batch_size_at(self.num_epochs - 1)
 
     @property
     def fixed_micro_batch_size(self) -> int | None:

@@ -79,6 +79,7 @@ class Bucketed(View):
             self._check_by_place("lengths", lengths)
         self.length = lengths if callable(lengths) else lengths.__getitem__
         self.bucket = bucket
+        self.by_batch_size = True
 
     def order(self, seed: int, epoch: int, batch_size: int) -> list[int]:
         indices = list(super().order(seed, epoch, batch_size))

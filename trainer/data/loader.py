@@ -9,7 +9,6 @@ entered at, nor on the number of workers.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from trainer.data.check import ROWS, compare, spread
 from trainer.data.transport import map_leaves
 from trainer.data.view import collate, order, read
 from trainer.data.workers import InProcess, Reader, Request, WorkerLost, Workers
+from trainer.epochs import Epochs
 from trainer.errors import DataError
 from trainer.seeding import derive, seed_all
 from trainer.task import Task
@@ -35,20 +35,32 @@ class Sampler:
     """
 
     def __init__(self, data: Any, config: TrainConfig, share: int = 0, shares: int = 1) -> None:
+        if config.batch_growth.epochs and getattr(data, "one_batch_size", False):
+            raise DataError(
+                f"train.batch_growth changes the size of batches, by which a source within {type(data).__name__} is "
+                "ordered: put what orders it (Bucketed, Curriculum) around the mixture, or leave batch_growth out."
+            )
         self.data = data
         self.size = len(data)
         self.seed = config.seed
-        self.batch_size = config.batch_size
+        self.batch_size_at = config.batch_size_at
+        self.epochs = Epochs.of(self.size, config)
         self.share, self.shares = share, shares
-        largest = -(-config.batch_size // shares)
-        self.micro_batch_size = min(config.fixed_micro_batch_size or largest, largest)
+        first, largest = (-(-size // shares) for size in (config.batch_size, config.largest_batch_size))
+        asked = largest if config.micro_batch_size == "auto" else config.fixed_micro_batch_size or first
+        self.micro_batch_size = min(asked, largest)
         self.epoch = 0
         self.position = 0
 
     @property
+    def batch_size(self) -> int:
+        """Samples of a window of the epoch."""
+        return self.batch_size_at(self.epoch)
+
+    @property
     def windows(self) -> int:
-        """Windows of one epoch: optimizer steps."""
-        return -(-self.size // self.batch_size)
+        """Windows of the epoch: optimizer steps."""
+        return self.epochs.length(self.epoch)
 
     def micro_batches(self, window: int, share: int) -> range:
         """Where the micro-batches of a share of window number `window` of an epoch start in the epoch's order."""
@@ -63,8 +75,8 @@ class Sampler:
 
     def indices(self, epoch: int, window: int) -> list[int]:
         """Of all samples in a window, whosever share they are."""
-        visited = order(self.data, self.seed, epoch, self.batch_size)
-        return list(visited[window * self.batch_size : (window + 1) * self.batch_size])
+        size = self.batch_size_at(epoch)
+        return list(order(self.data, self.seed, epoch, size)[window * size : (window + 1) * size])
 
     def __iter__(self) -> Iterator[Request]:
         indices = order(self.data, self.seed, self.epoch, self.batch_size)
@@ -156,7 +168,7 @@ class Loader:
             self._validate()
 
     def _validate(self) -> None:
-        indices = spread(order(self.sampler.data, self.sampler.seed, 0, self.sampler.batch_size), ROWS)
+        indices = spread(order(self.sampler.data, self.sampler.seed, 0, self.sampler.batch_size_at(0)), ROWS)
         batches = self._batches([(0, [index]) for index in indices])
         try:
             compare(self.sampler.data, zip(indices, batches, strict=True))
@@ -168,10 +180,6 @@ class Loader:
         timeout = self._config.data_timeout
         return Workers(self._fetch, num_workers, timeout, self._pin) if num_workers else InProcess(self._fetch, timeout)
 
-    @property
-    def windows(self) -> int:
-        return self.sampler.windows
-
     def epoch(self, epoch: int, position: int) -> Iterator[list[Any]]:
         """The windows of `epoch` from `position` on: each the list of its micro-batches, still on the host.
 
@@ -181,7 +189,7 @@ class Loader:
         self.sampler.epoch, self.sampler.position = epoch, position
         batches = self._batches(self.sampler)
         micro_batches, share = self.sampler.micro_batches, self.sampler.share
-        for window in range(position, self.windows):
+        for window in range(position, self.sampler.windows):
             own = [next(batches) for _ in micro_batches(window, share)]
             if share > 0:
                 own += [Filler(next(batches)) for _ in range(len(micro_batches(window, 0)) - len(own))]
@@ -190,11 +198,10 @@ class Loader:
             start = time.perf_counter()
 
     def first(self, micro_batch_size: int | None = None) -> Any:
-        """The first micro-batch of the first epoch, of the size given or the sampler's, read in this process."""
-        sampler = copy.copy(self.sampler)
-        sampler.epoch, sampler.position = 0, 0
-        sampler.micro_batch_size = micro_batch_size or sampler.micro_batch_size
-        return next(self._reading_with(0).map(sampler))
+        """As many of the first epoch's first samples as are asked for, or a micro-batch has, read in this process."""
+        sampler = self.sampler
+        indices = order(sampler.data, sampler.seed, 0, sampler.batch_size_at(0))
+        return next(self._reading_with(0).map([(0, list(indices[: micro_batch_size or sampler.micro_batch_size]))]))
 
     def _batches(self, requests: Iterable[Request]) -> Iterator[Any]:
         """What is asked for; where a worker is lost, the rest in this process if that is configured."""
@@ -212,7 +219,7 @@ class Loader:
             yield from self._reader.map(itertools.islice(requests, taken, None))
 
     def samples(self, position: int) -> int:
-        """How many samples an epoch holds from window `position` on."""
+        """How many samples the epoch holds from window `position` on."""
         return max(self.sampler.size - position * self.sampler.batch_size, 0)
 
     def close(self) -> None:

@@ -43,6 +43,10 @@ class Mixture:
         self.phases = {epoch: self._assigned(epoch, ratios[epoch]) for epoch in sorted(ratios)}
         self._counts = {epoch: np.bincount(self.phases[epoch], minlength=len(sources)) for epoch in self.phases}
         self.draws = any(getattr(source, "draws", True) for source in self.sources)
+        # A pass over a source may go on into the next epoch, and has to be in one order.
+        self.one_batch_size = any(
+            getattr(source, name, False) for source in self.sources for name in ("by_batch_size", "one_batch_size")
+        )
 
     def _assigned(self, epoch: int, ratios: Sequence[float]) -> np.ndarray:
         wrong = len(ratios) != len(self.sources) or not all(0 <= ratio < math.inf for ratio in ratios)
@@ -127,6 +131,7 @@ class Curriculum(View):
         if len(bad := np.flatnonzero(np.isnan(np.asarray(scores, dtype=np.float64)))):
             raise DataError(f"the score of sample {bad[0]} is nan: give every sample a difficulty.")
         self.config = config
+        self.by_batch_size = True
         self._ranked = torch.from_numpy(np.argsort(np.asarray(scores), kind="stable"))
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Sequence[int]:

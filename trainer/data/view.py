@@ -5,8 +5,11 @@ A data set is map-style: an epoch takes `len(data)` samples, and `data[index]` i
 
     order(seed, epoch, batch_size) -> Sequence[int]   the indices that an epoch visits, always len(data) of them and
                                                       a function of its arguments; else a permutation of range(len)
-    collate(samples) -> batch                         else torch's default_collate
+    collate(samples) -> batch                         else torch's default_collate, with tuples in place of lists
     draws = False                                     a promise that reading it draws no random number
+    by_batch_size = True                              its order goes by the batch size
+    one_batch_size = True                             what it gives goes on from epoch to epoch, and for one batch size
+                                                      alone: refused where batches grow
     own_indices = True                                its indices are not 0 to len - 1: what goes by place is refused
 
 What an index means is the data set's own affair: it need only take those that its `order` gives. So an order can say
@@ -43,7 +46,13 @@ def order(data: Any, seed: int, epoch: int, batch_size: int) -> Sequence[int]:
 
 def collate(data: Any) -> Callable[[list[Any]], Any]:
     """What makes a batch of a list of samples of `data`."""
-    return getattr(data, "collate", default_collate)
+    return getattr(data, "collate", _collated)
+
+
+def _collated(samples: list[Any]) -> Any:
+    """Torch's default, but for pairs and the like a tuple: a list is taken for samples by whoever shows this batch."""
+    batch = default_collate(samples)
+    return tuple(batch) if isinstance(batch, list) else batch
 
 
 def read(data: Any, indices: Sequence[int]) -> Any:
@@ -69,6 +78,8 @@ class View:
         self.data = data
         self.draws = getattr(data, "draws", True)
         self.own_indices = getattr(data, "own_indices", False)
+        self.by_batch_size = getattr(data, "by_batch_size", False)
+        self.one_batch_size = getattr(data, "one_batch_size", False)
 
     def _check_by_place(self, what: str, values: Sequence[Any]) -> None:
         """Raise DataError unless `values` can be one for each place in `data`."""

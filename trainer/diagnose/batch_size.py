@@ -58,7 +58,6 @@ def find_batch_size(task: Task, config: TrainConfig, steps: int = 100) -> BatchS
         suggestion = None if scale is None else min(_power_of_two(scale), _power_of_two(largest, at_most=True))
         sizes = [1 << i for i in range(_power_of_two(largest, at_most=True).bit_length())]
         shown = [size for size in sizes if size <= 4 * max(suggestion or 0, config.batch_size)][-8:]
-        fit.loader.sampler.batch_size = largest  # so that one micro-batch may be as large
         memory = [(size, estimate(task, config, fit.loader.first(size)).peak) for size in shown]
     micro = None
     if suggestion is not None and limit is not None:

@@ -1,0 +1,30 @@
+"""`train.batch_growth`."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from trainer.config.fields import Frozen
+
+
+class BatchGrowthConfig(Frozen):
+    """At each of `epochs`, counted from 0, batches become `factor` times as large (Smith et al. 2018, arXiv 1711.00489:
+    in place of steps of the learning rate, by the inverse of theirs)."""
+
+    epochs: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    factor: Annotated[float, Field(ge=1, le=1000)] = 2.0
+
+    def size(self, first: int, epoch: int) -> int:
+        """Samples of a batch of epoch `epoch`, where those of epoch 0 have `first`."""
+        return round(first * self.factor ** bisect_right(self.epochs, epoch))
+
+    @model_validator(mode="after")
+    def _epochs_increase(self) -> BatchGrowthConfig:
+        if list(self.epochs) != sorted(set(self.epochs)):
+            raise ValueError(f"epochs {list(self.epochs)} must increase: sort them, each once.")
+        if not self.epochs and self.factor != 2.0:
+            raise ValueError("factor is read only with epochs: set those, [5, 10] say, or leave factor out.")
+        return self

@@ -1,0 +1,51 @@
+"""Where the epochs of a run lie among its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainer.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """An epoch has `steps` steps; of `later`, the epochs from each (epoch, steps) on have others. A pure function of
+    what the data set holds and the configuration says: no state, and no end."""
+
+    steps: int
+    later: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, samples: int, config: TrainConfig) -> Epochs:
+        """Those of a data set of `samples`, in the batches of `config`."""
+        lengths = [(epoch, -(-samples // config.batch_size_at(epoch))) for epoch in (0, *config.batch_growth.epochs)]
+        return cls(lengths[0][1], tuple(lengths[1:]))
+
+    def length(self, epoch: int) -> int:
+        """The steps of epoch `epoch`, from 0."""
+        return [steps for first, _, steps in self._phases() if first <= epoch][-1]
+
+    def step(self, epoch: float) -> float:
+        """The steps before `epoch`, whole for a whole epoch."""
+        first, start, steps = [phase for phase in self._phases() if phase[0] <= max(epoch, 0)][-1]
+        return start + (epoch - first) * steps
+
+    def epoch(self, step: float) -> float:
+        """The epochs, and the part of one, that `step` steps are."""
+        first, start, steps = [phase for phase in self._phases() if phase[1] <= max(step, 0)][-1]
+        return first + (step - start) / steps
+
+    def closed_by(self, step: int) -> int | None:
+        """The number of epochs that are over after `step` steps; None within one."""
+        first, start, steps = [phase for phase in self._phases() if phase[1] <= step][-1]
+        whole, rest = divmod(step - start, steps)
+        return None if rest else first + whole
+
+    def _phases(self) -> Iterator[tuple[int, int, int]]:
+        """(first epoch, steps before it, steps of each of its epochs) of every run of epochs of one length."""
+        first, start, steps = 0, 0, self.steps
+        for epoch, other in (*self.later, (0, 0)):
+            yield first, start, steps
+            start += (epoch - first) * steps
+            first, steps = epoch, other
