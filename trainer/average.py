@@ -30,13 +30,24 @@ class Average:
         self._model = model
         self._averaged: AveragedModel | None = None
         if config.name != "none":
-            average = _exponential(config.decay) if config.name == "ema" else None
-            self._averaged = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+            self._averaged = AveragedModel(model, multi_avg_fn=self._take_in, use_buffers=True)
 
     def update(self, step: int) -> None:
         """Take in the weights after `step` optimizer steps."""
         if self._averaged is not None and step > self.start and step % self.config.every_steps == 0:
             self._averaged.update_parameters(self._model)
+
+    @torch.no_grad()
+    def _take_in(self, averages: Sequence[Tensor], weights: Sequence[Tensor], updates: Any) -> None:
+        """Blend in place; all of one call have one type. How many updates there were is read on the host: a GPU's
+        `updates` would be waited for."""
+        assert self._averaged is not None
+        n = int(self._averaged.n_averaged)
+        share = 1 / (n + 1) if self.config.name == "swa" else 1 - min(self.config.decay, (1 + n) / (10 + n))
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_([*averages], [*weights], share)
+        else:
+            torch._foreach_copy_([*averages], [*weights])
 
     @property
     def model(self) -> nn.Module:
@@ -54,15 +65,3 @@ class Average:
         if self._averaged is not None and state is not None:
             self._averaged.n_averaged.fill_(state["updates"])
             self._averaged.module.load_state_dict(state["model"])
-
-
-def _exponential(decay: float) -> Any:
-    @torch.no_grad()
-    def average(averages: Sequence[Tensor], weights: Sequence[Tensor], updates: Tensor | int) -> None:
-        n = int(updates)  # all of one call have one type
-        if averages[0].is_floating_point():
-            torch._foreach_lerp_([*averages], [*weights], 1 - min(decay, (1 + n) / (10 + n)))
-        else:
-            torch._foreach_copy_([*averages], [*weights])
-
-    return average

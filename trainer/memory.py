@@ -24,19 +24,24 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainer import optim
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
-from trainer.penalty import penalised
+from trainer.gradients import NoiseProbe, accumulate
+from trainer.optim.lookahead import Lookahead
+from trainer.optim.sam import Sam
+from trainer.penalty import differentiable, penalised
 from trainer.precision import autocast, prepare
-from trainer.task import Task
+from trainer.task import Loss, Task
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes. `activations` is all that is alive at the end of the forward pass besides the others; `peak` the
-    high-water mark of a whole step, in which gradients grow while activations are freed."""
+    """Bytes. `copies` are those of the weights that an average and Lookahead keep; `activations` is all that is alive
+    at the end of the forward pass besides the others; `peak` the high-water mark of a whole step, in which gradients
+    grow while activations are freed, and SAM holds a copy of the weights during its second pass."""
 
     parameters: int
     gradients: int
     optimizer: int
+    copies: int
     activations: int
     peak: int
 
@@ -93,24 +98,45 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, Live() as live:
         model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
-        optimizer = optim.build(config.optim, model)
         parameters = live.now
+        optimizer = optim.build(config.optim, model)
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        begun = live.now
+        average = [t.detach().clone() for t in model.state_dict().values()] if config.average.name != "none" else []
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        lookahead = Lookahead(named, k, alpha=1.0) if (k := config.optim.lookahead_k) else None
+        sam = Sam(params, config.optim.sam) if config.optim.wrap == "sam" else None
+        probe = NoiseProbe(params) if config.gradients.noise_scale else None
+        copies = live.now - begun
         inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)
         live.count(tree_leaves(inputs))
         accumulates = accumulates or (config.fixed_micro_batch_size or config.batch_size) < config.largest_batch_size
-        for _ in range(2):
-            for _ in range(2 if accumulates else 1):
-                before = live.now
-                with autocast(config.precision, torch.device("cpu")):
-                    loss = penalised(config.gradients, model, lambda: task.loss(model, inputs))
-                activations = live.now - before
-                loss.sum.backward()
-                del loss
-            gradients = _bytes(p.grad for p in model.parameters())
-            optimizer.step()
+        forward: list[int] = []
+
+        def loss_of(micro_step: int, batch: Any) -> Loss:
+            before = live.now
+            with autocast(config.precision, torch.device("cpu")):
+                loss = penalised(config.gradients, model, lambda: task.loss(model, batch))
+            forward.append(live.now - before)
+            return loss
+
+        def passes(probe: NoiseProbe | None = None) -> None:
             optimizer.zero_grad()
+            with differentiable(config.gradients):
+                accumulate([inputs] * (2 if accumulates else 1), loss_of, probe)
+
+        for _ in range(2):
+            passes(probe)
+            if sam is not None:
+                with sam.perturbed():
+                    passes()
+            optimizer.step()
+            if lookahead is not None:
+                lookahead.step()
+        gradients = _bytes(p.grad for p in model.parameters())
+        del average  # it is kept through all steps
         state = _bytes(tree_leaves([dict(state) for state in optimizer.state.values()]))
-        return Estimate(parameters, gradients, state, activations, live.peak)
+        return Estimate(parameters, gradients, state, copies, forward[-1], live.peak)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ backward pass of their sum, which is right as long as no layer mixes samples, as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +22,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainer.config import GradientConfig
+from trainer.derivatives import twice
 from trainer.errors import ConfigError
 from trainer.losses.combine import gradient_penalty, over
 from trainer.task import Loss
+
+
+def differentiable(config: GradientConfig) -> AbstractContextManager[None]:
+    """Surrounds the passes whose gradients are penalised, and so differentiated twice; nothing where none are."""
+    return nullcontext() if config.penalty is None else twice("gradients.penalty", "leave it out")
 
 
 class _Call(NamedTuple):

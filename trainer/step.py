@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from trainer.config import TrainConfig
 from trainer.data.loader import Filler, to_device
-from trainer.derivatives import twice
 from trainer.errors import TrainerError
 from trainer.gradient_rules import GradientRules
 from trainer.gradients import NoiseProbe, Window, accumulate
@@ -21,7 +19,7 @@ from trainer.guard import RunningStatistics, skips_on_device
 from trainer.optim.sam import Sam
 from trainer.optim.sophia import Sophia
 from trainer.parallel import Solo
-from trainer.penalty import penalised
+from trainer.penalty import differentiable, penalised
 from trainer.precision import autocast, underflow
 from trainer.seeding import derive, seed_all
 from trainer.state import TrainState
@@ -140,13 +138,9 @@ class Stepper:
         """A forward and a backward pass of each micro-batch, and what they add up to over all ranks."""
         for p in self.params:  # Optimizer.zero_grad, without the profiler's mark
             p.grad = None
-        with self._twice():
+        with differentiable(self.config.gradients):
             window = accumulate(batches, self.loss, probe, self.ranks)
         return self.ranks.total(window, self.params)
-
-    def _twice(self) -> AbstractContextManager[None]:
-        """Surrounds what a penalty on gradients differentiates twice; nothing where there is none."""
-        return nullcontext() if self.config.gradients.penalty is None else twice("gradients.penalty", "leave it out")
 
     @property
     def _scale(self) -> Tensor:
@@ -161,7 +155,7 @@ class Stepper:
         self.task.progress = self.state.step / self.total
         filler = isinstance(batch, Filler)
         given = batch.batch if filler else batch
-        with self._twice():
+        with differentiable(self.config.gradients):
             loss = penalised(self.config.gradients, self.state.model, lambda: self._task_loss(given))
         loss = loss.times(0) if filler else loss
         return loss if self.state.loss_scale is None else loss.times(self._scale)

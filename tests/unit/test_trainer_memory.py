@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainer import optim
 from trainer.config import OptimConfig, TrainConfig
-from trainer.memory import estimate, plan
+from trainer.data import TensorDataset
+from trainer.diagnose.trial import Steps, fresh
+from trainer.memory import Estimate, estimate, plan
 from trainer.task import Loss, Task
 
 MIB = 2**20
@@ -19,11 +23,14 @@ MIB = 2**20
 class Regression(Task):
     """`build` makes the model; the loss is a sum of squares."""
 
-    def __init__(self, build) -> None:
-        self.build = build
+    def __init__(self, build, batch=()) -> None:
+        self.build, self.batch = build, batch
 
     def model(self):
         return self.build()
+
+    def train_set(self):
+        return TensorDataset(*self.batch)
 
     def loss(self, model, batch):
         x, y = batch
@@ -98,6 +105,67 @@ def check(family, width: int, size: int, optimizer: str) -> int:
 @pytest.mark.parametrize(("family", "width"), [(perceptron, 512), (convolution, 160), (transformer, 128)])
 def test_the_estimate_is_near_the_high_water_mark(family, width, optimizer):
     check(family, width, 8, optimizer)
+
+
+COPIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ema": {"average": {"name": "ema"}},
+    "swa": {"average": {"name": "swa", "start": 0.0}},
+    "lookahead": {"optim": {"wrap": "lookahead", "lookahead": {"k": 1}}},
+    "ranger": {"optim": {"name": "ranger"}, "average": {"name": "ema"}},
+    "sam": {"optim": {"name": "sgd", "wrap": "sam"}},
+    "asam": {"optim": {"name": "sgd", "wrap": "sam", "sam": {"adaptive": True}}},
+    "noise": {"gradients": {"noise_scale": True}, "micro_batch_size": 4},
+    "penalty": {"gradients": {"penalty": 1.0, "penalty_of": "loss"}},
+}
+
+
+def high_water_mark_of_fit(task: Task, config: TrainConfig) -> int:
+    """The most bytes of live tensors in two real steps of the trainer."""
+    with fresh(task, config) as fit:
+        s, steps = fit.state, Steps(fit, 2)
+        alive = {id(t.untyped_storage()): t.untyped_storage() for t in (*s.model.parameters(), *s.model.buffers())}
+        kept = [
+            *(s.average.state() or {"model": {}})["model"].values(),
+            *(s.lookahead.slow.values() if s.lookahead else ()),
+            *(t for state in s.optimizer.state.values() for t in state.values()),
+        ]
+        now = peak = sum(storage.nbytes() for storage in alive.values()) + sum(t.nbytes for t in kept)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            for _ in range(2):
+                steps.take(0.01)
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def check_copies(given: dict[str, Any], family, width: int, size: int) -> tuple[int, Estimate]:
+    batch = batch_of(family, size)
+    task, config = (
+        Regression(family(width), batch),
+        TrainConfig.model_validate({"batch_size": size, "num_epochs": 9} | given),
+    )
+    found = estimate(task, config, tuple(t[: config.fixed_micro_batch_size] for t in batch))
+    real = high_water_mark_of_fit(task, config)
+    assert abs(found.peak / real - 1) < 0.15, f"{found} against {real / MIB:.1f} MiB"
+    return real, found
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_of_the_weights_are_in_the_estimate(name):
+    """Against the trainer's own steps; what an average and Lookahead keep is as large as the weights."""
+    _, found = check_copies(COPIES[name], perceptron, 512, 8)
+    kept = {"ema": 1, "swa": 1, "lookahead": 1, "ranger": 2}.get(name, 0)
+    assert found.copies == pytest.approx(kept * found.parameters, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize(("family", "width"), [(perceptron, 3072), (convolution, 448), (transformer, 512)])
+def test_copies_of_large_states_are_in_the_estimate(family, width, name):
+    assert check_copies(COPIES[name], family, width, 32)[0] > 100 * MIB
 
 
 @pytest.mark.slow
