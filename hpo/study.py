@@ -333,6 +333,8 @@ class Study:
     def load_model(self, path: str | Path, config: BaseModel | None = None) -> nn.Module:
         """The model in a checkpoint directory, as `mlflow.artifacts.download_artifacts` gives one, in eval mode.
 
+        It has the weights that its metrics were measured with: the average's, where `train.average` made one.
+
         Built from the `config.json` that stands there, or from `config`. Raises CheckpointError for a directory that
         holds no such model, UserError where the configuration is missing.
         """

@@ -16,6 +16,7 @@ from hpo.home import Home
 from hpo.ledger import reads
 from hpo.study import Study, StudySpec, load
 from hpo.words import command
+from trainer.manifest import weights
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +42,7 @@ class Trained:
         state = load_state(self.path)
         if "model" not in state:
             raise UserError(f"checkpoint {self.path} holds no model: study {self.study!r} trains in a loop of its own.")
-        average = state.get("average")
-        return average["model"] if average and average["updates"] else state["model"]
+        return weights(state)
 
     def task(self, study: Study) -> Any:
         """The task under the trial's configuration."""

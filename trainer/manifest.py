@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,27 @@ from trainer.durable import sha256
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-MODEL = "model"  # the item of a state that holds the weights
+MODEL, AVERAGE = "model", "average"  # the items of a state that hold weights
 
 
 class Damaged(Exception):
     """The checkpoint is not what was written; the text says how."""
 
 
-def check(directory: Path, expected: str | None, item: str | None = None) -> dict[str, Any]:
-    """The manifest in `directory`; raises Damaged unless every byte of the checkpoint, or of one item, is as written.
+def evaluated(state: Mapping[str, Any]) -> str:
+    """The item with the weights that were evaluated: those of the average, once something has entered it."""
+    average = state.get(AVERAGE)
+    return AVERAGE if isinstance(average, Mapping) and average.get("updates") else MODEL
+
+
+def weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights that were evaluated. Raises KeyError where the state holds none."""
+    return state[AVERAGE]["model"] if evaluated(state) == AVERAGE else state[MODEL]
+
+
+def check(directory: Path, expected: str | None, *, weights_alone: bool = False) -> dict[str, Any]:
+    """The manifest in `directory`; raises Damaged unless every byte of the checkpoint, or of the weights that were
+    evaluated, is as written.
 
     `expected` is the manifest's sha256; None trusts the manifest, as for a checkpoint that a user hands in.
     """
@@ -35,7 +47,9 @@ def check(directory: Path, expected: str | None, item: str | None = None) -> dic
         manifest = json.loads(raw)
         if manifest["format"] != FORMAT:
             raise Damaged(f"{MANIFEST} has format {manifest['format']}, and this version reads {FORMAT}")
-        names = manifest["files"] if item is None else files_of(item, manifest["files"])
+        names = manifest["files"]
+        if weights_alone:
+            names = files_of(evaluated(manifest["state"]), names)
         for name in names:
             _check_file(directory / name, manifest["files"][name])
         return manifest

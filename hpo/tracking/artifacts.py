@@ -13,7 +13,7 @@ from hpo.handover import shown
 from hpo.home import Home
 from hpo.tracking.base import Model, Point
 from trainer.durable import sha256
-from trainer.manifest import MANIFEST, MODEL, files_of
+from trainer.manifest import MANIFEST, MODEL, evaluated, files_of
 
 
 def config_text(trial: RowMapping) -> str:
@@ -60,14 +60,15 @@ def models(
 ) -> list[Model]:
     """The kept checkpoints of an ended trial that hold weights. Nothing but `hpo gc` changes its rows, and so these.
 
-    A model has the weights alone, not what only a resumption needs, and the configuration that builds it.
+    A model has the weights that were evaluated alone, not what only a resumption needs, and the configuration that
+    builds it.
     """
     kept = {row["step"]: row for row in found if row["state"] == "kept"}
     roles = {tag.rpartition(".")[2]: name for tag, name in checkpoint_tags(found).items()}
     made = []
     for step, row in kept.items():
         source = _inside(root, row["path"])
-        weights = files_of(MODEL, sorted(path.name for path in source.glob("*.safetensors")))
+        weights = files_of(_evaluated(source), sorted(path.name for path in source.glob("*.safetensors")))
         if not weights:
             continue
         tags = {
@@ -92,6 +93,15 @@ def models(
             )
         )
     return made
+
+
+def _evaluated(checkpoint: Path) -> str:
+    """The item of a checkpoint that holds the weights which were evaluated; of one that is damaged, or gone, the
+    model's: what has become of it is said by those who verify."""
+    try:
+        return evaluated(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["state"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return MODEL
 
 
 def digests(texts: Mapping[str, str], files: Mapping[str, Path]) -> dict[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import mlflow
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import hpo
@@ -16,7 +18,10 @@ from hpo.cli import app
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.run import Request, run
+from hpo.trained import trained
 from hpo.verify import verify
+from trainer.errors import CheckpointError
+from trainer.manifest import weights
 
 # MLflow 3.17 with SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -82,6 +87,45 @@ def test_trials_of_another_architecture_are_named_and_left_out(home):
     assert f"of another architecture than trial {order[0]}: trials {', '.join(others)}" in shown.output
     if len(order) - len(others) < 2:
         assert shown.exit_code == 2 and "a soup is made of at least two trials" in shown.stderr
+
+
+def test_a_model_of_an_averaged_trial_has_the_weights_that_were_evaluated(home, tmp_path):
+    """From its directory, its run's artifacts and MLflow's model: all give the metrics reported beside them."""
+    study, ledger = hpo.load("mlp"), Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        found = trained(connection, home, "mlp", 1)
+    ledger.close()
+    config = study.rebuild(found.config, found.config_hash)
+    shown = json.loads(CliRunner().invoke(app, ["show", "1", "--json", "--home", str(home.root)]).stdout)
+    reported = {(step, key): value for key in ("val/loss", "val/accuracy") for step, _, value in shown["curves"][key]}
+    client = mlflow.MlflowClient(home.tracking_uri)
+    experiment = client.get_experiment_by_name("mlp").experiment_id
+    filters = f"tags.`hpo.trial` = '1' AND tags.`hpo.step` = '{found.step}'"
+    [made] = client.search_logged_models([experiment], filters)
+    mlflow.set_tracking_uri(home.tracking_uri)
+    model = Path(mlflow.artifacts.download_artifacts(f"models:/{made.model_id}", dst_path=str(tmp_path)))
+    assert {one.name for one in model.iterdir()} == {"average.safetensors", "manifest.json", "config.json"}
+    run = Path(client.get_run(made.source_run_id).info.artifact_uri) / f"checkpoints/step-{found.step:08d}"
+    for opened in (study.load_model(model), study.load_model(run), study.load_model(found.path, config)):
+        with torch.no_grad():
+            metrics = study.task_class()(config).evaluate(opened)
+        assert [metrics[key] for key in ("val/loss", "val/accuracy")] == [
+            reported[found.step, key] for key in ("val/loss", "val/accuracy")
+        ]
+    raw = study.task_class()(config).model()
+    raw.load_state_dict(load_file(found.path / "model.safetensors"))
+    assert any(not torch.equal(p, opened.state_dict()[name]) for name, p in raw.state_dict().items())
+    (model / "average.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"average.safetensors is missing"):
+        study.load_model(model)
+
+
+def test_what_was_evaluated_is_the_average_once_something_has_entered_it():
+    average = {"updates": 0, "model": {"w": 1}}
+    assert weights({"model": {"w": 0}, "average": average}) == {"w": 0}
+    assert weights({"model": {"w": 0}, "average": average | {"updates": 3}}) == {"w": 1}
+    assert weights({"model": {"w": 0}, "average": None}) == weights({"model": {"w": 0}}) == {"w": 0}
+    assert weights({"model": {"w": 0}, "average": [1.0]}) == {"w": 0}, "an item of a loop of one's own"
 
 
 @pytest.mark.parametrize("format", ["safetensors", "torch", "onnx"])

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.durable import sha256, sync
-from trainer.manifest import FORMAT, MANIFEST, MODEL, Damaged, check, files_of
+from trainer.manifest import FORMAT, MANIFEST, Damaged, check, evaluated, files_of, weights
 
 # {"$tensor": key} stands in the manifest for a tensor in a file; with "shape", for one whose parts are in several
 # files, of which each says in its "offsets" where its part begins.
@@ -97,9 +97,10 @@ def read(directory: Path, expected: str | None) -> tuple[dict[str, Any], dict[st
 
 
 def read_model(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The model's weights and the manifest, where nothing else of the checkpoint need be there; raises Damaged."""
-    manifest = check(directory, None, item=MODEL)
-    return _restore(directory, manifest, [MODEL])[MODEL], manifest
+    """The weights that were evaluated (the average's, where one was) and the manifest, where nothing else of the
+    checkpoint need be there; raises Damaged."""
+    manifest = check(directory, None, weights_alone=True)
+    return weights(_restore(directory, manifest, [evaluated(manifest["state"])])), manifest
 
 
 def _restore(directory: Path, manifest: dict[str, Any], items: Iterable[str]) -> dict[str, Any]:
