@@ -24,6 +24,7 @@ T = TypeVar("T")
 SCHEMA_VERSION = "0003"  # the newest of migrations/versions
 _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
 PATIENCE = 60.0  # seconds for which a database that went away is tried again
+BUSY_SECONDS = 30.0  # that SQLite itself waits for a lock, but where two wait for each other
 
 # Errors that pass, and those a user can mend, by the primary result code of SQLite and by SQLSTATE, whose first two
 # characters are a class (PostgreSQL documentation, appendix A).
@@ -55,9 +56,9 @@ class Ledger:
 
     `url` is `sqlite:///PATH` (WAL, synchronous FULL) or `postgresql+psycopg://...`. With `create` a missing schema is
     made, without it that is NoLedger; an older one is brought up to date by whoever is to write, with `create` or
-    `upgrade`, and refused by a StorageError to those who only read. One that does not answer is tried
+    `upgrade`, and refused by a StorageError to those who only read. A server that does not answer is tried
     for `patience` seconds more: by processes that are started for a study, not by commands, whose user may have
-    mistyped the URL.
+    mistyped the URL. A file that is locked answers later: another process makes its tables.
     """
 
     def __init__(self, url: str, *, create: bool = True, upgrade: bool = False, patience: float = 0.0) -> None:
@@ -126,7 +127,7 @@ class Ledger:
         # SQLite's readers see a snapshot anyhow.
         snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = self.engine.execution_options(**snapshot)
-        version = self._retrying(self.engine, _version, patience)
+        version = self._retrying(self.engine, _version, PATIENCE if self.is_sqlite else patience)
         if version == SCHEMA_VERSION:
             return
         if version is None and not create:
@@ -140,8 +141,7 @@ class Ledger:
                 f"{self.shown} was written by an older release (schema {version}, now {SCHEMA_VERSION}): "
                 f"`{command('resume')}` or `hpo run` upgrades it."
             )
-        with self._writer.begin() as connection:
-            _migrate(connection)
+        self.transact(_migrate)
 
 
 def _engine(url: str, create: bool) -> Engine:
@@ -179,7 +179,7 @@ def _sqlite_engine(url: sa.URL, create: bool) -> Engine:
         raise StorageError(f"{path} lies on {kind}, where SQLite's WAL is unsafe: use a local disk or PostgreSQL.")
     read_only = not create and not writable(path)
     url = read_only_url(url, path) if read_only else url
-    engine = sa.create_engine(url, connect_args={"timeout": 30.0, "check_same_thread": False})
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
     found = _traces(path)
 
     @event.listens_for(engine, "connect")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from sqlalchemy import func, insert, select
 from hpo.budget import Budget
 from hpo.clock import FakeClock, SystemClock
 from hpo.errors import Busy, HpoError, StorageError
-from hpo.ledger import Ledger, claims, reads, tables, writes
+from hpo.ledger import Ledger, claims, reads, store, tables, writes
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
@@ -108,6 +109,17 @@ def test_many_processes_may_open_a_new_database_at_once(storage):
     code = f"from hpo.ledger import Ledger; Ledger({storage!r}).close()"
     opened = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(8)]
     assert [(p.wait(), p.communicate()[1]) for p in opened] == [(0, b"")] * 8
+
+
+def test_a_ledger_that_is_locked_while_it_is_opened_is_waited_for(tmp_path, monkeypatch):
+    """As where two processes turn a new file to WAL, when SQLite does not wait."""
+    monkeypatch.setattr(store, "BUSY_SECONDS", 0.0)
+    holder = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN EXCLUSIVE")
+    holder.execute("CREATE TABLE other (x)")
+    threading.Timer(0.5, holder.execute, ["COMMIT"]).start()
+    Ledger(f"sqlite:///{tmp_path / 'ledger.db'}").close()
+    holder.close()
 
 
 def test_a_trial_is_claimed_once_however_many_ask_for_it(ledger):
