@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from trainer.config import ClipConfig
 from trainer.parallel.solo import ALONE, Solo
@@ -30,6 +32,11 @@ class Window:
         """The same with its sums multiplied."""
         terms = {name: term * factor for name, term in self.terms.items()}
         return replace(self, loss=self.loss * factor, count=self.count * factor, terms=terms)
+
+    def on(self, device: torch.device) -> Window:
+        """The same with its numbers on `device`."""
+        loss, count, terms = tree_map(partial(torch.as_tensor, device=device), (self.loss, self.count, self.terms))
+        return replace(self, loss=loss, count=count, terms=terms)
 
 
 def accumulate(

@@ -15,6 +15,8 @@ resuming needs no more than the step, and the number of loader workers changes n
     fetch      (epoch, first index)    reading one micro-batch of the data set
     augment    (epoch, index)          one sample's augmentation
     step       (step, micro-step)      dropout and whatever else the loss draws; of several ranks, also the share
+    stage, sequence (number, place)    what a pipeline's stage, or dropout on a part of the sequence, draws
+    powersgd/<name>                    the first factor of a matrix that PowerSGD sends
     curvature  (step)                  the directions in which Sophia looks at it
     evaluate   (step)                  evaluation
     gradient_noise (step)              noise added to the gradient

@@ -69,10 +69,12 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__} needs a method loss(model, batch) that returns a Loss.")
 
     def parallel_plan(self, model: nn.Module) -> Mapping[str, str]:
-        """For `train.parallel.tensor`: pattern of module names -> "colwise" or "rowwise".
+        """For `train.parallel.tensor`: pattern of module names -> "colwise", "rowwise", or what divides a sequence.
 
         A linear layer by columns gives each rank some of its outputs; one by rows that follows, with what stands
         between acting on each element alone, takes them as its inputs and gives all ranks the whole output again.
+        After a module named "scatter" ranks hold parts of the sequence (dimension 1), up to one named "gather"; between
+        them norms and dropout are named "sequence", and layers by rows "rowwise_scatter".
         """
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
 from trainer_runs import Killed, Toy, Trial
 
 from trainer.checkpoint.store import load
@@ -40,6 +42,92 @@ class Smooth(Toy):
 
     def parallel_plan(self, model: nn.Module) -> dict[str, str]:
         return {"0": "colwise", "2": "rowwise"}
+
+
+class Deep(Smooth):
+    """Of so many parts that a rank can have two stages."""
+
+    def model(self) -> nn.Module:
+        widths = (6, 16, 12, 10, 8)
+        parts = [part for pair in itertools.pairwise(widths) for part in (nn.Linear(*pair), nn.Tanh())]
+        self.net = nn.Sequential(*parts, nn.Linear(8, 3))
+        return self.net
+
+
+class Block(Smooth):
+    """A layer of a transformer over the six features, of which ranks hold parts between the divided layers."""
+
+    dropout = 0.0
+
+    def model(self) -> nn.Module:
+        self.net = Layer(self.dropout)
+        return self.net
+
+    def parallel_plan(self, model: nn.Module) -> dict[str, str]:
+        plan = {"embed": "scatter", "norm*": "sequence", "drop": "sequence", "attend": "gather", "head": "gather"}
+        plan |= {"attend.[qkv]": "colwise", "attend.out": "rowwise_scatter"}
+        return plan | {"up": "colwise", "down": "rowwise_scatter"}
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        loss = super().loss(model, batch)
+        assert self.net.tokens == (6 if this() is None else 3), "as many tokens pass a norm"
+        return loss
+
+
+class Dropping(Block):
+    """The same with dropout."""
+
+    dropout = 0.3
+
+
+class Mixed(Block):
+    """Its sums are of parts of the sequence and of the whole."""
+
+    def parallel_plan(self, model: nn.Module) -> dict[str, str]:
+        return {"attend.[qkv]": "colwise", "attend.out": "rowwise", "up": "colwise", "down": "rowwise_scatter"}
+
+
+class Layer(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.embed, self.head = Embed(), nn.Linear(8, 3)
+        self.norm1, self.norm2, self.norm3 = nn.LayerNorm(8), nn.RMSNorm(8), nn.LayerNorm(8)
+        self.norm3.weight.requires_grad_(False)
+        self.attend, self.drop = Attention(), nn.Dropout(dropout)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm1.register_forward_pre_hook(self.look)
+        self.tokens = 0
+
+    def look(self, module: nn.Module, args: tuple[torch.Tensor]) -> None:
+        self.tokens = getattr(args[0], "_local_tensor", args[0]).shape[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        x = x + self.drop(self.attend(self.norm1(x)))
+        x = x + self.drop(self.down(gelu(self.up(self.norm2(x)))))
+        return self.head(self.norm3(x)).mean(1)
+
+
+class Embed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.place = nn.Linear(1, 8), nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x.unsqueeze(-1)) + self.place
+
+
+class Attention(nn.Module):
+    """Of as many heads of width 4 as there are columns for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.v, self.out = (nn.Linear(8, 8) for _ in range(3))
+        self.k = nn.Linear(8, 8, bias=False)  # whose gradient would be nothing but rounding
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return self.out(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class Wide(Toy):
@@ -167,6 +255,10 @@ def _found(directory: Path) -> list[Any]:
 def runs(job: dict[str, Any]) -> dict[str, Any]:
     """Several of them, by name; and what `sharded` gives."""
     found = {"sharded": sharded(job["sharded"])} if "sharded" in job else {}
+    if "reductions" in job:
+        found["reductions"] = reductions(**job["reductions"])
+    if "low_rank" in job:
+        found["low_rank"] = low_rank()
     for name, config in job["runs"].items():
         found[name] = run(**config | {"directory": f"{job['directory']}/{config.get('directory', name)}"})
     return found
@@ -207,6 +299,61 @@ def sharded(names: list[str]) -> dict[str, Any]:
             key: max((p - q).abs().max().item() for p, q in zip(*pair, strict=True)) for key, pair in pairs.items()
         }
     return results
+
+
+def reductions(directory: str, ways: dict[str, Any]) -> dict[str, list[int]]:
+    """By way, the collectives that reduce in a run whose windows are one micro-batch of each rank, or six."""
+    found: dict[str, list[int]] = {name: [] for name in ways}
+    for name, kind in ways.items():
+        for size in (6, 1):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+                run(f"{directory}/{name}-{size}", parallel=kind, micro_batch_size=size, num_epochs=1)
+            counts = {event.key: event.count for event in profiler.key_averages()}
+            found[name].append(sum(counts.get(f"c10d::{op}", 0) for op in ("allreduce_", "_reduce_scatter_base_")))
+    return found
+
+
+def low_rank() -> dict[str, Any]:
+    """What PowerSGD of rank 2 makes of gradients [32, 24] of unlike windows, on two ranks: how far it is from the mean
+    gradient where that is of rank 2; how far all that was sent, and left out, is from all that was to be sent; the rank
+    of what is sent; and whether a NaN on rank 1 reaches both and nothing that is kept."""
+    from trainer.parallel.powersgd import PowerSGD
+
+    def add_up(tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+    def of_all(tensor: torch.Tensor) -> torch.Tensor:
+        stacked = [torch.empty_like(tensor) for _ in range(2)]
+        dist.all_gather(stacked, tensor)
+        return torch.stack(stacked)
+
+    def window(gradient: torch.Tensor, count: float) -> tuple[torch.Tensor, torch.Tensor]:
+        layer.weight.grad, layer.bias.grad = gradient.clone(), gradient[:, 0].clone()
+        powersgd.reduce(count)
+        assert layer.bias.grad.allclose(of_all(gradient[:, 0]).sum(0), equal_nan=True)
+        return layer.weight.grad / count, of_all(gradient).sum(0) / count
+
+    layer = nn.Linear(24, 32)
+    powersgd = PowerSGD(layer, 2, 2, add_up)
+    common, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2 + rank())
+    columns = torch.randn(32, 2, generator=common)
+    sent, meant = window(columns @ torch.randn(2, 24, generator=own), 5.0)
+    found: dict[str, Any] = {"exact": (sent - meant).norm().item() / meant.norm().item()}
+    for count in (12.0, 7.0, 1.0, 12.0):
+        one, mean = window(torch.randn(32, 24, generator=own), count)
+        sent, meant = sent + one, meant + mean
+    found["rank"] = int(torch.linalg.matrix_rank(one))
+    state = powersgd.state(of_all)
+    left_out = state["left_out"]["weight"].mean(0)
+    found["lost"] = (sent + left_out - meant).norm().item() / meant.norm().item()
+    found["left_out"] = left_out.norm().item() / meant.norm().item()
+    bad, _ = window(torch.full((32, 24), float("nan") if rank() == 1 else 1.0), 12.0)
+    after = powersgd.state(of_all)
+    found["bad"] = bool(bad.isnan().all()) and all(
+        values["weight"].equal(after[name]["weight"]) for name, values in state.items()
+    )
+    return found
 
 
 def suffer(fate: str) -> None:

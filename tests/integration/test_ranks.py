@@ -28,6 +28,7 @@ DDP = {"bucket_mb": 0.005}  # so small that there are several
 KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it takes
     2: {"ddp": {"data": 2}, "fp16": {"data": 2, "compression": "fp16"}, "buckets": {"data": 2, "bucket_mb": 0.001}}
     | {shard: {"data": 2, "shard": shard} for shard in ("zero1", "zero2", "zero3")}
+    | {"offload": {"data": 2, "shard": "zero3", "offload": True}}
     | {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "gpipe": {"pipeline": 2, "schedule": "gpipe"}},
     4: {"ddp": {"data": 4}, "zero3": {"data": 4, "shard": "zero3"}, "data tensor": {"data": 2, "tensor": 2}}
     | {f"{shard} tensor": {"data": 2, "shard": shard, "tensor": 2} for shard in ("zero2", "zero3")}
@@ -62,6 +63,28 @@ JUMPING = {
 }
 
 
+INTERLEAVED = {"pipeline": 2, "schedule": "interleaved"}
+OTHERS: dict[int, dict[str, Any]] = {  # of other tasks: a run, and the oracle it is held against
+    2: {
+        "sequence": ({"task": "Block", "parallel": {"tensor": 2}}, "Block"),
+        "interleaved": ({"task": "Deep", "parallel": INTERLEAVED}, "Deep"),
+        "out of step": ({"task": "Deep", "batch_size": 10, "parallel": INTERLEAVED}, "Tens"),  # of 5 micro-batches
+    },
+    4: {
+        f"sequence {shard}": ({"task": "Block", "parallel": {"data": 2, "tensor": 2, "shard": shard}}, "Block")
+        for shard in ("none", "zero3")
+    }
+    | {"data interleaved": ({"task": "Deep", "parallel": INTERLEAVED | {"data": 2}}, "Deep")},
+}
+POWERSGD = {"data": 2, "compression": "powersgd"}
+CUT: dict[str, Any] = {  # and resumed, besides all ways
+    "sequence": {"task": "Dropping", "parallel": {"tensor": 2}},
+    "interleaved": {"parallel": INTERLEAVED},
+    "offload": {"parallel": KINDS[2]["offload"]},
+    "powersgd": {"parallel": POWERSGD},
+    "powersgd zero1": {"parallel": POWERSGD | {"shard": "zero1"}},
+}
+REDUCED = ("ddp", "zero1", "zero2", "zero3")
 RULED = [(2, "zero3"), (2, "tensor"), (2, "pipeline"), (4, "zero3 tensor")]
 SLOW = {2: (), 4: (pytest.mark.slow,)}  # what four ranks do is, but for the sample
 RANKS = [pytest.param(ranks, marks=SLOW[ranks]) for ranks in KINDS]
@@ -77,7 +100,7 @@ def solo(tmp_path_factory):
 
     @cache
     def of(name: str) -> dict[str, Any]:
-        runs = {"Jumping": JUMPING, "rules": RULES, "penalty": PENALTY}
+        runs = {"Jumping": JUMPING, "rules": RULES, "penalty": PENALTY, "Tens": {"task": "Deep", "batch_size": 10}}
         return rank_runs.run(str(tmp_path_factory.mktemp(name)), **runs.get(name, {"task": name}))
 
     return of
@@ -86,6 +109,7 @@ def solo(tmp_path_factory):
 def jobs_of(ranks: int) -> dict[str, Any]:
     """Runs by name."""
     runs = {name: {"parallel": kind} for name, kind in KINDS[ranks].items()}
+    runs |= {name: run for name, (run, _) in OTHERS[ranks].items()}
     for way, kind in WAYS[ranks].items():
         runs |= {f"whole {way}": RESUMED | {"parallel": kind}}
         runs |= {f"cut {way}": RESUMED | {"parallel": kind, "cut": 6}}
@@ -98,6 +122,9 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         ddp = WAYS[2]["none"]
         runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
         runs |= {f"penalty {way}": PENALTY | {"parallel": KINDS[2][way]} for way in PENALISED}
+        runs |= {f"whole {name}": RESUMED | run for name, run in CUT.items()}
+        runs |= {f"cut {name}": RESUMED | run | {"cut": 6} for name, run in CUT.items()}
+        runs |= {"powersgd": {"parallel": POWERSGD}, "stopped powersgd": {"parallel": POWERSGD, "stop": 2}}
         runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
         runs |= {f"nan {way}": {"task": "Bad", "parallel": WAYS[2][way]} for way in FINITE}
         runs |= {f"jumping {way}": JUMPING | {"parallel": WAYS[2][way]} for way in JUMPS}
@@ -120,7 +147,8 @@ def ran(tmp_path_factory):
         elif ranks == 2:
             job["alone"] = rank_runs.run(str(directory / "resharded"), stop=2)
             runs |= {"resharded": {"parallel": KINDS[2]["zero3"]}}
-            job["sharded"] = ["adamw", "muon"]
+            job |= {"sharded": ["adamw", "muon"], "low_rank": True}
+            job["reductions"] = {"directory": str(directory), "ways": {name: KINDS[2][name] for name in REDUCED}}
         try:
             return job, launched("runs", job | {"runs": runs}, ranks)
         except TrainerError as error:
@@ -158,6 +186,20 @@ def test_every_kind_computes_what_one_process_does(ranks, kind, ran, solo):
     assert all(other[kind]["losses"] == result["losses"] for other in results), "all ranks decide by the same numbers"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "kind"), [pytest.param(ranks, kind, marks=SLOW[ranks]) for ranks in OTHERS for kind in OTHERS[ranks]]
+)
+def test_parts_of_the_sequence_and_several_stages_a_rank_compute_what_one_process_does(ranks, kind, ran, solo):
+    assert_equal(ran(ranks)[1][0][kind], solo(OTHERS[ranks][kind][1]), 1e-6)
+
+
+@pytest.mark.slow
+def test_parts_of_the_sequence_and_whole_ones_are_not_added(tmp_path):
+    job = {"directory": str(tmp_path), "runs": {"mixed": {"task": "Mixed", "parallel": {"tensor": 2}}}}
+    with pytest.raises(RankFailed, match=r"rank \d: ConfigError: parallel_plan leaves an operation with .* 'scatter'"):
+        launched("runs", job, 2)
+
+
 @pytest.mark.parametrize(("ranks", "way"), RULED)
 def test_rules_for_single_parameters_see_all_of_their_parts(ranks, way, ran, solo):
     result = ran(ranks, sample=ranks == 4)[1][0][f"rules {way}"]
@@ -174,6 +216,30 @@ def test_an_optimizer_of_two_passes_sees_all_ranks_gradients_in_both(name, ran, 
     assert_equal(ran(2)[1][0][name], rank_runs.run(str(tmp_path), optim=TWO_PASSES[name]), 1e-5)
 
 
+def test_powersgd_sends_a_gradient_at_its_rank_and_the_rest_later(ran):
+    """It is exact for one of its rank; nothing is lost, whatever the windows' counts; a NaN is kept nowhere."""
+    for result in ran(2)[1]:
+        found = result["low_rank"]
+        assert found["exact"] < 1e-5
+        assert found["rank"] == 2
+        assert found["lost"] < 1e-5 < 0.1 < found["left_out"]
+        assert found["bad"]
+
+
+def test_powersgd_follows_one_process_and_leaves_what_that_can_read(ran, solo):
+    job, results = ran(2)
+    losses, expected = (rank_runs.losses_of(result) for result in (results[0]["powersgd"], solo("Smooth")))
+    torch.testing.assert_close(losses, expected, rtol=1e-2, atol=0)
+    assert not torch.allclose(losses, expected, rtol=1e-5), "it is in use"
+    assert len(rank_runs.run(f"{job['directory']}/stopped powersgd")["losses"]) == 12
+
+
+@pytest.mark.parametrize("way", REDUCED)
+def test_gradients_are_reduced_once_a_window_however_many_its_micro_batches(way, ran):
+    one, six = ran(2)[1][0]["reductions"][way]
+    assert one == six > 4, "windows of an epoch"
+
+
 @pytest.mark.parametrize("sample", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_optimizers_that_take_sharded_parameters_step_as_on_whole_ones(sample, ran, tmp_path):
     job = {"directory": str(tmp_path), "runs": {}, "sharded": SHARDED}
@@ -183,7 +249,7 @@ def test_optimizers_that_take_sharded_parameters_step_as_on_whole_ones(sample, r
         assert result["error"] < 1e-4 * result["moved"], name
 
 
-@pytest.mark.parametrize(("ranks", "way"), OF_ALL_WAYS)
+@pytest.mark.parametrize(("ranks", "way"), [*OF_ALL_WAYS, *((2, way) for way in CUT)])
 def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, way, ran):
     """With batch norm, dropout and several buckets, whose layout would otherwise differ after the cut."""
     whole, cut = (ran(ranks)[1][0][f"{name} {way}"] for name in ("whole", "cut"))
@@ -356,6 +422,11 @@ def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, 
     [
         ({"batch_size": 1, "parallel": {"data": 2}}, "give every rank at least one sample"),
         ({"parallel": {"shard": "zero1"}}, "data is 1: set data to 2"),
+        ({"parallel": {"data": 2, "compression": "powersgd"}, "optim": {"wrap": "sam"}}, "SAM takes two"),
+        ({"parallel": {"context": 2}}, "there is no context parallelism, since torch has none that runs on a CPU"),
+        ({"parallel": {"data": 2, "expert": 2}}, "there is no expert parallelism"),
+        ({"parallel": {"data": 2, "offload": True}}, "shard is none: set shard to zero2 or zero3"),
+        ({"parallel": {"pipeline": 2, "stages_per_rank": 3}}, "read only by schedule=interleaved, and it is 1f1b"),
         ({"parallel": {"data": 2, "shard": "zero1", "tensor": 2}}, "use shard=zero2 or zero3"),
         ({"parallel": {"tensor": 2, "pipeline": 2}}, "combine pipeline with data"),
         ({"parallel": {"data": 2, "schedule": "gpipe"}}, "read only by a pipeline"),
@@ -391,7 +462,8 @@ def test_ranks_that_nobody_started_are_refused(tmp_path):
         ({}, "has no parallel_plan"),
         ({"0": "diagonal"}, "give a pattern of module names"),
         ({"9": "colwise"}, "give a pattern of module names"),
-        ({"1": "rowwise"}, "names '1', which is no nn.Linear"),
+        ({"1": "rowwise"}, "names '1' rowwise, which is no nn.Linear and no nn.Embedding"),
+        ({"0": "sequence"}, "names '0' sequence, which is no nn.LayerNorm and no nn.RMSNorm and no nn.Dropout"),
         ({"4": "colwise"}, r"\(3, 12\) does not come out even"),
     ],
 )

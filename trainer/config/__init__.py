@@ -169,6 +169,10 @@ class TrainConfig(Frozen):
             raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")
         if self.parallel.ranks > 1 and self.compile:
             raise ValueError("compile is for one process: leave it out, or train.parallel.")
+        if self.parallel.compression == "powersgd" and self.optim.wrap == "sam":
+            raise ValueError(
+                "parallel.compression=powersgd keeps what one pass has left out, and SAM takes two: use fp16."
+            )
         if self.parallel.parts and (found := _whole(self, _WHOLE)):
             raise ValueError(
                 f"{' and '.join(found)} need whole parameters, and parallel gives each rank parts of them: "

@@ -23,19 +23,30 @@ class ParallelConfig(Frozen):
     data: Count = 1
     tensor: Count = 1  # ranks of one replica, which divide the layers that the task's parallel_plan names
     pipeline: Count = 1  # ranks of one replica, which hold successive stages of the parts in the task's pipeline_plan
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"  # of a pipeline: gpipe runs all forward passes before the backward ones
+    # Of a pipeline: gpipe runs all forward passes before the backward ones; interleaved has several stages a rank.
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    stages_per_rank: Annotated[int, Field(ge=2)] = 2  # of schedule=interleaved
     shard: Literal["none", "zero1", "zero2", "zero3"] = "none"  # over the replicas: see docs/guide/distributed.md
+    offload: bool = False  # what zero2 and zero3 divide lies in the host's memory, and is fetched layer by layer
     bucket_mb: Positive = 25.0  # of gradients that are reduced at once, while backward goes on
     static_graph: bool = False  # every step uses the same parameters in the same order: DDP may reorder its work
     find_unused: bool = False  # some parameters get no gradient in some steps
-    compression: Literal["none", "fp16", "bf16"] = "none"  # of gradients on their way between ranks
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"  # of gradients on their way between ranks
+    powersgd_rank: Count = 2  # of the matrices that compression=powersgd sends: two factors of so many columns
     sync_batchnorm: bool = False  # batch statistics over all ranks; GPU only
+    context: Count = 1  # ranks of one sequence, and
+    expert: Count = 1  # of one layer's experts: both refused, and docs/guide/distributed.md says why
     timeout: Positive = 600.0
 
     @property
     def ranks(self) -> int:
         """Processes of one trial."""
         return self.data * self.tensor * self.pipeline
+
+    @property
+    def stages(self) -> int:
+        """Into which a pipeline divides the model."""
+        return self.pipeline * (self.stages_per_rank if self.schedule == "interleaved" else 1)
 
     @property
     def parts(self) -> bool:
@@ -50,8 +61,19 @@ class ParallelConfig(Frozen):
     def _check(self) -> ParallelConfig:
         if self.static_graph and self.find_unused:
             raise ValueError("static_graph and find_unused exclude each other: set one of them to false.")
+        for name in ("context", "expert"):
+            if (ranks := getattr(self, name)) > 1:
+                raise ValueError(
+                    f"{name}={ranks}: there is no {name} parallelism, since torch has none that runs on a CPU: divide "
+                    "the layers and the sequence by tensor and the task's parallel_plan, and leave it out."
+                )
         if self.shard != "none" and self.data == 1:
             raise ValueError(f"shard={self.shard} divides among replicas and data is 1: set data to 2 or more.")
+        if self.offload and self.shard not in ("zero2", "zero3"):
+            raise ValueError(
+                f"offload is for what ranks have parts of, and shard is {self.shard}: set shard to zero2 or zero3, or "
+                "leave offload out."
+            )
         if self.shard == "zero1" and self.tensor > 1:
             raise ValueError(f"shard=zero1 and tensor={self.tensor} exclude each other: use shard=zero2 or zero3.")
         if self.pipeline > 1 and (self.shard != "none" or self.tensor > 1):
@@ -59,7 +81,19 @@ class ParallelConfig(Frozen):
             raise ValueError(f"pipeline={self.pipeline} and {other} exclude each other: combine pipeline with data.")
         if self.pipeline == 1 and "schedule" in self.model_fields_set and self.schedule != "1f1b":
             raise ValueError("schedule is read only by a pipeline: set pipeline to 2 or more, or leave schedule out.")
-        set_ = self.model_fields_set & {"bucket_mb", "static_graph", "find_unused", "compression", "sync_batchnorm"}
+        if "stages_per_rank" in self.model_fields_set and self.schedule != "interleaved" and self.stages_per_rank != 2:
+            raise ValueError(
+                f"stages_per_rank is read only by schedule=interleaved, and it is {self.schedule}: set it, or leave "
+                "stages_per_rank out."
+            )
+        set_ = self.model_fields_set & {
+            "bucket_mb",
+            "static_graph",
+            "find_unused",
+            "compression",
+            "powersgd_rank",
+            "sync_batchnorm",
+        }
         if (self.parts or self.pipeline > 1) and any(
             getattr(self, name) != type(self).model_fields[name].default for name in set_
         ):

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 
 from trainer import optim
 from trainer.config import OptimConfig
+from trainer.errors import ConfigError
 from trainer.parallel.several import Several
+from trainer.task import Loss
 
 
 class Parts(Several):
@@ -40,6 +42,18 @@ class Parts(Several):
                 alike.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
             groups += [{**group, "params": params} for params in alike.values()]
         return optim.maker(config, sharded=True)(groups)
+
+    def passes(self, batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> Iterator[Loss]:
+        try:
+            yield from super().passes(batches, loss_of)
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise ConfigError(
+                "parallel_plan leaves an operation with one tensor that is divided along the sequence and one that is "
+                "not: name 'scatter' the module after which the sequence is divided, 'gather' the one before which it "
+                "is made whole, 'sequence' the norms between them, and 'rowwise_scatter' the layers by rows."
+            ) from error
 
     def backward(self, last: bool) -> AbstractContextManager[object]:
         self.beat()
@@ -83,7 +97,8 @@ class Parts(Several):
             return {key: self._cut(one, self._shards.get(key, like)) for key, one in value.items()}
         if not isinstance(value, Tensor) or like is None or value.shape != like.shape:
             return value
-        return distribute_tensor(value.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
+        parts = distribute_tensor(value.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
+        return parts.to(like.device)  # the host's memory, where they are offloaded
 
 
 def _divided(tensor: Tensor, dim: str) -> bool:

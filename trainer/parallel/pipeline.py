@@ -1,9 +1,11 @@
 """Pipeline parallelism (GPipe: Huang et al. 2019, arXiv 1811.06965; 1F1B: Narayanan et al. 2019, arXiv 1806.03377):
-ranks hold successive stages of the model, and a window's micro-batches follow one another through them.
+ranks hold successive stages of the model, and a window's micro-batches follow one another through them. Interleaved
+(Narayanan et al. 2021, arXiv 2104.04473), a rank holds several stages, every p-th of them with p ranks.
 
 torch.distributed.pipelining sends what passes between the stages. Every rank of a replica reads the same micro-batch
 and calls `Task.loss` with it: the model that is called there computes the rank's stage, from what the stage before has
-sent. Only on the last stage does the call return; the others leave it with what they have to send.
+sent; on a rank of several stages, that one whose turn it is. Only on the last stage does the call return; the others
+leave it with what they have to send.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -18,8 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
+from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -48,18 +56,19 @@ class Pipeline(Several):
 
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
         """The same module without the tensors of other stages, so that names, and with them checkpoints, stay."""
-        self._stage, self._last = self.mesh.get_local_rank("pipeline"), self.config.pipeline - 1
+        ranks, self._last = self.config.pipeline, self.config.stages - 1
         self._group = self.mesh.get_group("pipeline")
-        self._speaks = self._stage == self._last
+        self._place = self.mesh.get_local_rank("pipeline")
+        self._speaks = self._place == ranks - 1
         self._whole = skeleton(model)
-        stages = stages_of(model, task, self.config.pipeline)
-        self._parts = stages.pop(self._stage)
-        keep(model, self._parts, [*itertools.chain(*stages)])
+        stages = dict(enumerate(stages_of(model, task, self.config.stages)))
+        self._stages = {i: nn.ModuleList(stages.pop(i)) for i in range(self._place, len(stages), ranks)}  # this rank's
+        keep(model, [*itertools.chain(*self._stages.values())], [*itertools.chain(*stages.values())])
         model.forward = self._call
         self._model = model
-        self._schedules: dict[Any, PipelineScheduleSingle] = {}
+        self._schedules: dict[Any, _PipelineSchedule] = {}
         self._terms: list[str] | None = None
-        self._received: tuple[Any, ...] | None = None  # by this stage, of the micro-batch at hand
+        self._turn: tuple[int, tuple[Any, ...]] | None = None  # the stage at work, and what it has received
         return model
 
     def names(self, model: nn.Module) -> list[str]:
@@ -70,7 +79,7 @@ class Pipeline(Several):
         if config.name == "sophia":
             raise ConfigError(
                 "train.optim.name is 'sophia', which differentiates through the whole model, and "
-                f"train.parallel.pipeline is {self._last + 1}: choose adamw or lion, or pipeline=1."
+                f"train.parallel.pipeline is {self.config.pipeline}: choose adamw or lion, or pipeline=1."
             )
         optim.check(config, self._whole, sharded=False)
         names = {p: name for name, p in self._whole.named_parameters()}
@@ -92,9 +101,10 @@ class Pipeline(Several):
 
     def _run(self, shapes: Any, numbers: Tensor) -> None:
         """The micro-batches of these numbers, forward and backward."""
-        self._first, self._before, self._error = int(numbers[0]), values_of(self._model), None
-        inputs = (numbers,) if self._stage == 0 else ()
-        targets = numbers if self._stage == self._last else None
+        self._first, self._error = int(numbers[0]), None
+        self._before = {i: values_of(stage) for i, stage in self._stages.items()}
+        inputs = (numbers,) if 0 in self._stages else ()
+        targets = numbers if self._last in self._stages else None
         try:
             self._schedule(shapes, len(numbers)).step(*inputs, target=targets, number=numbers, return_outputs=False)
         except RuntimeError:  # torch's own, around whatever the task has raised
@@ -102,22 +112,32 @@ class Pipeline(Several):
                 raise
             raise self._error from None
 
-    def _schedule(self, shapes: Any, count: int) -> PipelineScheduleSingle:
+    def _schedule(self, shapes: Any, count: int) -> _PipelineSchedule:
         key = shapes, count
         if key not in self._schedules:
             if len(self._schedules) == _KEPT:
                 self._schedules.pop(next(iter(self._schedules)))
-            kind = ScheduleGPipe if self.config.schedule == "gpipe" or count <= self._last else Schedule1F1B
-            stage = PipelineStage(_Stage(self), self._stage, self._last + 1, self.device, group=self._group)
-            self._schedules[key] = kind(stage, count, loss_fn=lambda loss, number: loss, scale_grads=False)
+            stages = [
+                PipelineStage(_Stage(self, i), i, self._last + 1, self.device, group=self._group) for i in self._stages
+            ]
+            make: Any = self._kind(count)
+            given = stages if self.config.schedule == "interleaved" else stages[0]
+            self._schedules[key] = make(given, count, loss_fn=lambda loss, number: loss, scale_grads=False)
         return self._schedules[key]
 
-    def forward(self, received: tuple[Any, ...], number: int) -> Any:
-        """What this stage makes of a micro-batch: the next one's input, or the loss."""
+    def _kind(self, count: int) -> type[_PipelineSchedule]:
+        """The schedule of `count` micro-batches: what 1F1B cannot do with as many, its stages do one after another."""
+        ranks = self.config.pipeline
+        if self.config.schedule == "interleaved":
+            return ScheduleLoopedBFS if count % max(count // ranks, 1) else ScheduleInterleaved1F1B
+        return ScheduleGPipe if self.config.schedule == "gpipe" or count < ranks else Schedule1F1B
+
+    def forward(self, stage: int, received: tuple[Any, ...], number: int) -> Any:
+        """What a stage makes of a micro-batch: the next one's input, or the loss."""
         self.beat()
         if number == self._first:  # which torch asks for twice, the first time to learn its shapes
-            put_back(self._model, self._before)
-        self._received, self._calls = received, 0
+            put_back(self._stages[stage], self._before[stage])
+        self._turn, self._calls = (stage, received), 0
         try:
             loss = self._loss(number)
             if self._calls != 1:
@@ -133,42 +153,44 @@ class Pipeline(Several):
             self._error = error
             raise
         finally:
-            self._received = None
+            self._turn = None
         self._losses[number] = loss
         return loss.sum
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """The model, as the task calls it: within `forward` this stage of it, else all stages."""
-        if self._received is None:
+        """The model, as the task calls it: within `forward` the stage at work, else all stages."""
+        if self._turn is None:
             return self._all_stages(args, kwargs)
+        stage, received = self._turn
         self._calls += 1
-        seed_all(derive(int(torch.randint(2**62, ())), "stage", self._stage))  # all stages have drawn alike up to here
-        output = self._compute(args, kwargs) if self._stage == 0 else self._compute(self._received, {})
-        if self._stage == self._last:
+        seed_all(derive(int(torch.randint(2**62, ())), "stage", stage))  # all stages have drawn alike up to here
+        output = self._compute(stage, args, kwargs) if stage == 0 else self._compute(stage, received, {})
+        if stage == self._last:
             return output
         raise _Sent(output)
 
-    def _compute(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
-        for part in self._parts:
+    def _compute(self, stage: int, inputs: Any, kwargs: dict[str, Any]) -> Any:
+        for part in self._stages[stage]:
             inputs, kwargs = part(*_as_tuple(inputs), **kwargs), {}
         return inputs
 
     def _all_stages(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
         """The whole model's output on every rank of the replica: evaluation needs it at hand."""
         for stage in range(self._last + 1):
-            output = self._compute(inputs, kwargs) if stage == self._stage else None
-            inputs, kwargs = self._sent_to_all(output, stage), {}
+            output = self._compute(stage, inputs, kwargs) if stage in self._stages else None
+            inputs, kwargs = self._sent_to_all(output, stage % self.config.pipeline), {}
         return inputs
 
-    def _sent_to_all(self, output: Any, stage: int) -> Any:
+    def _sent_to_all(self, output: Any, place: int) -> Any:
+        """The output of the rank at this place of the pipeline, on all of them."""
         self.beat()
-        mine = stage == self._stage
+        mine = place == self._place
         box = [tree_map(lambda t: torch.empty_like(t, device="meta"), output) if mine else None]
-        dist.broadcast_object_list(box, group=self._group, group_src=stage, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, group=self._group, group_src=place, device=torch.device("cpu"))
         if not mine:
             output = tree_map(lambda t: torch.empty_like(t, device=self.device), box[0])
         for tensor in tree_leaves(output):
-            dist.broadcast(tensor.detach(), group=self._group, group_src=stage)
+            dist.broadcast(tensor.detach(), group=self._group, group_src=place)
         return output
 
     @torch.no_grad()
@@ -176,7 +198,9 @@ class Pipeline(Several):
         self.sum_over_replicas([p.grad for p in params if p.grad is not None])
         if self._terms is None:
             box = [sorted(window.terms)]
-            dist.broadcast_object_list(box, group=self._group, group_src=self._last, device=torch.device("cpu"))
+            dist.broadcast_object_list(
+                box, group=self._group, group_src=self.config.pipeline - 1, device=torch.device("cpu")
+            )
             self._terms = box[0]
         terms = {name: window.terms.get(name, torch.zeros(())) for name in self._terms}
         return super().total(replace(window, terms=terms), params)
@@ -189,7 +213,7 @@ class Pipeline(Several):
 
     def merged(self, mine: dict[str, Any]) -> dict[str, Any]:
         self.beat()
-        stages: list[Any] = [None] * (self._last + 1)
+        stages: list[Any] = [None] * self.config.pipeline
         dist.all_gather_object(stages, mine, group=self._group)
         return {name: value for stage in stages for name, value in stage.items()}
 
@@ -199,7 +223,7 @@ class Pipeline(Several):
         mine = tree_map(
             lambda x: x.cpu() if isinstance(x, Tensor) else x, (state["model"], state["optimizer"]["state"])
         )
-        stages: list[Any] | None = [None] * (self._last + 1) if self._stage == 0 else None
+        stages: list[Any] | None = [None] * self.config.pipeline if self._place == 0 else None
         dist.gather_object(mine, stages, group=self._group, group_dst=0)
         for model, kept in stages or []:
             mine = mine[0] | model, mine[1] | kept
@@ -215,14 +239,14 @@ class Pipeline(Several):
 
 
 class _Stage(nn.Module):
-    """`Pipeline.forward` as a module, which torch's schedules take."""
+    """`Pipeline.forward` of one stage as a module, which torch's schedules take."""
 
-    def __init__(self, ranks: Pipeline) -> None:
+    def __init__(self, ranks: Pipeline, stage: int) -> None:
         super().__init__()
-        self._ranks = ranks
+        self._ranks, self._stage = ranks, stage
 
     def forward(self, *received: Any, number: Tensor) -> Any:
-        return self._ranks.forward(received, int(number))
+        return self._ranks.forward(self._stage, received, int(number))
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

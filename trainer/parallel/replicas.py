@@ -6,26 +6,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.errors import ConfigError
 from trainer.gradients import Window
+from trainer.parallel.powersgd import PowerSGD
 from trainer.parallel.several import Several
 from trainer.parallel.solo import put_back, values_of
 from trainer.task import Loss, Task
 
-_HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+_HOOKS = {
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": default_hooks.bf16_compress_hook,
+    "powersgd": noop_hook,  # gradients stay each rank's own, until `total` reduces them
+}
 
 
 class Replicas(Several):
     """DDP."""
 
     _ddp: DistributedDataParallel
+    _low_rank: PowerSGD | None = None
 
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
         c = self.config
@@ -46,6 +54,8 @@ class Replicas(Several):
         )
         if c.compression != "none":
             self._ddp.register_comm_hook(self.mesh.get_group("data"), _HOOKS[c.compression])
+        if c.compression == "powersgd":
+            self._low_rank = PowerSGD(model, c.powersgd_rank, self.shares, self.sum_over_replicas)
         return self._ddp
 
     def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:
@@ -61,6 +71,10 @@ class Replicas(Several):
     @torch.no_grad()
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
         """DDP has divided the gradients by the number of ranks; what counts is their sum, over the global count."""
+        if self._low_rank is not None:
+            window = super().total(window, params)
+            self._low_rank.reduce(window.count)
+            return window
         torch._foreach_mul_([p.grad for p in params if p.grad is not None], self.ranks)
         return super().total(window, params)
 
@@ -69,3 +83,18 @@ class Replicas(Several):
             return self._ddp.no_sync()
         self.beat()
         return nullcontext()
+
+    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state if self._low_rank is None else state | {"compression": self._low_rank.state(self._stacked)}
+
+    def part(self, state: dict[str, Any]) -> dict[str, Any]:
+        if self._low_rank is not None and "compression" in state:
+            self._low_rank.load(state["compression"], self.share)
+        return state
+
+    def _stacked(self, tensor: Tensor) -> Tensor:
+        """All ranks' on rank 0; on the others, their own."""
+        self.beat()
+        found = [torch.empty_like(tensor) for _ in range(self.shares)] if self.first else None
+        dist.gather(tensor, found, dst=0)
+        return tensor if found is None else torch.stack(found)

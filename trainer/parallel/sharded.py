@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from trainer.gradients import Window
 from trainer.parallel.parts import Parts
@@ -22,7 +22,8 @@ class Sharded(Parts):
 
     Stage 3 gathers a block's parameters for its forward pass and again for its backward; stage 2 keeps them between
     the two. Parameters are sharded along their first dimension; with `tensor`, what each rank of a replica holds of
-    them is.
+    them is. With `offload` a rank's parts, their gradients and the optimizer are in the host's memory, and so are the
+    numbers that meet them.
     """
 
     _model: nn.Module
@@ -30,8 +31,10 @@ class Sharded(Parts):
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
         if self.config.tensor > 1:
             parallelize(model, task, self.mesh["tensor"])
+        offload = CPUOffloadPolicy(pin_memory=self.device.type == "cuda") if self.config.offload else OffloadPolicy()
+        again = self.config.shard == "zero3"
         for module in (*_blocks(model), model):
-            fully_shard(module, mesh=self.mesh["data"], reshard_after_forward=self.config.shard == "zero3")
+            fully_shard(module, mesh=self.mesh["data"], reshard_after_forward=again, offload_policy=offload)
         self._model = model
         return self._holds(model)
 
@@ -45,7 +48,8 @@ class Sharded(Parts):
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
         """FSDP has divided the gradients by the number of ranks; what counts is their sum, over the global count."""
         torch._foreach_mul_(self.local([p.grad for p in params if p.grad is not None]), self.shares)
-        return super().total(window, params)
+        found = super().total(window, params)
+        return found.on(torch.device("cpu")) if self.config.offload else found
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:

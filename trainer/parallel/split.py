@@ -1,7 +1,8 @@
 """Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053): ranks hold columns or rows of the same layers.
 
 The layers are those that the task's `parallel_plan` names; DTensor does the communication between them. Where there
-are replicas as well, the gradients are added up over them after the last backward pass.
+are replicas as well, the gradients are added up over them after the last backward pass. Norms and dropout may work on
+parts of the sequence (`trainer.parallel.sequence`).
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -12,16 +13,27 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 from trainer.errors import ConfigError
 from trainer.gradients import Window
 from trainer.parallel.parts import Parts
+from trainer.parallel.sequence import ELEMENTWISE, Columns, Elementwise, Gather, RowsScatter, Scatter
 from trainer.task import Task
 
-_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_LAYERS = (nn.Linear, nn.Embedding)
+_STYLES: dict[str, tuple[type[ParallelStyle], tuple[type[nn.Module], ...]]] = {  # and the modules that can have it
+    "colwise": (Columns, _LAYERS),
+    "rowwise": (RowwiseParallel, _LAYERS),
+    "rowwise_scatter": (RowsScatter, _LAYERS),
+    "sequence": (Elementwise, ELEMENTWISE),
+    "scatter": (Scatter, (nn.Module,)),
+    "gather": (Gather, (nn.Module,)),
+}
+_DIVIDED = {"colwise": 0, "rowwise": 1, "rowwise_scatter": 1}  # dimension of a linear layer's weight
 
 
 class Split(Parts):
@@ -33,6 +45,12 @@ class Split(Parts):
 
     @torch.no_grad()
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
+        self.beat()
+        for p in params:
+            if isinstance(p.grad, DTensor) and isinstance(
+                p, DTensor
+            ):  # of a norm, from this rank's part of the sequence
+                p.grad = p.grad.redistribute(placements=p.placements)
         self.sum_over_replicas(self.local([p.grad for p in params if p.grad is not None]))
         return super().total(window, params)
 
@@ -55,16 +73,21 @@ def _plan(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelStyle]:
         if style not in _STYLES or not matching:
             raise ConfigError(
                 f"{name}.parallel_plan has {pattern!r}: {style!r}: give a pattern of module names, such as "
-                "'layers.*.up', and colwise or rowwise."
+                f"'layers.*.up', and one of {', '.join(_STYLES)}."
             )
         for path, module in matching.items():
-            weight = getattr(module, "weight", None)
-            if not isinstance(module, (nn.Linear, nn.Embedding)) or not isinstance(weight, Tensor):
-                raise ConfigError(f"{name}.parallel_plan names {path!r}, which is no nn.Linear and no nn.Embedding.")
-            if isinstance(module, nn.Linear) and weight.shape[style == "rowwise"] % ranks:
-                raise ConfigError(
-                    f"{name}.parallel_plan divides {path!r} {style}, and {tuple(weight.shape)} does not come out even "
-                    f"for train.parallel.tensor={ranks}: leave it out of the plan, or change its size."
-                )
-            found[path] = _STYLES[style]()
+            _check(f"{name}.parallel_plan", path, module, style, ranks)
+            found[path] = _STYLES[style][0]()
     return found
+
+
+def _check(plan: str, path: str, module: nn.Module, style: str, ranks: int) -> None:
+    kinds = _STYLES[style][1]
+    if not isinstance(module, kinds):
+        which = " and ".join(f"no nn.{kind.__name__}" for kind in kinds)
+        raise ConfigError(f"{plan} names {path!r} {style}, which is {which}.")
+    if isinstance(module, nn.Linear) and style in _DIVIDED and module.weight.shape[_DIVIDED[style]] % ranks:
+        raise ConfigError(
+            f"{plan} divides {path!r} {style}, and {tuple(module.weight.shape)} does not come out even "
+            f"for train.parallel.tensor={ranks}: leave it out of the plan, or change its size."
+        )

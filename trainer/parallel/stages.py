@@ -17,7 +17,7 @@ def stages_of(model: nn.Module, task: Task, stages: int) -> list[list[nn.Module]
     """The parts that the task's plan names, by stage: successive ones, the largest stage with as few parameters as may
     be. Raises ConfigError for a plan that cannot be followed."""
     parts, name = list(task.pipeline_plan(model)), f"{type(task).__name__}.pipeline_plan"
-    advice = f"train.parallel.pipeline is {stages}"
+    advice = f"train.parallel asks for {stages} stages"
     if not parts:
         raise ConfigError(
             f"{advice}, and {type(task).__name__} has no pipeline_plan(model): write one, or use shard=zero3."

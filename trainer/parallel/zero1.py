@@ -37,6 +37,7 @@ class Zero1(Replicas):
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's is whole; the others' stays as it is."""
         self.beat()
+        state = super().whole(state)
         mine = state["optimizer"]["state"]
         parts: list[Any] | None = [None] * self.ranks if self.member.rank == 0 else None
         dist.gather_object(mine, parts, dst=0)
