@@ -70,7 +70,9 @@ def run(
     workers: WorkersOption = None,
     executor: ExecutorOption = None,
     sampler: Annotated[str | None, typer.Option("--sampler", help="random, grid, qmc or tpe.")] = None,
-    strategy: Annotated[str | None, typer.Option("--strategy", help="none, median, asha or asha-promote.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", help="none, median, asha, asha-promote or pasha.")
+    ] = None,
     order: Annotated[str | None, typer.Option("--order", help="ordered (reproducible) or async.")] = None,
     window: Annotated[
         int | None,

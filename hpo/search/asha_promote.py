@@ -34,32 +34,42 @@ class AshaPromote(Asha):
             return CONTINUE
         if math.isnan(history.value):
             return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
-        ranked = self._ranked({**history.curves(STATES), history.number: curve}, rung)
+        curves = {**history.curves(STATES), history.number: curve}
+        ranked = self._ranked(curves, rung)
         place, keep = ranked.index(history.number), len(ranked) // self.eta
-        if place < keep and not history.curves(("paused",)).keys() & set(ranked[:place]):
+        if rung < self.top(curves) and place < keep and not history.curves(("paused",)).keys() & set(ranked[:place]):
             return CONTINUE
         return Verdict(
             "pause", reason=f"rank {place + 1} of {len(ranked)} at rung {rung} (epoch {epoch}); the best {keep} go on"
         )
 
     def promote(self, board: Board, last: bool) -> Sequence[int]:
-        return self._best(board, 0) or (self._best(board, 1) if last else [])
+        top = self.top(board.curves)
+        return self._best(board, 0, top) or (self._best(board, 1, math.inf) if last else [])
 
-    def _best(self, board: Board, at_least: int) -> list[int]:
+    def top(self, curves: Mapping[int, Curve]) -> float:
+        """The lowest rung from which no trial goes on."""
+        return math.inf
+
+    def _best(self, board: Board, at_least: int, top: float) -> list[int]:
         waiting: dict[int, set[int]] = {}
         for number in board.paused:
             waiting.setdefault(self.rung(board.curves[number][-1][0]) or 0, set()).add(number)
         found: list[int] = []
-        for rung in sorted(waiting, reverse=True):
+        for rung in sorted((rung for rung in waiting if rung < top), reverse=True):
             ranked = self._ranked(board.curves, rung)
             keep = max(len(ranked) // self.eta, at_least)
             found += [number for number in ranked[:keep] if number in waiting[rung]]
         return found
 
     def _ranked(self, curves: Mapping[int, Curve], rung: int) -> list[int]:
-        """The trials that have come to the rung, the best first, by the loss of their first report from it on."""
-        losses = {}
-        for number, curve in curves.items():
-            if (first := next((loss for epoch, loss in curve if self.rung(epoch) == rung), None)) is not None:
-                losses[number] = first
+        """The trials that have come to the rung, the best first."""
+        losses = self._losses(curves, rung)
         return sorted(losses, key=lambda number: (math.isnan(losses[number]), losses[number], number))
+
+    def _losses(self, curves: Mapping[int, Curve], rung: int) -> dict[int, float]:
+        """The losses of the trials' first reports from the rung on."""
+        first = {
+            n: next((loss for epoch, loss in curve if self.rung(epoch) == rung), None) for n, curve in curves.items()
+        }
+        return {number: loss for number, loss in first.items() if loss is not None}

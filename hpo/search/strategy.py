@@ -82,6 +82,7 @@ STRATEGIES = {
     "median": "hpo.search.median:Median",
     "asha": "hpo.search.asha:Asha",
     "asha-promote": "hpo.search.asha_promote:AshaPromote",
+    "pasha": "hpo.search.pasha:Pasha",
 }
 
 

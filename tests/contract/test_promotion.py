@@ -4,7 +4,9 @@ import heapq
 import json
 import math
 import random
+from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,10 @@ from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
 SPECS = [
     {"name": "asha-promote"},
     {"name": "asha-promote", "min_epochs": 2, "eta": 2, "max_epochs": 9},
+    {"name": "pasha"},
+    {"name": "pasha", "eta": 2, "percentile": 50.0},
 ]
+ASHA = SPECS[:2]
 
 
 @pytest.fixture(params=SPECS, ids=json.dumps)
@@ -143,7 +148,7 @@ def algorithm_2(full: dict, r: int, eta: int, R: int | None) -> list[tuple[int, 
 
 
 @settings(max_examples=150)
-@given(seed=st.integers(0, 2**16), spec=st.sampled_from(SPECS), epochs=st.sampled_from([5, 9, 12]))
+@given(seed=st.integers(0, 2**16), spec=st.sampled_from(ASHA), epochs=st.sampled_from([5, 9, 12]))
 def test_one_worker_does_what_the_published_algorithm_does(seed, spec, epochs):
     strategy = make_strategy(spec)
     full = losses(seed, trials=17, epochs=epochs)
@@ -192,13 +197,41 @@ def test_a_study_ends_with_a_winner_trained_in_full(strategy, trials):
     assert "complete" in simulated.states.values()
 
 
-def test_a_better_one_that_waits_goes_first(strategy):
+@pytest.mark.parametrize("spec", ASHA, ids=json.dumps)
+def test_a_better_one_that_waits_goes_first(spec):
+    strategy = make_strategy(spec)
     rung = strategy.min_epochs
     curves = {n: [(rung, loss)] for n, loss in enumerate([0.1, 0.5, 0.6, 0.7, 0.8, 0.2, 0.9, 0.9, 0.9])}
     states = dict.fromkeys(curves, "paused") | {5: "running"}
     assert strategy.decide(TableHistory(5, rung, curves, states)).kind == "pause"
     assert list(strategy.promote(Board(curves, states | {5: "paused"}), last=False))[:2] == [0, 5]
     assert strategy.decide(TableHistory(5, rung, curves, states | {0: "running"})).kind == "continue"
+
+
+def test_the_highest_rung_of_pasha_rises_where_rankings_differ():
+    pasha = make_strategy({"name": "pasha", "eta": 2})
+    steady = {n: [(epoch, n + 1 / epoch) for epoch in range(1, 9)] for n in range(8)}
+    assert pasha.top(steady) == 1
+    swapped = {n: [(epoch, float(n if epoch < 2 else -n)) for epoch in range(1, 9)] for n in range(8)}
+    assert pasha.top(swapped) == 2, "rungs 0 and 1 differ, 1 and 2 agree"
+    assert pasha.top(swapped | {8: [(1, math.nan)]}) == 2
+    assert pasha.top({n: curve[:1] for n, curve in swapped.items()}) == 1
+    simulated = Simulation(pasha, swapped).run()
+    reached = sorted(len(curve) for curve in simulated.seen.values())
+    assert reached[-1] == 8 and reached[-2] == 4, "beyond rung 2 the winner alone trains on"
+
+
+def test_pashas_tolerance_is_a_percentile_of_trials_that_cross():
+    pasha = make_strategy({"name": "pasha", "eta": 2, "percentile": 90.0})
+    rng = random.Random(0)
+    full = {n: [(epoch, rng.random()) for epoch in range(1, 10)] for n in range(6)}
+    gaps = {
+        pair: [a - b for (_, a), (_, b) in zip(full[pair[0]], full[pair[1]], strict=True)]
+        for pair in combinations(full, 2)
+    }
+    twice = [abs(gap[-1]) for gap in gaps.values() if sum(np.diff(np.sign(gap)) != 0) >= 2]
+    assert pasha._tolerance(full) == pytest.approx(np.percentile(twice, 90.0), rel=1e-12)
+    assert pasha._tolerance({n: full[n][:2] for n in full}) == 0.0
 
 
 def test_every_strategy_that_promotes_is_bound_here():

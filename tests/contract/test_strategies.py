@@ -27,6 +27,7 @@ SPECS = [
     {"name": "asha", "eta": 4, "max_epochs": 9},
     {"name": "asha-promote"},
     {"name": "asha-promote", "min_epochs": 2, "eta": 2, "max_epochs": 9},
+    {"name": "pasha", "eta": 2},
 ]
 
 

@@ -1,0 +1,62 @@
+"""Progressive ASHA (Bohdal et al. 2023, "PASHA: Efficient HPO and NAS with Progressive Resource Allocation", ICLR):
+the highest rung is raised only while the ranking of the trials there still changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import combinations, pairwise
+from typing import Literal
+
+from pydantic import Field
+
+from hpo.search.asha_promote import AshaPromote
+from hpo.search.strategy import Curve
+
+
+class Pasha(AshaPromote):
+    """`asha-promote` up to a highest rung: rung 1, and above it as long as the rankings there differ.
+
+    percentile   of the differences at which the tolerance of a ranking stands (the paper's N)
+
+    The trials that have come to the highest rung K are ranked by their losses there and at rung K - 1. The rankings
+    agree where, at each place, the trial at rung K is at rung K - 1 within the tolerance of the one that has that place
+    there (section 4.2, soft ranking). The tolerance is the percentile of how far apart two trials are, at their last
+    common epoch, of all pairs whose curves have crossed at least twice (section 4.3); 0 where there is no such pair.
+    The rungs are looked at anew with all that is known, so the highest one may come down again; the paper's never does.
+
+    Once no more trials come the best of the highest rung trains to its end, as under `asha-promote`.
+    """
+
+    name: Literal["pasha"] = "pasha"  # pyright: ignore[reportIncompatibleVariableOverride]
+    percentile: float = Field(default=90.0, ge=0.0, le=100.0)
+
+    def top(self, curves: Mapping[int, Curve]) -> int:
+        top = 1
+        while not self._agree(curves, top):
+            top += 1
+        return top
+
+    def _agree(self, curves: Mapping[int, Curve], top: int) -> bool:
+        below = self._losses(curves, top - 1)
+        above = self._losses({number: curves[number] for number in below}, top)
+        among = {number: curves[number] for number in above if math.isfinite(above[number] + below[number])}
+        if len(among) < 2:
+            return True
+        tolerance = self._tolerance(among)
+        pairs = zip(self._ranked(among, top), self._ranked(among, top - 1), strict=True)
+        return all(abs(below[one] - below[other]) <= tolerance for one, other in pairs if one != other)
+
+    def _tolerance(self, curves: Mapping[int, Curve]) -> float:
+        apart = []
+        for one, other in combinations(curves.values(), 2):
+            second = dict(other)
+            gaps = [loss - second[epoch] for epoch, loss in one if epoch in second]
+            gaps = [gap for gap in gaps if gap and math.isfinite(gap)]
+            if sum(before * after < 0 for before, after in pairwise(gaps)) >= 2:
+                apart.append(abs(gaps[-1]))
+        if not apart:
+            return 0.0
+        place = self.percentile / 100 * (len(apart) - 1)
+        low, apart = math.floor(place), sorted(apart)
+        return apart[low] + (place - low) * (apart[min(low + 1, len(apart) - 1)] - apart[low])
