@@ -44,9 +44,8 @@ class Stepper:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.state, self.total, self.on_event = state, total, on_event
         # Each shape is compiled for itself, whatever came before it: a resumed run meets them in another order.
-        self.module = ranks.module(state.model)
-        if config.compile:
-            self.module = cast(nn.Module, torch.compile(self.module, dynamic=False))
+        compiled = cast(nn.Module, torch.compile(state.model, dynamic=False)) if config.compile else state.model
+        self.module = ranks.module(compiled)
         self.params = [p for group in state.optimizer.param_groups for p in group["params"]]
         self.rules = GradientRules(state.model, self.params, config, ranks)
         self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None

@@ -54,6 +54,16 @@ class Deep(Smooth):
         return self.net
 
 
+class Large(Smooth):
+    """Of several buckets of a MB."""
+
+    def model(self) -> nn.Module:
+        widths = (6, 512, 512, 512)
+        parts = [part for pair in itertools.pairwise(widths) for part in (nn.Linear(*pair), nn.Tanh())]
+        self.net = nn.Sequential(*parts, nn.Linear(512, 3))
+        return self.net
+
+
 class Block(Smooth):
     """A layer of a transformer over the six features, of which ranks hold parts between the divided layers."""
 

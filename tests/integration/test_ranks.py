@@ -194,6 +194,21 @@ def test_parts_of_the_sequence_and_several_stages_a_rank_compute_what_one_proces
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # inductor's own
+def test_compiled_replicas_compute_what_one_compiled_process_does_and_resume_bit_equal(tmp_path):
+    run = {"task": "Large", "compile": True, "num_epochs": 2, "micro_batch_size": 3, "checkpoint": {"every_steps": 5}}
+    ways = {"ddp": {"data": 2, "bucket_mb": 1.0}, "zero1": {"data": 2, "bucket_mb": 1.0, "shard": "zero1"}}
+    runs = {name: run | {"parallel": kind} for name, kind in ways.items()}
+    runs["cut"] = runs["ddp"] | {"cut": 6}
+    result = launched("runs", {"directory": str(tmp_path), "runs": runs}, 2)[0]
+    expected = rank_runs.run(str(tmp_path / "alone"), **run)
+    for way in ways:
+        assert_equal(result[way], expected, 1e-6)
+    assert result["cut"]["losses"] == [*result["ddp"]["losses"][:6], *result["ddp"]["losses"][5:]]
+    assert result["cut"]["weights"] == result["ddp"]["weights"]
+
+
+@pytest.mark.slow
 def test_parts_of_the_sequence_and_whole_ones_are_not_added(tmp_path):
     job = {"directory": str(tmp_path), "runs": {"mixed": {"task": "Mixed", "parallel": {"tensor": 2}}}}
     with pytest.raises(RankFailed, match=r"rank \d: ConfigError: parallel_plan leaves an operation with .* 'scatter'"):
@@ -423,6 +438,9 @@ def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, 
         ({"batch_size": 1, "parallel": {"data": 2}}, "give every rank at least one sample"),
         ({"parallel": {"shard": "zero1"}}, "data is 1: set data to 2"),
         ({"parallel": {"data": 2, "compression": "powersgd"}, "optim": {"wrap": "sam"}}, "SAM takes two"),
+        ({"parallel": {"data": 2, "shard": "zero3"}, "compile": True}, "compile is for one process and for replicas"),
+        ({"parallel": {"data": 2, "bucket_mb": 0.5}, "compile": True}, "set bucket_mb to 1 or more"),
+        ({"parallel": {"data": 2, "static_graph": True}, "compile": True}, "static_graph and find_unused out"),
         ({"parallel": {"context": 2}}, "there is no context parallelism, since torch has none that runs on a CPU"),
         ({"parallel": {"data": 2, "expert": 2}}, "there is no expert parallelism"),
         ({"parallel": {"data": 2, "offload": True}}, "shard is none: set shard to zero2 or zero3"),

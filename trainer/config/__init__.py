@@ -167,8 +167,8 @@ class TrainConfig(Frozen):
             )
         if self.parallel.ranks > 1 and self.gradients.noise_scale:
             raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")
-        if self.parallel.ranks > 1 and self.compile:
-            raise ValueError("compile is for one process: leave it out, or train.parallel.")
+        if self.compile and self.parallel.ranks > 1:
+            self._check_compiled(self.parallel)
         if self.parallel.compression == "powersgd" and self.optim.wrap == "sam":
             raise ValueError(
                 "parallel.compression=powersgd keeps what one pass has left out, and SAM takes two: use fp16."
@@ -181,6 +181,18 @@ class TrainConfig(Frozen):
         if self.parallel.pipeline > 1:
             self._check_pipeline(self.parallel.pipeline)
         return self
+
+    def _check_compiled(self, parallel: ParallelConfig) -> None:
+        if parallel.parts or parallel.pipeline > 1:
+            raise ValueError(
+                "compile is for one process and for replicas of whole models: leave it out, or set parallel.shard to "
+                "none or zero1, and tensor and pipeline to 1."
+            )
+        if parallel.static_graph or parallel.find_unused or parallel.bucket_mb < 1:
+            raise ValueError(
+                "compile cuts the model where parallel's buckets end, of which torch's first has 1 MB: set bucket_mb "
+                "to 1 or more, and leave static_graph and find_unused out."
+            )
 
     def _check_pipeline(self, stages: int) -> None:
         if found := _whole(self, _WHOLE_MODEL):

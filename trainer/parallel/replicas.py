@@ -40,7 +40,8 @@ class Replicas(Several):
         if self.device.type == "cpu" and (c.compression == "bf16" or c.sync_batchnorm):
             field = "sync_batchnorm=true" if c.sync_batchnorm else "compression=bf16"
             raise ConfigError(f"train.parallel.{field} needs a GPU and this run has none: leave it out.")
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model) if c.sync_batchnorm else model
+        self._model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if c.sync_batchnorm else model
+        return self._model
 
     def module(self, model: nn.Module) -> nn.Module:
         c = self.config
@@ -55,7 +56,7 @@ class Replicas(Several):
         if c.compression != "none":
             self._ddp.register_comm_hook(self.mesh.get_group("data"), _HOOKS[c.compression])
         if c.compression == "powersgd":
-            self._low_rank = PowerSGD(model, c.powersgd_rank, self.shares, self.sum_over_replicas)
+            self._low_rank = PowerSGD(self._model, c.powersgd_rank, self.shares, self.sum_over_replicas)
         return self._ddp
 
     def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:

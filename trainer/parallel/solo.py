@@ -60,7 +60,8 @@ class Solo(Alone):
         return [name for name, _ in model.named_parameters()]
 
     def module(self, model: nn.Module) -> nn.Module:
-        """What `Task.loss` is given: calling it also arranges for the gradients' reduction."""
+        """What `Task.loss` is given of the model, which may be compiled: calling it also arranges for the gradients'
+        reduction."""
         return model
 
     def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:
