@@ -69,9 +69,20 @@ def run(
     ] = None,
     workers: WorkersOption = None,
     executor: ExecutorOption = None,
-    sampler: Annotated[str | None, typer.Option("--sampler", help="random, grid, qmc or tpe.")] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            "--sampler",
+            help="Proposes trials: tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, or auto, which chooses one.",
+        ),
+    ] = None,
     strategy: Annotated[
-        str | None, typer.Option("--strategy", help="none, median, asha, asha-promote or pasha.")
+        str | None,
+        typer.Option(
+            "--strategy",
+            help="Stops trials: none, median, percentile, patient, threshold, wilcoxon, halving, asha or hyperband; "
+            "pauses them: asha-promote or pasha.",
+        ),
     ] = None,
     order: Annotated[str | None, typer.Option("--order", help="ordered (reproducible) or async.")] = None,
     window: Annotated[

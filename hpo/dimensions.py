@@ -36,6 +36,12 @@ def _log_integer(u: float, low: int, high: int) -> int:
     return min(max(round(math.exp(lower + u * (upper - lower))), low), high)
 
 
+def _log_place(value: int, low: int, high: int) -> float:
+    """The point that `_log_integer` takes to `value`."""
+    lower, upper = math.log(low - 0.5), math.log(high + 0.5)
+    return (math.log(value) - lower) / (upper - lower)
+
+
 @dataclass(frozen=True)
 class Dimension(ABC):
     """What all dimensions share.
@@ -72,6 +78,10 @@ class Dimension(ABC):
     @abstractmethod
     def from_unit(self, u: float) -> Any:
         """The coordinate at `u` in [0, 1]."""
+
+    @abstractmethod
+    def to_unit(self, coordinate: Any) -> float:
+        """A point of [0, 1] that `from_unit` takes to the coordinate: the middle of those that it does."""
 
     @abstractmethod
     def value(self, coordinate: Any, divisor: int = 1) -> Any:
@@ -154,6 +164,12 @@ class Float(Dimension):
             lower, upper = math.log(self.low), math.log(self.high)
             return min(max(math.exp(lower + u * (upper - lower)), float(self.low)), float(self.high))
         return min(self.low + u * (self.high - self.low), float(self.high))
+
+    def to_unit(self, coordinate: float) -> float:
+        if self.step is not None:
+            return (round((coordinate - self.low) / self.step) + 0.5) / (int(self._steps) + 1)
+        low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, coordinate))
+        return 0.5 if low == high else min(max((at - low) / (high - low), 0.0), 1.0)
 
     def value(self, coordinate: Any, divisor: int = 1) -> float:
         return float(coordinate) if self.step is None else self._at(round((coordinate - self.low) / self.step))
@@ -238,6 +254,13 @@ class Int(Dimension):
         index = _cell(u, len(self.allowed()))
         return self.coordinate[1] + index * self.coordinate[4]
 
+    def to_unit(self, coordinate: Any) -> float:
+        if self.multiple_of is not None:
+            return float(coordinate)
+        if self.log:
+            return _log_place(coordinate, self.low, self.high)
+        return ((coordinate - self.coordinate[1]) // self.coordinate[4] + 0.5) / len(self.allowed())
+
     def value(self, coordinate: Any, divisor: int = 1) -> int:
         if self.multiple_of is None:
             return 1 << int(coordinate) if self.powers_of_two else int(coordinate)
@@ -265,8 +288,8 @@ class Int(Dimension):
         allowed = self.allowed(divisor)
         if self.multiple_of is None:
             return allowed
-        low, high = (math.log(k) for k in (allowed[0] / divisor - 0.5, allowed[-1] / divisor + 0.5))
-        return [(math.log(value / divisor) - low) / (high - low) for value in allowed]
+        low, high = allowed[0] // divisor, allowed[-1] // divisor
+        return [_log_place(value // divisor, low, high) for value in allowed]
 
     def may_be(self, value: Any) -> bool:
         return _is_number(value, int) and self.low <= value <= self.high and value in self.allowed()
@@ -299,6 +322,9 @@ class Choice(Dimension):
 
     def from_unit(self, u: float) -> int:
         return _cell(u, len(self.options))
+
+    def to_unit(self, coordinate: int) -> float:
+        return (coordinate + 0.5) / len(self.options)
 
     def value(self, coordinate: Any, divisor: int = 1) -> Any:
         return self.options[int(coordinate)]

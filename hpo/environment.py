@@ -19,12 +19,20 @@ _PACKAGES = (
     "scipy",
     "scikit-learn",
     "optuna",
+    "cmaes",
     "mlflow-skinny",
     "sqlalchemy",
     "pydantic",
     "safetensors",
 )
-_DECIDING = ("torch", "numpy", "scipy", "scikit-learn", "optuna")  # another version may draw or train other numbers
+_DECIDING = (
+    "torch",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "optuna",
+    "cmaes",
+)  # another version may draw or train other numbers
 
 
 def deciding_versions() -> str:

@@ -14,7 +14,7 @@ from hpo.dimensions import Choice, Dimension, Float, Int
 from hpo.errors import StudyError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.search.tpe import quiet_study
+from hpo.search.modelled import quiet_study
 
 if TYPE_CHECKING:
     from hpo.study import Study

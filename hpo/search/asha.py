@@ -35,29 +35,34 @@ class Asha(BaseModel):
     def wants(self, epoch: int) -> bool:
         return self.rung(epoch) is not None
 
+    @property
+    def first(self) -> int:
+        """The first rung's epoch."""
+        return self.min_epochs
+
     def rung(self, epoch: int) -> int | None:
         """k of the highest rung at or below `epoch`; None below the first one and from `max_epochs` on."""
-        if epoch < self.min_epochs or (self.max_epochs is not None and epoch >= self.max_epochs):
+        if epoch < self.first or (self.max_epochs is not None and epoch >= self.max_epochs):
             return None
-        rung, level = 0, self.min_epochs * self.eta
+        rung, level = 0, self.first * self.eta
         while level <= epoch:
             rung, level = rung + 1, level * self.eta
         return rung
 
     def decide(self, history: History) -> Verdict:
-        epoch, curve = history.epoch, history.curve
-        rung = self.rung(epoch)
+        rung, curve = self.rung(history.epoch), history.curve
         if rung is None or (len(curve) > 1 and self.rung(curve[-2][0]) == rung):
             return CONTINUE  # no rung here, or it was met by an earlier report
-        own = history.value
-        if math.isnan(own):
-            return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
-        others = history.at(epoch).values()
-        ahead = sum(loss < own for loss in others)
+        if math.isnan(history.value):
+            return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {history.epoch})")
+        return self.judge(history, rung)
+
+    def judge(self, history: History, rung: int) -> Verdict:
+        """The verdict on a finite loss at a rung that was not met before."""
+        others = history.at(history.epoch).values()
+        ahead = sum(loss < history.value for loss in others)
         keep = max(1, (len(others) + 1) // self.eta)
-        if ahead >= keep:
-            return Verdict(
-                "stop",
-                reason=f"rank {ahead + 1} of {len(others) + 1} at rung {rung} (epoch {epoch}); the best {keep} go on",
-            )
-        return CONTINUE
+        if ahead < keep:
+            return CONTINUE
+        where = f"at rung {rung} (epoch {history.epoch})"
+        return Verdict("stop", reason=f"rank {ahead + 1} of {len(others) + 1} {where}; the best {keep} go on")

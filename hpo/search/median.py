@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from hpo.search.paced import Paced
 from hpo.search.strategy import History
 from trainer.report import CONTINUE, Verdict
 
 
-class Median(BaseModel):
+class AgainstComplete(Paced):
+    """Stops a trial whose best loss so far is above a bound that the complete trials set at the same epoch."""
+
+    n_startup_trials: int = Field(default=5, ge=0)
+    n_min_trials: int = Field(default=1, ge=1)
+
+    def bound(self, losses: Sequence[float]) -> tuple[str, float]:
+        """What the bound is called, and its value among `losses`, at least one."""
+        raise NotImplementedError
+
+    def decide(self, history: History) -> Verdict:
+        epoch = history.epoch
+        if not self.due(history):
+            return CONTINUE
+        complete = history.curves(("complete",))
+        if not complete or len(complete) < self.n_startup_trials:
+            return CONTINUE
+        best = min((loss for _, loss in history.curve if not math.isnan(loss)), default=math.nan)
+        if math.isnan(best):
+            return Verdict("stop", reason=f"no finite loss up to epoch {epoch}")
+        at_epoch = [loss for other in complete.values() for reached, loss in other if reached == epoch]
+        finite = [loss for loss in at_epoch if not math.isnan(loss)]
+        if len(at_epoch) < self.n_min_trials or not finite:
+            return CONTINUE
+        name, bound = self.bound(finite)
+        if best > bound:
+            return Verdict(
+                "stop",
+                reason=f"best loss {best:g} is above the {name} {bound:g} of {len(finite)} trials at epoch {epoch}",
+            )
+        return CONTINUE
+
+
+class Median(AgainstComplete):
     """Stop a trial whose best loss so far is above the median loss of the complete trials at the same epoch.
 
     n_startup_trials   complete trials before anything is stopped
@@ -23,37 +58,7 @@ class Median(BaseModel):
     Decides as optuna.pruners.MedianPruner does, its steps being epochs.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: Literal["median"] = "median"
-    n_startup_trials: int = Field(default=5, ge=0)
-    n_warmup_epochs: int = Field(default=0, ge=0)
-    interval: int = Field(default=1, ge=1)
-    n_min_trials: int = Field(default=1, ge=1)
 
-    def wants(self, epoch: int) -> bool:
-        return epoch >= self.n_warmup_epochs
-
-    def decide(self, history: History) -> Verdict:
-        epoch, curve = history.epoch, history.curve
-        if not self.wants(epoch):
-            return CONTINUE
-        boundary = epoch - (epoch - self.n_warmup_epochs) % self.interval
-        if len(curve) > 1 and curve[-2][0] >= boundary:
-            return CONTINUE  # decided already in this interval
-        complete = history.curves(("complete",))
-        if not complete or len(complete) < self.n_startup_trials:
-            return CONTINUE
-        best = min((loss for _, loss in curve if not math.isnan(loss)), default=math.nan)
-        if math.isnan(best):
-            return Verdict("stop", reason=f"no finite loss up to epoch {epoch}")
-        at_epoch = [loss for other in complete.values() for reached, loss in other if reached == epoch]
-        finite = [loss for loss in at_epoch if not math.isnan(loss)]
-        if len(at_epoch) < self.n_min_trials or not finite:
-            return CONTINUE
-        if best > (middle := median(finite)):
-            return Verdict(
-                "stop",
-                reason=f"best loss {best:g} is above the median {middle:g} of {len(finite)} trials at epoch {epoch}",
-            )
-        return CONTINUE
+    def bound(self, losses: Sequence[float]) -> tuple[str, float]:
+        return "median", median(losses)

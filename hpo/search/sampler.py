@@ -79,3 +79,25 @@ def ask_seed(study_seed: int, number: int, draw: int = 0) -> int:
 def is_scored(record: TrialRecord) -> bool:
     """Whether a trial has a finite value for every objective."""
     return bool(record.values) and all(value is not None and math.isfinite(value) for value in record.values or ())
+
+
+def is_open(record: TrialRecord) -> bool:
+    """Whether a trial is neither over nor paused."""
+    return record.state in ("waiting", "running")
+
+
+def reached(record: TrialRecord, objectives: int) -> tuple[float, ...] | None:
+    """What a trial came to: its values, or the last finite one of its curve where it was stopped or waits.
+
+    None where there is none; a curve stands for one objective only.
+    """
+    if record.state == "complete":
+        return tuple(value for value in record.values or () if value is not None) if is_scored(record) else None
+    if record.state not in ("pruned", "paused") or objectives > 1:
+        return None
+    return next(((value,) for _, value in reversed(record.curve) if math.isfinite(value)), None)
+
+
+def is_valueless(record: TrialRecord) -> bool:
+    """Whether a trial has ended without a value through its configuration."""
+    return record.state == "infeasible" or (record.state == "complete" and not is_scored(record))

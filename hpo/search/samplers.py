@@ -1,8 +1,9 @@
-"""The samplers: random, grid, quasi-Monte-Carlo, and TPE. Optuna is imported only where a TPE sampler is made."""
+"""The samplers by name, and those without a memory: random, grid, quasi-Monte-Carlo. Others load when asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hpo.config import near
@@ -19,6 +20,24 @@ SAMPLERS: dict[str, dict[str, int]] = {
     "random": {},
     "qmc": {},
     "grid": {"points": 5},  # of dimensions without steps of their own
+    "gp": {"n_startup_trials": 10},
+    "cmaes": {},
+    "nsga2": {"population_size": 50},  # trials of a generation, from 2
+    "nsga3": {"population_size": 50},
+    "auto": {},
+}
+
+_LEAST = {"population_size": 2}
+_PLACES = {
+    "tpe": "hpo.search.tpe:Tpe",
+    "random": "hpo.search.samplers:Random",
+    "qmc": "hpo.search.samplers:Qmc",
+    "grid": "hpo.search.samplers:Grid",
+    "gp": "hpo.search.valued:Gp",
+    "cmaes": "hpo.search.cma:Cmaes",
+    "nsga2": "hpo.search.valued:Nsga2",
+    "nsga3": "hpo.search.valued:Nsga3",
+    "auto": "hpo.search.auto:Auto",
 }
 
 
@@ -38,26 +57,23 @@ def sampler_spec(spec: str | Mapping[str, Any]) -> dict[str, Any]:
         if option not in known:
             has = f"it has {', '.join(known) or 'none'}"
             raise UserError(f"sampler {name!r} has no option {option!r}; {has}{near(str(option), known) or '.'}")
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-            raise UserError(f"sampler {name!r}: {option}={value!r} must be a whole number from 1.")
+        least = _LEAST.get(option, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+            raise UserError(f"sampler {name!r}: {option}={value!r} must be a whole number from {least}.")
     return {"name": name, **known, **given}
 
 
 def make_sampler(spec: str | Mapping[str, Any], space: Space, objectives: Sequence[Objective], seed: int) -> Sampler:
     """The sampler of a specification, as `sampler_spec` takes it. Raises UserError as that does."""
     options = sampler_spec(spec)
-    name = options.pop("name")
-    if name == "tpe":
-        from hpo.search.tpe import Tpe
-
-        return Tpe(space, objectives, seed, **options)
-    return {"random": Random, "qmc": Qmc, "grid": Grid}[name](space, seed, **options)
+    module, _, attribute = _PLACES[options.pop("name")].partition(":")
+    return getattr(import_module(module), attribute)(space, objectives, seed, **options)
 
 
 class _Memoryless:
     """A sampler whose proposal is a function of (study seed, trial number) alone."""
 
-    def __init__(self, space: Space, seed: int) -> None:
+    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
         self._space, self._seed = space, seed
 
     def adopt(self, record: TrialRecord) -> None:
@@ -83,8 +99,8 @@ class Random(_Memoryless):
 class Qmc(_Memoryless):
     """Point `number` of one scrambled Sobol sequence (Owen 1998); the scramble is the study's, never reseeded."""
 
-    def __init__(self, space: Space, seed: int) -> None:
-        super().__init__(space, seed)
+    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
+        super().__init__(space, objectives, seed)
         self._engine: Any = None
         self._next = 0
 
@@ -105,8 +121,8 @@ class Qmc(_Memoryless):
 class Grid(_Memoryless):
     """Every combination once, in order; `points` per dimension that has no steps of its own."""
 
-    def __init__(self, space: Space, seed: int, points: int = 5) -> None:
-        super().__init__(space, seed)
+    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, points: int = 5) -> None:
+        super().__init__(space, objectives, seed)
         self._points = points
 
     def ask(self, number: int) -> Proposal:

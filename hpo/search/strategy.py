@@ -80,7 +80,13 @@ class Strategy(Protocol):
 STRATEGIES = {
     "none": "hpo.search.none:NoStrategy",
     "median": "hpo.search.median:Median",
+    "percentile": "hpo.search.percentile:Percentile",
+    "patient": "hpo.search.patient:Patient",
+    "threshold": "hpo.search.threshold:Threshold",
+    "wilcoxon": "hpo.search.wilcoxon:Wilcoxon",
+    "halving": "hpo.search.halving:Halving",
     "asha": "hpo.search.asha:Asha",
+    "hyperband": "hpo.search.hyperband:Hyperband",
     "asha-promote": "hpo.search.asha_promote:AshaPromote",
     "pasha": "hpo.search.pasha:Pasha",
 }

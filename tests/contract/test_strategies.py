@@ -13,22 +13,51 @@ from optuna.trial import TrialState, create_trial
 
 from hpo.errors import UserError
 from hpo.search.asha import Asha
+from hpo.search.halving import Halving
+from hpo.search.hyperband import Hyperband
 from hpo.search.median import Median
+from hpo.search.paced import Paced
+from hpo.search.patient import Patient
+from hpo.search.percentile import Percentile
 from hpo.search.promotion import Promoting
 from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
+from hpo.search.threshold import Threshold
+from hpo.search.wilcoxon import Wilcoxon
 from trainer.report import CONTINUE
 
 SPECS = [
     {"name": "none"},
     {"name": "median"},
     {"name": "median", "n_startup_trials": 2, "n_warmup_epochs": 2, "interval": 3, "n_min_trials": 2},
+    {"name": "percentile"},
+    {"name": "percentile", "percentile": 60.0, "n_startup_trials": 2, "n_warmup_epochs": 2, "interval": 3},
+    {"name": "patient"},
+    {"name": "patient", "patience": 1, "strategy": None},
+    {"name": "patient", "patience": 0, "strategy": {"name": "asha", "min_epochs": 1, "eta": 2, "max_epochs": None}},
+    {"name": "threshold"},
+    {"name": "threshold", "lower": 0.1, "upper": 0.7, "n_warmup_epochs": 2, "interval": 3},
+    {"name": "wilcoxon"},
+    {"name": "wilcoxon", "p_threshold": 0.3, "n_startup_epochs": 4},
+    {"name": "halving"},
+    {"name": "halving", "min_epochs": 1, "eta": 2, "early_stopping_rate": 1, "bootstrap": 3},
     {"name": "asha"},
     {"name": "asha", "min_epochs": 2, "eta": 2},
     {"name": "asha", "eta": 4, "max_epochs": 9},
     {"name": "asha-promote"},
     {"name": "asha-promote", "min_epochs": 2, "eta": 2, "max_epochs": 9},
+    {"name": "hyperband"},
+    {"name": "hyperband", "eta": 2, "max_epochs": 12, "seed": 7},
     {"name": "pasha", "eta": 2},
 ]
+# Decided by the order of losses, whatever their scale.
+RANKED = ("none", "asha", "asha-promote", "halving", "hyperband")
+
+
+def judged_alone(strategy):
+    """Whether a strategy may stop a trial without having seen another."""
+    if strategy.name == "threshold":
+        return strategy.lower is not None or strategy.upper is not None
+    return strategy.strategy is None if strategy.name == "patient" else bool(getattr(strategy, "bootstrap", 0))
 
 
 @pytest.fixture(params=SPECS, ids=json.dumps)
@@ -87,29 +116,32 @@ def test_specification_survives_json(strategy, spec):
 def test_a_decision_is_a_function_of_the_history_alone(strategy, spec, seed):
     """Decided again by a new object, from the JSON of the same history, in another order of its trials."""
     full = curves(seed)
-    verdicts, _, _ = simulate(strategy, full)
-    seen, states = {}, {}
+    verdicts, tables, states = simulate(strategy, full)
     for (number, epoch), verdict in verdicts.items():
-        for other in seen:
-            states[other] = states.get(other, "complete")
-        tables = {other: curve for other, curve in seen.items() if other != number}
-        tables[number] = [point for point in full[number] if point[0] <= epoch]
-        shuffled = list(json.loads(json.dumps(list(tables.items()))))
+        seen = {other: curve for other, curve in tables.items() if other < number}
+        seen[number] = [point for point in full[number] if point[0] <= epoch]
+        shuffled = list(json.loads(json.dumps(list(seen.items()))))
         random.Random(seed).shuffle(shuffled)
         again = {other: [tuple(point) for point in curve] for other, curve in shuffled}
-        known = {other: state for other, state in states.items() if other != number}
-        repeated = make_strategy(json.loads(json.dumps(spec))).decide(TableHistory(number, epoch, again, known))
-        assert repeated == verdict
-        seen[number] = tables[number] if verdict.kind == "stop" else full[number]
-        if verdict.kind == "stop":
-            states[number] = "pruned"
+        known = {other: state for other, state in states.items() if other < number}
+        assert make_strategy(json.loads(json.dumps(spec))).decide(TableHistory(number, epoch, again, known)) == verdict
 
 
-@pytest.mark.parametrize("seed", range(4))
+def asha_of(strategy, number, full_length):
+    """The ASHA that decides on a trial, None where rungs do not come into it."""
+    if isinstance(strategy, Hyperband):
+        last = strategy.max_epochs or full_length
+        first = strategy.min_epochs * strategy.eta ** strategy.bracket(number, strategy.brackets(last))
+        return Asha(min_epochs=first, eta=strategy.eta, max_epochs=last)
+    return strategy if isinstance(strategy, Asha) else None
+
+
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("every", [1, 2, 5])
-def test_it_never_stops_twice_at_one_rung(strategy, seed, every):
+def test_it_never_stops_twice_at_one_rung(strategy, spec, seed, every):
     """Deciding on at each later report, a trial that went on from a rung is not judged there once more."""
-    full = curves(seed, nan=0.0, every=every)
+    trials = 3 if strategy.name == "wilcoxon" else 14  # its test takes long where losses are equally far apart
+    full = curves(seed, trials, nan=0.0, every=every)
     judged = {}
     for number, curve in full.items():
         for length, (epoch, _) in enumerate(curve, 1):
@@ -120,18 +152,21 @@ def test_it_never_stops_twice_at_one_rung(strategy, seed, every):
             states = dict.fromkeys(range(100, 140), "complete")
             if strategy.decide(TableHistory(number, epoch, tables, states)).kind in ("stop", "pause"):
                 judged.setdefault(number, []).append(epoch)
-    for epochs in judged.values():
-        if isinstance(strategy, Asha):
-            rungs = [strategy.rung(epoch) for epoch in epochs]
+    for number, epochs in judged.items():
+        if asha := asha_of(strategy, number, full[number][-1][0]):
+            rungs = [asha.rung(epoch) for epoch in epochs]
             assert len(set(rungs)) == len(rungs)
-        elif isinstance(strategy, Median):
+        elif isinstance(strategy, Paced):
             intervals = [(epoch - strategy.n_warmup_epochs) // strategy.interval for epoch in epochs]
             assert len(set(intervals)) == len(intervals)
-    assert bool(judged) == (strategy.name != "none")
+    if every == 1:
+        assert bool(judged) == (spec not in ({"name": "none"}, {"name": "threshold"}))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_only_trial_goes_on(strategy, seed):
+    if judged_alone(strategy):
+        pytest.skip("it needs no other trial to stop one")
     [curve] = curves(seed, trials=1, nan=0.0).values()
     for length, (epoch, _) in enumerate(curve, 1):
         verdict = strategy.decide(TableHistory(0, epoch, {0: curve[:length]}))
@@ -149,25 +184,24 @@ def test_only_visible_trials_count(strategy, seed):
         assert strategy.decide(TableHistory(number, epoch, kept, known)) == verdict
 
 
-@given(st.integers(0, 2**16))
-@settings(max_examples=60, deadline=None)
-def test_only_the_order_of_losses_matters(seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_only_the_order_of_losses_matters(strategy, seed):
     """So an objective that is maximised is decided like its negative, whatever its scale."""
+    if strategy.name == "threshold":
+        pytest.skip("it holds losses against numbers")
     full = curves(seed)
     halved = {n: [(e, x / 2) for e, x in curve] for n, curve in full.items()}
     bent = {n: [(e, math.exp(x)) for e, x in curve] for n, curve in full.items()}
-    for spec in SPECS:
-        strategy = make_strategy(spec)
-        kinds = {key: verdict.kind for key, verdict in simulate(strategy, full)[0].items()}
-        for other in [halved, bent] if strategy.name == "asha" else [halved]:
-            assert {key: verdict.kind for key, verdict in simulate(strategy, other)[0].items()} == kinds
+    kinds = {key: verdict.kind for key, verdict in simulate(strategy, full)[0].items()}
+    for other in [halved, bent] if strategy.name in RANKED else [halved]:
+        assert {key: verdict.kind for key, verdict in simulate(strategy, other)[0].items()} == kinds
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_ranks_behind_everything(value):
     good = {n: [(1, 0.5)] for n in range(6)}
     states = dict.fromkeys(good, "complete")
-    for strategy in (Asha(), Median()):
+    for strategy in (Asha(), Halving(), Hyperband(max_epochs=1 + 1, eta=3), Median(), Percentile()):
         verdict = strategy.decide(TableHistory(6, 1, good | {6: [(1, value)]}, states))
         assert verdict.kind == "stop" and verdict.reason
         bad = {n: [(1, value)] for n in range(6)}
@@ -184,6 +218,14 @@ def test_what_is_not_finite_ranks_behind_everything(value):
         ({"name": "asha", "eta": "3"}, ["eta='3'", "integer"]),
         ({"name": "median", "interval": 0}, ["interval=0"]),
         ({"name": "none", "eta": 1}, ["it has none"]),
+        ({"name": "percentile", "percentile": 101}, ["percentile=101", "less than or equal to 100"]),
+        ({"name": "patient", "strategy": "medain"}, ["unknown strategy 'medain'", "did you mean 'median'"]),
+        ({"name": "patient", "strategy": {"name": "asha", "eta": 1}}, ["strategy 'asha'", "eta=1"]),
+        ({"name": "patient", "strategy": "asha-promote"}, ["cannot ask 'asha-promote'", "give another"]),
+        ({"name": "patient", "strategy": 3}, ["strategy 'patient'", "strategy=3"]),
+        ({"name": "threshold", "lower": 2.0, "upper": 1.0}, ["lower=2", "above upper=1"]),
+        ({"name": "threshold", "upper": math.nan}, ["upper=nan", "finite"]),
+        ({"name": "wilcoxon", "p_threshold": 2.0}, ["p_threshold=2.0"]),
     ],
 )
 def test_wrong_specifications_are_refused_in_one_sentence(spec, words):
@@ -196,23 +238,47 @@ def test_wrong_specifications_are_refused_in_one_sentence(spec, words):
 # --- Oracles
 
 
-def optuna_decisions(pruner, full):
+def optuna_decisions(pruner, full, name=None):
     """The same study under optuna's own pruner, trials one after another: (number, epoch) -> pruned?"""
-    study = optuna.create_study(pruner=pruner)
+    study = optuna.create_study(pruner=pruner, study_name=name)
     verdicts = {}
     for number, curve in full.items():
         trial = study.ask()
         for epoch, loss in curve:
             trial.report(loss, epoch)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of slices that are all NaN
+                warnings.simplefilter("ignore")  # numpy's, of slices that are all NaN; optuna's, of epochs not shared
                 verdicts[number, epoch] = trial.should_prune()
             if verdicts[number, epoch]:
                 study.tell(trial, state=TrialState.PRUNED)
                 break
         else:
-            study.tell(trial, 0.0)
+            mean = sum(loss for _, loss in curve) / len(curve)
+            study.tell(trial, mean if math.isfinite(mean) else 0.0)
     return verdicts
+
+
+def assert_alike(strategy, pruner, studies, at_least, **options):
+    """Each of `studies`, decided by both; `at_least` trials are stopped in all."""
+    stops = 0
+    for full in studies:
+        expected = optuna_decisions(pruner(), full, **options)
+        verdicts, _, _ = simulate(strategy, full)
+        assert {key: key in verdicts and verdicts[key].kind == "stop" for key in expected} == expected
+        stops += sum(expected.values())
+    assert stops >= at_least, "the comparison has seen trials stop"
+
+
+def steps(options):
+    """Options with the names that optuna has for them."""
+    known = {"n_warmup_epochs": "n_warmup_steps", "interval": "interval_steps", "n_startup_epochs": "n_startup_steps"}
+    return {known.get(name, name): value for name, value in options.items()}
+
+
+def experimental(pruner, *given, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return pruner(*given, **options)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -227,33 +293,104 @@ def optuna_decisions(pruner, full):
     ],
     ids=str,
 )
-def test_median_is_optunas_median_pruner(options, every):
-    renamed = {
-        {"n_warmup_epochs": "n_warmup_steps", "interval": "interval_steps"}.get(k, k): v for k, v in options.items()
-    }
-    stops = 0
-    for seed in range(12):
-        full = curves(seed, trials=20, every=every)
-        expected = optuna_decisions(optuna.pruners.MedianPruner(**({"n_startup_trials": 5} | renamed)), full)
-        verdicts, _, _ = simulate(Median(**options), full)
-        decided = {key: key in verdicts and verdicts[key].kind == "stop" for key in expected}
-        assert decided == expected
-        stops += sum(expected.values())
-    assert stops > 10, "the comparison has seen trials stop"
+def test_median_and_percentile_are_optunas(options, every):
+    studies = [curves(seed, trials=20, every=every) for seed in range(12)]
+    given = {"n_startup_trials": 5} | steps(options)
+    assert_alike(Median(**options), lambda: optuna.pruners.MedianPruner(**given), studies, 11)
+    for percentile in (10.0, 25.0, 70.0):
+        assert_alike(
+            Percentile(percentile=percentile, **options),
+            lambda p=percentile: optuna.pruners.PercentilePruner(p, **given),
+            studies[:3],
+            1,
+        )
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [{"upper": 0.8}, {"lower": 0.3, "n_warmup_epochs": 3}, {"lower": 0.1, "upper": 1.0, "interval": 4}],
+    ids=str,
+)
+def test_threshold_is_optunas_threshold_pruner(options, every):
+    studies = [curves(seed, trials=20, every=every) for seed in range(8)]
+    assert_alike(Threshold(**options), lambda: optuna.pruners.ThresholdPruner(**steps(options)), studies, 11)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{"patience": 0}, {"patience": 1}, {"patience": 2, "min_delta": 0.05}, {"patience": 4}], ids=str
+)
+@pytest.mark.parametrize("wrapped", [None, {"name": "median", "n_startup_trials": 2, "interval": 2}], ids=str)
+def test_patient_is_optunas_patient_pruner(options, every, wrapped):
+    """On either pruner, as both are told to ask no more of it than of the trial's own losses and the complete ones."""
+    inner = wrapped and optuna.pruners.MedianPruner(n_startup_trials=2, interval_steps=2)
+    studies = [curves(seed, trials=20, every=every, nan=0.1) for seed in range(5)]
+    pruner = experimental(optuna.pruners.PatientPruner, inner, **options)
+    assert_alike(Patient(strategy=wrapped, **options), lambda: pruner, studies, int(every == 1))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"p_threshold": 0.4}, {"p_threshold": 0.3, "n_startup_epochs": 5}], ids=str)
+def test_wilcoxon_is_optunas_wilcoxon_pruner(options, every):
+    studies = [curves(seed, trials=10, epochs=9, every=every, nan=0.0) for seed in range(2)]
+    pruner = experimental(optuna.pruners.WilcoxonPruner, **steps(options))
+    assert_alike(Wilcoxon(**options), lambda: pruner, studies, int(every == 1))
+
+
+def test_wilcoxon_holds_no_trial_against_one_that_is_not_finite():
+    spoilt, fair = [(e, 0.0) for e in range(1, 8)] + [(8, math.nan)], [(e, 0.5) for e in range(1, 9)]
+    own = [(e, 1.0 + e / 10) for e in range(1, 9)]
+    states = {0: "complete", 1: "complete"}
+    assert Wilcoxon().decide(TableHistory(2, 8, {0: spoilt, 2: own}, states)) == CONTINUE
+    assert (
+        "above trial 1 in 8 epochs"
+        in Wilcoxon().decide(TableHistory(2, 8, {0: spoilt, 1: fair, 2: own}, states)).reason
+    )
 
 
 @pytest.mark.parametrize(("min_epochs", "eta"), [(1, 2), (1, 3), (2, 3), (1, 4)])
 def test_asha_is_optunas_successive_halving_pruner(min_epochs, eta):
     """Where they mean the same: every epoch reported, values finite, so that each rung is met on its own epoch."""
-    stops = 0
-    for seed in range(12):
-        full = curves(seed, trials=30, epochs=20, nan=0.0)
-        pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=min_epochs, reduction_factor=eta)
-        expected = optuna_decisions(pruner, full)
-        verdicts, _, _ = simulate(Asha(min_epochs=min_epochs, eta=eta), full)
-        assert {key: key in verdicts and verdicts[key].kind == "stop" for key in expected} == expected
-        stops += sum(expected.values())
-    assert stops > 100
+    studies = [curves(seed, trials=30, epochs=20, nan=0.0) for seed in range(12)]
+    options = {"min_resource": min_epochs, "reduction_factor": eta}
+    pruner = optuna.pruners.SuccessiveHalvingPruner
+    assert_alike(Asha(min_epochs=min_epochs, eta=eta), lambda: pruner(**options), studies, 101)
+    for rate, bootstrap in [(0, 0), (0, 3), (1, 0), (1, 2)]:
+        assert_alike(
+            Halving(min_epochs=min_epochs, eta=eta, early_stopping_rate=rate, bootstrap=bootstrap),
+            lambda rate=rate, count=bootstrap: pruner(**options, min_early_stopping_rate=rate, bootstrap_count=count),
+            studies[:3],
+            20,
+        )
+
+
+@pytest.mark.parametrize(("min_epochs", "eta", "max_epochs"), [(1, 2, 21), (1, 3, 21), (2, 3, 21), (1, 4, 70)])
+def test_hyperband_is_optunas_hyperband_pruner(min_epochs, eta, max_epochs):
+    """Of a study that is called as the seed is: the brackets are dealt out by the same checksum."""
+    studies = [curves(seed, trials=40, epochs=20, nan=0.0) for seed in range(5)]
+    options = {"min_resource": min_epochs, "max_resource": max_epochs, "reduction_factor": eta}
+    strategy = Hyperband(min_epochs=min_epochs, eta=eta, max_epochs=max_epochs, seed=5)
+    assert_alike(strategy, lambda: optuna.pruners.HyperbandPruner(**options), studies, 50, name="5")
+
+
+def test_hyperband_has_the_papers_brackets():
+    """Li et al. 2018, algorithm 1: R = 81, eta = 3, n of s = 4 .. 0; the first rungs are at R eta^-s."""
+    strategy = Hyperband(max_epochs=81)
+    assert strategy.brackets(81) == [81, 34, 15, 8, 5]
+    assert strategy.brackets(80) == [27 * 4 // 4, 12, 6, 4] and Hyperband(min_epochs=9).brackets(5) == [1]
+    dealt = [strategy.bracket(number, strategy.brackets(81)) for number in range(4000)]
+    shares = [dealt.count(bracket) / 4000 for bracket in range(5)]
+    assert all(abs(share - size / 143) < 0.03 for share, size in zip(shares, [81, 34, 15, 8, 5], strict=True))
+    assert dealt[:50] != [Hyperband(seed=1).bracket(number, [81, 34, 15, 8, 5]) for number in range(50)]
+
+
+def test_hyperband_takes_the_full_length_of_complete_trials():
+    """Before one is complete it stops nothing, since it does not know which brackets there are."""
+    good, own = {n: [(1, 0.1), (2, 0.1)] for n in range(30)}, [(1, 0.9)]
+    assert Hyperband().decide(TableHistory(99, 1, good | {99: own})) == CONTINUE
+    states = dict.fromkeys(good, "complete")
+    assert Hyperband().decide(TableHistory(99, 1, good | {99: own}, states)).kind == "stop"
 
 
 @given(

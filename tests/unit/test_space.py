@@ -357,3 +357,26 @@ def test_an_inactive_coordinate_is_retained_while_it_is_inactive():
 
 def test_one_and_true_are_two_options():
     assert Space({"x": Choice([True, 1])}).retained({"x": 0}, {"x": 1}) == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    "dimension",
+    [
+        Float(-2.0, 3.0),
+        Float(1e-4, 1e-1, log=True),
+        Float(0.0, 0.9, step=0.1),
+        Int(-3, 9),
+        Int(2, 20, step=3),
+        Int(1, 500, log=True),
+        Int(1, 64, powers_of_two=True),
+        Int(8, 64, multiple_of="heads"),
+        Choice(["a", "b", "c"]),
+    ],
+    ids=repr,
+)
+def test_to_unit_is_where_from_unit_comes_from(dimension):
+    for k in range(101):
+        coordinate = dimension.from_unit(k / 100)
+        again = dimension.from_unit(dimension.to_unit(coordinate))
+        assert again == (pytest.approx(coordinate, rel=1e-12) if isinstance(coordinate, float) else coordinate)
+    assert Float(2.0, 2.0).to_unit(2.0) == 0.5 and Float(2.0, 2.0, log=True).to_unit(2.0) == 0.5

@@ -1,0 +1,170 @@
+"""Samplers of Optuna's, kept in step with the ledger.
+
+Optuna is a library here: an in-memory study mirrors the trials told and open, and every ask gets a fresh sampler with a
+seed of its own, so nothing of a sampler has to survive a restart.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
+
+from hpo.objective import Objective
+from hpo.search.sampler import Proposal, TrialRecord, ask_seed
+
+if TYPE_CHECKING:
+    from hpo.space import Coordinate, Space
+
+
+def distribution(coordinate: Coordinate) -> BaseDistribution:
+    """Optuna's distribution of a coordinate."""
+    kind, *rest = coordinate
+    if kind == "float":
+        low, high, log, step = rest
+        return FloatDistribution(low, high, log=log, step=step)
+    if kind == "int":
+        low, high, log, step = rest
+        return IntDistribution(low, high, log=log, step=step)
+    if kind == "choice":
+        return CategoricalDistribution(range(rest[0]))
+    return FloatDistribution(0.0, 1.0)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what Optuna says about its own working from the user."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def quiet_study(directions: Sequence[Literal["minimize", "maximize"]], name: str | None = None) -> optuna.Study:
+    """A new study in memory, without the line that Optuna logs about it."""
+    with _quiet():
+        return optuna.create_study(directions=directions, study_name=name)
+
+
+class _Replay(BaseSampler):
+    """Draws what an earlier ask has drawn."""
+
+    def __init__(self, coordinates: Mapping[str, Any]) -> None:
+        self._coordinates = coordinates
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:
+        return {}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        return self._coordinates[param_name]
+
+
+class Modelled(ABC):
+    """What the samplers of Optuna's share; how trials enter their models is theirs to say.
+
+    Optuna numbers trials as they come; they enter its study in number order, at the first ask that needs them. Of its
+    system attributes those that begin with `KEEPS` go with the proposals, and come back with the records.
+    """
+
+    KEEPS: tuple[str, ...] = ()
+
+    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
+        self._seed = seed
+        self._directions: list[Literal["minimize", "maximize"]] = [objective.direction for objective in objectives]
+        self._distributions = {path: distribution(seen) for path, seen in space.coordinates.items()}
+        self._records: dict[int, TrialRecord] = {}
+        self._clear()
+
+    @abstractmethod
+    def _sampler(self, seed: int) -> BaseSampler:
+        """Optuna's sampler for one ask."""
+
+    @abstractmethod
+    def _enter(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        """Let a running trial of Optuna's study end as its record says."""
+
+    def _clear(self) -> None:
+        """Forget Optuna's study; the next ask fills a new one from the records."""
+        self._study = quiet_study(self._directions)
+        self._trials: list[optuna.Trial] = []
+
+    def adopt(self, record: TrialRecord) -> None:
+        self._take(record)
+
+    def tell(self, record: TrialRecord) -> None:
+        self._take(record)
+
+    def _take(self, record: TrialRecord) -> None:
+        known, self._records[record.number] = record.number < len(self._trials), record
+        if known and self._attributes_of(record.number).state.is_finished():
+            self._clear()  # what has ended in Optuna's study, as a paused trial has, cannot go on there
+        elif known:
+            self._enter(self._trials[record.number], record)
+
+    def _attributes_of(self, number: int) -> Any:
+        return self._study._storage.get_trial(self._trials[number]._trial_id)
+
+    def ask(self, number: int) -> Proposal:
+        self._catch_up(number)
+        seed = ask_seed(self._seed, number)
+        before = self._study_attributes()
+        with _quiet():
+            trial = self._ask(self._sampler(seed % 2**32), self._distributions)
+        coordinates = {path: trial.params[path] for path in self._distributions}
+        trial_attrs = self._kept(self._attributes_of(number).system_attrs)
+        after = self._study_attributes()
+        study_attrs = {key: value for key, value in after.items() if key not in before}
+        self._records[number] = TrialRecord(number, "running", coordinates, None, (), trial_attrs, study_attrs)
+        return Proposal(coordinates, seed, trial_attrs=trial_attrs, study_attrs=study_attrs)
+
+    def exhausted(self, number: int) -> bool:
+        return False
+
+    def _catch_up(self, number: int) -> None:
+        """Have the trials before `number` in Optuna's study."""
+        while len(self._trials) < number:
+            record = self._records[len(self._trials)]
+            known = {path: self._distributions[path] for path in self._distributions if path in record.coordinates}
+            trial = self._ask(_Replay(record.coordinates), known)
+            storage, study = self._study._storage, self._study
+            for key, value in self._attributes(record).items():
+                storage.set_trial_system_attr(trial._trial_id, key, value)
+            for key, value in self._kept(record.study_attrs).items():
+                storage.set_study_system_attr(study._study_id, key, value)
+            self._enter(trial, record)
+        if len(self._trials) > number:
+            raise ValueError(f"trial {number} has been asked for already")
+
+    def _ask(self, sampler: BaseSampler, distributions: Mapping[str, BaseDistribution]) -> optuna.Trial:
+        self._study.sampler = sampler
+        self._trials.append(self._study.ask(dict(distributions)))
+        return self._trials[-1]
+
+    def _attributes(self, record: TrialRecord) -> dict[str, Any]:
+        """Optuna's system attributes of a trial that was asked for earlier."""
+        return self._kept(record.trial_attrs)
+
+    def _study_attributes(self) -> dict[str, Any]:
+        return self._kept(self._study._storage.get_study_system_attrs(self._study._study_id))
+
+    def _kept(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in attributes.items() if key.startswith(self.KEEPS)} if self.KEEPS else {}
+
+
+def fail(study: optuna.Study, trial: optuna.Trial) -> None:
+    """Let a trial end so that no model sees it."""
+    study.tell(trial, state=TrialState.FAIL)

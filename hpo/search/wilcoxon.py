@@ -1,0 +1,59 @@
+"""A signed-rank test between two learning curves (Wilcoxon 1945, "Individual Comparisons by Ranking Methods")."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpo.search.strategy import Curve, History
+from trainer.report import CONTINUE, Verdict
+
+
+class Wilcoxon(BaseModel):
+    """Stop a trial whose losses are, epoch by epoch, significantly above those of the best complete trial.
+
+    p_threshold        the p value of the one-sided signed-rank test below which a trial is stopped
+    n_startup_epochs   epochs that both must have reported before the test is made; two at the least
+
+    The best complete trial is the one with the lowest mean loss over its epochs; one with a loss that is not finite is
+    none. As a safeguard no trial is stopped whose own mean is as low. Decides as optuna.pruners.WilcoxonPruner does
+    where epochs are its steps and a trial's value is their mean. The epochs of one curve depend on each other, and the
+    test is made at each of them: `p_threshold` orders strictness and is no error rate.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Literal["wilcoxon"] = "wilcoxon"
+    p_threshold: float = Field(default=0.1, ge=0.0, le=1.0)
+    n_startup_epochs: int = Field(default=2, ge=0)
+
+    def wants(self, epoch: int) -> bool:
+        return epoch >= max(2, self.n_startup_epochs)
+
+    def decide(self, history: History) -> Verdict:
+        own = dict(history.curve)
+        complete = history.curves(("complete",)).items()
+        means = {number: _mean(curve) for number, curve in complete if curve and _finite(curve)}
+        if not means or not _finite(history.curve):
+            return CONTINUE
+        number = min(means, key=lambda number: (means[number], number))
+        best = dict(history.curves(("complete",))[number])
+        differences = [own[epoch] - best[epoch] for epoch in sorted(own.keys() & best.keys())]
+        if len(differences) < max(2, self.n_startup_epochs) or _mean(history.curve) <= means[number]:
+            return CONTINUE
+        from scipy.stats import wilcoxon
+
+        p = float(wilcoxon(differences, alternative="greater", zero_method="zsplit").pvalue)
+        if p < self.p_threshold:
+            return Verdict("stop", reason=f"above trial {number} in {len(differences)} epochs, p = {p:.2g}")
+        return CONTINUE
+
+
+def _finite(curve: Curve) -> bool:
+    return all(math.isfinite(loss) for _, loss in curve)
+
+
+def _mean(curve: Curve) -> float:
+    return sum(loss for _, loss in curve) / len(curve)
