@@ -322,6 +322,22 @@ def test_a_number_of_workers_that_is_measured_changes_nothing_and_is_an_event(tm
     assert trial.digest() == uninterrupted(tmp_path / "plain").digest()
 
 
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_each_worker_has_as_many_micro_batches_at_hand_as_it_is_told(prefetch):
+    asked = []
+
+    def requests():
+        for i in range(20):
+            asked.append(i)
+            yield (0, [i])
+
+    with contextlib.closing(Workers(lambda request: torch.tensor(request[1]), 2, 60.0, prefetch=prefetch)) as reader:
+        batches = reader.map(requests())
+        assert next(batches).item() == 0
+        assert len(asked) == 2 * prefetch + 1
+        assert [batch.item() for batch in batches] == [*range(1, 20)]
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 def test_workers_are_taken_where_they_read_quicker(seconds):
     def read(request):

@@ -96,6 +96,7 @@ class TrainConfig(Frozen):
     num_threads: Annotated[int, Field(ge=1)] = 1  # intra-op; another number gives other weights
     # Loader processes; any number gives the same weights. auto: the quickest of 0, 1, 2 and 4, measured at the start.
     num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
+    prefetch: Annotated[int, Field(ge=1)] = 2  # micro-batches that each loader process has at hand
     data_timeout: Positive | None = 600.0  # seconds that one micro-batch may be waited for; None: for ever
     validate_data: bool = False  # look at 32 samples before training: types, shapes, finite values, range of labels
     data_retry: bool = False  # once a loader worker is lost, go on without workers instead of failing

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from trainer.data.workers import PREFETCH, Reader, Request
+from trainer.data.workers import Reader, Request
 
 CANDIDATES = (0, 1, 2, 4)
 MICRO_BATCHES = 24  # that each candidate reads,
@@ -16,12 +16,13 @@ GAIN = 0.9  # more workers must take less than this share of the time: they shar
 
 
 def quickest(
-    reading_with: Callable[[int], Reader], requests: Iterable[Request], cpus: int | None = None
+    reading_with: Callable[[int], Reader], requests: Iterable[Request], prefetch: int = 2, cpus: int | None = None
 ) -> tuple[int, Reader, dict[str, float]]:
     """(number of workers, its reader, seconds per micro-batch of every number tried), at most as many as processors.
 
-    Each candidate reads micro-batches that no other has read: what is in the page cache favours none. Where reading
-    one here takes longer than SECONDS, as many workers as may be are taken without measuring them.
+    Each candidate, whose workers have `prefetch` at hand, reads micro-batches that no other has read: what is in the
+    page cache favours none. Where reading one here takes longer than SECONDS, as many workers as may be are taken
+    without measuring them.
     """
     cpus = cpus or len(os.sched_getaffinity(0))
     candidates = [count for count in CANDIDATES if count <= cpus]
@@ -32,7 +33,7 @@ def quickest(
     if seconds["0"] > SECONDS:
         return candidates[-1], reading_with(candidates[-1]), seconds
     for count in candidates[1:]:
-        other, warmup = reading_with(count), count * PREFETCH
+        other, warmup = reading_with(count), count * prefetch
         seconds[str(count)] = _seconds_each(other, list(itertools.islice(endless, warmup + MICRO_BATCHES)), warmup)
         if seconds[str(count)] < GAIN * seconds[str(best)]:
             best, reader, other = count, other, reader

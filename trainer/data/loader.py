@@ -160,7 +160,7 @@ class Loader:
         self._fetch = Fetch(task, data, config)
         self._pin = device.type == "cuda"
         if config.num_workers == "auto":
-            count, self._reader, seconds = quickest(self._reading_with, self.sampler)
+            count, self._reader, seconds = quickest(self._reading_with, self.sampler, config.prefetch)
             on_event("num_workers", chosen=count, seconds_per_micro_batch=seconds)
         else:
             self._reader = self._reading_with(config.num_workers)
@@ -177,8 +177,10 @@ class Loader:
             raise
 
     def _reading_with(self, num_workers: int) -> Reader:
-        timeout = self._config.data_timeout
-        return Workers(self._fetch, num_workers, timeout, self._pin) if num_workers else InProcess(self._fetch, timeout)
+        timeout, prefetch = self._config.data_timeout, self._config.prefetch
+        if num_workers:
+            return Workers(self._fetch, num_workers, timeout, self._pin, prefetch)
+        return InProcess(self._fetch, timeout)
 
     def epoch(self, epoch: int, position: int) -> Iterator[list[Any]]:
         """The windows of `epoch` from `position` on: each the list of its micro-batches, still on the host.

@@ -38,7 +38,6 @@ from trainer.lifeline import die_with
 Request = tuple[int, list[int]]
 Read = Callable[[Request], Any]
 
-PREFETCH = 2  # requests that a worker has at hand
 log = logging.getLogger(__name__)
 _GROUPS = (signal.SIGINT, signal.SIGTERM)  # sent to a whole group, they are the training process's affair
 _DUMP = signal.SIGUSR1  # makes a worker write where it is
@@ -134,10 +133,11 @@ class _Watch:
 
 
 class Workers:
-    """`count` processes that read ahead; request i is worker i % count's. They live until `close`."""
+    """`count` processes that read ahead, each `prefetch` requests; request i is worker i % count's. They live until
+    `close`."""
 
-    def __init__(self, read: Read, count: int, timeout: float | None, pin: bool = False) -> None:
-        self._timeout, self._pin = timeout, pin
+    def __init__(self, read: Read, count: int, timeout: float | None, pin: bool = False, prefetch: int = 2) -> None:
+        self._timeout, self._pin, self._prefetch = timeout, pin, prefetch
         self._workers = [_Worker(read, number) for number in range(count)]
         atexit.register(self.close)  # before multiprocessing's own, which asks by SIGTERM and waits
 
@@ -154,7 +154,7 @@ class Workers:
     def _map(self, requests: Iterator[Request]) -> Iterator[Any]:
         count = len(self._workers)
         waited_for: deque[_Worker] = deque()
-        for number, request in enumerate(itertools.islice(requests, count * PREFETCH)):
+        for number, request in enumerate(itertools.islice(requests, count * self._prefetch)):
             waited_for.append(self._workers[number % count])
             waited_for[-1].ask(request)
         while waited_for:
