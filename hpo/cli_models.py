@@ -70,6 +70,9 @@ def gc(
 def soup(
     study: StudyOption = None,
     top: Annotated[int, typer.Option("--top", min=2, max=MOST, help="Of how many trials, best first.")] = 5,
+    trial: Annotated[
+        int | None, typer.Option("--trial", min=0, max=MOST, help="Average this trial's kept checkpoints instead.")
+    ] = None,
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Write the better soup as a checkpoint directory.")
     ] = None,
@@ -77,14 +80,14 @@ def soup(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Average the weights of the best trials, and judge the mean beside the best one."""
+    """Average the weights of the best trials, or of a trial's checkpoints; judge the mean beside the best one."""
     from hpo import soup as soups
     from hpo.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)
     if save:
         soups.check_free(Path(save))
-    found = soups.soup(ledger, at, name, top)
+    found = soups.soup(ledger, at, name, top) if trial is None else soups.of_one_trial(ledger, at, name, trial, top)
     print(soups.describe(found))
     if save:
         soups.save(found, Path(save))

@@ -1,4 +1,5 @@
-"""`hpo soup`: the best trials' weights averaged, and judged beside the best of them (trainer/soup.py)."""
+"""`hpo soup`: the weights of the best trials, or of one trial's checkpoints, averaged, and judged beside the best one
+(trainer/soup.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads, writes
 from hpo.objective import Objective
 from hpo.study import Study
-from hpo.trained import Trained, declared, evaluating, trained
+from hpo.trained import Trained, all_trained, declared, evaluating, trained
 from hpo.words import counted
 
 if TYPE_CHECKING:
@@ -29,26 +30,38 @@ EVENT = "soup"
 
 @dataclass(frozen=True)
 class Mixture:
-    """One way to mix: the trials whose weights are averaged, and the metrics of the mean."""
+    """One way to mix: the checkpoints whose weights are averaged, and the metrics of the mean."""
 
     name: str
-    trials: list[int]
+    members: Sequence[Trained]
     metrics: dict[str, float]
     weights: Mapping[str, Tensor] = field(repr=False)
 
+    @property
+    def trials(self) -> list[int]:
+        return [one.number for one in self.members]
+
+    @property
+    def steps(self) -> list[int]:
+        return [one.step for one in self.members]
+
     def to_json(self) -> dict[str, Any]:
-        return {"trials": self.trials, "metrics": self.metrics}
+        return {"trials": self.trials, "steps": self.steps, "metrics": self.metrics}
 
 
 @dataclass(frozen=True)
 class Soup:
-    """The best trial alone, and the soups; `left_out` says by sentence which of the trials are in none."""
+    """The best one alone, and the soups, of trials or of one trial's checkpoints; `left_out` says by sentence which of
+    the trials are in none."""
 
     study: str
     objective: Objective
     mixtures: list[Mixture]
     left_out: list[str]
-    best_trial: Trained
+
+    @property
+    def best_alone(self) -> Trained:
+        return self.mixtures[0].members[0]
 
     @property
     def best(self) -> Mixture:
@@ -87,22 +100,37 @@ def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
             f"({'; '.join(left_out) or 'there are no more'}): raise --top, or run a study whose model is the same in "
             "every trial (pin its dimensions with -o)."
         )
-    return _mixed(study, members, [weights[one.number] for one in members], left_out)
+    return _mixed(study, members, [weights[one.number] for one in members], "best trial", left_out)
+
+
+def of_one_trial(ledger: Ledger, home: Home, name: str, number: int, top: int) -> Soup:
+    """Average the weights of a trial's best checkpoint and the newest others that it keeps, `top` in all, uniformly
+    and greedily (Vaswani et al. 2017, arXiv 1706.03762, section 6.1, average the last). Raises UserError for fewer
+    than two."""
+    with ledger.read() as connection:
+        study, kept = declared(connection, name), all_trained(connection, home, name, number)
+    if len(kept) < 2:
+        raise UserError(
+            f"an average is made of at least two checkpoints, and trial {number} of study {name!r} keeps {len(kept)}: "
+            "raise train.checkpoint.keep_last, or leave --trial out to average trials."
+        )
+    members = kept[:top]
+    return _mixed(study, members, [one.weights() for one in members], "best checkpoint", [])
 
 
 def _mixed(
-    study: Study, members: Sequence[Trained], weights: Sequence[Mapping[str, Tensor]], left_out: list[str]
+    study: Study, members: Sequence[Trained], weights: Sequence[Mapping[str, Tensor]], alone: str, left_out: list[str]
 ) -> Soup:
     from trainer import soup as mixing
 
-    objective, numbers = study.objectives[0], [one.number for one in members]
+    objective = study.objectives[0]
     evaluate = _evaluator(study, members[0])
     chosen = mixing.greedy(weights, lambda mean: _score(objective, evaluate(mean)))
     mixtures = []
-    for name, of in (("best trial", [0]), ("greedy soup", chosen), ("uniform soup", range(len(members)))):
+    for name, of in ((alone, [0]), ("greedy soup", chosen), ("uniform soup", range(len(members)))):
         mean = mixing.mean([weights[i] for i in of])
-        mixtures.append(Mixture(name, [numbers[i] for i in of], evaluate(mean), mean))
-    return Soup(members[0].study, objective, mixtures, left_out, members[0])
+        mixtures.append(Mixture(name, [members[i] for i in of], evaluate(mean), mean))
+    return Soup(members[0].study, objective, mixtures, left_out)
 
 
 def _evaluator(study: Study, best: Trained) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
@@ -135,12 +163,15 @@ def _trials(numbers: Sequence[int]) -> str:
 def describe(found: Soup) -> str:
     """Each mixture with its metrics, the objective first, and what was left out."""
     keys = headline(list(found.best.metrics), [found.objective.metric])
-    rows = [["", *keys, "trials"]]
+    of_one = len(set(found.mixtures[-1].trials)) == 1
+    rows = [["", *keys, "steps" if of_one else "trials"]]
     for one in found.mixtures:
-        rows.append([one.name, *(f"{one.metrics[key]:.6g}" for key in keys), ", ".join(map(str, one.trials))])
+        numbers = map(str, one.steps if of_one else one.trials)
+        rows.append([one.name, *(f"{one.metrics[key]:.6g}" for key in keys), ", ".join(numbers)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append("each trial by its best checkpoint, all evaluated anew")
+    which = f"checkpoints of trial {found.best_alone.number}" if of_one else "each trial by its best checkpoint"
+    lines.append(f"{which}, all evaluated anew")
     return "\n".join([*lines, *([f"left out: {'; '.join(found.left_out)}."] if found.left_out else [])])
 
 
@@ -148,7 +179,7 @@ def save(found: Soup, directory: Path) -> None:
     """Write the better soup as a checkpoint directory that `Study.load_model` opens; it must not exist yet."""
     from trainer.checkpoint import files
 
-    best, trial = found.best, found.best_trial
+    best, trial = found.best, found.best_alone
     check_free(directory)
     temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Connection
 
-from hpo.analysis.detail import detail, kept_checkpoint
+from hpo.analysis.detail import detail, kept_checkpoints
 from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import reads
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trial's best kept checkpoint, else its newest, and the configuration it was trained with, as JSON."""
+    """A kept checkpoint of a trial, and the configuration it was trained with, as JSON."""
 
     study: str
     number: int
@@ -39,7 +39,7 @@ class Trained:
         """The weights that the trial was evaluated with: where an average was trained, the average's."""
         from trainer.checkpoint.store import load as load_state
 
-        state = load_state(self.path)
+        state = load_state(self.path, items=("model", "average"))
         if "model" not in state:
             raise UserError(f"checkpoint {self.path} holds no model: study {self.study!r} trains in a loop of its own.")
         return weights(state)
@@ -53,14 +53,18 @@ class Trained:
 
 
 def trained(connection: Connection, home: Home, name: str, number: int) -> Trained | None:
-    """What is kept of a trial; None where that is nothing. Raises UserError where there is no such trial."""
+    """A trial's best kept checkpoint, else its newest; None where there is none. Raises UserError where there is no
+    such trial."""
+    return next(iter(all_trained(connection, home, name, number)), None)
+
+
+def all_trained(connection: Connection, home: Home, name: str, number: int) -> list[Trained]:
+    """All that is kept of a trial: the best, then from the newest to the oldest. Raises UserError as `trained` does."""
     trial = detail(connection, home, name, number)
-    found = kept_checkpoint(trial)
-    if found is None:
-        return None
-    return Trained(
-        name, number, found["step"], found["epoch"], Path(found["path"]), trial["config"], trial["config_hash"]
-    )
+    return [
+        Trained(name, number, one["step"], one["epoch"], Path(one["path"]), trial["config"], trial["config_hash"])
+        for one in kept_checkpoints(trial)
+    ]
 
 
 def declared(connection: Connection, name: str) -> Study:

@@ -138,10 +138,15 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     )
 
 
+def kept_checkpoints(trial: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those still kept: the best, then from the newest to the oldest."""
+    kept = [checkpoint for checkpoint in trial["checkpoints"] if checkpoint["state"] == "kept"]
+    return sorted(kept, key=lambda checkpoint: (checkpoint["best"], checkpoint["step"]), reverse=True)
+
+
 def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
     """The best checkpoint of those still kept, else the newest."""
-    kept = [checkpoint for checkpoint in trial["checkpoints"] if checkpoint["state"] == "kept"]
-    return max(kept, key=lambda checkpoint: (checkpoint["best"], checkpoint["step"]), default=None)
+    return next(iter(kept_checkpoints(trial)), None)
 
 
 def base_config(connection: Connection, name: str) -> dict[str, Any]:

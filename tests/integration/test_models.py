@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import mlflow
@@ -10,16 +14,19 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from sqlalchemy import update
 from typer.testing import CliRunner
 
 import hpo
 from hpo import gc, soup
 from hpo.cli import app
+from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, reads, tables
 from hpo.run import Request, run
-from hpo.trained import trained
+from hpo.trained import declared, trained
 from hpo.verify import verify
+from trainer.checkpoint.store import load
 from trainer.errors import CheckpointError
 from trainer.manifest import weights
 
@@ -75,6 +82,38 @@ def test_a_soup_is_judged_beside_the_best_and_opens_as_a_model(alike, tmp_path):
     assert again.exit_code == 2 and "exists already" in again.stderr and again.stdout == ""
 
 
+def test_a_trials_own_checkpoints_are_averaged(alike, tmp_path):
+    shown = invoked(alike, "soup", "--trial", "0", "--top", "9", "--save", str(tmp_path / "soup"))
+    assert shown.exit_code == 0, shown.output
+    header, *rows = shown.stdout.splitlines()
+    assert header.split()[-1] == "steps" and rows[0].startswith("best checkpoint")
+    kept = sorted(alike.checkpoints("mlp", 0).glob("step-*"))
+    steps = [int(path.name[5:13]) for path in kept]
+    assert sorted(map(int, rows[2].split("  ")[-1].split(", "))) == steps and len(steps) > 1
+    ledger = Ledger(alike.storage, create=False)
+    uniform = soup.of_one_trial(ledger, alike, "mlp", 0, 9).mixtures[2]
+    ledger.close()
+    for name, tensor in uniform.weights.items():
+        mean = sum(load(path)["model"][name].double() for path in kept) / len(kept)
+        torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+    hpo.load("mlp").load_model(tmp_path / "soup")
+    with pytest.raises(UserError, match="at least two checkpoints, and trial 0 of study 'mlp' keeps 0"):
+        emptied(alike)
+
+
+def emptied(home: Home) -> None:
+    """The same of a trial that keeps nothing: in a copy, whose files stay."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Home.at(shutil.copytree(home.root, Path(place) / "home"))
+        ledger = Ledger(copy.storage, create=False)
+        try:
+            with ledger.write() as connection:
+                connection.execute(update(tables.checkpoints).values(state="deleted"))
+            soup.of_one_trial(ledger, copy, "mlp", 0, 9)
+        finally:
+            ledger.close()
+
+
 def test_trials_of_another_architecture_are_named_and_left_out(home):
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
@@ -128,6 +167,57 @@ def test_what_was_evaluated_is_the_average_once_something_has_entered_it():
     assert weights({"model": {"w": 0}, "average": [1.0]}) == {"w": 0}, "an item of a loop of one's own"
 
 
+PARTS = Path(__file__).parents[1] / "harness/parts_study.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("zero3", ["data=2", "shard=zero3"]),
+        pytest.param("tensor", ["tensor=2"], marks=pytest.mark.slow),
+    ],
+)
+def test_what_ranks_have_saved_in_parts_is_mixed_exported_and_opened(kind, fields, tmp_path):
+    """A study of two ranks a trial, from the command on; every value is the one that the ranks have reported."""
+    home = Home.at(tmp_path / "home")
+    at = ["--home", str(home.root)]
+    overrides = [word for field in fields for word in ("-o", f"train.parallel.{field}")]
+    words = ["run", "--study", str(PARTS), "--trials", "2", "--workers", "1", "--seed", "3", *overrides, *at]
+    done = subprocess.run([sys.executable, "-m", "hpo", *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        (_, number, best), *_ = reads.ranked(connection, reads.study_row(connection, "parts"))
+        study, found = declared(connection, "parts"), trained(connection, home, "parts", number)
+    ledger.close()
+    assert len([*found.path.glob("model-*-of-00002.safetensors")]) == 2
+    task = found.task(study)
+    assert task.evaluate(task_model(task, found.weights())) == {"val/loss": pytest.approx(best, rel=1e-5)}
+    opened = study.load_model(found.path, study.rebuild(found.config, found.config_hash))
+    plain = load(found.path)["model"]
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in opened.state_dict().items())
+
+    shown = invoked(home, "soup", "--study", "parts", "--top", "2", "--save", str(tmp_path / "soup"))
+    assert shown.exit_code == 0, shown.output
+    values = [float(row[12:].split()[0]) for row in shown.stdout.splitlines()[1:4]]
+    assert values[0] == pytest.approx(best, rel=1e-5)
+    better = task.evaluate(study.load_model(tmp_path / "soup"))["val/loss"]
+    assert better == pytest.approx(min(values[1:]), rel=1e-5)
+
+    shown = invoked_quietly(home, "export", str(number), "--study", "parts", "--to", str(tmp_path / "m.safetensors"))
+    assert shown.exit_code == 0, shown.output
+    assert task.evaluate(task_model(task, load_file(tmp_path / "m.safetensors")))["val/loss"] == pytest.approx(best)
+    report = verify(home, home.storage, home.tracking_uri)
+    assert (report.differences, report.behind) == ([], 0)
+
+
+@torch.no_grad()
+def task_model(task, weights) -> torch.nn.Module:
+    model = task.model()
+    model.load_state_dict(weights)
+    return model.eval()
+
+
 @pytest.mark.parametrize("format", ["safetensors", "torch", "onnx"])
 def test_an_export_gives_what_the_model_gives(home, tmp_path, format):
     if format == "onnx":
@@ -151,12 +241,8 @@ def invoked_quietly(home: Home, *arguments: str):
 
 def reference(home: Home) -> torch.nn.Module:
     """The average of the weights, which the trial was evaluated with, in a model of its configuration."""
-    from trainer.checkpoint.store import load
-
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        from hpo.trained import declared, trained
-
         study, found = declared(connection, "mlp"), trained(connection, home, "mlp", 1)
     ledger.close()
     model = found.task(study).model()
