@@ -8,7 +8,7 @@ leaves undone, the next `hpo gc` finishes.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -29,7 +29,7 @@ from hpo.objective import rank
 from hpo.study import RESUME_FROM
 from hpo.words import counted
 from trainer.checkpoint import CheckpointStore
-from trainer.durable import write_text
+from trainer.durable import on_disk, write_text
 from trainer.failpoint import failpoint
 
 LEASE_TIMEOUT = 30.0  # seconds that a driver on another host may be silent
@@ -39,7 +39,8 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows of checkpoints: `dropped`, trial by trial, and the others that are kept."""
+    """Rows of checkpoints: `dropped`, trial by trial, and the others that are kept. `size` is what each takes on the
+    disk besides those of its trial before it, which may share files with it."""
 
     dropped: Rows
     left: Rows
@@ -82,7 +83,7 @@ def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, 
         .where(trials.c.study_id == study["id"], checkpoints.c.state == "kept")
         .order_by(trials.c.number, checkpoints.c.step, checkpoints.c.id)
     )
-    kept = [dict(row) for row in connection.execute(query).mappings()]
+    kept = _measured(home, study, connection.execute(query).mappings())
     best = {number for _, number, _ in reads.ranked(connection, study)[:keep_best]}
     protected = best | _started_from(connection, home, study, kept)
     ended = [
@@ -96,6 +97,17 @@ def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, 
         total -= sum(row["size"] for row in rows)
         gone.add(number)
     return Plan([row for row in kept if row["number"] in gone], [row for row in kept if row["number"] not in gone])
+
+
+def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping]) -> list[dict[str, Any]]:
+    """The rows with the bytes that their files add to what the disk holds."""
+    seen: set[tuple[int, int]] = set()
+    measured = []
+    for row in rows:
+        files = on_disk(home.checkpoints(study["name"], row["number"]) / row["path"])
+        measured.append({**row, "size": sum(size for file, size in files.items() if file not in seen)})
+        seen |= files.keys()
+    return measured
 
 
 def _by_trial(rows: Rows) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:

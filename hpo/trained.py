@@ -39,8 +39,8 @@ class Trained:
         """The weights that the trial was evaluated with: where an average was trained, the average's."""
         from trainer.checkpoint.store import load as load_state
 
-        state = load_state(self.path, items=("model", "average"))
-        if "model" not in state:
+        state = load_state(self.path, weights_alone=True)
+        if not state:
             raise UserError(f"checkpoint {self.path} holds no model: study {self.study!r} trains in a loop of its own.")
         return weights(state)
 

@@ -56,12 +56,15 @@ class Average:
         return self._averaged.module if self._averaged is not None and started else self._model
 
     def state(self) -> dict[str, Any] | None:
+        """As `TrainState.state_dict` has it; before the first update there is nothing to keep."""
         if self._averaged is None:
             return None
-        return {"updates": int(self._averaged.n_averaged), "model": self._averaged.module.state_dict()}
+        updates = int(self._averaged.n_averaged)
+        return {"updates": updates, "model": self._averaged.module.state_dict(keep_vars=True) if updates else {}}
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Become what `state` gave; without one, an average starts where training goes on."""
         if self._averaged is not None and state is not None:
             self._averaged.n_averaged.fill_(state["updates"])
-            self._averaged.module.load_state_dict(state["model"])
+            if state["updates"]:
+                self._averaged.module.load_state_dict(state["model"])

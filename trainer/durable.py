@@ -24,6 +24,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def on_disk(directory: Path) -> dict[tuple[int, int], int]:
+    """Bytes of each file in a directory, by the file itself: several names of one, wherever they are, are one file."""
+    found = (path.stat() for path in directory.iterdir()) if directory.is_dir() else ()
+    return {(stat.st_dev, stat.st_ino): stat.st_size for stat in found}
+
+
 def write_text(target: Path, text: str) -> None:
     """Make `text` the content of `target`, durably and at once; whoever reads it sees the old or the new."""
     with replacing(target) as temporary:

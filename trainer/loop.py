@@ -10,7 +10,6 @@ import torch
 from trainer import optim
 from trainer.average import Average
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.store import load
 from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.diagnose.nonfinite import first_nonfinite
@@ -176,7 +175,7 @@ class Fit:
         if config.resume_from is None:
             return
         try:
-            self.state.load_state_dict(self.ranks.part(load(config.resume_from)))
+            self.state.load_state_dict(self.ranks.part(self.checkpoints.load(config.resume_from)))
         except CheckpointError as error:
             raise ConfigError(f"train.resume_from: {error}") from error
         if self.state.epoch >= config.num_epochs:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainer.durable import sha256
 FORMAT = 1
 MANIFEST = "manifest.json"
 MODEL, AVERAGE = "model", "average"  # the items of a state that hold weights
+APART = ("-frozen", "-buffers")  # what the files of an item are called that hold what is not trained
 
 
 class Damaged(Exception):
@@ -34,25 +36,38 @@ def weights(state: Mapping[str, Any]) -> dict[str, Any]:
     return state[AVERAGE]["model"] if evaluated(state) == AVERAGE else state[MODEL]
 
 
-def check(directory: Path, expected: str | None, *, weights_alone: bool = False) -> dict[str, Any]:
-    """The manifest in `directory`; raises Damaged unless every byte of the checkpoint, or of the weights that were
-    evaluated, is as written.
+def manifest_in(directory: Path, expected: str | None) -> dict[str, Any]:
+    """The manifest in `directory`; raises Damaged unless it is as written.
 
-    `expected` is the manifest's sha256; None trusts the manifest, as for a checkpoint that a user hands in.
+    `expected` is its sha256; None trusts it, as for a checkpoint that a user hands in.
     """
-    try:
+    with _damage():
         raw = (directory / MANIFEST).read_bytes()
         if expected is not None and hashlib.sha256(raw).hexdigest() != expected:
             raise Damaged(f"{MANIFEST} has another sha256 than the one committed")
         manifest = json.loads(raw)
         if manifest["format"] != FORMAT:
             raise Damaged(f"{MANIFEST} has format {manifest['format']}, and this version reads {FORMAT}")
+        return manifest
+
+
+def check(directory: Path, expected: str | None, *, weights_alone: bool = False) -> dict[str, Any]:
+    """As `manifest_in`, and raises Damaged unless every byte of the checkpoint, or of the weights that were evaluated,
+    is as written."""
+    manifest = manifest_in(directory, expected)
+    with _damage():
         names = manifest["files"]
         if weights_alone:
             names = files_of(evaluated(manifest["state"]), names)
         for name in names:
             _check_file(directory / name, manifest["files"][name])
-        return manifest
+    return manifest
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise Damaged(f"{Path(error.filename).name} is missing") from error
     except OSError as error:
@@ -62,8 +77,8 @@ def check(directory: Path, expected: str | None, *, weights_alone: bool = False)
 
 
 def files_of(item: str, names: Iterable[str]) -> list[str]:
-    """Those of a checkpoint's files that hold the tensors of `item`: one, or one from each rank."""
-    of_it = re.compile(re.escape(item) + r"(-\d{5}-of-\d{5})?\.safetensors")
+    """Those of a checkpoint's files that hold the tensors of `item`: one or more, or so from each rank."""
+    of_it = re.compile(re.escape(item) + rf"({'|'.join(APART)})?(-\d{{5}}-of-\d{{5}})?\.safetensors")
     return [name for name in names if of_it.fullmatch(name)]
 
 

@@ -81,9 +81,10 @@ class TrainState:
         return self.epochs.length(self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The items by name; their leaves are tensors and JSON values. Tensors are those in use, not copies."""
+        """The items by name; their leaves are tensors and JSON values. Tensors are those in use, not copies, and
+        parameters themselves, so that whoever saves them knows which are trained."""
         return {
-            "model": self.model.state_dict(),
+            "model": self.model.state_dict(keep_vars=True),
             "optimizer": _optimizer_state(self._keeper, self._names),
             "lookahead": None if self.lookahead is None else self.lookahead.state(),
             "average": self.average.state(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -12,12 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 from trainer import failpoint
 from trainer.checkpoint import CheckpointStore, expired
 from trainer.checkpoint.store import load
+from trainer.checkpoint.stored import Part, Stored
 from trainer.config import CheckpointConfig
+from trainer.durable import on_disk
 from trainer.errors import CheckpointError, Fenced
 from trainer.report import CheckpointRef
 
@@ -82,6 +87,33 @@ def test_what_was_saved_is_loaded_exactly(store):
     assert same(loaded, state(7))
     assert ref.size == sum(file.stat().st_size for file in ref.path.iterdir())
     assert same(load(ref.path), state(7))
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (7, 5), (0, 3), (3, 4, 2)])
+def test_any_box_of_a_tensor_is_read_from_its_parts_and_nothing_else_is(shape, tmp_path):
+    """The parts are the quarters of the first two dimensions."""
+    whole = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape).bfloat16()
+    halves = [[(0, n // 2), (n // 2, n)] for n in shape[:2]] + [[(0, n)] for n in shape[2:]]
+    corners = [box for box in itertools.product(*halves) if all(a < b for a, b in box)] or [[(0, n) for n in shape]]
+    parts, sizes = [], []
+
+    class Counted(Part):
+        def read(self, box):
+            sizes.append((piece := super().read(box)).numel())
+            return piece
+
+    for i, box in enumerate(corners):
+        tensor = whole[tuple(slice(*side) for side in box)].contiguous()
+        save_file({"t": tensor}, tmp_path / f"{i}")
+        parts.append(Counted(safe_open(tmp_path / f"{i}", "pt"), "t", tensor.shape, [a for a, _ in box]))
+    stored = Stored(shape, parts)
+    assert same(stored.read(), whole)
+    for seed in range(20):
+        ends = [torch.randint(0, n + 1, (2,), generator=torch.Generator().manual_seed(seed)) for n in shape]
+        box = [slice(*sorted(pair.tolist())) for pair in ends]
+        sizes.clear()
+        assert same(stored.read(box), whole[tuple(box)])
+        assert sum(sizes) == whole[tuple(box)].numel()
 
 
 def test_the_manifest_says_where_it_comes_from(tmp_path):
@@ -261,6 +293,20 @@ def test_expired_keeps_the_newest_and_the_best():
     assert expired(refs, CheckpointConfig(keep_last=9)) == []
 
 
+def refs_of(directory: Path, size: int, shared: int = 0) -> list[CheckpointRef]:
+    """Six, newest first, each of a file of its own and one that all of them share."""
+    first = directory / "step-1" / "shared"
+    for step in range(1, 7):
+        path = directory / f"step-{step}"
+        path.mkdir(parents=True)
+        (path / "own").write_bytes(bytes(size))
+        if step == 1:
+            first.write_bytes(bytes(shared))
+        else:
+            os.link(first, path / "shared")
+    return [CheckpointRef(directory / f"step-{step}", step, 0, "", size + shared) for step in range(6, 0, -1)]
+
+
 @pytest.mark.parametrize(
     ("max_bytes", "left"),
     [
@@ -271,9 +317,13 @@ def test_expired_keeps_the_newest_and_the_best():
         (1, [6, 3, 2]),
     ],
 )
-def test_a_budget_of_bytes_drops_the_oldest_but_never_the_newest_the_best_or_what_is_needed(max_bytes, left):
-    refs = [CheckpointRef(Path(f"step-{step}"), step, 0, "", 100) for step in range(6, 0, -1)]
+@pytest.mark.parametrize("shared", [0, 1000])
+def test_a_budget_of_bytes_drops_the_oldest_but_never_the_newest_the_best_or_what_is_needed(
+    max_bytes, left, shared, tmp_path
+):
+    refs = refs_of(tmp_path, 100, shared)
     keep = CheckpointConfig(keep_last=6, max_bytes=max_bytes)
+    keep = keep.model_copy(update={"max_bytes": keep.max_bytes + shared})
     gone = expired(refs, keep, best=[refs[3], refs[0]], needed=[refs[4]])
     assert [ref.step for ref in refs if ref not in gone] == left
 
@@ -287,6 +337,103 @@ def test_a_store_keeps_to_its_budget(store):
         store.commit(ref, keep)
     assert [ref.step for ref in store.kept] == [4, 2]
     assert names(store) == {ref.path.name for ref in store.kept}
+
+
+class Adapted(nn.Module):
+    """A frozen base of 4 MB with a NaN in it, a table of 2 MB, and 16 kB that are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(1024, 1024, bias=False).requires_grad_(False)
+        self.base.weight[3, 5] = math.nan
+        self.adapter = nn.Parameter(torch.zeros(1024, 4))
+        self.register_buffer("table", torch.rand(512, 1024))
+
+
+def saved(store: CheckpointStore, model: nn.Module, step: int, keep: CheckpointConfig | None = None) -> CheckpointRef:
+    with torch.no_grad():
+        model.adapter.fill_(step)
+    ref = store.save({"model": model.state_dict(keep_vars=True), "step": step}, step=step, epoch=0)
+    store.commit(ref, keep or CheckpointConfig(keep_last=9))
+    return ref
+
+
+def bytes_of(*refs: CheckpointRef) -> int:
+    return sum({file: size for ref in refs for file, size in on_disk(ref.path).items()}.values())
+
+
+def is_whole(ref: CheckpointRef, model: nn.Module) -> bool:
+    """By itself, wherever it lies."""
+    found, expected = load(ref.path)["model"], {**model.state_dict(), "adapter": torch.full((1024, 4), float(ref.step))}
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name].nan_to_num(nan=77.0), tensor.nan_to_num(nan=77.0)) for name, tensor in expected.items()
+    )
+
+
+def test_what_is_not_trained_is_stored_once(store):
+    model = Adapted()
+    refs = [saved(store, model, step) for step in (1, 2)]
+    again = reopen(store)  # another attempt goes on with the same files
+    refs += [saved(again, model, step) for step in (3, 4)]
+    assert {path.name for path in refs[0].path.iterdir()} == {
+        "manifest.json",
+        "model.safetensors",
+        "model-frozen.safetensors",
+        "model-buffers.safetensors",
+    }
+    assert all(ref.size > 6 << 20 for ref in refs), "each is all of it"
+    assert bytes_of(*refs) < 1.02 * refs[0].size
+    again.tidy(CheckpointConfig(keep_last=1))
+    assert names(again) == {refs[3].path.name}
+    assert is_whole(refs[3], model)
+    assert is_whole(CheckpointRef(shutil.copytree(refs[3].path, store.directory.parent / "copy"), 4, 0, "", 0), model)
+
+
+def test_what_has_changed_after_all_is_written_anew(store):
+    """A target network, say, which the task moves by hand."""
+    model = Adapted()
+    saved(store, model, 1)
+    model.base.weight.data[0, 0] += 1
+    second, first = saved(store, model, 2), store.kept[1]
+    assert bytes_of(first, second) > first.size + (4 << 20)
+    assert is_whole(second, model)
+    assert (first.path / "model-buffers.safetensors").samefile(second.path / "model-buffers.safetensors")
+
+
+@pytest.mark.parametrize("damage", [flip, flip_last, truncate, empty, Path.unlink])
+def test_damage_is_not_shared_with_the_next_checkpoint(store, damage):
+    model = Adapted()
+    first = saved(store, model, 1)
+    damage(first.path / "model-frozen.safetensors")
+    second = saved(store, model, 2)
+    assert is_whole(second, model)
+    with pytest.raises(CheckpointError, match="model-frozen"):
+        load(first.path)
+
+
+def test_where_there_are_no_links_each_checkpoint_has_its_copy(store, monkeypatch):
+    def link(*names):
+        raise PermissionError(1, "no hard links here")
+
+    monkeypatch.setattr(os, "link", link)
+    model = Adapted()
+    refs = [saved(store, model, step) for step in (1, 2)]
+    assert bytes_of(*refs) == sum(ref.size for ref in refs)
+    assert all(is_whole(ref, model) for ref in refs)
+
+
+def test_a_budget_counts_what_is_shared_once(store):
+    model = Adapted()
+    keep = CheckpointConfig(keep_last=9, max_bytes="7MB")
+    assert len([saved(store, model, step, keep) for step in (1, 2, 3)]) == len(store.kept)
+
+
+def test_what_is_not_trained_and_small_gets_no_file_of_its_own(store):
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model[0].requires_grad_(False)
+    ref = store.save({"model": model.state_dict(keep_vars=True)}, step=1, epoch=0)
+    assert {path.name for path in ref.path.iterdir()} == {"manifest.json", "model.safetensors"}
+    assert load_file(ref.path / "model.safetensors").keys() == model.state_dict().keys()
 
 
 def test_every_byte_is_synced_before_the_name_and_the_name_before_it_is_told(store, monkeypatch):

@@ -18,6 +18,8 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 from trainer_runs import Killed, Toy, Trial
 
 from trainer.checkpoint.store import load
+from trainer.checkpoint.stored import Part
+from trainer.errors import ConfigError
 from trainer.gradients import Window
 from trainer.meter import Meter
 from trainer.parallel.member import this
@@ -217,12 +219,30 @@ def at_each_window(look: Any) -> Iterator[None]:
         Meter.add = add  # type: ignore[method-assign]
 
 
+@contextmanager
+def reads() -> Iterator[list[int]]:
+    """The bytes of every piece of a checkpoint's tensors that this rank reads."""
+    sizes: list[int] = []
+    read = Part.read
+
+    def noted(self: Part, box: Any) -> torch.Tensor:
+        piece = read(self, box)
+        sizes.append(piece.nbytes)
+        return piece
+
+    Part.read = noted  # type: ignore[method-assign]
+    try:
+        yield sizes
+    finally:
+        Part.read = read  # type: ignore[method-assign]
+
+
 def run(
     directory: str, task: str = "Smooth", cut: int = 0, stop: int = 0, fate: str = "", **config: Any
 ) -> dict[str, Any]:
-    """One run in `directory`, where it goes on from what lies there: every window's loss, how it ended, and the weights
-    at its end. After `cut` windows all ranks drop everything and start again; at epoch `stop` comes a verdict; in the
-    sixth window rank 1 suffers `fate`, once."""
+    """One run in `directory`, where it goes on from what lies there: every window's loss, how it ended, the weights at
+    its end, and how many bytes of checkpoints were read. After `cut` windows all ranks drop everything and start again;
+    at epoch `stop` comes a verdict; in the sixth window rank 1 suffers `fate`, once."""
     losses: list[float] = []
     verdict = (lambda step, metrics, epoch: Verdict("stop" if epoch == stop else "continue")) if stop else None
     trial = Trial(Path(directory), task=globals()[task], verdict=verdict, **PARITY | config)
@@ -236,7 +256,7 @@ def run(
         if fate and rank() == 1 and len(losses) == 6:
             suffer(fate)
 
-    with at_each_window(look):
+    with at_each_window(look), reads() as sizes:
         outcome = trial.attempt() or trial.attempt()
     assert outcome is not None
     committed = trial.reporter.committed  # rank 0's alone
@@ -244,7 +264,7 @@ def run(
         leave_no_wish()
     state = load(committed[0].path) if committed else {"model": {}}
     weights = {name: value.flatten().tolist() for name, value in state["model"].items()}
-    return {"losses": losses, "outcome": asdict(outcome), "weights": weights} | {
+    return {"losses": losses, "outcome": asdict(outcome), "weights": weights, "read": sum(sizes)} | {
         "events": trial.reporter.events,
         "artifacts": trial.reporter.artifacts,
     }
@@ -270,7 +290,10 @@ def runs(job: dict[str, Any]) -> dict[str, Any]:
     if "low_rank" in job:
         found["low_rank"] = low_rank()
     for name, config in job["runs"].items():
-        found[name] = run(**config | {"directory": f"{job['directory']}/{config.get('directory', name)}"})
+        try:
+            found[name] = run(**config | {"directory": f"{job['directory']}/{config.get('directory', name)}"})
+        except ConfigError as error:
+            found[name] = str(error)
     return found
 
 

@@ -134,6 +134,19 @@ def decided(made: Made, taken, verdict: Verdict) -> None:
     made.ledger.transact(lambda connection: writes.finish(connection, taken, outcome, None))
 
 
+def test_what_checkpoints_of_a_trial_share_is_counted_once(made):
+    """As `trainer.checkpoint` shares what is not trained."""
+    before = command(made, "--dry-run").stdout
+    for number in range(5):
+        one, other = sorted(made.home.checkpoints("s", number).glob("step-*"))
+        (one / "model-frozen.safetensors").write_bytes(bytes(1_000_000))
+        os.link(one / "model-frozen.safetensors", other / "model-frozen.safetensors")
+    assert "would free 0.01 MB (8 checkpoints of 4 trials); 0.00 MB (2" in before
+    assert "would free 4.01 MB (8 checkpoints of 4 trials); 1.00 MB (2" in command(made, "--dry-run").stdout
+    assert "freed 3.01 MB (6 checkpoints of 3 trials); 2.00 MB (4" in command(made, "--max-bytes", "2.5MB").stdout
+    assert on_disk(made) == 2 * (1_000_000 + 2 * 1000)
+
+
 def test_it_refuses_beside_a_driver(made):
     lease = leases.acquire(made.ledger, f"driver:{made.id}", "s", ME.__class__.current(), SystemClock(), 5)
     shown = command(made)

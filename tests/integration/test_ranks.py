@@ -52,6 +52,7 @@ RULES = {  # what is done to gradients besides
 PENALTY = {"gradients": {"penalty": 1.0}}
 PENALISED = ("ddp", "zero1")
 SHARDED = [name for name, known in OPTIMIZERS.items() if known.sharded]
+TAKEN = ("zero3", "tensor", "pipeline")  # where a rank holds a part
 JUMPS = ("none", "zero3", "pipeline")
 FINITE = ("none", "zero1", "zero3", "pipeline")
 RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 5}}
@@ -146,7 +147,12 @@ def ran(tmp_path_factory):
             runs = {name: runs[name] for name in SAMPLE}
         elif ranks == 2:
             job["alone"] = rank_runs.run(str(directory / "resharded"), stop=2)
+            [newest] = Path(directory, "resharded").glob("step-00000008.*")
+            named, flawed = (str(shutil.copytree(newest, directory / name)) for name in ("named", "flawed"))
+            Path(flawed, "optimizer.safetensors").write_bytes(b"")
             runs |= {"resharded": {"parallel": KINDS[2]["zero3"]}}
+            runs |= {f"from {way}": {"parallel": WAYS[2][way], "resume_from": named} for way in TAKEN}
+            runs |= {"from flawed": {"parallel": KINDS[2]["zero3"], "resume_from": flawed}}
             job |= {"sharded": ["adamw", "muon"], "low_rank": True}
             job["reductions"] = {"directory": str(directory), "ways": {name: KINDS[2][name] for name in REDUCED}}
         try:
@@ -332,6 +338,35 @@ def test_it_goes_on_with_another_number_of_ranks(ranks, way, ran, solo):
 def test_parts_of_a_checkpoint_that_one_process_left(ran, solo):
     alone, result = ran(2)[0]["alone"], ran(2)[1][0]["resharded"]
     assert_equal(result | {"losses": alone["losses"] + result["losses"]}, solo("Smooth"), 1e-6)
+
+
+def stored(checkpoint: Path) -> int:
+    """Bytes of all tensors."""
+    return sum(part.nbytes for path in checkpoint.glob("*.safetensors") for part in load_file(path).values())
+
+
+@pytest.mark.parametrize(
+    ("run", "way"), [(f"{kind} {way}", way) for kind in ("cut", "from") for way in TAKEN] + [("resharded", "zero3")]
+)
+def test_a_rank_reads_of_a_checkpoint_what_it_holds(run, way, ran):
+    """Scalars, such as the optimizer's counts, and what is not divided are read by all."""
+    job, results = ran(2)
+    read = [one[run]["read"] for one in results]
+    total = stored(next(Path(job["directory"], run).glob("step-*")))
+    assert total <= sum(read) < 1.1 * total if way != "tensor" else total < sum(read) < 1.6 * total
+    assert max(read) < (0.7 if way != "tensor" else 0.8) * total
+
+
+@pytest.mark.parametrize("way", TAKEN)
+def test_ranks_start_from_a_checkpoint_that_a_user_names(way, ran, solo):
+    alone, result = ran(2)[0]["alone"], ran(2)[1][0][f"from {way}"]
+    assert_equal(result | {"losses": alone["losses"] + result["losses"]}, solo("Smooth"), 1e-6)
+
+
+def test_a_named_checkpoint_that_is_damaged_is_one_error_of_all_ranks(ran):
+    told = [one["from flawed"] for one in ran(2)[1]]
+    assert told[0] == told[1] and "optimizer.safetensors has 0 bytes" in told[0]
+    assert told[0].startswith("train.resume_from: checkpoint ")
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -8,9 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from trainer_runs import MemoryReporter, Trial, uninterrupted
+from trainer_runs import MemoryReporter, Toy, Trial, uninterrupted
 
 from trainer import failpoint
+from trainer.checkpoint import files
+from trainer.checkpoint.store import load
 
 
 class Journal(MemoryReporter):
@@ -38,9 +40,23 @@ class Journal(MemoryReporter):
             self.values, self.epochs, self.committed, self.fence = pickle.loads(self.path.read_bytes())
 
 
+class Adapted(Toy):
+    """Its first layer is frozen, so its checkpoints share a file."""
+
+    def model(self):
+        net = super().model()
+        net[0].requires_grad_(False)
+        return net
+
+
+@pytest.fixture(autouse=True)
+def small_files_count(monkeypatch):
+    monkeypatch.setattr(files, "SMALL", 0)
+
+
 def trial_in(directory: Path, asynchronous: bool) -> Trial:
-    saves = {"every_steps": 3, "keep_last": 1, "asynchronous": asynchronous}
-    trial = Trial(directory / "checkpoints", checkpoint=saves)
+    saves = {"every_steps": 1, "keep_last": 2, "asynchronous": asynchronous}
+    trial = Trial(directory / "checkpoints", Adapted, checkpoint=saves)
     trial.reporter = Journal()
     trial.reporter.path = directory / "rows"
     trial.reporter.read()
@@ -49,7 +65,7 @@ def trial_in(directory: Path, asynchronous: bool) -> Trial:
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory) -> str:
-    return uninterrupted(tmp_path_factory.mktemp("oracle")).digest()
+    return uninterrupted(tmp_path_factory.mktemp("oracle"), task=Adapted).digest()
 
 
 def _attempt_and_die(directory: Path, points: str, asynchronous: bool) -> None:
@@ -84,4 +100,8 @@ def test_sigkill_in_a_save_and_again_in_the_next_attempt(point, asynchronous, hi
     assert trial.attempt().kind == "complete"
     assert trial.digest() == oracle
     assert not trial.reporter.events
-    assert {path.name for path in trial.directory.iterdir()} == {ref.path.name for ref in trial.reporter.committed}
+    committed = [ref.path for ref in trial.reporter.committed]
+    assert {path.name for path in trial.directory.iterdir()} == {path.name for path in committed}
+    newest, before = (path / "model-frozen.safetensors" for path in committed)
+    assert newest.samefile(before)
+    assert all("0.weight" in load(path)["model"] for path in committed)

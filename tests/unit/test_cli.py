@@ -28,7 +28,7 @@ SURFACE = {
     "show": "number --study --all --json --home --storage",
     "compare": "--study --top --all --json --csv --parquet --home --storage",
     "gc": "--study --keep-best --max-bytes --dry-run --home --storage --tracking-uri",
-    "soup": "--study --top --save --home --storage --tracking-uri",
+    "soup": "--study --top --trial --save --home --storage --tracking-uri",
     "export": "number --to --format --study --home --storage",
     "schedule": "--study -o --config --steps-per-epoch --save",
     "batch-find": "--study -o --config --steps",

@@ -2,53 +2,90 @@
 
     model.safetensors      one file for each item of the state that holds tensors; from ranks that hold parts of them,
     optimizer.safetensors  one from each rank: model-00001-of-00004.safetensors
+    model-frozen...        of a MB or more: parameters that take no gradient; and, beside parameters, other tensors
+    model-buffers...
     manifest.json          sha256 and size of each file, the rest of the state, and where it comes from
 
-Nothing is pickled; floats in JSON are written so that they read back exactly.
+Nothing is pickled; floats in JSON are written so that they read back exactly. Files of what is not trained, if they are
+as in the checkpoint before, are second names (hard links) of its files: each directory is whole, a file goes with the
+last of its names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
+from trainer.checkpoint.stored import Part, Stored, Take, whole
 from trainer.durable import sha256, sync
-from trainer.manifest import FORMAT, MANIFEST, Damaged, check, evaluated, files_of, weights
+from trainer.manifest import APART, FORMAT, MANIFEST, Damaged, check, evaluated, files_of, manifest_in, weights
 
 # {"$tensor": key} stands in the manifest for a tensor in a file; with "shape", for one whose parts are in several
 # files, of which each says in its "offsets" where its part begins.
 _TENSOR = "$tensor"
+
+SMALL = 1 << 20  # bytes, below which what is not trained stays in one file with what is
 
 Mine = Callable[[Tensor], tuple[Tensor | None, Sequence[int] | None]]  # see saver.Alone.mine
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A state taken apart: `tensors` and the `offsets` of those that are parts, by item and key; `rest` is JSON."""
+    """A state taken apart: `tensors` and the `offsets` of those that are parts, by file and key; `rest` is JSON.
+
+    A file is named here without what tells ranks apart: `model`, `model-frozen`.
+    """
 
     rest: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
     offsets: dict[str, dict[str, list[int]]]
 
 
+@dataclass(frozen=True)
+class _Leaf:
+    """A tensor of a state, what this process saves of it, and where in the whole that begins, if it is a part."""
+
+    whole: Tensor
+    mine: Tensor
+    offset: Sequence[int] | None
+
+
 def pack(state: dict[str, Any], mine: Mine) -> Packed:
     """`state` with what this process saves of each tensor set apart. The tensors are those in use, the rest copies."""
     packed = Packed({}, {}, {})
     for item, value in state.items():
-        tensors, offsets = {}, {}
-        packed.rest[item] = _split(value, (), mine, tensors, offsets)
-        if tensors:
-            packed.tensors[item], packed.offsets[item] = tensors, offsets
+        leaves: dict[str, _Leaf] = {}
+        packed.rest[item] = _split(value, (), mine, leaves)
+        for name, found in _by_file(item, leaves).items():
+            packed.tensors[name] = {key: leaf.mine for key, leaf in found.items()}
+            packed.offsets[name] = {key: [*leaf.offset] for key, leaf in found.items() if leaf.offset is not None}
     return packed
+
+
+def _by_file(item: str, leaves: Mapping[str, _Leaf]) -> dict[str, dict[str, _Leaf]]:
+    """What steps of the optimizer change, and apart from it, where that is worth a file, what they do not."""
+    with_parameters = any(isinstance(leaf.whole, nn.Parameter) for leaf in leaves.values())
+    files: dict[str, dict[str, _Leaf]] = {kind: {} for kind in ("", *APART)}
+    for key, leaf in leaves.items():
+        kind = "-buffers" if with_parameters else ""
+        if isinstance(leaf.whole, nn.Parameter):
+            kind = "" if leaf.whole.requires_grad else "-frozen"
+        files[kind][key] = leaf
+    for kind in APART:
+        if sum(leaf.mine.nbytes for leaf in files[kind].values()) < SMALL:
+            files[""] |= files.pop(kind)
+    return {f"{item}{kind}": found for kind, found in files.items() if found}
 
 
 def write(directory: Path, state: dict[str, Any], header: dict[str, Any]) -> tuple[str, int]:
@@ -63,17 +100,46 @@ def write_mine(directory: Path, packed: Packed, suffix: str) -> dict[str, dict[s
     Raises OSError.
     """
     written: dict[str, dict[str, Any]] = {}
-    for item, tensors in packed.tensors.items():
-        path = directory / f"{item}{suffix}.safetensors"
-        try:
-            save_file(_storable(tensors), path)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+    for name, tensors in packed.tensors.items():
+        path = directory / f"{name}{suffix}.safetensors"
+        storable = _storable(tensors)
+        if not (name.endswith(APART) and _linked(path, storable)):
+            try:
+                save_file(storable, path)
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
         sync(path)
         written[path.name] = {"sha256": sha256(path), "size": path.stat().st_size}
-        if packed.offsets[item]:
-            written[path.name]["offsets"] = packed.offsets[item]
+        if packed.offsets[name]:
+            written[path.name]["offsets"] = packed.offsets[name]
     return written
+
+
+def _linked(path: Path, tensors: Mapping[str, Tensor]) -> bool:
+    """Make `path` a second name of this file of the newest checkpoint beside it, if that holds these tensors bit for
+    bit. A file that is damaged does not, and one that is gone, or on a disk without links, is written anew."""
+    others = path.parent.parent.glob(f"step-*/{path.name}")
+    newest = max((one for one in others if one.parent.suffix not in (".tmp", ".corrupt")), default=None)
+    try:
+        if newest is None or not _holds(newest, tensors):
+            return False
+        os.link(newest, path)
+        return True
+    except (OSError, SafetensorError):
+        return False
+
+
+def _holds(path: Path, tensors: Mapping[str, Tensor]) -> bool:
+    with safe_open(path, "pt") as file:
+        return {*file.keys()} == tensors.keys() and all(
+            _same_bits(file.get_tensor(key), tensor) for key, tensor in tensors.items()
+        )
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Also of values that are NaN."""
+    alike = a.shape == b.shape and a.dtype == b.dtype
+    return alike and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
 
 
 def complete(
@@ -90,80 +156,80 @@ def complete(
     return hashlib.sha256(manifest).hexdigest(), len(manifest) + sum(file["size"] for file in written.values())
 
 
-def read(directory: Path, expected: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and the manifest in `directory`, tensors on the CPU; raises Damaged as `manifest.check` does."""
-    manifest = check(directory, expected)
-    return _restore(directory, manifest, manifest["state"]), manifest
+def read(
+    directory: Path, expected: str | None, take: Take = whole, *, weights_alone: bool = False, verified: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state and the manifest in `directory`; raises Damaged as `manifest.check` does. `take(keys, stored)` reads
+    what it wants of each tensor. `weights_alone`: of the state the item that was evaluated, if it is there. `verified`:
+    another process has just found the files whole."""
+    manifest = manifest_in(directory, expected) if verified else check(directory, expected, weights_alone=weights_alone)
+    try:
+        items = [evaluated(manifest["state"])] if weights_alone else manifest["state"]
+        state = {item: _opened(directory, manifest, item) for item in items if item in manifest["state"]}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{MANIFEST} cannot be understood") from error
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"cannot be read: {error}") from error
+    return _taken(state, (), take), manifest
 
 
 def read_model(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The weights that were evaluated (the average's, where one was) and the manifest, where nothing else of the
     checkpoint need be there; raises Damaged."""
-    manifest = check(directory, None, weights_alone=True)
-    return weights(_restore(directory, manifest, [evaluated(manifest["state"])])), manifest
+    state, manifest = read(directory, None, weights_alone=True)
+    if not state:
+        raise Damaged("it holds no model")
+    return weights(state), manifest
 
 
-def _restore(directory: Path, manifest: dict[str, Any], items: Iterable[str]) -> dict[str, Any]:
-    try:
-        return {item: _joined(directory, manifest, item) for item in items}
-    except (OSError, SafetensorError) as error:
-        raise Damaged(f"cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise Damaged(f"{MANIFEST} cannot be understood") from error
-
-
-def _joined(directory: Path, manifest: dict[str, Any], item: str) -> Any:
-    """An item of the state, with its tensors from its files and whole."""
-    tensors: dict[str, Tensor] = {}
-    parts: dict[str, list[tuple[Tensor, list[int]]]] = {}
+def _opened(directory: Path, manifest: dict[str, Any], item: str) -> Any:
+    """An item of the state, its tensors as Stored."""
+    parts: dict[str, list[Part]] = {}
     for name in files_of(item, manifest["files"]):
         offsets = manifest["files"][name].get("offsets", {})
-        for key, tensor in load_file(directory / name).items():
-            if key in offsets:
-                parts.setdefault(key, []).append((tensor, offsets[key]))
-            else:
-                tensors[key] = tensor.clone()  # apart from the mapped file
-    return _join(manifest["state"][item], tensors, parts)
+        file = safe_open(directory / name, "pt")
+        for key in file.keys():  # noqa: SIM118
+            shape = file.get_slice(key).get_shape()
+            parts.setdefault(key, []).append(Part(file, key, shape, offsets.get(key) or [0] * len(shape)))
+    return _join(manifest["state"][item], parts)
 
 
-def _split(
-    value: Any, path: tuple[str, ...], mine: Mine, tensors: dict[str, Tensor], offsets: dict[str, list[int]]
-) -> Any:
-    """`value` with each tensor moved to `tensors` under its path, joined by slashes."""
+def _split(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Leaf]) -> Any:
+    """`value` with each tensor moved to `leaves` under its path, joined by slashes."""
     if isinstance(value, Tensor):
         key = "/".join(path)
         part, offset = mine(value)
         if part is not None:
-            tensors[key] = part
-        if offset is None:
-            return {_TENSOR: key}
-        if part is not None:
-            offsets[key] = list(offset)
-        return {_TENSOR: key, "shape": list(value.shape)}
+            leaves[key] = _Leaf(value, part, offset)
+        return {_TENSOR: key} if offset is None else {_TENSOR: key, "shape": list(value.shape)}
     if isinstance(value, dict):
-        return {str(k): _split(v, (*path, str(k)), mine, tensors, offsets) for k, v in value.items()}
+        return {str(k): _split(v, (*path, str(k)), mine, leaves) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_split(v, (*path, str(i)), mine, tensors, offsets) for i, v in enumerate(value)]
+        return [_split(v, (*path, str(i)), mine, leaves) for i, v in enumerate(value)]
     return value
 
 
-def _join(value: Any, tensors: dict[str, Tensor], parts: dict[str, list[tuple[Tensor, list[int]]]]) -> Any:
+def _join(value: Any, parts: Mapping[str, Sequence[Part]]) -> Any:
     if isinstance(value, dict):
-        if value.keys() == {_TENSOR}:
-            return tensors[value[_TENSOR]]
-        if value.keys() == {_TENSOR, "shape"}:
-            return _assembled(value["shape"], parts[value[_TENSOR]])
-        return {k: _join(v, tensors, parts) for k, v in value.items()}
-    return [_join(v, tensors, parts) for v in value] if isinstance(value, list) else value
+        if value.keys() in ({_TENSOR}, {_TENSOR, "shape"}):
+            return _stored(value, parts[value[_TENSOR]])
+        return {k: _join(v, parts) for k, v in value.items()}
+    return [_join(v, parts) for v in value] if isinstance(value, list) else value
 
 
-def _assembled(shape: list[int], parts: list[tuple[Tensor, list[int]]]) -> Tensor:
-    whole = torch.empty(shape, dtype=parts[0][0].dtype)
-    if sum(part.numel() for part, _ in parts) != whole.numel():
+def _taken(value: Any, path: tuple[str, ...], take: Take) -> Any:
+    if isinstance(value, Stored):
+        return take(path, value)
+    if isinstance(value, dict):
+        return {k: _taken(v, (*path, k), take) for k, v in value.items()}
+    return [_taken(v, (*path, str(i)), take) for i, v in enumerate(value)] if isinstance(value, list) else value
+
+
+def _stored(leaf: dict[str, Any], parts: Sequence[Part]) -> Stored:
+    shape = tuple(leaf.get("shape", parts[0].shape))
+    if sum(math.prod(part.shape) for part in parts) != math.prod(shape):
         raise ValueError("the parts do not make up the whole")
-    for part, offset in parts:
-        whole[tuple(slice(o, o + n) for o, n in zip(offset, part.shape, strict=True))] = part
-    return whole
+    return Stored(shape, parts)
 
 
 def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import files
+from trainer.checkpoint.stored import Stored
 from trainer.durable import sync
 from trainer.errors import CheckpointError
 from trainer.failpoint import failpoint
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Alone:
-    """What the saver asks of the ranks that save together, and the answers of one process."""
+    """What saving and loading ask of the ranks that do it together, and the answers of one process."""
 
     first = True  # whether this is rank 0
     suffix = ""  # of the names of this rank's files
@@ -37,6 +38,10 @@ class Alone:
     def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
         """What this rank saves of it, None for nothing; and where in the whole that begins, None if it is the whole."""
         return tensor, None
+
+    def take(self, path: tuple[str, ...], stored: Stored) -> Any:
+        """What this rank reads of the tensor that stands at these keys of a saved state."""
+        return stored.read()
 
     def agree(self, value: Any) -> Any:
         """Rank 0's value."""

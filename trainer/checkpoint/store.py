@@ -18,7 +18,9 @@ from typing import Any, Literal
 
 from trainer.checkpoint import files
 from trainer.checkpoint.saver import Saver
+from trainer.checkpoint.stored import Take, whole
 from trainer.config import CheckpointConfig
+from trainer.durable import on_disk
 from trainer.errors import CheckpointError
 from trainer.failpoint import failpoint
 from trainer.report import CheckpointRef
@@ -120,8 +122,7 @@ class CheckpointStore:
         while self.kept:
             ref = self.kept[0]
             try:
-                state, _ = files.read(ref.path, ref.sha256)
-                return state, ref
+                return files.read(ref.path, ref.sha256, self.saver.ranks.take)[0], ref
             except files.Damaged as damage:
                 if not self.owns(ref):
                     raise CheckpointError(f"checkpoint {ref.path} is damaged: {damage}.") from damage
@@ -135,10 +136,14 @@ class CheckpointStore:
         for ref in self.kept:
             if scheduled(ref.step) and self.owns(ref):
                 try:
-                    return files.read(ref.path, ref.sha256)[0], ref
+                    return files.read(ref.path, ref.sha256, self.saver.ranks.take)[0], ref
                 except files.Damaged as damage:
                     log.warning("checkpoint %s is damaged, an older one is used: %s", ref.path, damage)
         return None
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """The state in a directory that a user names. Raises CheckpointError."""
+        return load(path, self.saver.ranks.take)
 
     def owns(self, ref: CheckpointRef) -> bool:
         """Whether `ref` is this trial's own, and not one to start from that another trial has left."""
@@ -192,17 +197,19 @@ def expired(
 ) -> list[CheckpointRef]:
     """Which of `committed` (newest first) to drop: all but the newest `keep_last`, the `best` (best first) and those
     `needed`, and of these what does not fit into `max_bytes`, the oldest first; the newest, the best and those needed
-    stay whatever they take."""
+    stay whatever they take. A file that several of them share counts once."""
     asked = {ref.path for ref in (*committed[: keep.keep_last], *best, *needed)}
     stay = {ref.path for ref in (*committed[:1], *best[:1], *needed)}
-    room = math.inf if keep.max_bytes is None else keep.max_bytes - sum(r.size for r in committed if r.path in stay)
-    dropped = []
-    for ref in committed:
-        if ref.path not in asked or (ref.path not in stay and ref.size > room):
-            dropped.append(ref)
-        elif ref.path not in stay:
-            room -= ref.size
-    return dropped
+    if keep.max_bytes is None:
+        return [ref for ref in committed if ref.path not in asked]
+    held = {file: size for path in stay for file, size in on_disk(path).items()}
+    for ref in (ref for ref in committed if ref.path in asked - stay):
+        more = held | on_disk(ref.path)
+        if sum(more.values()) > keep.max_bytes:
+            asked.remove(ref.path)
+        else:
+            held = more
+    return [ref for ref in committed if ref.path not in asked]
 
 
 def best_of(
@@ -217,9 +224,10 @@ def best_of(
     return sorted(of_step.values(), key=lambda ref: (sign * values[ref.path], ref.step))
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint directory that a user names. Raises CheckpointError."""
+def load(path: Path, take: Take = whole, *, weights_alone: bool = False) -> dict[str, Any]:
+    """The state in a checkpoint directory that a user names, or what `files.read` gives of it. Raises
+    CheckpointError."""
     try:
-        return files.read(path, expected=None)[0]
+        return files.read(path, None, take, weights_alone=weights_alone)[0]
     except files.Damaged as damage:
         raise CheckpointError(f"checkpoint {path} cannot be used: {damage}.") from damage

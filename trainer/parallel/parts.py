@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
 from trainer import optim
+from trainer.checkpoint.stored import Stored
 from trainer.config import OptimConfig
 from trainer.errors import ConfigError
 from trainer.parallel.several import Several
@@ -23,7 +24,7 @@ from trainer.task import Loss
 
 
 class Parts(Several):
-    """Each rank saves its parts; what is loaded is the state of the whole model, of which it takes its own."""
+    """Each rank saves its parts, and reads its own of the state of a whole model, however that was saved."""
 
     sharded = True
     _shards: Mapping[str, DTensor]  # by the parameter's name
@@ -88,16 +89,15 @@ class Parts(Several):
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         return torch.linalg.vector_norm(self.norms(gradients)) if gradients else torch.zeros(())
 
-    def part(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Below a parameter's name, a tensor of its shape becomes this rank's part of it."""
-        return self._cut(state, None)
-
-    def _cut(self, value: Any, like: DTensor | None) -> Any:
-        if isinstance(value, dict):
-            return {key: self._cut(one, self._shards.get(key, like)) for key, one in value.items()}
-        if not isinstance(value, Tensor) or like is None or value.shape != like.shape:
-            return value
-        parts = distribute_tensor(value.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
+    def take(self, path: tuple[str, ...], stored: Stored) -> Tensor:
+        """Below a parameter's name, of a tensor of its shape this rank's part."""
+        like = next((self._shards[key] for key in reversed(path) if key in self._shards), None)
+        if like is None or stored.shape != like.shape:
+            return stored.read()
+        mesh, placements = like.device_mesh, like.placements
+        shape, offset = compute_local_shape_and_global_offset(like.shape, mesh, placements)
+        mine = stored.read([slice(o, o + n) for o, n in zip(offset, shape, strict=True)]).to(self.device)
+        parts = DTensor.from_local(mine, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
         return parts.to(like.device)  # the host's memory, where they are offloaded
 
 

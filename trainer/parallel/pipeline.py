@@ -32,6 +32,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainer import optim
+from trainer.checkpoint.stored import Stored
 from trainer.config import OptimConfig
 from trainer.errors import ConfigError, TrainerError
 from trainer.gradients import Window
@@ -64,6 +65,7 @@ class Pipeline(Several):
         stages = dict(enumerate(stages_of(model, task, self.config.stages)))
         self._stages = {i: nn.ModuleList(stages.pop(i)) for i in range(self._place, len(stages), ranks)}  # this rank's
         keep(model, [*itertools.chain(*self._stages.values())], [*itertools.chain(*stages.values())])
+        self._others = self._whole.state_dict().keys() - model.state_dict().keys()
         model.forward = self._call
         self._model = model
         self._schedules: dict[Any, _PipelineSchedule] = {}
@@ -220,19 +222,20 @@ class Pipeline(Several):
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's is whole; the others' stays as it is."""
         self.beat()
-        mine = tree_map(
-            lambda x: x.cpu() if isinstance(x, Tensor) else x, (state["model"], state["optimizer"]["state"])
-        )
+        mine = tree_map(_on_host, (state["model"], state["optimizer"]["state"]))
         stages: list[Any] | None = [None] * self.config.pipeline if self._place == 0 else None
         dist.gather_object(mine, stages, group=self._group, group_dst=0)
         for model, kept in stages or []:
             mine = mine[0] | model, mine[1] | kept
         return state | {"model": mine[0], "optimizer": state["optimizer"] | {"state": mine[1]}}
 
+    def take(self, path: tuple[str, ...], stored: Stored) -> Tensor | None:
+        """Nothing of what other stages hold, which `part` leaves out."""
+        return stored.read() if self._others.isdisjoint(path) else None
+
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
-        others = self._whole.state_dict().keys() - self._model.state_dict().keys()
         model, kept = (
-            {name: value for name, value in named.items() if name not in others}
+            {name: value for name, value in named.items() if name not in self._others}
             for named in (state["model"], state["optimizer"]["state"])
         )
         return state | {"model": model, "optimizer": state["optimizer"] | {"state": kept}}
@@ -247,6 +250,14 @@ class _Stage(nn.Module):
 
     def forward(self, *received: Any, number: Tensor) -> Any:
         return self._ranks.forward(self._stage, received, int(number))
+
+
+def _on_host(value: Any) -> Any:
+    """A parameter stays one."""
+    if not isinstance(value, Tensor):
+        return value
+    host = value.detach().cpu()
+    return nn.Parameter(host, value.requires_grad) if isinstance(value, nn.Parameter) else host
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

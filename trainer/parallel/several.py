@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from trainer.checkpoint import CheckpointStore, files
 from trainer.checkpoint.store import Pinned
 from trainer.config import CheckpointConfig, ParallelConfig
+from trainer.errors import CheckpointError
 from trainer.gradients import Window
 from trainer.parallel.member import Member
 from trainer.parallel.solo import Solo
@@ -135,7 +136,7 @@ class _Reporter:
 
 
 class _Store:
-    """Rank 0 judges the checkpoints; every rank reads the one it has chosen."""
+    """Rank 0 judges the checkpoints; every rank reads what it needs of the one it has chosen."""
 
     def __init__(self, store: CheckpointStore, ranks: Several) -> None:
         self._store, self._ranks = store, ranks
@@ -154,10 +155,21 @@ class _Store:
         ref = self._ranks.agree(found and found[1])
         if ref is None or found is not None:
             return found
-        return files.read(ref.path, ref.sha256)[0], ref
+        return files.read(ref.path, ref.sha256, self._ranks.take, verified=True)[0], ref
 
     def load_scheduled(self, scheduled: Pinned) -> tuple[dict[str, Any], CheckpointRef] | None:
         return self._read_all(self._store.load_scheduled(scheduled) if self._leads else None)
+
+    def load(self, path: Path) -> dict[str, Any]:
+        found, wrong = {}, ""
+        if self._leads:
+            try:
+                found = self._store.load(path)
+            except CheckpointError as error:
+                wrong = str(error)
+        if wrong := self._ranks.agree(wrong):
+            raise CheckpointError(wrong)
+        return found or files.read(path, None, self._ranks.take, verified=True)[0]
 
     def commit(self, ref: CheckpointRef, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
         if self._leads:
