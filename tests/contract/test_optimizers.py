@@ -26,6 +26,7 @@ from trainer.config import (
     RollbackConfig,
 )
 from trainer.config.optim import OPTIMIZERS
+from trainer.epochs import Epochs
 from trainer.errors import ConfigError
 from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, EarlyStoppingConfig
@@ -491,7 +492,7 @@ def state_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
         meter=Meter(ClipConfig(), GuardConfig()),
         average=Average(AverageConfig(), net, total=8),
         spikes=Spikes(RollbackConfig()),
-        windows=4,
+        epochs=Epochs(4),
         micro_batch_size=1,
     )
 

@@ -1,4 +1,4 @@
-"""A study of a few seconds whose layers ranks may divide."""
+"""A study of a few seconds whose layers ranks may divide; with `frozen`, one of which 1 MB is not trained."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -8,6 +8,7 @@ from trainer.config import CheckpointConfig, OptimConfig, TrainConfig
 
 class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+    frozen: bool = False
     train: TrainConfig = TrainConfig(
         num_epochs=2,
         batch_size=16,
@@ -29,6 +30,9 @@ def task():
 
     class PartsTask(Task):
         def model(self):
+            if self.config.frozen:
+                base = nn.Linear(512, 512).requires_grad_(False)
+                return nn.Sequential(nn.Linear(6, 512), nn.Tanh(), base, nn.Tanh(), nn.Linear(512, 1))
             return nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1))
 
         def parallel_plan(self, model):

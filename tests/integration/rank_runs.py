@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 from trainer_runs import Killed, Toy, Trial
 
+from trainer.checkpoint import files
 from trainer.checkpoint.store import load
 from trainer.checkpoint.stored import Part
 from trainer.errors import ConfigError
@@ -159,6 +160,16 @@ class Wide(Toy):
         return {"4": "colwise", "6": "rowwise"}
 
 
+class Adapted(Smooth):
+    """The second layer is frozen; however small that is, checkpoints keep it in a file of its own."""
+
+    def model(self) -> nn.Module:
+        files.SMALL = 0
+        net = super().model()
+        net[2].requires_grad_(False)
+        return net
+
+
 class Bad(Smooth):
     """Whatever rank 1 trains on after the fourth window is not finite."""
 
@@ -260,6 +271,7 @@ def run(
         outcome = trial.attempt() or trial.attempt()
     assert outcome is not None
     committed = trial.reporter.committed  # rank 0's alone
+    files.SMALL = 1 << 20
     if fate:
         leave_no_wish()
     state = load(committed[0].path) if committed else {"model": {}}

@@ -211,6 +211,32 @@ def test_what_ranks_have_saved_in_parts_is_mixed_exported_and_opened(kind, field
     assert (report.differences, report.behind) == ([], 0)
 
 
+def test_a_frozen_base_lies_on_the_disk_once_for_a_trial(tmp_path):
+    """In the home as in MLflow's artifacts and models; each checkpoint opens, and `hpo gc` frees what it says."""
+
+    def bases() -> list[Path]:
+        return sorted(home.root.rglob("model-frozen.safetensors"))
+
+    home = Home.at(tmp_path / "home")
+    overrides = {"frozen": True, "train.num_epochs": 3, "train.checkpoint.keep_last": 3}
+    request = Request(
+        home=home, reference=str(PARTS), trials=2, executor="inline", sampler="random", overrides=overrides
+    )
+    assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"
+    study = hpo.load(str(PARTS)).configure(overrides)
+    checkpoints = [path.parent for path in bases() if "checkpoints/parts" in str(path)]
+    assert len(checkpoints) == 2 * 3 and len(bases()) > 2 * len(checkpoints)
+    assert len({path.stat().st_ino for path in bases()}) == 2
+    for path in bases():
+        config = None if (path.parent / "config.json").exists() else study.config
+        assert study.load_model(path.parent, config).state_dict()["2.weight"].shape == (512, 512)
+    shown = invoked(home, "gc", "--study", "parts")
+    assert "freed 1.2" in shown.stdout or "freed 1.1" in shown.stdout, shown.output
+    assert len({path.stat().st_ino for path in bases()}) == 1
+    report = verify(home, home.storage, home.tracking_uri)
+    assert (report.differences, report.behind) == ([], 0)
+
+
 @torch.no_grad()
 def task_model(task, weights) -> torch.nn.Module:
     model = task.model()

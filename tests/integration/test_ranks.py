@@ -129,6 +129,7 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
         runs |= {f"nan {way}": {"task": "Bad", "parallel": WAYS[2][way]} for way in FINITE}
         runs |= {f"jumping {way}": JUMPING | {"parallel": WAYS[2][way]} for way in JUMPS}
+        runs |= {f"frozen {way}": {"task": "Adapted", "parallel": WAYS[2][way], "cut": 6} for way in ("none", *TAKEN)}
         runs |= {"one jumps": JUMPING | {"task": "OneJumps", "parallel": ddp}}
         left = RESUMED | {"parallel": ddp, "directory": "left"}
         runs |= {"left": left | {"fate": "SIGTERM"}, "went on": left}
@@ -338,6 +339,18 @@ def test_it_goes_on_with_another_number_of_ranks(ranks, way, ran, solo):
 def test_parts_of_a_checkpoint_that_one_process_left(ran, solo):
     alone, result = ran(2)[0]["alone"], ran(2)[1][0]["resharded"]
     assert_equal(result | {"losses": alone["losses"] + result["losses"]}, solo("Smooth"), 1e-6)
+
+
+@pytest.mark.parametrize("way", ["none", *TAKEN])
+def test_each_rank_stores_what_is_frozen_once(way, ran, solo):
+    """After a cut as well, and trains the rest as one process does."""
+    job, results = ran(2)
+    checkpoints = sorted(Path(job["directory"], f"frozen {way}").glob("step-*"))
+    names = {path.name for path in checkpoints[0].glob("model-frozen*")}
+    assert len(names) == (2 if way in ("zero3", "tensor") else 1) and len(checkpoints) == 2
+    assert all(checkpoints[0].joinpath(name).samefile(checkpoints[1] / name) for name in names)
+    expected = solo("Adapted")
+    assert_equal(results[0][f"frozen {way}"] | {"losses": expected["losses"]}, expected, 1e-6)
 
 
 def stored(checkpoint: Path) -> int:
