@@ -7,6 +7,7 @@ from functools import cached_property
 
 from sqlalchemy.engine import Connection, RowMapping
 
+from hpo import warm
 from hpo.config import as_json, config_hash
 from hpo.ledger import Ledger, writes
 from hpo.ledger.history import Curves
@@ -34,7 +35,10 @@ class Asking:
     @cached_property
     def _sampler(self) -> Sampler:
         """A study of which nothing is left to be asked never needs it."""
-        sampler = make_sampler(self._spec.sampling(), self._study.space, self._study.objectives, self._spec.seed)
+        spec, study = self._spec, self._study
+        sampler = make_sampler(
+            spec.sampling(), study.space, study.objectives, spec.seed, spec.enqueue, warm.records(spec.earlier)
+        )
         told, rows = set(self._known), self._rows
         records = self._ledger.look(lambda c: {n: self._record(c, rows[n], n in told) for n in sorted(rows)})
         for number in sorted(rows.keys() - told):

@@ -94,6 +94,19 @@ def run(
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="The study's seed.  [default: 0]")
     ] = None,
+    tier: Annotated[
+        int | None, typer.Option("--tier", min=1, help="Search the dimensions up to this tier.  [default: all]")
+    ] = None,
+    enqueue: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--enqueue", metavar="FILE.yaml", help="A configuration to try first, as `best --save` writes it."
+        ),
+    ] = None,
+    warm_start: Annotated[
+        str | None,
+        typer.Option("--warm-start", metavar="STUDY", help="Have the sampler learn from another study of this home."),
+    ] = None,
     override: OverrideOption = None,
     config: ConfigOption = None,
     home: HomeOption = ".hpo",
@@ -102,6 +115,7 @@ def run(
     allow_drift: DriftOption = False,
 ) -> None:
     """Search until the trials, the epochs or the time are used up; a study that exists is continued."""
+    from hpo import enqueue as enqueued
     from hpo.budget import parse_time
     from hpo.home import Home
     from hpo.run import Request
@@ -121,6 +135,9 @@ def run(
             order=order,
             window=window,
             seed=seed,
+            tier=tier,
+            enqueue=enqueued.read(enqueue) if enqueue else None,
+            warm_start=warm_start,
             overrides=commandline.overrides(config, override),
             storage=storage,
             tracking_uri=tracking_uri,

@@ -14,19 +14,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any
 
 # What a sampler sees of a dimension: ("float", low, high, log, step), ("int", low, high, log, step),
 # ("choice", n) for 0 .. n-1, or ("unit",) for the interval [0, 1].
 Coordinate = tuple[Any, ...]
 
+_SPREAD = 0.1  # the standard deviation of draws around a prior, as a share of the range
+
 
 def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _cell(u: float, count: int) -> int:
-    """The cell of [0, 1] cut into `count` equal ones that holds `u`."""
+def _cell(u: float, count: int) -> int:  # the cell of [0, 1] cut into `count` equal ones that holds `u`
     return min(int(u * count), count - 1)
 
 
@@ -36,8 +38,7 @@ def _log_integer(u: float, low: int, high: int) -> int:
     return min(max(round(math.exp(lower + u * (upper - lower))), low), high)
 
 
-def _log_place(value: int, low: int, high: int) -> float:
-    """The point that `_log_integer` takes to `value`."""
+def _log_place(value: int, low: int, high: int) -> float:  # the point that `_log_integer` takes to `value`
     lower, upper = math.log(low - 0.5), math.log(high + 0.5)
     return (math.log(value) - lower) / (upper - lower)
 
@@ -46,12 +47,16 @@ def _log_place(value: int, low: int, high: int) -> float:
 class Dimension(ABC):
     """What all dimensions share.
 
-    tier   1 matters most; recorded, and not yet searched by.
-    when   {path: value or several values}: active only while every named dimension or field has one of them.
+    tier       1 matters most; `--tier N` searches the dimensions up to N and leaves the others as they are configured.
+    when       {path: value or several values}: active only while every named dimension or field has one of them.
+    prior      the value that is believed to be good, around which random draws gather; see `guided`.
+    strength   the share of draws that follow the prior, the others being uniform: above 0, at most 1.
     """
 
     tier: int = field(default=1, kw_only=True)
     when: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    prior: Any = field(default=None, kw_only=True)
+    strength: float = field(default=0.5, kw_only=True)
 
     @cached_property
     def conditions(self) -> dict[str, tuple[Any, ...]]:
@@ -74,10 +79,29 @@ class Dimension(ABC):
         if not _is_number(self.tier, int) or self.tier < 1:
             yield f"tier={self.tier!r} must be a whole number from 1"
         yield from (f"when names no value for {path!r}" for path, values in self.conditions.items() if not values)
+        if not _is_number(self.strength, (int, float)) or not 0 < self.strength <= 1:
+            yield f"strength={self.strength!r} must be above 0 and at most 1"
 
     @abstractmethod
     def from_unit(self, u: float) -> Any:
         """The coordinate at `u` in [0, 1]."""
+
+    def guided(self, u: float) -> Any:
+        """The coordinate at `u` in [0, 1] where the prior counts: a mixture, as in Mallik et al. 2023 ("PriorBand").
+
+        With probability `strength` the prior's option, or a normal draw around the prior, its standard deviation a
+        tenth of the (logarithmic) range, cut off at the ends; else uniform.
+        """
+        if self.prior is None:
+            return self.from_unit(u)
+        if u >= self.strength:
+            return self.from_unit((u - self.strength) / (1 - self.strength))
+        return self.from_unit(self._around(self.to_unit(self.at(self.prior)), u / self.strength))
+
+    def _around(self, centre: float, v: float) -> float:  # below which a share `v` of the draws around it lies
+        normal = NormalDist(centre, _SPREAD)
+        low, high = normal.cdf(0.0), normal.cdf(1.0)
+        return min(max(normal.inv_cdf(min(low + v * (high - low), 1 - 1e-12)), 0.0), 1.0)
 
     @abstractmethod
     def to_unit(self, coordinate: Any) -> float:
@@ -100,6 +124,10 @@ class Dimension(ABC):
         return coordinate if self.holds(coordinate) and self.value(coordinate, divisor) == value else None
 
     @abstractmethod
+    def at(self, value: Any, divisor: int = 1) -> Any:
+        """A coordinate of `value`; None where the dimension does not hold it."""
+
+    @abstractmethod
     def extremes(self, divisor: int = 1) -> Sequence[Any]:
         """Values that the field must accept for all to be acceptable."""
 
@@ -113,9 +141,11 @@ class Dimension(ABC):
 
     def describe(self) -> dict[str, Any]:
         """The declaration as JSON values."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("when", "tier")}
+        shared = [f.name for f in fields(Dimension)]
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
         when = {path: sorted(values, key=repr) for path, values in sorted(self.conditions.items())}
-        return {"type": type(self).__name__, **own, "tier": self.tier, "when": when}
+        prior = {} if self.prior is None else {"prior": self.prior, "strength": self.strength}
+        return {"type": type(self).__name__, **own, "tier": self.tier, "when": when, **prior}
 
 
 @dataclass(frozen=True)
@@ -173,6 +203,10 @@ class Float(Dimension):
 
     def value(self, coordinate: Any, divisor: int = 1) -> float:
         return float(coordinate) if self.step is None else self._at(round((coordinate - self.low) / self.step))
+
+    def at(self, value: Any, divisor: int = 1) -> float | None:
+        found = self.value(float(value)) if self.may_be(value) else None
+        return found if found == value else None
 
     def extremes(self, divisor: int = 1) -> Sequence[float]:
         return float(self.low), float(self.high)
@@ -269,6 +303,16 @@ class Int(Dimension):
             return divisor * _log_integer(coordinate, allowed[0] // divisor, allowed[-1] // divisor)
         return allowed[_cell(coordinate, len(allowed))]
 
+    def at(self, value: Any, divisor: int = 1) -> Any:
+        if not self.may_be(value) or value % divisor:
+            return None
+        allowed = self.allowed(divisor)
+        if self.multiple_of is None:
+            return value.bit_length() - 1 if self.powers_of_two else value
+        if self.log:
+            return _log_place(value // divisor, allowed[0] // divisor, allowed[-1] // divisor)
+        return (allowed.index(value) + 0.5) / len(allowed)
+
     def extremes(self, divisor: int = 1) -> Sequence[int]:
         allowed = self.allowed(divisor)
         return allowed if self.powers_of_two else (allowed[0], allowed[-1])
@@ -278,18 +322,11 @@ class Int(Dimension):
         if count > points and self.step == 1 and not self.powers_of_two:
             units = [k / max(points - 1, 1) for k in range(points)]
         elif self.log:
-            return self._log_grid(divisor)
+            return [self.at(value, divisor) for value in self.allowed(divisor)]
         else:
             units = [(k + 0.5) / count for k in range(count)]
         first_of = {self.value(self.from_unit(u), divisor): self.from_unit(u) for u in reversed(units)}
         return [first_of[value] for value in sorted(first_of)]
-
-    def _log_grid(self, divisor: int) -> Sequence[Any]:
-        allowed = self.allowed(divisor)
-        if self.multiple_of is None:
-            return allowed
-        low, high = allowed[0] // divisor, allowed[-1] // divisor
-        return [_log_place(value // divisor, low, high) for value in allowed]
 
     def may_be(self, value: Any) -> bool:
         return _is_number(value, int) and self.low <= value <= self.high and value in self.allowed()
@@ -330,8 +367,14 @@ class Choice(Dimension):
         return self.options[int(coordinate)]
 
     def locate(self, coordinate: Any, value: Any, divisor: int = 1) -> int | None:
+        return self.at(value)
+
+    def at(self, value: Any, divisor: int = 1) -> int | None:
         text = json.dumps(value)  # by which 1 and true, which Python takes for equal, are two
         return next((index for index, option in enumerate(self.options) if json.dumps(option) == text), None)
+
+    def _around(self, centre: float, v: float) -> float:
+        return centre
 
     def extremes(self, divisor: int = 1) -> Sequence[Any]:
         return self.options

@@ -6,12 +6,12 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from hpo import preflight
+from hpo import preflight, warm
 from hpo.config import flatten, near
 from hpo.driver import LEASE_SECONDS, Driver, Options
 from hpo.errors import NoLedger, StudyError, UserError
@@ -24,7 +24,7 @@ from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
 from hpo.results import Results
 from hpo.search.promotion import promoting
-from hpo.search.samplers import SAMPLERS, sampler_spec
+from hpo.search.samplers import MODELS, SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, make_strategy
 from hpo.study import Study, StudySpec, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
@@ -54,6 +54,9 @@ class Request:
     order: str | None = None
     window: int | None = None
     seed: int | None = None
+    tier: int | None = None
+    enqueue: Sequence[Mapping[str, Any]] | None = None
+    warm_start: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     storage: str | None = None
     tracking_uri: str | None = None
@@ -270,7 +273,11 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     if study is None:
         assert stored is not None
         study = load(stored.reference)
-    study = study.configure(_overrides(request.overrides, stored))
+    tier = request.tier or (stored.tier if stored else None)
+    if tier is not None:
+        study = study.upto(tier)
+    enqueue = stored.enqueue if stored and request.enqueue is None else request.enqueue
+    study = study.configure(_overrides(request.overrides, stored), enqueue)
     strategy = request.strategy and _strategy(request.strategy, study)
     promotes = _promotes(strategy or (stored.strategy if stored else study.strategy), request.order)
     defaults = stored or StudySpec(
@@ -285,14 +292,29 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     )
     given: dict[str, Any] = {"order": request.order, "window": request.window, "seed": request.seed}
     given |= {"strategy": strategy, "overrides": dict(study.overrides)}
+    given |= {"tier": tier, "enqueue": [dict(one) for one in study.enqueue]}
     if strategy and promotes:
         given["order"] = "async"
+    if request.warm_start is not None and (stored is None or stored.warm_start != request.warm_start):
+        given |= {"warm_start": request.warm_start, "earlier": _earlier(request.warm_start, study, ledger)}
     given |= {"reference": study.reference, "metrics": list(study.metrics)}
     given |= {"objectives": [objective.to_json() for objective in study.objectives]}
     if request.sampler is not None:
         own = study.sampler["name"] == request.sampler
         given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
-    return study, defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
+    spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
+    if spec.earlier and spec.sampler not in MODELS:
+        raise UserError(
+            f"--warm-start {spec.warm_start}: sampler {spec.sampler!r} has no model that its trials could enter; "
+            f"choose one of {', '.join(MODELS)}."
+        )
+    return study, spec
+
+
+def _earlier(name: str, study: Study, ledger: Ledger | None) -> list[dict[str, Any]]:
+    if ledger is None:
+        raise UserError(f"--warm-start {name}: this home holds no study yet; name the home of that one by --home.")
+    return warm.found(ledger, name, study)
 
 
 def _load(reference: str, ledger: Ledger | None) -> Study:

@@ -43,6 +43,8 @@ class Space:
                 raise SpaceError(f"{path}: {dimension!r} is not a dimension; use Float, Int, Choice or Bool.")
             for fault in dimension.faults():
                 raise SpaceError(f"{path}: {fault}.")
+            if dimension.prior is not None and dimension.at(dimension.prior) is None:
+                raise SpaceError(f"{path}: prior={dimension.prior!r} is not among its values.")
         for path in self.dimensions:
             parts = path.split(".")
             for end in range(1, len(parts)):
@@ -65,6 +67,14 @@ class Space:
             path: {*dimension.conditions, *([dimension.divisor] if dimension.divisor else [])}
             for path, dimension in self.dimensions.items()
         }
+
+    def references(self, path: str) -> set[str]:
+        """The dimensions and fields that the dimension at `path` depends on."""
+        return self._references[path]
+
+    @cached_property
+    def has_priors(self) -> bool:
+        return any(dimension.prior is not None for dimension in self.dimensions.values())
 
     @cached_property
     def _order(self) -> tuple[str, ...]:
@@ -157,6 +167,14 @@ class Space:
 
         return Space({path: dimension for path, dimension in self.dimensions.items() if not meets(path)}, self.fixed)
 
+    def upto(self, tier: int) -> Space:
+        """The space without the dimensions of a higher tier. Raises SpaceError where none is left."""
+        kept = {path: dimension for path, dimension in self.dimensions.items() if dimension.tier <= tier}
+        if not kept and self.dimensions:
+            lowest = min(dimension.tier for dimension in self.dimensions.values())
+            raise SpaceError(f"tier {tier} has no dimension: the lowest of this space is {lowest}.")
+        return Space(kept, self.fixed)
+
     def bound(self, config: BaseModel) -> Space:
         """The space within one configuration: fields that are no dimensions have the configuration's values.
 
@@ -183,6 +201,32 @@ class Space:
     def from_unit(self, u: Sequence[float]) -> dict[str, Any]:
         """Coordinates at a point of the unit cube, `u: [len(paths)]`."""
         return {path: self.dimensions[path].from_unit(float(x)) for path, x in zip(self.paths, u, strict=True)}
+
+    def guided(self, u: Sequence[float]) -> dict[str, Any]:
+        """Coordinates at a point of the unit cube where priors count."""
+        return {path: self.dimensions[path].guided(float(x)) for path, x in zip(self.paths, u, strict=True)}
+
+    def encode(self, params: Mapping[str, Any], rest: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+        """Coordinates that decode to `params`; what these leave open lies where it does in `rest`.
+
+        Raises SpaceError for a value that its dimension does not hold, and, if `strict`, where one is inactive there.
+        """
+        coordinates, known = dict(rest), {}
+        for path in self._order:
+            dimension = self.dimensions[path]
+            if not self._active(dimension, known, self.fixed):
+                if strict and path in params:
+                    raise SpaceError(f"{path} is not active there: it needs {_conditions(dimension)}.")
+                continue
+            divisor = self._divisor(dimension, known, self.fixed)
+            if path in params:
+                coordinates[path] = dimension.at(params[path], divisor)
+                if coordinates[path] is None:
+                    options = getattr(dimension, "options", ())
+                    hint = near(str(params[path]), map(str, options)) or "."
+                    raise SpaceError(f"{path}={params[path]!r} is not among the values that the space has there{hint}")
+            known[path] = dimension.value(coordinates[path], divisor)
+        return {path: coordinates[path] for path in self.paths}
 
     def decode(self, coordinates: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The parameters at `coordinates`: path -> JSON value, active dimensions only, in the order of `paths`.
@@ -287,6 +331,10 @@ class Space:
     def describe(self) -> dict[str, Any]:
         """The declaration as JSON values, the same however it was ordered."""
         return {path: self.dimensions[path].describe() for path in self.paths}
+
+
+def _conditions(dimension: Dimension) -> str:
+    return " and ".join(f"{path}={' or '.join(map(repr, values))}" for path, values in dimension.conditions.items())
 
 
 _NOTHING = object()

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpo.config import as_json, assign, check_path, config_hash, flatten, from_json, near, resolve
 from hpo.dimensions import Choice, Dimension
+from hpo.enqueue import fitting
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
 from hpo.identity import json_sha256, tree_sha256
@@ -56,6 +57,10 @@ class StudySpec(BaseModel):
     seed: int = 0
     objectives: list[dict[str, Any]]
     metrics: list[str]
+    tier: int | None = None
+    enqueue: list[dict[str, Any]] = Field(default_factory=list)  # parameters to be tried first
+    warm_start: str | None = None  # the study that `earlier` is of
+    earlier: list[dict[str, Any]] = Field(default_factory=list)  # complete trials, as hpo.warm has found them
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -72,7 +77,9 @@ class StudySpec(BaseModel):
         """The components of the study's identity that the command line decides."""
         strategy = json.dumps(make_strategy(self.strategy).model_dump(), sort_keys=True)
         parts = {"sampler": json.dumps(self.sampling(), sort_keys=True), "strategy": strategy, "order": self.order}
-        return parts | {"window": str(self.window), "seed": str(self.seed)}
+        parts |= {"window": str(self.window), "seed": str(self.seed)}
+        begun = {"enqueued configurations": self.enqueue, "trials of the warm start": self.earlier}
+        return parts | {what: json_sha256(one) for what, one in begun.items() if one}
 
 
 @dataclass(frozen=True, init=False)
@@ -89,6 +96,7 @@ class Study:
     data_paths   fields that name data files; their contents belong to the study's identity
     sampler      a name in hpo.search.samplers.SAMPLERS, or {"name": ..., option: value}
     strategy     a name in hpo.search.strategy.STRATEGIES, or {"name": ..., option: value}
+    enqueue      configurations to be tried first, path -> value; what one leaves open is drawn at random
     check        "package.module:function" (or ".module:function"), called with the configuration before anything is
                  written: it looks at the data and raises UserError or trainer.errors.DataError; it imports no torch
 
@@ -106,6 +114,7 @@ class Study:
     data_paths: tuple[str, ...]
     sampler: Mapping[str, Any]
     strategy: Mapping[str, Any]
+    enqueue: tuple[Mapping[str, Any], ...]
     check: str | None
     overrides: Mapping[str, Any]  # set by `configure`, as JSON values
     reference: str  # set by `load`: by this string any process loads the study again
@@ -124,6 +133,7 @@ class Study:
         data_paths: Sequence[str] = (),
         sampler: str | Mapping[str, Any] = "tpe",
         strategy: str | Mapping[str, Any] = "none",
+        enqueue: Sequence[Mapping[str, Any]] = (),
         check: str | None = None,
         overrides: Mapping[str, Any] | None = None,
         reference: str = "",
@@ -132,9 +142,13 @@ class Study:
         where = f"study {check_name(name)!r}"
         if not isinstance(config, BaseModel):
             raise StudyError(f"{where}: config={config!r} must be an instance of a pydantic model.")
-        for field, value in (("objectives", objectives), ("metrics", metrics), ("data_paths", data_paths)):
+        lists = {"objectives": objectives, "metrics": metrics, "data_paths": data_paths, "enqueue": enqueue}
+        for field, value in lists.items():
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise StudyError(f"{where}: {field}={value!r} must be a list.")
+        for one in enqueue:
+            if not isinstance(one, Mapping):
+                raise StudyError(f"{where}: {one!r} in enqueue must be a mapping of paths to values.")
         if not objectives or not all(isinstance(one, Objective) for one in objectives):
             raise StudyError(f"{where}: objectives={objectives!r} must be a list of at least one Objective.")
         if len(objectives) > 1:
@@ -155,6 +169,7 @@ class Study:
             data_paths=tuple(data_paths),
             sampler=sampler_spec(sampler),
             strategy=make_strategy(strategy).model_dump(),
+            enqueue=tuple(dict(one) for one in enqueue),
             check=check,
             overrides=dict(overrides or {}),
             reference=reference,
@@ -166,11 +181,16 @@ class Study:
 
     # --- What is run
 
-    def configure(self, overrides: Mapping[str, Any]) -> Study:
+    def upto(self, tier: int) -> Study:
+        """The study that searches the dimensions up to a tier. Raises SpaceError where that is none."""
+        return replace(self, space=self.space.upto(tier))
+
+    def configure(self, overrides: Mapping[str, Any], enqueue: Sequence[Mapping[str, Any]] | None = None) -> Study:
         """The study with `overrides` applied: path -> JSON value, or text read by the field's type.
 
-        The key `preset` names a preset, applied before everything else. Dimensions that overrides name are no longer
-        searched. Relative paths in `data_paths` become absolute. Raises SpaceError for whatever does not fit.
+        `enqueue`, if given, takes the place of what the declaration enqueues. The key `preset` names a preset, applied
+        before everything else. Dimensions that overrides name are no longer searched. Relative paths in `data_paths`
+        become absolute. Raises SpaceError for whatever does not fit.
         """
         given = dict(overrides)
         preset = given.pop("preset", None)
@@ -187,10 +207,13 @@ class Study:
         config = from_json(config_type, assign(config_type, as_json(self.config), values))
         space = self.space.pinned(values)
         space.check(config)
+        bound = space.bound(config)
+        entries = self.enqueue if enqueue is None else enqueue
         study = replace(
             self,
             config=config,
-            space=space.bound(config),
+            space=bound,
+            enqueue=fitting(entries, self.space, bound, flatten(as_json(config))) if entries else (),
             overrides={**({} if preset is None else {"preset": preset}), **values},
         )
         study._try_out()
@@ -205,7 +228,8 @@ class Study:
         low, middle, high = (space.from_unit([u] * size) for u in (0.0, 0.5, 1.0))
         choices = {path: one for path, one in space.dimensions.items() if isinstance(one, Choice)}
         options = [{**middle, path: i} for path, one in choices.items() for i in range(len(one.options))]
-        for coordinates in (low, middle, high, *options):
+        entries = [space.encode(entry, middle) for entry in self.enqueue]
+        for coordinates in (low, middle, high, *options, *entries):
             self.build(space.decode(coordinates))
 
     def fixed(self) -> Mapping[str, Any]:

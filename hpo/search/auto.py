@@ -39,8 +39,13 @@ class Auto:
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
         self._space, self._objectives, self._seed = space, objectives, seed
         self._records: dict[int, TrialRecord] = {}
+        self._earlier: Sequence[TrialRecord] = ()
         self._name = ""
         self._chosen: Sampler | None = None
+
+    def warm(self, records: Sequence[TrialRecord]) -> None:
+        """Have complete trials of another study in whatever model is asked."""
+        self._earlier = records
 
     def adopt(self, record: TrialRecord) -> None:
         self._records[record.number] = record
@@ -69,7 +74,10 @@ class Auto:
     def _sampler(self, name: str) -> Sampler:
         """The sampler called so, which knows what this one does."""
         if self._chosen is None or name != self._name:
-            self._name, self._chosen = name, make_sampler(name, self._space, self._objectives, self._seed)
+            self._name, self._chosen = (
+                name,
+                make_sampler(name, self._space, self._objectives, self._seed, earlier=self._earlier),
+            )
             for record in self._records.values():
                 (self._chosen.adopt if is_open(record) else self._chosen.tell)(record)
         return self._chosen

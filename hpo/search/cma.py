@@ -31,7 +31,8 @@ class Cmaes:
     infeasible         behind all others
     failed             not at all
     of other origin    they give the start: ten or more the distribution of their best tenth (Nomura et al. 2021, "Warm
-                       Starting CMA-ES"), fewer the best of them, none the middle of the cube
+                       Starting CMA-ES"), fewer the best of them, none the middle of the cube, or the
+                       priors that dimensions have
 
     Raises UserError for several objectives.
     """
@@ -46,6 +47,7 @@ class Cmaes:
         self._numeric = [path for path, seen in space.coordinates.items() if seen[0] != "choice"]
         self._random = Random(space, objectives, seed)
         self._ended: dict[int, tuple[int | None, list[float], float]] = {}  # number -> generation, point, loss
+        self._earlier: list[tuple[list[float], float]] = []
         self._optimizer: Any = None
         self._past: tuple[Any, ...] = ()  # what the optimizer was made of
 
@@ -58,10 +60,16 @@ class Cmaes:
         if values is None and not is_valueless(record):
             return
         if all(path in record.coordinates for path in self._numeric):
-            dimensions, at = self._space.dimensions, record.coordinates
-            point = [dimensions[path].to_unit(at[path]) for path in self._numeric]
             loss = math.inf if values is None else self._sign * values[0]
-            self._ended[record.number] = (record.trial_attrs.get(_GENERATION), point, loss)
+            self._ended[record.number] = (record.trial_attrs.get(_GENERATION), self._point(record), loss)
+
+    def warm(self, records: Sequence[TrialRecord]) -> None:
+        """Start from complete trials of another study."""
+        self._earlier = [(self._point(record), self._sign * (record.values or ())[0]) for record in records]
+
+    def _point(self, record: TrialRecord) -> list[float]:
+        """Where a trial lies in the unit cube of the numeric dimensions."""
+        return [self._space.dimensions[path].to_unit(record.coordinates[path]) for path in self._numeric]
 
     def ask(self, number: int) -> Proposal:
         drawn = self._random.ask(number)
@@ -80,7 +88,9 @@ class Cmaes:
     def _made(self) -> Any:
         """The optimizer that has been told every full generation; the one from before where it has only grown."""
         ended = [self._ended[number] for number in sorted(self._ended)]
-        start = [(point, loss) for generation, point, loss in ended if generation is None and math.isfinite(loss)]
+        start = self._earlier + [
+            (point, loss) for generation, point, loss in ended if generation is None and math.isfinite(loss)
+        ]
         generations: dict[int, list[tuple[list[float], float]]] = {}
         for generation, point, loss in ended:
             if generation is not None:
@@ -102,12 +112,16 @@ class Cmaes:
 
         self._optimizer.tell([(array(point), loss) for point, loss in solutions])
 
+    def _middle(self, path: str) -> float:
+        dimension = self._space.dimensions[path]
+        return 0.5 if dimension.prior is None else dimension.to_unit(dimension.at(dimension.prior))
+
     def _begun(self, start: list[tuple[list[float], float]], size: int) -> Any:
         """An optimizer that has been told nothing."""
         import cmaes
         from numpy import array
 
-        mean, sigma, cov = array([0.5] * len(self._numeric)), _SIGMA, None
+        mean, sigma, cov = array([self._middle(path) for path in self._numeric]), _SIGMA, None
         if len(start) >= _FEW:
             mean, sigma, cov = cmaes.get_warm_start_mgd([(array(point), loss) for point, loss in start])
         elif start:

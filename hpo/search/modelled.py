@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.objective import Objective
 from hpo.search.sampler import Proposal, TrialRecord, ask_seed
@@ -87,6 +87,7 @@ class Modelled(ABC):
         self._directions: list[Literal["minimize", "maximize"]] = [objective.direction for objective in objectives]
         self._distributions = {path: distribution(seen) for path, seen in space.coordinates.items()}
         self._records: dict[int, TrialRecord] = {}
+        self._earlier: list[FrozenTrial] = []
         self._clear()
 
     @abstractmethod
@@ -100,7 +101,21 @@ class Modelled(ABC):
     def _clear(self) -> None:
         """Forget Optuna's study; the next ask fills a new one from the records."""
         self._study = quiet_study(self._directions)
+        self._study.add_trials(self._earlier)
         self._trials: list[optuna.Trial] = []
+
+    def warm(self, records: Sequence[TrialRecord]) -> None:
+        """Have complete trials of another study in the model, each with every coordinate."""
+        self._earlier = [
+            create_trial(
+                values=record.values,
+                params={path: record.coordinates[path] for path in self._distributions},
+                distributions=self._distributions,
+                system_attrs=self._attributes(record),
+            )
+            for record in records
+        ]
+        self._clear()
 
     def adopt(self, record: TrialRecord) -> None:
         self._take(record)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.config import near
 from hpo.errors import UserError
 from hpo.objective import Objective
+from hpo.search.beginning import Beginning
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ SAMPLERS: dict[str, dict[str, int]] = {
     "auto": {},
 }
 
+MODELS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "auto")  # those that learn from trials
 _LEAST = {"population_size": 2}
 _PLACES = {
     "tpe": "hpo.search.tpe:Tpe",
@@ -63,11 +65,30 @@ def sampler_spec(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, **known, **given}
 
 
-def make_sampler(spec: str | Mapping[str, Any], space: Space, objectives: Sequence[Objective], seed: int) -> Sampler:
-    """The sampler of a specification, as `sampler_spec` takes it. Raises UserError as that does."""
+def make_sampler(
+    spec: str | Mapping[str, Any],
+    space: Space,
+    objectives: Sequence[Objective],
+    seed: int,
+    queue: Sequence[Mapping[str, Any]] = (),
+    earlier: Sequence[TrialRecord] = (),
+) -> Sampler:
+    """The sampler of a specification, as `sampler_spec` takes it. Raises UserError as that does.
+
+    queue     parameters to be tried first
+    earlier   complete trials of another study, which enter the model of a sampler in MODELS
+    """
     options = sampler_spec(spec)
-    module, _, attribute = _PLACES[options.pop("name")].partition(":")
-    return getattr(import_module(module), attribute)(space, objectives, seed, **options)
+    name = options.pop("name")
+    module, _, attribute = _PLACES[name].partition(":")
+    sampler = getattr(import_module(module), attribute)(space, objectives, seed, **options)
+    if earlier:
+        sampler.warm(earlier)
+    start = options.get("n_startup_trials") or options.get("population_size") or 10
+    guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
+    if not queue and not guided:
+        return sampler
+    return Beginning(sampler, Random(space, objectives, seed), space, queue, guided, remembers=name in MODELS)
 
 
 class _Memoryless:
@@ -87,13 +108,14 @@ class _Memoryless:
 
 
 class Random(_Memoryless):
-    """Independent and uniform in the unit cube: log-uniform where a dimension is logarithmic."""
+    """Independent and uniform in the unit cube, log-uniform where a dimension is logarithmic; around its prior where
+    a dimension has one."""
 
     def ask(self, number: int) -> Proposal:
         from numpy.random import default_rng
 
         seed = ask_seed(self._seed, number)
-        return Proposal(self._space.from_unit(default_rng(seed).random(len(self._space)).tolist()), seed)
+        return Proposal(self._space.guided(default_rng(seed).random(len(self._space)).tolist()), seed)
 
 
 class Qmc(_Memoryless):

@@ -45,7 +45,7 @@ class Wilcoxon(BaseModel):
             return CONTINUE
         from scipy.stats import wilcoxon
 
-        p = float(wilcoxon(differences, alternative="greater", zero_method="zsplit").pvalue)
+        _, p = wilcoxon(differences, alternative="greater", zero_method="zsplit")
         if p < self.p_threshold:
             return Verdict("stop", reason=f"above trial {number} in {len(differences)} epochs, p = {p:.2g}")
         return CONTINUE

@@ -415,6 +415,48 @@ def test_cmaes_comes_to_the_best_and_starts_from_trials_of_another_origin():
         assert statistics.median(best(24, others)[others:]) < statistics.median(best(24, 0)[others:]) / 2
 
 
+LED = Space(
+    {
+        "lr": Float(1e-5, 1.0, log=True, prior=1e-3),
+        "n": Int(1, 64),
+        "kind": Choice(["a", "b", "c"], prior="b", strength=0.9),
+    }
+)
+
+
+def test_what_is_enqueued_and_drawn_around_priors_comes_first_and_is_rebuilt(name, spec, length):
+    """The sampler's own proposals begin behind them, and know of them where it has a memory."""
+    queue = [{"lr": 0.5, "kind": "c"}, {"n": 64}]
+
+    def begun():
+        return make_sampler(spec, LED, ONE, 0, queue)
+
+    golden, asked, told = begun(), [], []
+    for number in range(length):
+        asked.append(golden.ask(number))
+        told.append(record_of(number, asked[-1], "complete", (float(number % 5),)))
+        golden.tell(told[-1])
+    assert (asked[0].coordinates["lr"], asked[0].coordinates["kind"], asked[1].coordinates["n"]) == (0.5, 2, 64)
+    for cut in [cut for cut in (1, 2, 3, 9, 20) if cut < length]:
+        again = begun()
+        for record in told[:cut]:
+            again.tell(stored(record))
+        assert again.ask(cut) == asked[cut]
+    plain = [make_sampler(spec, LED, ONE, 0).ask(number) for number in range(3)]
+    if name in ("grid", "qmc"):
+        assert [one.coordinates for one in asked[2:5]] == [one.coordinates for one in plain]
+    elif name != "cmaes":
+        random_ = make_sampler("random", LED, ONE, 0)
+        assert [one.coordinates for one in plain] == [random_.ask(number).coordinates for number in range(3)]
+
+
+def test_cmaes_starts_at_the_priors():
+    space = Space({path: Float(0.0, 1.0, prior=0.9) for path in "ab"})
+    sampler = make_sampler("cmaes", space, ONE, 0)
+    drawn = [value for number in range(40) for value in sampler.ask(number).coordinates.values()]
+    assert statistics.mean(drawn) > 0.75, "0.5 without"
+
+
 @pytest.mark.parametrize(
     ("space", "objectives", "expected"),
     [

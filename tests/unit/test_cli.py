@@ -21,7 +21,7 @@ from hpo.ledger import reads
 # Adding to this is a decision, taking away from it breaks somebody's script.
 SURFACE = {
     "run": "--study --trials --epochs --time --name --workers --executor --sampler --strategy --order --window --seed "
-    "-o --config --home --storage --tracking-uri --allow-drift",
+    "--tier --enqueue --warm-start -o --config --home --storage --tracking-uri --allow-drift",
     "resume": "--study --trials --epochs --time --workers --executor --home --storage --tracking-uri --allow-drift",
     "status": "--study --json --home --storage",
     "best": "--study --json --save --home --storage",

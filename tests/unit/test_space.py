@@ -380,3 +380,82 @@ def test_to_unit_is_where_from_unit_comes_from(dimension):
         again = dimension.from_unit(dimension.to_unit(coordinate))
         assert again == (pytest.approx(coordinate, rel=1e-12) if isinstance(coordinate, float) else coordinate)
     assert Float(2.0, 2.0).to_unit(2.0) == 0.5 and Float(2.0, 2.0, log=True).to_unit(2.0) == 0.5
+
+
+# --- Values back to coordinates, priors, tiers
+
+
+@given(st.lists(st.floats(0, 1), min_size=len(FULL), max_size=len(FULL)))
+def test_encode_is_the_inverse_of_decode(u):
+    space = Space(FULL).bound(CONFIG)
+    u = u[: len(space)]
+    params = space.decode(space.from_unit(u))
+    middle = space.from_unit([0.5] * len(space))
+    assert space.decode(space.encode(params, middle)) == params
+    assert all(space.dimensions[path].holds(at) for path, at in space.encode(params, middle).items())
+
+
+def test_encode_says_what_does_not_fit():
+    space = Space({"kind": Choice(["sgd", "adamw"]), "momentum": Float(0.0, 0.9, when={"kind": "sgd"}), "n": Int(1, 9)})
+    rest = space.from_unit([0.5] * 3)
+    assert space.decode(space.encode({"n": 2}, rest))["n"] == 2
+    for params, words in [
+        ({"kind": "sgdd"}, "kind='sgdd' is not among the values that the space has there; did you mean 'sgd'"),
+        ({"n": 10}, "n=10 is not among"),
+        ({"n": 2.5}, "n=2.5 is not among"),
+        ({"n": True}, "n=True is not among"),
+        ({"kind": "adamw", "momentum": 0.5}, "momentum is not active there: it needs kind='sgd'"),
+    ]:
+        with pytest.raises(SpaceError) as caught:
+            space.encode(params, rest)
+        assert words in str(caught.value)
+    assert space.encode({"kind": "adamw", "momentum": 0.5}, rest, strict=False)["kind"] == 1
+
+
+@pytest.mark.parametrize(
+    ("dimension", "near"),
+    [
+        (Float(1e-5, 1e-1, log=True, prior=1e-3, strength=0.8), lambda x: 10**-3.4 <= x <= 10**-2.6),
+        (Float(0.0, 1.0, prior=1.0, strength=0.8), lambda x: x >= 0.9),
+        (Int(0, 100, prior=20, strength=0.8), lambda x: 10 <= x <= 30),
+        (Choice(["a", "b", "c", "d"], prior="c", strength=0.8), lambda x: x == 2),
+    ],
+    ids=repr,
+)
+def test_draws_gather_around_a_prior_as_often_as_its_strength_says(dimension, near):
+    """Of a normal .683 lie within one standard deviation, and of the uniform rest its share."""
+    drawn = [dimension.guided((k + 0.5) / 4000) for k in range(4000)]
+    assert all(dimension.holds(at) for at in drawn)
+    share, uniform = (
+        sum(map(near, draws)) / 4000 for draws in (drawn, [dimension.from_unit((k + 0.5) / 4000) for k in range(4000)])
+    )
+    within = 1.0 if isinstance(dimension, Choice) else 0.683
+    assert share == pytest.approx(0.8 * within + 0.2 * uniform, abs=0.04)
+
+
+def test_a_dimension_without_a_prior_is_described_and_drawn_as_before():
+    plain, led = Float(0.0, 1.0), Float(0.0, 1.0, prior=0.3)
+    assert "prior" not in plain.describe() and led.describe()["prior"] == 0.3 and led.describe()["strength"] == 0.5
+    assert [plain.guided(k / 7) for k in range(8)] == [plain.from_unit(k / 7) for k in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("dimension", "words"),
+    [
+        (Float(0.0, 1.0, prior=2.0), "prior=2.0 is not among its values"),
+        (Int(8, 64, powers_of_two=True, prior=12), "prior=12 is not among"),
+        (Choice(["a"], prior="b"), "prior='b' is not among"),
+        (Float(0.0, 1.0, prior=0.5, strength=0), "strength=0 must be above 0"),
+        (Float(0.0, 1.0, strength=1.5), "strength=1.5 must be"),
+    ],
+)
+def test_priors_that_cannot_be_are_refused(dimension, words):
+    with pytest.raises(SpaceError, match=words):
+        Space({"x": dimension})
+
+
+def test_a_tier_searches_the_dimensions_up_to_it():
+    space = Space({"a": Float(0.0, 1.0), "b": Int(1, 3, tier=2), "c": Int(1, 3, tier=3)})
+    assert [space.upto(tier).paths for tier in (1, 2, 3, 9)] == [("a",), ("a", "b"), ("a", "b", "c"), ("a", "b", "c")]
+    with pytest.raises(SpaceError, match="tier 1 has no dimension: the lowest of this space is 2"):
+        Space({"b": Int(1, 3, tier=2)}).upto(1)

@@ -1,0 +1,51 @@
+"""What stands before a sampler's own proposals: configurations of the user's, and draws around priors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpo.search.sampler import Proposal, Sampler, TrialRecord
+
+if TYPE_CHECKING:
+    from hpo.space import Space
+
+
+class Beginning:
+    """The first trials are those of `queue`, parameters by path; the next `guided` ones are random, around the priors.
+
+    `random` draws these, and what an entry of the queue leaves open. A sampler with a memory learns from both; one
+    without begins its sequence after them.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        random: Sampler,
+        space: Space,
+        queue: Sequence[Mapping[str, Any]],
+        guided: int,
+        remembers: bool,
+    ) -> None:
+        self._sampler, self._random, self._space, self._queue = sampler, random, space, queue
+        self._end = len(queue) + guided
+        self._shift = 0 if remembers else self._end
+
+    def adopt(self, record: TrialRecord) -> None:
+        self._sampler.adopt(record)
+
+    def tell(self, record: TrialRecord) -> None:
+        self._sampler.tell(record)
+
+    def ask(self, number: int) -> Proposal:
+        if number >= self._end:
+            return self._sampler.ask(number - self._shift)
+        drawn = self._random.ask(number)
+        coordinates = drawn.coordinates
+        if number < len(self._queue):
+            coordinates = self._space.encode(self._queue[number], coordinates)
+        self._sampler.adopt(TrialRecord(number, "running", coordinates))
+        return Proposal(coordinates, drawn.seed)
+
+    def exhausted(self, number: int) -> bool:
+        return number >= self._end and self._sampler.exhausted(number - self._shift)
