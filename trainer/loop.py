@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trainer import optim
+from trainer.activations import checkpointed
 from trainer.average import Average
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
@@ -80,7 +81,7 @@ class Fit:
         self.saver = self.checkpoints.saver
         seed_all(derive(config.seed, "init"))
         model = initialise(task.model(), config.init, config.seed).to(device)
-        model = ranks.prepare(prepare(model, config.precision), task)
+        model = ranks.prepare(checkpointed(prepare(model, config.precision), config.activations), task)
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainer import optim
+from trainer.activations import checkpointed
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.gradients import NoiseProbe, accumulate
@@ -98,6 +99,7 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, Live() as live:
         model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
+        model = checkpointed(model, config.activations, draws=False)
         parameters = live.now
         optimizer = optim.build(config.optim, model)
         params = [p for group in optimizer.param_groups for p in group["params"]]

@@ -51,6 +51,8 @@ RULES = {  # what is done to gradients besides
 }
 PENALTY = {"gradients": {"penalty": 1.0}}
 PENALISED = ("ddp", "zero1")
+RECOMPUTED = {"activations": {"checkpoint": "full"}}
+RECOMPUTED_BY = ("ddp", "zero3", "tensor", "pipeline")
 SHARDED = [name for name, known in OPTIMIZERS.items() if known.sharded]
 TAKEN = ("zero3", "tensor", "pipeline")  # where a rank holds a part
 JUMPS = ("none", "zero3", "pipeline")
@@ -122,6 +124,7 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         }
         ddp = WAYS[2]["none"]
         runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
+        runs |= {f"recomputed {way}": RECOMPUTED | {"parallel": KINDS[2][way]} for way in RECOMPUTED_BY}
         runs |= {f"penalty {way}": PENALTY | {"parallel": KINDS[2][way]} for way in PENALISED}
         runs |= {f"whole {name}": RESUMED | run for name, run in CUT.items()}
         runs |= {f"cut {name}": RESUMED | run | {"cut": 6} for name, run in CUT.items()}
@@ -226,6 +229,13 @@ def test_parts_of_the_sequence_and_whole_ones_are_not_added(tmp_path):
 def test_rules_for_single_parameters_see_all_of_their_parts(ranks, way, ran, solo):
     result = ran(ranks, sample=ranks == 4)[1][0][f"rules {way}"]
     assert_equal(result, solo("rules"), 1e-6)
+
+
+@pytest.mark.parametrize("way", RECOMPUTED_BY)
+def test_activations_are_recomputed_on_any_kind_of_ranks(way, ran, solo):
+    """What they are not kept for is the same to the bit."""
+    results = ran(2)[1][0]
+    assert_equal(results[f"recomputed {way}"], results[way], 0.0)
 
 
 @pytest.mark.parametrize("way", PENALISED)

@@ -83,6 +83,7 @@ VARIANTS = {
         "clip": {"adaptive": 0.1},
         "schedule": {"name": "wsd", "warmup": "cosine", "warmup_steps": 2, "scale_lr": "sqrt"},
     },
+    "activations": {"activations": {"checkpoint": "selective"}},
     "penalty": {"gradients": {"penalty": 1.0, "penalty_of": "loss"}},
     "phases": {"task": ToyInPhases},
     "draws": {"task": ToyWithGlobalDraws},

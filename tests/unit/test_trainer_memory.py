@@ -116,6 +116,8 @@ COPIES: dict[str, dict[str, Any]] = {
     "sam": {"optim": {"name": "sgd", "wrap": "sam"}},
     "asam": {"optim": {"name": "sgd", "wrap": "sam", "sam": {"adaptive": True}}},
     "noise": {"gradients": {"noise_scale": True}, "micro_batch_size": 4},
+    "full": {"activations": {"checkpoint": "full"}},
+    "selective": {"activations": {"checkpoint": "selective"}},
     "penalty": {"gradients": {"penalty": 1.0, "penalty_of": "loss"}},
 }
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from trainer.config.activations import ActivationConfig
 from trainer.config.average import AverageConfig
 from trainer.config.batch import BatchGrowthConfig
 from trainer.config.fields import Beta, Bytes, Frozen, Mode, NonNegative, Positive, Share
@@ -23,6 +24,7 @@ from trainer.config.schedule import OneCycleConfig, PlateauConfig, ScheduleConfi
 from trainer.config.stability import RollbackConfig
 
 __all__ = [
+    "ActivationConfig",
     "AverageConfig",
     "BatchGrowthConfig",
     "Beta",
@@ -105,6 +107,7 @@ class TrainConfig(Frozen):
     compile: bool = False  # the model's forward and backward by torch.compile; needs a C++ compiler
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     resume_from: Path | None = None  # a checkpoint directory to start from, where the trial has none of its own
+    activations: ActivationConfig = ActivationConfig()
     init: InitConfig = InitConfig()
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -153,6 +156,17 @@ class TrainConfig(Frozen):
             raise ValueError(
                 f"gradients.penalty takes second derivatives, which do not go with {found}: leave one of them out."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_recomputed_is_differentiated_once(self) -> TrainConfig:
+        others = {
+            "compile, which chooses by itself what it computes twice": self.compile,
+            "optim.name=sophia, which differentiates twice": self.optim.name == "sophia",
+            "gradients.penalty, which differentiates twice": self.gradients.penalty is not None,
+        }
+        if self.activations.checkpoint != "none" and (found := next((name for name in others if others[name]), None)):
+            raise ValueError(f"activations.checkpoint does not go with {found}: leave one of them out.")
         return self
 
     @model_validator(mode="after")

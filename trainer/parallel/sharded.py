@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
+from trainer.activations import blocks
 from trainer.gradients import Window
 from trainer.parallel.parts import Parts
 from trainer.parallel.split import parallelize
@@ -33,7 +34,7 @@ class Sharded(Parts):
             parallelize(model, task, self.mesh["tensor"])
         offload = CPUOffloadPolicy(pin_memory=self.device.type == "cuda") if self.config.offload else OffloadPolicy()
         again = self.config.shard == "zero3"
-        for module in (*_blocks(model), model):
+        for module in (*blocks(model), model):
             fully_shard(module, mesh=self.mesh["data"], reshard_after_forward=again, offload_policy=offload)
         self._model = model
         return self._holds(model)
@@ -50,12 +51,3 @@ class Sharded(Parts):
         torch._foreach_mul_(self.local([p.grad for p in params if p.grad is not None]), self.shares)
         found = super().total(window, params)
         return found.on(torch.device("cpu")) if self.config.offload else found
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost lists and sequences of modules: the layers of a transformer or a perceptron."""
-    for child in module.children():
-        if not isinstance(module, (nn.ModuleList, nn.Sequential)):
-            yield from _blocks(child)
-        elif any(p.requires_grad for p in child.parameters()):
-            yield child

@@ -1,0 +1,140 @@
+"""Activation checkpointing: the same numbers from less memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from trainer_runs import Toy, Trial, uninterrupted
+
+from trainer.activations import checkpointed
+from trainer.config import ActivationConfig, TrainConfig
+from trainer.errors import ConfigError
+from trainer.task import Loss
+
+
+class Layered(Toy):
+    """Blocks with dropout and batch norm, in a list within the model."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Linear(6, 12)
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.GELU(), nn.Dropout(0.3)) for _ in range(3)
+            )
+            self.head = nn.Linear(12, 3)
+            self.passes: list[int] = []
+
+        def forward(self, x):
+            x = self.embed(x)
+            for layer in self.layers:
+                x = x + layer(x)
+            return self.head(x)
+
+    def model(self) -> nn.Module:
+        self.net = self.Net()
+        return self.net
+
+
+GIVEN: dict[str, Any] = {"average": {"name": "ema", "decay": 0.5}, "optim": {"wrap": "sam"}}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> str:
+    return uninterrupted(tmp_path_factory.mktemp("plain"), task=Layered, **GIVEN).digest()
+
+
+@pytest.mark.parametrize(
+    "activations",
+    [
+        {"checkpoint": "full"},
+        {"checkpoint": "selective"},
+        {"checkpoint": "full", "modules": ["layers.1", "layers.1.*"]},
+    ],
+)
+def test_the_numbers_are_the_same_to_the_bit(activations, plain, tmp_path):
+    """With dropout, batch norm's statistics, SAM's second pass, accumulation, and an evaluated average."""
+    assert uninterrupted(tmp_path, task=Layered, **GIVEN, activations=activations).digest() == plain
+
+
+class Counted(TorchDispatchMode):
+    """How often each operator runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("mode", "linear", "gelu"), [("none", 1, 1), ("full", 2, 2), ("selective", 1, 2)])
+def test_what_is_computed_twice_is_what_was_asked_for(mode, linear, gelu):
+    """By the operators that run: `full` computes a block again, `selective` all of it but its products."""
+    net = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)))
+    checkpointed(net, ActivationConfig(checkpoint=mode))
+    with Counted() as ran:
+        net(torch.randn(4, 8)).sum().backward()
+    assert (ran.counts["addmm"], ran.counts["gelu"]) == (linear, gelu)
+
+
+def test_blocks_are_those_that_are_named_or_the_elements_of_lists():
+    def wrapped(**given: Any) -> set[str]:
+        net = checkpointed(Layered.Net(), ActivationConfig(checkpoint="full", **given))
+        return {name for name, module in net.named_modules() if "forward" in vars(module)}
+
+    assert wrapped() == {"layers.0", "layers.1", "layers.2"}
+    assert wrapped(modules=("layers.[02]", "head", "layers.0.1")) == {"layers.0", "layers.2", "head"}
+    with pytest.raises(ConfigError, match=r"modules='blocks.\*' matches no module; .* head"):
+        wrapped(modules=("blocks.*",))
+    with pytest.raises(ConfigError, match="ModuleList or Sequential, and finds none"):
+        checkpointed(nn.Linear(2, 2), ActivationConfig(checkpoint="full"))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"compile": True}, "compile, which chooses"),
+        ({"optim": {"name": "sophia"}}, "optim.name=sophia"),
+        ({"gradients": {"penalty": 1.0}}, "gradients.penalty"),
+    ],
+)
+def test_what_differentiates_twice_is_refused(given, named):
+    with pytest.raises(ValidationError, match=f"activations.checkpoint does not go with {named}"):
+        TrainConfig.model_validate(given | {"activations": {"checkpoint": "full"}})
+    with pytest.raises(ValidationError, match="modules is read only with checkpoint=full or selective"):
+        ActivationConfig(modules=("a",))
+
+
+def test_memory_that_holds_only_a_checkpointed_step_trains_it(tmp_path):
+    """The estimate sees it: what is refused without is trained with it."""
+
+    class Deep(Toy):
+        def model(self) -> nn.Module:
+            self.net = nn.Sequential(
+                nn.Linear(6, 64),
+                *[nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Tanh(), nn.Tanh()) for _ in range(8)],
+                nn.Linear(64, 3),
+            )
+            return self.net
+
+        def train_set(self):
+            self.samples = 2000
+            return super().train_set()
+
+        def loss(self, model, batch):
+            x, y = batch
+            return Loss(nn.functional.cross_entropy(model(x), y, reduction="sum"), len(y))
+
+    given: dict[str, Any] = {"batch_size": 2000, "micro_batch_size": 2000, "num_epochs": 1, "memory_limit": "10MB"}
+    refused = Trial(tmp_path / "a", task=Deep, **given).attempt()
+    assert refused is not None and refused.kind == "out_of_memory"
+    trained = Trial(tmp_path / "b", task=Deep, **given, activations={"checkpoint": "full"}).attempt()
+    assert trained is not None and trained.kind == "complete"

@@ -1,0 +1,24 @@
+"""`train.activations`: what is kept from the forward pass for the backward pass."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from trainer.config.fields import Frozen
+
+
+class ActivationConfig(Frozen):
+    """Activation checkpointing. `full`: a block keeps its inputs alone, and its forward pass is computed once more for
+    the backward pass. `selective`: the results of products, convolutions and attention are kept as well."""
+
+    checkpoint: Literal["none", "full", "selective"] = "none"
+    # Patterns of module names, `encoder.*`; none: the elements of the outermost lists and sequences of modules.
+    modules: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> ActivationConfig:
+        if self.modules and self.checkpoint == "none":
+            raise ValueError("modules is read only with checkpoint=full or selective: set that, or leave modules out.")
+        return self
