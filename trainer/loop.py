@@ -110,7 +110,7 @@ class Fit:
         self.memory_mb: float | None = None  # what a step needs by the estimate, where it was asked
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
         self.reserved = not config.checkpoint.asynchronous  # whether there is memory to copy the state to, if needed
-        self.pace = Pace(self.loader, self.saver, self.state.meter, task.unit)
+        self.pace = Pace(task, config, device, self.loader, self.saver, self.state.meter)
 
     def run(self) -> Outcome:
         if refused := self._plan_memory():

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import time
 
+import torch
+
 from trainer.checkpoint.saver import Saver
+from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.meter import Meter
+from trainer.task import Task
 
 
 class Pace:
-    """Times an epoch from where it was entered; `unit` is what a loss counts."""
+    """Times an epoch from where it was entered. Raises ConfigError where the device's peak is asked for and unknown."""
 
-    def __init__(self, loader: Loader, saver: Saver, meter: Meter, unit: str) -> None:
-        self.loader, self.saver, self.meter, self.unit = loader, saver, meter, unit
+    def __init__(
+        self, task: Task, config: TrainConfig, device: torch.device, loader: Loader, saver: Saver, meter: Meter
+    ) -> None:
+        self.loader, self.saver, self.meter, self.unit = loader, saver, meter, task.unit
+        self.full: float | None = None  # samples per second that would use the devices fully
+        if config.peak_tflops is not None:
+            from trainer.flops import full_rate  # torch's fake tensors, which few need
+
+            self.full = full_rate(task, config, config.peak_tflops, device, loader)
         self.enter(0)
 
     def enter(self, position: int) -> None:
@@ -24,7 +35,10 @@ class Pace:
     def rates(self) -> dict[str, float]:
         """Per second of training; read before anything is evaluated."""
         seconds = time.perf_counter() - self.start
-        rates = {"train/samples_per_sec": self.loader.samples(self.position) / seconds}
+        samples = self.loader.samples(self.position) / seconds
+        rates = {"train/samples_per_sec": samples}
+        if self.full is not None:
+            rates["train/mfu"] = samples / self.full
         if self.unit != "samples":
             rates[f"train/{self.unit}_per_sec"] = (self.meter.sums.get("count", 0.0) - self.counted) / seconds
         return rates

@@ -50,13 +50,14 @@ TERMINAL_STATES = ("complete", "pruned", "infeasible", "failed")
 STATES = OPEN_STATES + TERMINAL_STATES
 
 
-# What the trainer and the worker report of the machine, besides `system/...` and `time/...`.
-MACHINE_METRICS = ("train/samples_per_sec", "train/gpu_util")
+# What the trainer and the worker report of the machine, besides `system/...`, `time/...` and `train/..._per_sec`.
+MACHINE_METRICS = ("train/gpu_util", "train/mfu")
 
 
 def machine_dependent(key: str) -> bool:
     """Metrics that the machine decides: clocks, load, throughput. A replay may differ in them; no digest has them."""
-    return key.startswith(("system/", "time/")) or key in MACHINE_METRICS
+    rate = key.startswith("train/") and key.endswith("_per_sec")
+    return rate or key.startswith(("system/", "time/")) or key in MACHINE_METRICS
 
 
 studies = Table(

@@ -42,7 +42,7 @@ def test_the_fields_are_a_surface_that_only_grows():
         "guard.max_consecutive",
         "checkpoint.every_epochs", "checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best",
         "checkpoint.max_bytes", "checkpoint.monitor", "checkpoint.mode",
-        "activations.checkpoint", "activations.modules", "batch_growth.epochs", "batch_growth.factor",
+        "peak_tflops", "activations.checkpoint", "activations.modules", "batch_growth.epochs", "batch_growth.factor",
         "memory_limit", "init.name", "init.gain", "init.std", "init.zero_last",
     }  # fmt: skip
 

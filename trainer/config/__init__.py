@@ -107,6 +107,7 @@ class TrainConfig(Frozen):
     compile: bool = False  # the model's forward and backward by torch.compile; needs a C++ compiler
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     resume_from: Path | None = None  # a checkpoint directory to start from, where the trial has none of its own
+    peak_tflops: Positive | Literal["auto"] | None = None  # of one device; with it, train/mfu is reported
     activations: ActivationConfig = ActivationConfig()
     init: InitConfig = InitConfig()
     optim: OptimConfig = OptimConfig()

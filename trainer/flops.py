@@ -1,0 +1,70 @@
+"""How much of what a device could compute is the model's own arithmetic: model FLOPs utilisation (Chowdhery et al.
+2022, arXiv 2204.02311, appendix B).
+
+A step's operations are counted, not run, on fake tensors: products, convolutions and attention, forward and backward;
+what activation checkpointing computes again is not the model's.
+"""
+
+# pyright: reportPrivateImportUsage=false
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.config import TrainConfig
+from trainer.data import Loader
+from trainer.errors import ConfigError
+from trainer.task import Task
+
+# Teraflops of dense products, by the vendor's data sheets; fp16 as bf16. Of a device whose name has the word.
+PEAKS: dict[str, dict[str, float]] = {
+    "A100": {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0},
+    "H100 80GB HBM3": {"fp32": 67.0, "tf32": 494.7, "bf16": 989.4, "fp8": 1978.9},
+    "H200": {"fp32": 67.0, "tf32": 494.7, "bf16": 989.4, "fp8": 1978.9},
+}
+
+
+def full_rate(
+    task: Task, config: TrainConfig, tflops: float | Literal["auto"], device: torch.device, loader: Loader
+) -> float:
+    """The samples per second of devices of `tflops` each that did nothing but the model's arithmetic. Raises
+    ConfigError where that is not known."""
+    size = min(loader.sampler.micro_batch_size, loader.sampler.size)
+    try:
+        each = flops(copy.copy(task), loader.first(size)) / size
+    except DataDependentOutputException as error:
+        raise ConfigError(
+            f"the loss looks at values, so its operations cannot be counted: leave train.peak_tflops out ({error})."
+        ) from error
+    if each == 0:
+        raise ConfigError("the model has no products to count: leave train.peak_tflops out.")
+    return (_known(config, device) if tflops == "auto" else tflops) * 1e12 * config.parallel.ranks / each
+
+
+def flops(task: Task, batch: Any) -> int:
+    """Floating point operations, two a multiplication and addition, of a forward and a backward pass of `batch`."""
+    fake, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
+    with fake, sdpa_kernel(SDPBackend.MATH), counter:
+        inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)
+        task.loss(task.model(), inputs).sum.backward()
+    return counter.get_total_flops()
+
+
+def _known(config: TrainConfig, device: torch.device) -> float:
+    """Teraflops of one device, by its name."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+    precision = "bf16" if config.precision == "fp16" else config.precision
+    for word, peaks in PEAKS.items():
+        if word in name and precision in peaks:
+            return peaks[precision]
+    raise ConfigError(
+        f"train.peak_tflops=auto knows no peak of {name} in {config.precision}: give the teraflops of its data sheet, "
+        "without sparsity."
+    )
