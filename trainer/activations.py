@@ -52,7 +52,9 @@ def checkpointed(model: nn.Module, config: ActivationConfig, *, draws: bool = Tr
     return model
 
 
-def _contexts(statistics: RunningStatistics, selective: bool) -> tuple[AbstractContextManager[Any], ...]:
+def _contexts(
+    statistics: RunningStatistics, selective: bool
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """What surrounds the first pass, and what the second."""
     first, second = create_selective_checkpoint_contexts(KEPT) if selective else (nullcontext(), nullcontext())
     return first, _both(statistics.held(), second)

@@ -329,7 +329,7 @@ class Fit:
             found["train/loss_scale"] = s.loss_scale.factor.item()
         if self.config.rollback.enabled:
             found["train/rollbacks"] = float(s.spikes.rollbacks)
-        return found
+        return found | self.ranks.communication()
 
     def _evaluate(self) -> dict[str, float]:
         seed_all(derive(self.config.seed, "evaluate", self.state.step))

@@ -279,6 +279,7 @@ def run(
     return {"losses": losses, "outcome": asdict(outcome), "weights": weights, "read": sum(sizes)} | {
         "events": trial.reporter.events,
         "artifacts": trial.reporter.artifacts,
+        "communication": [v for (_, key), v in trial.reporter.values.items() if key == "time/communication_share"],
     }
 
 

@@ -231,6 +231,14 @@ def test_rules_for_single_parameters_see_all_of_their_parts(ranks, way, ran, sol
     assert_equal(result, solo("rules"), 1e-6)
 
 
+def test_replicas_report_the_share_of_time_that_gradients_are_waited_for(ran):
+    results = ran(2)[1][0]
+    for way in ("ddp", "zero1"):
+        assert len(shares := results[way]["communication"]) == 5 and all(0 <= share < 1 for share in shares)
+        assert any(share > 0 for share in shares)
+    assert results["zero3"]["communication"] == []
+
+
 @pytest.mark.parametrize("way", RECOMPUTED_BY)
 def test_activations_are_recomputed_on_any_kind_of_ranks(way, ran, solo):
     """What they are not kept for is the same to the bit."""

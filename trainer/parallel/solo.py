@@ -90,6 +90,10 @@ class Solo(Alone):
         """The window's numbers over all ranks, and in `params` the gradients of their sum."""
         return window
 
+    def communication(self) -> dict[str, float]:
+        """The metric `time/communication_share`, where it is measured."""
+        return {}
+
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Put the sum over all shares in place of each tensor."""
 
