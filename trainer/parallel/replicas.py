@@ -83,7 +83,7 @@ class Replicas(Several):
         """Of the forward and backward passes, the share in which nothing was left but to wait for gradients of others:
         what DDP times of its first ten passes and of each hundredth one, on average."""
         timed = self._ddp._get_ddp_logging_data()
-        if not timed.get("avg_backward_compute_time"):
+        if self._low_rank is not None or not timed.get("avg_backward_compute_time"):  # PowerSGD sends after them
             return {}
         hidden = timed["avg_backward_compute_comm_overlap_time"]
         waited = max(timed["avg_backward_comm_time"] - hidden, 0)
