@@ -65,7 +65,8 @@ class Cmaes:
 
     def warm(self, records: Sequence[TrialRecord]) -> None:
         """Start from complete trials of another study."""
-        self._earlier = [(self._point(record), self._sign * (record.values or ())[0]) for record in records]
+        ends = [(record, values) for record in records if (values := reached(record, 1))]
+        self._earlier = [(self._point(record), self._sign * values[0]) for record, values in ends]
 
     def _point(self, record: TrialRecord) -> list[float]:
         """Where a trial lies in the unit cube of the numeric dimensions."""

@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.objective import Objective
-from hpo.search.sampler import Proposal, TrialRecord, ask_seed
+from hpo.search.sampler import Proposal, TrialRecord, ask_seed, reached
 
 if TYPE_CHECKING:
     from hpo.space import Coordinate, Space
@@ -108,7 +108,7 @@ class Modelled(ABC):
         """Have complete trials of another study in the model, each with every coordinate."""
         self._earlier = [
             create_trial(
-                values=record.values,
+                values=reached(record, len(self._directions)),
                 params={path: record.coordinates[path] for path in self._distributions},
                 distributions=self._distributions,
                 system_attrs=self._attributes(record),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -45,7 +45,8 @@ class Wilcoxon(BaseModel):
             return CONTINUE
         from scipy.stats import wilcoxon
 
-        _, p = wilcoxon(differences, alternative="greater", zero_method="zsplit")
+        test: Any = wilcoxon(differences, alternative="greater", zero_method="zsplit")
+        p = float(test.pvalue)
         if p < self.p_threshold:
             return Verdict("stop", reason=f"above trial {number} in {len(differences)} epochs, p = {p:.2g}")
         return CONTINUE
