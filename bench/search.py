@@ -100,6 +100,11 @@ class Method(Protocol):
         ...
 
 
+class _History(TableHistory):
+    def checkpoint(self, number: int) -> str | None:
+        return None
+
+
 @dataclass
 class Ours:
     """The product's own samplers and strategies, driven as its driver does in async order."""
@@ -133,7 +138,7 @@ class Ours:
         self.curves[number].append((epoch, loss))
         kind = "continue"
         if self._strategy.wants(epoch):
-            kind = self._strategy.decide(TableHistory(number, epoch, self.curves, self.states)).kind
+            kind = self._strategy.decide(_History(number, epoch, self.curves, self.states)).kind
         if done:
             self.states[number] = "complete" if math.isfinite(loss) else "infeasible"
         elif kind == "continue":
@@ -155,7 +160,9 @@ class Peer:
     def __init__(self, sampler: str, pruner: optuna.pruners.BasePruner, dimensions: int, seed: int) -> None:
         made = optuna.samplers.TPESampler(seed=seed) if sampler == "tpe" else optuna.samplers.RandomSampler(seed=seed)
         self._study = optuna.create_study(sampler=made, pruner=pruner, direction="minimize")
-        self._space = {f"x{i}": optuna.distributions.FloatDistribution(0.0, 1.0) for i in range(dimensions)}
+        self._space: dict[str, optuna.distributions.BaseDistribution] = {
+            f"x{i}": optuna.distributions.FloatDistribution(0.0, 1.0) for i in range(dimensions)
+        }
         self._trials: list[optuna.Trial] = []
 
     def next(self) -> tuple[int, Sequence[float] | None]:
@@ -246,9 +253,7 @@ def main() -> None:
                 for seed in range(given.seeds)
             ]
             shown = [
-                f"{statistics.fmean(at):.3f} ± {statistics.stdev(at) / len(at) ** 0.5:.3f}"
-                if len(at) > 1
-                else f"{at[0]:.3f}"
+                f"{statistics.fmean(at):.3f} ± {np.std(at, ddof=1) / len(at) ** 0.5:.3f}"
                 for at in zip(*regrets, strict=True)
             ]
             print(f"  {method:26} {'   '.join(shown)}", flush=True)

@@ -82,10 +82,13 @@ class Stopwatch:
         self._state = (self.seconds, None)
 
 
-def planned_epochs(config: Mapping[str, Any]) -> float:
-    """The most epochs a trial trains; infinity where its configuration does not say, so that its end is waited for."""
+def planned_epochs(config: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> float:
+    """The most epochs a trial trains; infinity where its configuration does not say, so that its end is waited for.
+
+    `changes`, path -> value, go before the configuration."""
     train = config.get("train")
     found = train.get("num_epochs") if isinstance(train, Mapping) else None
+    found = (changes or {}).get("train.num_epochs", found)
     return found if isinstance(found, int) else math.inf
 
 

@@ -23,7 +23,6 @@ from hpo.reclaim import Reclaimer
 from hpo.search.promotion import Board, promoting
 from hpo.study import Study, StudySpec
 from trainer.failpoint import failpoint
-from trainer.report import Outcome
 
 __all__ = ["LEASE_SECONDS", "Driver", "Options"]
 
@@ -88,6 +87,8 @@ class Driver:
         def body(connection: Connection) -> None:
             self._lease.check(connection)
             write_changes(connection, row, self._lease, values)
+            if promoting(row["spec"]["strategy"]) and not self._promoting:
+                driving.thaw(connection, self._id, [n for n, one in self._rows.items() if one["state"] == "paused"])
             if self._streak.forgiven > self._forgiven_before:
                 uid = f"{self._lease.name}.{self._lease.fence}.forgiven"
                 writes.note(connection, self._id, failures.FORGIVEN, {"first": self._streak.forgiven}, uid)
@@ -194,7 +195,7 @@ class Driver:
         self._open = self._rows.keys() - set(told)
         self._ended_rows = {number: self._rows[number] for number in ended & self._open}
         self._paused: set[int] = set()
-        self._halted_since = True  # whether a trial has paused or ended since paused ones were last looked at
+        self._looked: bool | None = None  # how the paused ones were last looked at; None once a trial has halted since
         self._judge_failures(in_order, told)
         more = bool(plans) or self._wants_more()
         self._done = self._done and not more
@@ -226,13 +227,15 @@ class Driver:
         thawed = self._promoted() if ask and not self._expired else []
         while ask and not self._expired and self._wants_more() and self._may_ask(ended, told):
             proposals.append(self._ask(self._asked))
-        if not self._wants_more() and self._open <= ended.keys():
+        waiting = self._paused if self._promoting else set()
+        if not self._wants_more() and self._open - waiting <= ended.keys():
             self._tell_all(ended, told)
         if told or proposals or thawed:
             self._commit(proposals, told, thawed)
-        elif ask and not self._expired and self._promoting and self._only_paused and not self._wants_more():
-            self._retire(sorted(self._paused & self._open))
-        self._done = not self._wants_more() and not self._open
+        elif ask and not self._expired and self._only_paused and not self._wants_more() and not self._streak.full:
+            self._retire(sorted(waiting & self._open))
+        # What waits is kept where failures end a study: a resume lets it go on.
+        self._done = not self._wants_more() and self._open <= (waiting if self._streak.full else set())
         return self._done
 
     def _wants_more(self) -> bool:
@@ -241,10 +244,14 @@ class Driver:
 
     def _short(self) -> bool:
         """Whether trials and epochs are left in the budget, what is open counted in full."""
-        trials, epochs = self._budget.trials, self._budget.epochs
+        trials = self._budget.trials
         if trials is not None and self._asked - len(self._lost) >= trials:
             return False
-        return epochs is None or sum(self._epochs.values()) < epochs
+        return self._epochs_short
+
+    @property
+    def _epochs_short(self) -> bool:
+        return self._budget.epochs is None or sum(self._epochs.values()) < self._budget.epochs
 
     def _may_ask(self, ended: dict[int, RowMapping], told: list[tuple[int, int]]) -> bool:
         """Ordered: tell trial k exactly before ask k + W, never earlier. Async: tell what has ended, keep W open."""
@@ -286,6 +293,8 @@ class Driver:
 
         failpoint("driver.before_ask_commit")
         self._ledger.transact(body)
+        if thawed:
+            failpoint("driver.after_thaw")
         if proposals:
             failpoint("driver.after_ask")
         if told:
@@ -295,16 +304,12 @@ class Driver:
         """The terminal trials the sampler does not know of, by number; only those that are new are read whole."""
         self._paused, rows = self._ledger.look(self._newly_halted)
         for row in rows:
-            self._halted_since = True
+            self._looked = None
             (self._note_pause if row["state"] == "paused" else self._note_end)(row)
         return {number: row for number, row in self._ended_rows.items() if number in self._open}
 
     def _newly_halted(self, connection: Connection) -> tuple[set[int], Sequence[RowMapping]]:
-        """The trials that are paused, and the rows of those that have paused or ended since the last look."""
-        halted = connection.execute(driving.HALTED, {"study": self._id, "first": min(self._open)}).all()
-        paused = {number for number, state in halted if state == "paused"}
-        known = self._ended_rows.keys() | (self._paused & paused)
-        return paused, driving.rows(connection, self._id, [number for number, _ in halted if number not in known])
+        return driving.halted(connection, self._id, min(self._open), self._paused, self._ended_rows)
 
     def _note_end(self, row: RowMapping) -> None:
         self._ended_rows[row["number"]] = row
@@ -322,18 +327,22 @@ class Driver:
             self._asking.tell(row)
 
     def _promoted(self) -> list[int]:
-        """The paused trials that are to go on, as many as there is room for; looked for where one has halted since."""
-        room = self._spec.window - len(self._open - self._paused - self._ended_rows.keys())
-        if not (self._promoting and self._paused and self._halted_since and room > 0):
+        """The paused trials that are to go on, as many as there is room for; looked for where anything is new."""
+        room, last = (
+            self._spec.window - len(self._open - self._paused - self._ended_rows.keys()),
+            not self._wants_more(),
+        )
+        if not (self._promoting and self._paused and self._looked != last and room > 0) or self._streak.full:
             return []
-        self._halted_since = False
+        self._looked = last
         found = self._ledger.look(lambda c: Board.of(self._curves.upto(c, None)))
+        # A budget of epochs is exceeded by the one trial that has to train to its end for the study to have a best one.
+        alone = room == self._spec.window and "complete" not in found.states.values()
         numbers: list[int] = []
-        for number in self._promoting.promote(found, last=not self._wants_more())[:room]:
-            if self._budget.epochs is not None and sum(self._epochs.values()) >= self._budget.epochs:
-                break
-            self._epochs[number] = self._plans[number]
-            numbers.append(number)
+        for number in self._promoting.promote(found, last)[:room]:
+            if self._epochs_short or (alone and not numbers):
+                self._epochs[number] = self._plans[number]
+                numbers.append(number)
         for row in self._ledger.look(lambda c: driving.rows(c, self._id, numbers)):
             self._asking.adopt(row)
         self._paused -= set(numbers)
@@ -344,11 +353,11 @@ class Driver:
 
         def body(connection: Connection) -> None:
             self._lease.check(connection)
-            for row in driving.rows(connection, self._id, numbers):
-                pruned = Outcome("pruned", row["step"], row["epoch"])
-                driving.retire(connection, row["id"], self._curves.judge(connection, row["id"], pruned)[1])
+            driving.retire(connection, self._id, numbers, self._curves)
 
         self._ledger.transact(body)
+        if numbers:
+            failpoint("driver.after_retire")
 
     @property
     def _only_paused(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from hpo import handover
+from hpo.budget import planned_epochs
 from hpo.home import Home
 from hpo.ledger import Ledger, tables, writes
 from hpo.ledger.claims import Claim
@@ -66,6 +67,7 @@ class LedgerReporter:
         self._home = home
         self._files = home.files(opened.name, claim.number)
         self._metric = opened.study.objectives[0].metric
+        self._last_epoch = planned_epochs(claim.config, claim.changes)
 
     @property
     def preempted(self) -> bool:
@@ -158,6 +160,8 @@ class LedgerReporter:
         strategy, opened, claim = self._opened.strategy, self._opened, self._claim
         if epoch is None or fold != 0 or self._metric not in metrics or not strategy.wants(epoch):
             return None
+        if epoch >= self._last_epoch:
+            return None  # nothing is left to be cut short
         value = metrics[self._metric]
         return lambda connection: strategy.decide(opened.history(connection, claim, epoch, value))
 

@@ -113,16 +113,16 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         lease_timeout=lease_timeout,
     )
     driver = Driver(ledger, study, spec, options, EXECUTORS[name](workers))
-    driver.acquire()
     if notice := silence(options.tracking_uri):
         print(notice, file=sys.stderr)
-    results, show = Results(ledger, spec.name, home), watch(ledger, spec.name, workers)
-
-    def tick(notice: str = "") -> None:
-        results.tick()
-        show(notice)
-
+    driver.acquire()
     try:
+        results, show = Results(ledger, spec.name, home), watch(ledger, spec.name, workers)
+
+        def tick(notice: str = "") -> None:
+            results.tick()
+            show(notice)
+
         return _drive(driver, ledger, spec, options, tick, results.write)
     finally:
         driver.release()
@@ -297,6 +297,8 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
         given["order"] = "async"
     if request.warm_start is not None and (stored is None or stored.warm_start != request.warm_start):
         given |= {"warm_start": request.warm_start, "earlier": _earlier(request.warm_start, study, ledger)}
+    if promotes and request.window is None and request.workers is not None:
+        given["window"] = request.workers
     given |= {"reference": study.reference, "metrics": list(study.metrics)}
     given |= {"objectives": [objective.to_json() for objective in study.objectives]}
     if request.sampler is not None:

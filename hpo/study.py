@@ -77,9 +77,9 @@ class StudySpec(BaseModel):
         """The components of the study's identity that the command line decides."""
         strategy = json.dumps(make_strategy(self.strategy).model_dump(), sort_keys=True)
         parts = {"sampler": json.dumps(self.sampling(), sort_keys=True), "strategy": strategy, "order": self.order}
-        parts |= {"window": str(self.window), "seed": str(self.seed)}
+        parts |= {"window": str(self.window)} if self.order == "ordered" else {}  # else it only says how many at a time
         begun = {"enqueued configurations": self.enqueue, "trials of the warm start": self.earlier}
-        return parts | {what: json_sha256(one) for what, one in begun.items() if one}
+        return parts | {"seed": str(self.seed)} | {what: json_sha256(one) for what, one in begun.items() if one}
 
 
 @dataclass(frozen=True, init=False)

@@ -17,6 +17,8 @@ NAMES = (
     "driver.after_ask",
     "driver.before_ask_commit",
     "driver.after_tell",
+    "driver.after_thaw",
+    "driver.after_retire",
     "worker.after_claim",
     "worker.before_report_commit",
     "worker.after_report_commit",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence, Set
 
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.ledger import statements as sql
+from hpo.ledger.history import PAGE, Curves
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, studies, trials
-
-PAGE = 500  # rows read at once: SQLite takes 32766 parameters
+from trainer.report import Outcome
 
 COUNT_TIME = update(studies).where(studies.c.id == bindparam("study")).values(seconds_used=bindparam("used"))
 
@@ -39,6 +39,17 @@ CONFIGS = (
 )
 
 
+def halted(
+    connection: Connection, study_id: int, first: int, paused: Set[int], ended: Collection[int]
+) -> tuple[set[int], list[RowMapping]]:
+    """The trials from `first` on that are paused, and the rows of those that halted since `paused` and `ended`."""
+    found = connection.execute(HALTED, {"study": study_id, "first": first}).all()
+    waiting = {number for number, state in found if state == "paused"}
+    known = waiting & paused
+    new = [number for number, _ in found if number not in known and number not in ended]
+    return waiting, rows(connection, study_id, new)
+
+
 def rows(connection: Connection, study_id: int, numbers: Sequence[int]) -> list[RowMapping]:
     """The trials of these numbers, each with what was asked."""
     pages = (numbers[start : start + PAGE] for start in range(0, len(numbers), PAGE))
@@ -51,7 +62,8 @@ def thaw(connection: Connection, study_id: int, numbers: Sequence[int]) -> None:
     connection.execute(sql.THAW, {"study": study_id, "numbers": list(numbers)})
 
 
-def retire(connection: Connection, trial_id: int, values: Sequence[float | None] | None) -> None:
-    """End a paused trial as pruned; what is not paused stays as it is."""
-    ended = {"trial": trial_id, "new_values": None if values is None else list(values), "ended": time.time()}
-    connection.execute(sql.RETIRE, ended)
+def retire(connection: Connection, study_id: int, numbers: Sequence[int], curves: Curves) -> None:
+    """End paused trials as pruned, by the value of the rung they wait at; what is not paused stays as it is."""
+    for row in rows(connection, study_id, numbers):
+        _, values = curves.judge(connection, row["id"], Outcome("pruned", row["step"], row["epoch"]))
+        connection.execute(sql.RETIRE, {"trial": row["id"], "new_values": values, "ended": time.time()})

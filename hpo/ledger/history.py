@@ -17,6 +17,7 @@ from hpo.objective import Objective
 from trainer.report import Outcome
 
 Curve = list[tuple[int, float]]
+PAGE = 500  # trials read at once: SQLite takes 32766 parameters
 
 _OWN = (
     select(reports.c.epoch, reports.c.value)
@@ -29,10 +30,21 @@ _OWN = (
     .order_by(reports.c.step)
 )
 
+_MANY = (
+    select(reports.c.trial_id, reports.c.epoch, reports.c.value)
+    .where(
+        reports.c.trial_id.in_(bindparam("trials", expanding=True)),
+        reports.c.key == bindparam("metric"),
+        reports.c.fold == 0,
+        reports.c.epoch.is_not(None),
+    )
+    .order_by(reports.c.trial_id, reports.c.step)
+)
+
 _KEYS = select(reports.c.key).where(reports.c.trial_id == bindparam("trial")).distinct().order_by(reports.c.key)
 
 _STATES = (
-    select(trials.c.id, trials.c.number, trials.c.state)
+    select(trials.c.id, trials.c.number, trials.c.state, trials.c.revision)
     .where(
         trials.c.study_id == bindparam("study"),
         trials.c.number >= bindparam("first"),
@@ -56,19 +68,22 @@ _NEWEST_CHECKPOINT = (
 
 
 class Curves:
-    """The curves of one study's first objective; those of trials that have ended are kept in memory."""
+    """The curves of one study's first objective. What was read is kept in memory until its trial changes."""
 
     def __init__(self, study_id: int, objective: Objective) -> None:
         self.study_id = study_id
         self.objective = objective
         self._sign = -1.0 if objective.direction == "maximize" else 1.0
-        self._ended: dict[int, tuple[str, Curve]] = {}  # by number
-        self._gap = 0  # the lowest number that is not among them
+        self._kept: dict[int, tuple[int, str, Curve]] = {}  # number -> the trial's revision, its state, its curve
+        self._gap = 0  # every trial below has ended, and never changes
 
     def of(self, connection: Connection, trial_id: int) -> Curve:
         """(epoch, loss) of one trial, in order."""
         rows = connection.execute(_OWN, {"trial": trial_id, "metric": self.objective.metric})
-        return [(epoch, math.nan if value is None else self._sign * value) for epoch, value in rows]
+        return [(epoch, self._loss(value)) for epoch, value in rows]
+
+    def _loss(self, value: float | None) -> float:
+        return math.nan if value is None else self._sign * value
 
     def as_loss(self, value: float) -> float:
         return self._sign * value
@@ -76,18 +91,25 @@ class Curves:
     def upto(self, connection: Connection, last: int | None) -> dict[int, tuple[str, Curve]]:
         """Number -> (state, curve) of every trial <= `last`, or of all."""
         last = 2**31 - 1 if last is None else last
-        seen = {number: entry for number, entry in self._ended.items() if number <= last}
-        if self._gap > last:
-            return seen
-        rows = connection.execute(_STATES, {"study": self.study_id, "first": self._gap, "last": last})
-        for trial_id, number, state in rows.all():
-            if number not in seen:
-                seen[number] = (state, self.of(connection, trial_id))
-            if state in TERMINAL_STATES:
-                self._ended[number] = seen[number]
-        while self._gap in self._ended:
+        if self._gap <= last:
+            self._read(connection, last)
+        return {number: (state, curve) for number, (_, state, curve) in sorted(self._kept.items()) if number <= last}
+
+    def _read(self, connection: Connection, last: int) -> None:
+        rows = connection.execute(_STATES, {"study": self.study_id, "first": self._gap, "last": last}).all()
+        new = [row for row in rows if self._kept.get(row.number, (None,))[0] != row.revision]
+        curves: dict[int, Curve] = {row.id: [] for row in new}
+        for start in range(0, len(new), PAGE):
+            where = {"trials": [row.id for row in new[start : start + PAGE]], "metric": self.objective.metric}
+            for trial_id, epoch, value in connection.execute(_MANY, where):
+                curves[trial_id].append((epoch, self._loss(value)))
+        for row in new:
+            # Of a trial that trains this may be read within a transaction that comes to nothing: read it anew.
+            revision = row.revision if row.state != "running" else -1
+            self._kept[row.number] = (revision, row.state, curves[row.id])
+        ended = {row.number for row in rows if row.state in TERMINAL_STATES}
+        while self._gap in ended:
             self._gap += 1
-        return dict(sorted(seen.items()))
 
     def judge(self, connection: Connection, trial_id: int, outcome: Outcome) -> tuple[Outcome, list[float] | None]:
         """The value a trial ends with, by its objective's `select`; nothing that failed is scored.

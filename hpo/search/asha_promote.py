@@ -37,7 +37,9 @@ class AshaPromote(Asha):
         curves = {**history.curves(STATES), history.number: curve}
         ranked = self._ranked(curves, rung)
         place, keep = ranked.index(history.number), len(ranked) // self.eta
-        if rung < self.top(curves) and place < keep and not history.curves(("paused",)).keys() & set(ranked[:place]):
+        waiting = history.curves(("paused",))
+        ahead = any(number in waiting and self.rung(waiting[number][-1][0]) == rung for number in ranked[:place])
+        if place < keep and not ahead and rung < self.top(curves):
             return CONTINUE
         return Verdict(
             "pause", reason=f"rank {place + 1} of {len(ranked)} at rung {rung} (epoch {epoch}); the best {keep} go on"
@@ -54,7 +56,8 @@ class AshaPromote(Asha):
     def _best(self, board: Board, at_least: int, top: float) -> list[int]:
         waiting: dict[int, set[int]] = {}
         for number in board.paused:
-            waiting.setdefault(self.rung(board.curves[number][-1][0]) or 0, set()).add(number)
+            if curve := board.curves.get(number):  # a loop of the user's own may pause before it reports
+                waiting.setdefault(self.rung(curve[-1][0]) or 0, set()).add(number)
         found: list[int] = []
         for rung in sorted((rung for rung in waiting if rung < top), reverse=True):
             ranked = self._ranked(board.curves, rung)

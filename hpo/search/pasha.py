@@ -43,9 +43,9 @@ class Pasha(AshaPromote):
         among = {number: curves[number] for number in above if math.isfinite(above[number] + below[number])}
         if len(among) < 2:
             return True
-        tolerance = self._tolerance(among)
         pairs = zip(self._ranked(among, top), self._ranked(among, top - 1), strict=True)
-        return all(abs(below[one] - below[other]) <= tolerance for one, other in pairs if one != other)
+        apart = max(abs(below[one] - below[other]) for one, other in pairs)
+        return apart == 0.0 or apart <= self._tolerance(among)
 
     def _tolerance(self, curves: Mapping[int, Curve]) -> float:
         apart = []

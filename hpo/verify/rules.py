@@ -148,6 +148,8 @@ def _complete(study: RowMapping, rows: Rows) -> Iterator[str]:
     if study["state"] == "open":
         return
     for row in rows:
+        if row["state"] == "paused" and study["state"] == "stopped":
+            continue  # failures ended the study; a resume lets it go on
         if row["state"] not in TERMINAL_STATES:
             yield f"trial {row['number']} is {row['state']}, but the study is {study['state']}"
         elif row["told"] is None:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import insert, select
 
 from hpo.clock import SystemClock
-from hpo.ledger import Ledger, claims, leases, tables, writes
+from hpo.ledger import Ledger, claims, driving, leases, tables, writes
 from hpo.ledger.process import Process
 from trainer.errors import Fenced
 from trainer.report import CheckpointRef, Outcome, Verdict
@@ -82,7 +82,7 @@ LIFE: dict[str, Callable[[Ledger, claims.Claim], Any]] = {
     "ask": lambda ledger, _: ledger.transact(lambda c: writes.ask(c, 1, MORE, [(0, 0)])),
     "note": lambda ledger, _: ledger.transact(lambda c: writes.note(c, 1, "drift", {}, "uid")),
     "claim": lambda ledger, _: take(ledger, "second"),
-    "thaw": lambda ledger, _: ledger.transact(lambda c: writes.thaw(c, 1, [0])),
+    "thaw": lambda ledger, _: ledger.transact(lambda c: driving.thaw(c, 1, [0])),
     "acquire": lambda ledger, _: leases.acquire(ledger, "driver:1", ME, SystemClock(), 5).fence,
 }
 PASSING = {

@@ -26,7 +26,7 @@ from hpo.errors import DriftError
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
-from hpo.ledger import Ledger, reads, writes
+from hpo.ledger import Ledger, driving, reads
 from hpo.ledger.tables import attempts, events, studies, trials, workers
 from hpo.results import Results
 from hpo.run import Request, declare
@@ -242,7 +242,7 @@ def test_a_study_of_which_only_paused_trials_are_left_says_so_and_ends(home, fra
         expected = "1 trial is paused and nothing" if paused == 1 else "3 trials are paused and nothing"
         assert reason.startswith(expected)
     with Ledger(home.storage).write() as connection:
-        writes.thaw(connection, 1, range(3))
+        driving.thaw(connection, 1, range(3))
     fragile.write_text(FRAGILE)
     assert drive(home, name="fragile", allow_drift=True)[2] == "complete"
 
