@@ -63,7 +63,9 @@ def frozen(megabytes: int, directory: Path) -> None:
     """Prints the bytes of five checkpoints over those of their directories apart, and their times."""
     base = {f"{i}.weight": nn.Parameter(torch.randn(LAYER, LAYER), requires_grad=False) for i in range(megabytes // 4)}
     state = state_of(3 * megabytes // 100)
-    state["model"] = {**base, **{f"adapter.{key}": nn.Parameter(w) for key, w in state["model"].items()}}
+    small = state_of(3 * megabytes // 100)["model"]
+    assert isinstance(small, dict)
+    state["model"] = {**base, **{f"adapter.{key}": nn.Parameter(w) for key, w in small.items()}}
     saver, seconds, refs = Saver(directory, 1, ""), [], []
     for step in range(5):
         before = saver.seconds

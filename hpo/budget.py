@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,15 @@ class Stopwatch:
 
     def stop(self) -> None:
         self._state = (self.seconds, None)
+
+    def alarm(self, bound: float | None, action: Callable[[], None]) -> threading.Timer:
+        """Calls `action` when `bound` seconds are used, if there is a bound, from a thread of its own: an executor may
+        be training in the driver's."""
+        timer = threading.Timer(math.inf if bound is None else bound - self.seconds, action)
+        timer.daemon = True
+        if bound is not None:
+            timer.start()
+        return timer
 
 
 def planned_epochs(config: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> float:

@@ -256,7 +256,10 @@ def show(
 @app.command()
 def compare(
     study: StudyOption = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=MOST, help="How many trials, best first.")] = 10,
+    top: Annotated[
+        int | None,
+        typer.Option("--top", min=1, max=MOST, help="How many trials, best first.  [default: 10, in files all]"),
+    ] = None,
     every: AllOption = False,
     as_json: JsonOption = False,
     csv: Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write a CSV file.")] = None,
@@ -270,7 +273,7 @@ def compare(
 
     ledger, name, _ = open_study(home, storage, study)
     with ledger.read() as connection:
-        found = tables.compare(connection, name, top)
+        found = tables.compare(connection, name, top or (MOST if csv or parquet else 10))
     if csv:
         tables.write_csv(found, Path(csv))
     if parquet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from sqlalchemy import update
@@ -108,12 +107,11 @@ class Driver:
         context = WorkerContext(self._options.storage, self._options.home, self._id, self._spec.name)
         self._executor.start(context)
         self._time.start()
-        alarm = self._alarm()
+        alarm = self._time.alarm(self._budget.seconds, self._expire)
         try:
             self._drive(on_tick)
         finally:
-            if alarm is not None:
-                alarm.cancel()
+            alarm.cancel()
             self._executor.stop(grace=self._options.lease_timeout)
             self._reclaimer.reclaim(counted=False)  # what a worker held that died or did not leave in time
         self._ledger.transact(self._renew)
@@ -140,19 +138,9 @@ class Driver:
         if self._time.runs:
             connection.execute(driving.COUNT_TIME, {"study": self._id, "used": self._time.seconds})
 
-    def _alarm(self) -> threading.Timer | None:
-        """Goes off when the time is used up: an executor may be training in the driver's own thread."""
-        if self._budget.seconds is None:
-            return None
-
-        def expire() -> None:
-            self._expired = True
-            self._executor.preempt()
-
-        alarm = threading.Timer(self._budget.seconds - self._time.seconds, expire)
-        alarm.daemon = True
-        alarm.start()
-        return alarm
+    def _expire(self) -> None:
+        self._expired = True
+        self._executor.preempt()
 
     def request_stop(self) -> None:
         """Stop gracefully: workers checkpoint and leave, trials wait for the next resume."""

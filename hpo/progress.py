@@ -111,7 +111,10 @@ class Progress:
         return " or ".join(filter(None, [*bounds, spelled(self.max_seconds) if self.max_seconds else ""]))
 
     def refresh(self) -> list[Trial]:
+        """Read what is new; the trials that have ended or paused since."""
         fresh, points = self._ledger.look(self._read)
+        waited = {number for number, trial in self.trials.items() if trial.state == "paused"}
+        paused = {trial.number for trial in fresh if trial.state == "paused"} - waited
         for trial in fresh:
             if known := self.trials.get(trial.number):
                 trial.curve, trial.step = known.curve, known.step
@@ -121,11 +124,10 @@ class Progress:
             if step > trial.step:
                 trial.curve.append(value)
                 trial.step = step
-        ended = [trial for trial in fresh if trial.state in TERMINAL_STATES]
-        for trial in ended:
-            if self._better(trial):
+        for trial in fresh:
+            if trial.state in TERMINAL_STATES and self._better(trial):
                 self.best = trial
-        return ended
+        return [trial for trial in fresh if trial.state in TERMINAL_STATES or trial.number in paused]
 
     def _read(self, connection: Connection) -> tuple[list[Trial], list[Any]]:
         """The trials that are new or were open, and the points of their curves that are new."""

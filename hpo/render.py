@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hpo.run import Result
 
 REFRESH_SECONDS = 0.5
+SILENCE = 30.0  # seconds after which a run that prints lines says what it is doing
 WIDE = 76  # columns from which on there is room for curves
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLE = {
@@ -51,7 +52,7 @@ class View:
         self._clock = clock or SystemClock()
         self._console = console
         self._workers = workers
-        self._due = 0.0
+        self._due = self._told = 0.0
         self.progress = Progress(ledger, name, self._clock)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
@@ -83,21 +84,25 @@ class View:
         if now < self._due:
             return
         self._due = now + REFRESH_SECONDS
-        ended = self.progress.refresh()
+        halted = self.progress.refresh()
         if self._live:
             width, height = self._console.size
             self._live.update(screen(self.progress, self._heading(), width, height), refresh=True)
         elif not self._console.is_terminal:
-            for trial in ended:
-                self._line(self._ended(trial))
+            for trial in halted:
+                self._line(self._halted(trial))
+            if not halted and now > self._told + SILENCE:
+                running = sum(trial.state == "running" for trial in self.progress.trials.values())
+                doing = f"{running} running" if running else "workers are starting"
+                self._line(f"{doing}, {counted(self.progress.epochs, 'epoch')} trained  ({self.progress.counts()})")
 
     def _heading(self) -> str:
         spec = self.progress.spec
-        order = f"ordered, window {spec['window']}" if spec["order"] == "ordered" else "async"
+        order = f"{spec['order']}, window {spec['window']}"
         workers = counted(self._workers, "worker")
         return f"{spec['sampler']} · {spec['strategy']['name']} · {workers} · {order} · seed {spec['seed']}"
 
-    def _ended(self, trial: Trial) -> str:
+    def _halted(self, trial: Trial) -> str:
         per_minute, _ = self.progress.rates()
         value = "" if trial.shown_value is None else f"  {self.progress.metric} {number(trial.shown_value)}"
         best = "  best so far" if trial is self.progress.best else ""
@@ -106,6 +111,7 @@ class View:
         return f"trial {trial.number} {trial.state}  epoch {epochs(trial)}{value}{best}{why}  ({left})"
 
     def _line(self, text: str) -> None:
+        self._told = self._clock.monotonic()
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

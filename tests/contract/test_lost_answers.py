@@ -83,7 +83,7 @@ LIFE: dict[str, Callable[[Ledger, claims.Claim], Any]] = {
     "note": lambda ledger, _: ledger.transact(lambda c: writes.note(c, 1, "drift", {}, "uid")),
     "claim": lambda ledger, _: take(ledger, "second"),
     "thaw": lambda ledger, _: ledger.transact(lambda c: driving.thaw(c, 1, [0])),
-    "acquire": lambda ledger, _: leases.acquire(ledger, "driver:1", ME, SystemClock(), 5).fence,
+    "acquire": lambda ledger, _: leases.acquire(ledger, "driver:1", "s", ME, SystemClock(), 5).fence,
 }
 PASSING = {
     "revision",

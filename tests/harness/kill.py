@@ -120,8 +120,9 @@ class Golden:
     seconds: float
 
 
-def golden_run(home: Path) -> Golden:
+def golden_run(home: Path, *extra: str) -> Golden:
     run = Run(home)
+    run.extra = extra or run.extra
     run.finished(run.run())
     digest = run.status()["digest"]
     check_sound(run, digest, lost=0)

@@ -32,6 +32,8 @@ INSTANTS = int(os.environ.get("KILLS", "20"))  # seeded instants for each target
 SAMPLED_POINTS = ("worker.after_report_commit", "artifact.after_store")
 ASYNCHRONOUS = ("-o", "train.checkpoint.asynchronous=true")  # which is no part of a digest
 ASYNCHRONOUS_POINTS = ("checkpoint.after_copy", "checkpoint.before_commit")  # which other saves do not pass
+PROMOTING = ("--strategy", "asha-promote", "--workers", "1", "--window", "1")
+PROMOTION_POINTS = ("driver.after_thaw", "driver.after_retire")  # which no other strategy passes
 SAVING = ("checkpoint.", "retention.", "worker.")
 
 
@@ -44,6 +46,11 @@ def golden(tmp_path_factory) -> Golden:
 def ended():
     yield
     end_all()
+
+
+@pytest.fixture(scope="session")
+def promoted(tmp_path_factory) -> Golden:
+    return golden_run(tmp_path_factory.mktemp("promoted") / "home", *PROMOTING)
 
 
 def _instants(count: int) -> list[tuple[str, int]]:
@@ -93,6 +100,30 @@ def test_a_kill_at_a_sampled_point_changes_nothing(tmp_path, golden, name):
     check_kill_at_point(tmp_path, golden, name, hit=2)
 
 
+def check_kill_of_a_promotion(tmp_path, promoted, name: str, hit: int) -> None:
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
+    run = Run(tmp_path / "home", extra=PROMOTING, environ=points)
+    output = run.run().communicate(timeout=120)[0]
+    assert (fired / name).exists(), f"{name} was never passed {hit} times:\n{output}"
+    if name.startswith("driver."):
+        run.finished(run.start("resume", "--study", "tiny"))  # with as many workers as before
+    check_sound(run, promoted.digest, LOST["worker"])
+
+
+@pytest.mark.parametrize(("name", "hit"), [("driver.after_thaw", 1), ("driver.after_retire", 1)])
+def test_a_kill_around_a_promotion_changes_nothing(tmp_path, promoted, name, hit):
+    check_kill_of_a_promotion(tmp_path, promoted, name, hit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [2, 3])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("driver.after_thaw", "worker."))])
+def test_a_kill_anywhere_among_promotions_changes_nothing(tmp_path, promoted, name, hit):
+    check_kill_of_a_promotion(tmp_path, promoted, name, hit)
+
+
 @pytest.mark.parametrize("name", ASYNCHRONOUS_POINTS[1:])
 def test_a_kill_around_a_save_in_the_background_changes_nothing(tmp_path, golden, name):
     """The golden run waits for its saves."""
@@ -101,7 +132,7 @@ def test_a_kill_around_a_save_in_the_background_changes_nothing(tmp_path, golden
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hit", [1, 3])
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ASYNCHRONOUS_POINTS])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ASYNCHRONOUS_POINTS + PROMOTION_POINTS])
 def test_a_kill_at_any_named_point_changes_nothing(tmp_path, golden, name, hit):
     check_kill_at_point(tmp_path, golden, name, hit)
 

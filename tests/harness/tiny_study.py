@@ -84,6 +84,8 @@ def task():
             return features + 0.05 * torch.randn(features.shape, generator=generator), target
 
         def loss(self, model, batch):
+            if os.environ.get("TINY_FAIL"):
+                raise ValueError("the task is broken")
             if log := os.environ.get("TINY_LOG"):
                 with open(log, "a") as file:
                     file.write(f"{self.config.train.optim.lr!r}\n")

@@ -22,7 +22,14 @@ PROMOTE = {"sampler": "tpe", "strategy": "asha-promote", "overrides": FULL | {"t
 
 
 def drive(
-    home: Home, executor=None, *, workers=1, bound=None, tick: Callable[[Driver], None] = lambda _: None, **flags
+    home: Home,
+    executor=None,
+    *,
+    workers=1,
+    bound=None,
+    allow_drift=False,
+    tick: Callable[[Driver], None] = lambda _: None,
+    **flags,
 ):
     """Drive the tiny study to its end or its interruption: the ledger, and the state it is left in."""
     ledger = Ledger(home.create().storage)
@@ -32,7 +39,7 @@ def drive(
         ledger,
         study,
         spec,
-        Options(home, ledger.url, home.tracking_uri, **bound, lease_timeout=20),
+        Options(home, ledger.url, home.tracking_uri, **bound, allow_drift=allow_drift, lease_timeout=20),
         executor or Inline(),
     )
     driver.acquire()
@@ -129,12 +136,48 @@ def test_a_budget_of_epochs_counts_what_was_trained(tmp_path):
     assert state == "complete"
     assert 12 <= sum(trained) < 12 + 4
     assert len(trained) > 12 / 4, "what waits at a rung is not counted in full"
+    assert "complete" in [state for (state,) in rows(ledger, trials.c.state)], "its winner is trained in full"
 
 
-def test_more_trials_later_go_on_where_the_study_stood(tmp_path, golden):
+def test_more_trials_later_leave_alone_what_has_ended(tmp_path):
     home = Home(tmp_path / "home")
-    drive(home, bound={"trials": 5}, **PROMOTE)
+    ledger, _ = drive(home, bound={"trials": 5}, **PROMOTE)
+    before = rows(ledger, trials.c.number, trials.c.state, trials.c.epoch)
+    assert "pruned" in [state for _, state, _ in before]
     ledger, state = drive(home, bound={"trials": 9}, **PROMOTE)
+    after = rows(ledger, trials.c.number, trials.c.state, trials.c.epoch)
+    assert (state, after[:5], len(after)) == ("complete", before, 9)
+
+
+def interrupted_with_paused_trials(home: Home) -> Ledger:
+    def stop(driver: Driver) -> None:
+        if len(driver._paused) >= 2:
+            driver.request_stop()
+
+    ledger, state = drive(home, tick=stop, **PROMOTE)
+    assert state == "interrupted"
+    assert [state for (state,) in rows(ledger, trials.c.state)].count("paused") >= 2
+    return ledger
+
+
+def test_failures_that_end_a_study_keep_what_waits(tmp_path, monkeypatch):
+    home = Home(tmp_path / "home")
+    ledger = interrupted_with_paused_trials(home)
+    waiting = {number for number, state in rows(ledger, trials.c.number, trials.c.state) if state == "paused"}
+    monkeypatch.setenv("TINY_FAIL", "1")
+    ledger, state = drive(home, **PROMOTE)
+    assert state == "stopped"
+    kept = {number for number, state in rows(ledger, trials.c.number, trials.c.state) if state == "paused"}
+    assert kept and kept <= waiting
+    monkeypatch.delenv("TINY_FAIL")
+    ledger, state = drive(home, **PROMOTE)
     assert state == "complete"
-    states = [state for (state,) in rows(ledger, trials.c.state)]
-    assert len(states) == 9 and set(states) == {"complete", "pruned"}
+    assert {state for (state,) in rows(ledger, trials.c.state)} == {"complete", "pruned", "failed"}
+
+
+def test_what_waits_goes_on_under_a_strategy_that_lets_nothing_wait(tmp_path):
+    home = Home(tmp_path / "home")
+    interrupted_with_paused_trials(home)
+    ledger, state = drive(home, bound={"trials": 4}, allow_drift=True, **(PROMOTE | {"strategy": "none"}))
+    assert state == "complete"
+    assert {state for (state,) in rows(ledger, trials.c.state)} == {"complete"}
