@@ -2,14 +2,16 @@
 
     python bench/overhead.py [--trials 40] [--rounds 5] [--run-trials 300] [--ray-trials 10]
 
-Wall clock, a study that trains nothing (bench/noop.py): 10 reports of 3 metrics a trial. The contestants take turns,
-so that a change in the machine's speed meets all of them; every database exists before anything is timed.
+Wall clock, a study that trains nothing (bench/noop.py): 10 reports of 3 metrics a trial. path, drained, peer and mlflow
+take turns, so that a change in the machine's speed meets all of them, and their databases exist before anything is
+timed; run and ray follow, since their start-up is spread over more trials.
 
     path     ours, a trial's own path: ask, claim, reports, tell, on SQLite with synchronous FULL; random sampler
     drained  ours, path and then its draining to MLflow (SQLite) in the same process, one after the other: what the
              work costs where one processor does all of it, without the mirror's start-up
-    run      ours as it is used: the mirror is a process beside the driver, from the start of the run until it has
-             drained and left; its start-up (most of it the import of mlflow) is counted, over --run-trials trials
+    run      ours as it is used, `hpo run --executor inline` without its screen: the mirror is a process beside the
+             driver that has drained and left at the end, a metrics.json for every trial; all start-up is counted,
+             over --run-trials trials
     peer     Optuna, RDB on SQLite, TPE; MLflow on SQLite, one log_metrics and one report per step
     mlflow   MLflow's client alone: create_run, one log_batch, set_terminated
     ray      Ray Tune with MLflow's callback, where ray is installed (the extra `ray`)
@@ -28,7 +30,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -67,35 +69,27 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
 
 
 def product(directory: Path) -> Callable[[int], dict[str, float]]:
-    """Seconds from the start of a run of so many trials until its mirror, a process of its own, has drained."""
-    from hpo import mirror
+    """Seconds of `hpo run --executor inline` for so many trials, from the declaration to a mirror that has drained."""
+    from hpo.home import Home
+    from hpo.run import Request
+    from hpo.run import run as search
 
-    home, ledger, drive = _study(directory)
+    home, done = Home(directory), 0
 
     def run(trials: int) -> dict[str, float]:
-        begun: list[Any] = []
-
-        def begin() -> None:
-            begun.extend([time.perf_counter(), time.time(), mirror.spawn(home, ledger.url, home.tracking_uri, "noop")])
-
-        drive(trials, begin)
-        started, spawned, mirroring = begun
-        left = mirror.finish(mirroring, ledger, home.tracking_uri, "noop")
-        assert left == 0, f"MLflow is behind by {left}"
-        total = time.perf_counter() - started
-        with ledger.read() as connection:
-            since = connection.exec_driver_sql("SELECT since FROM leases WHERE name LIKE 'mirror:%'").scalar_one()
-        print(f"a run of {trials} trials: {total:.1f} s; its mirror was ready after {since - spawned:.1f} s")
-        return {"run": total}
+        nonlocal done
+        done += trials
+        started = time.perf_counter()
+        request = Request(home, reference=STUDY, trials=done, executor="inline")
+        result = search(request, lambda *_: lambda notice: None)
+        assert result.state == "complete" and result.behind == 0, result
+        return {"run": time.perf_counter() - started}
 
     return run
 
 
-def _study(directory: Path) -> tuple[Home, Ledger, Callable[..., float]]:
-    """A home for the study that trains nothing, and how to drive so many more trials of it: the seconds it took.
-
-    What is given besides is called once the study is there, as its run begins.
-    """
+def _study(directory: Path) -> tuple[Home, Ledger, Callable[[int], float]]:
+    """A home for the study that trains nothing, and how to drive so many more trials of it: the seconds it took."""
     from hpo.driver import Driver, Options
     from hpo.executors.inline import Inline
     from hpo.home import Home
@@ -106,13 +100,12 @@ def _study(directory: Path) -> tuple[Home, Ledger, Callable[..., float]]:
     ledger = Ledger(home.storage)
     done = 0
 
-    def drive(trials: int, begin: Callable[[], None] = lambda: None) -> float:
+    def drive(trials: int) -> float:
         nonlocal done
         done += trials
         study, spec = declare(Request(home, reference=STUDY), ledger, workers=1)
         driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=done), Inline())
         driver.acquire()
-        begin()
         started = time.perf_counter()
         driver.run()
         seconds = time.perf_counter() - started
@@ -228,7 +221,7 @@ def measure(contestants: list[Callable[[int], dict[str, float]]], rounds: int, t
     return figures
 
 
-_ASKED = (("path", "peer", 8), ("drained", "peer", 3), ("run", "peer", 3), ("drained", "ray", 40))
+_ASKED = (("path", "peer", 8), ("drained", "peer", 3), ("run", "peer", 3), ("drained", "ray", 40), ("run", "ray", 40))
 
 
 def show(figures: dict[str, list[float]]) -> None:
