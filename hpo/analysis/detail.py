@@ -17,7 +17,7 @@ from hpo.errors import HpoError, UserError
 from hpo.failures import own_part
 from hpo.home import Home
 from hpo.ledger import reads
-from hpo.ledger.tables import asks, attempts, checkpoints, events, trials, workers
+from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, trials, workers
 from hpo.render import duration, number, sparkline
 from hpo.words import command, counted
 
@@ -61,6 +61,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
             {**one, "path": str(home.checkpoints(name, number) / one["path"])}
             for one in connection.execute(_CHECKPOINTS, {"trial": row["id"]}).mappings()
         ],
+        "decisions": [dict(one) for one in connection.execute(_DECISIONS, {"trial": row["id"]}).mappings()],
         "events": [dict(one) for one in connection.execute(_EVENTS, {"trial": row["id"]}).mappings()],
     }
 
@@ -94,6 +95,13 @@ _CHECKPOINTS = _by_trial(
     checkpoints.c.size,
     checkpoints.c.sha256,
 ).order_by(checkpoints.c.step, checkpoints.c.id)
+_DECISIONS = (
+    _by_trial(
+        decisions, decisions.c.step, decisions.c.fold, decisions.c.verdict, decisions.c.strategy, decisions.c.reason
+    )
+    .where(decisions.c.verdict != "continue")
+    .order_by(decisions.c.step, decisions.c.fold)
+)
 _EVENTS = _by_trial(events, events.c.kind, events.c.fields, events.c.at).order_by(events.c.at, events.c.id)
 
 
@@ -201,6 +209,10 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
             ]
             for a in trial["attempts"]
         ),
+    )
+    yield from _section(
+        "decisions",
+        ([f"step {d['step']}", d["verdict"], f"by {d['strategy']}", d["reason"]] for d in trial["decisions"]),
     )
     there = [c for c in trial["checkpoints"] if c["state"] != "deleted"]
     yield from _section(

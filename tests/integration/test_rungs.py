@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
+from hpo.analysis.detail import describe, detail
 from hpo.driver import Driver, Options
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
@@ -90,6 +92,13 @@ def test_trials_pause_go_on_and_end(golden):
     assert len(rows(golden, decisions.c.trial_id)) == len(set(rows(golden, decisions.c.trial_id, decisions.c.step)))
     told = sorted(place for (place,) in rows(golden, trials.c.told))
     assert told == list(range(14)), "every trial is told of once, as ended"
+
+
+def test_a_trial_that_waited_to_the_end_shows_why(golden):
+    [number, *_] = [number for number, state in rows(golden, trials.c.number, trials.c.state) if state == "pruned"]
+    home = Home(Path(golden.url.removeprefix("sqlite:///")).parent)
+    text = golden.look(lambda c: describe(detail(c, home, "tiny", number), ""))
+    assert re.search(r"\ndecisions\n  step 4 +pause +by asha-promote +rank \d of \d at rung 0 \(epoch 1\)", text)
 
 
 def test_what_went_on_is_what_never_paused(tmp_path):
