@@ -89,6 +89,7 @@ STRATEGIES = {
     "hyperband": "hpo.search.hyperband:Hyperband",
     "asha-promote": "hpo.search.asha_promote:AshaPromote",
     "pasha": "hpo.search.pasha:Pasha",
+    "hyperband-promote": "hpo.search.hyperband_promote:HyperbandPromote",
 }
 
 

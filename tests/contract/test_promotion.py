@@ -21,6 +21,8 @@ SPECS = [
     {"name": "asha-promote", "min_epochs": 2, "eta": 2, "max_epochs": 9},
     {"name": "pasha"},
     {"name": "pasha", "eta": 2, "percentile": 50.0},
+    {"name": "hyperband-promote"},
+    {"name": "hyperband-promote", "eta": 2, "brackets": 2},
 ]
 ASHA = SPECS[:2]
 
@@ -180,7 +182,9 @@ def test_whatever_the_workers_do(seed, spec, workers):
     assert sorted(simulated.states) == list(full)
     assert set(simulated.states.values()) <= {"complete", "pruned", "infeasible"}
     rungs = [
-        (number, strategy.rung(epoch)) for (number, epoch), kind in simulated.verdicts.items() if kind != "continue"
+        (number, _asha(strategy, number).rung(epoch))
+        for (number, epoch), kind in simulated.verdicts.items()
+        if kind != "continue"
     ]
     assert len(set(rungs)) == len(rungs), "no trial is halted twice at one rung"
     starts: dict[int, list[int]] = {}
@@ -188,6 +192,28 @@ def test_whatever_the_workers_do(seed, spec, workers):
         starts.setdefault(number, []).append(at)
     assert all(at == sorted(set(at)) and at[0] == 0 for at in starts.values()), "each goes on from where it paused"
     assert sum(map(len, simulated.seen.values())) < 0.7 * sum(map(len, full.values()))
+
+
+def _asha(strategy, number: int):
+    """What has the rungs of a trial."""
+    return strategy.asha(strategy.bracket(number)) if strategy.name == "hyperband-promote" else strategy
+
+
+@given(seed=st.integers(0, 2**16), last=st.booleans())
+def test_brackets_of_hyperband_are_studies_of_their_own(seed, last):
+    """The shares are those of algorithm 1: n = ceil((s_max + 1) eta^s / (s + 1)) for s = 2, 1, 0 and eta = 3."""
+    strategy = make_strategy({"name": "hyperband-promote"})
+    full = losses(seed, trials=40, epochs=9)
+    simulation = Simulation(strategy, full)
+    simulation.states = dict.fromkeys(full, "paused")
+    simulation.seen = {n: curve[: 3 ** (n % 2) * 3 ** strategy.bracket(n)] for n, curve in full.items()}
+    found = set(strategy.promote(Board(simulation.seen, simulation.states), last))
+    for bracket in range(3):
+        alone = make_strategy({"name": "asha-promote", "min_epochs": 3**bracket})
+        mine = {n: curve for n, curve in simulation.seen.items() if strategy.bracket(n) == bracket}
+        assert {n for n in found if n in mine} == set(alone.promote(Board(mine, dict.fromkeys(mine, "paused")), last))
+    shares = [sum(strategy.bracket(n) == bracket for n in range(17000)) for bracket in range(3)]
+    assert shares == pytest.approx([9000, 5000, 3000], rel=0.05)
 
 
 @pytest.mark.parametrize("trials", [1, 2, 25])

@@ -1,0 +1,62 @@
+"""Hyperband (Li et al. 2018, JMLR 18:185) with promotion: brackets of `asha-promote` that begin at different rungs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpo.search.asha_promote import AshaPromote
+from hpo.search.hyperband import Among, Hyperband
+from hpo.search.promotion import Board
+from hpo.search.strategy import History
+from trainer.report import Verdict
+
+
+class HyperbandPromote(BaseModel):
+    """So many brackets, the first rung of each eta times as late as that of the one before; a trial is in one of them.
+
+    min_epochs   r, the first rung of bracket 0
+    eta          the reduction factor, 2 or more
+    brackets     s_max + 1; bracket b gets the share of trials that `hyperband` gives it
+    max_epochs   no rung at or above it; None puts no bound
+    seed         another one deals the trials out anew
+
+    A trial is held against those of its own bracket. Where several may go on, the one that has trained longest goes
+    first; at the end of the study the best of every bracket trains to its end.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Literal["hyperband-promote"] = "hyperband-promote"
+    min_epochs: int = Field(default=1, ge=1)
+    eta: int = Field(default=3, ge=2)
+    brackets: int = Field(default=3, ge=1, le=20)
+    max_epochs: int | None = Field(default=None, ge=1)
+    seed: int = 0
+
+    def wants(self, epoch: int) -> bool:
+        return epoch >= self.min_epochs and (self.max_epochs is None or epoch < self.max_epochs)
+
+    def bracket(self, number: int) -> int:
+        """The bracket of a trial."""
+        dealing = Hyperband(min_epochs=self.min_epochs, eta=self.eta, seed=self.seed)
+        return dealing.bracket(number, dealing.brackets(self.min_epochs * self.eta ** (self.brackets - 1)))
+
+    def asha(self, bracket: int) -> AshaPromote:
+        """What decides within a bracket."""
+        first = self.min_epochs * self.eta**bracket
+        return AshaPromote(min_epochs=first, eta=self.eta, max_epochs=self.max_epochs)
+
+    def decide(self, history: History) -> Verdict:
+        own = self.bracket(history.number)
+        return self.asha(own).decide(Among(history, lambda number: self.bracket(number) == own))
+
+    def promote(self, board: Board, last: bool) -> Sequence[int]:
+        found: list[int] = []
+        for bracket in range(self.brackets):
+            mine = {number: curve for number, curve in board.curves.items() if self.bracket(number) == bracket}
+            states = {number: state for number, state in board.states.items() if number in mine}
+            found += self.asha(bracket).promote(Board(mine, states), last)
+        return sorted(found, key=lambda number: -board.curves[number][-1][0])
