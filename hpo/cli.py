@@ -81,7 +81,7 @@ def run(
         typer.Option(
             "--strategy",
             help="Stops trials: none, median, percentile, patient, threshold, wilcoxon, halving, asha or hyperband; "
-            "pauses them: asha-promote or pasha.",
+            "pauses them: asha-promote, hyperband-promote or pasha.",
         ),
     ] = None,
     order: Annotated[str | None, typer.Option("--order", help="ordered (reproducible) or async.")] = None,

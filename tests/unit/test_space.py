@@ -420,7 +420,7 @@ def test_encode_says_what_does_not_fit():
         (Int(0, 100, prior=20, strength=0.8), lambda x: 10 <= x <= 30),
         (Choice(["a", "b", "c", "d"], prior="c", strength=0.8), lambda x: x == 2),
     ],
-    ids=repr,
+    ids=["log float", "float", "int", "choice"],
 )
 def test_draws_gather_around_a_prior_as_often_as_its_strength_says(dimension, near):
     """Of a normal .683 lie within one standard deviation, and of the uniform rest its share."""
