@@ -235,6 +235,7 @@ def _executor(name: str | None, workers: int | None) -> tuple[str, int]:
     most = MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
     if not 1 <= workers <= most:
         raise UserError(f"--workers {workers}: give 1 to {most} on this host; others can join by `hpo worker`.")
+    EXECUTORS[name](workers)  # refuses a number that it cannot have, before anything is written
     return name, workers
 
 

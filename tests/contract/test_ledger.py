@@ -326,9 +326,9 @@ def test_a_lease_is_one_owners_until_it_is_released(ledger):
     held = acquire(ledger, "driver:1", "s", ME, clock, timeout=5)
     other = Process.current()
     with pytest.raises(Busy, match=rf"host {ME.host}, pid {ME.pid}, since 20\d\d-"):
-        acquire(ledger, "driver:1", other, clock, timeout=5)
+        acquire(ledger, "driver:1", "s", other, clock, timeout=5)
     held.release()
-    taken = acquire(ledger, "driver:1", other, clock, timeout=5)
+    taken = acquire(ledger, "driver:1", "s", other, clock, timeout=5)
     assert taken.fence > held.fence
     with pytest.raises(Busy, match="taken over"):
         held.renew()
@@ -347,7 +347,7 @@ def test_the_lease_of_a_dead_process_is_taken_at_once(ledger):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = Process(ME.host, child.pid, start_time(child.pid) or "")
     assert not is_dead(process.host, process.pid, process.started)
-    acquire(ledger, "driver:1", process, SystemClock(), timeout=60)
+    acquire(ledger, "driver:1", "s", process, SystemClock(), timeout=60)
     child.kill()
     child.wait()
     child.stdin.close()
@@ -358,14 +358,14 @@ def test_the_lease_of_a_dead_process_is_taken_at_once(ledger):
 
 def test_a_silent_owner_elsewhere_loses_its_lease_after_the_timeout_of_our_own_clock(ledger):
     far = Process("elsewhere", 1, "then")
-    acquire(ledger, "driver:1", far, FakeClock(), timeout=30)
+    acquire(ledger, "driver:1", "s", far, FakeClock(), timeout=30)
     clock = FakeClock(start=-1e6)  # whatever wall clocks say
     acquire(ledger, "driver:1", "s", ME, clock, timeout=30)
     assert 30 <= clock.now + 1e6 <= 32
 
 
 def test_an_owner_elsewhere_that_renews_keeps_its_lease(ledger):
-    far = acquire(ledger, "driver:1", Process("elsewhere", 1, "then"), FakeClock(), timeout=30)
+    far = acquire(ledger, "driver:1", "s", Process("elsewhere", 1, "then"), FakeClock(), timeout=30)
 
     class Renewing(FakeClock):
         def sleep(self, seconds: float) -> None:
@@ -416,8 +416,8 @@ def test_curves_read_each_ended_trial_once_whatever_gaps_there_are(ledger):
     for one in taken[1:5]:  # 0 and 5 stay open
         ledger.transact(lambda c, one=one: writes.finish(c, one, Outcome("complete", 1, 1), [1.0]))
     curves, read = Curves(study_id, Objective("val/loss", "minimize")), []
-    of = curves.of
-    curves.of = lambda connection, trial_id: read.append(trial_id) or of(connection, trial_id)
+    loss = curves._loss
+    curves._loss = lambda value: read.append(value) or loss(value)
     for _ in range(3):
         with ledger.read() as connection:
             seen = curves.upto(connection, None)

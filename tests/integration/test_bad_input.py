@@ -88,7 +88,7 @@ def run(*arguments: str, home: Home) -> str:
         (["--study", "mlp", "-o", "train.checkpoint.monitor=vall/accuracy"], ["'val/accuracy'"]),
         (["--study", "mlp", "-o", "train.resume_from=/nowhere"], ["train.resume_from='/nowhere' is no directory"]),
         (["--study", "mlp", "--sampler", "tpp"], ["'tpp'", "tpe, random, qmc, grid"]),
-        (["--study", "mlp", "--strategy", "ahsa"], ["'ahsa'", "did you mean 'asha'?"]),
+        (["--study", "mlp", "--strategy", "medain"], ["'medain'", "did you mean 'median'?"]),
         (["--study", "mlp", "--executor", "cloud"], ["'cloud'", "inline, local"]),
         (["--study", "mlp", "--order", "random"], ["'random'", "ordered, async"]),
         (["--study", "mlp", "--config", "nowhere.yaml"], ["nowhere.yaml cannot be read", "No such file"]),

@@ -258,5 +258,6 @@ def test_the_guide_lists_every_field_with_its_default():
     expected |= {f"gradients.{field}": value for field, value in GradientConfig()}
     shown = {None: "off", True: "true", False: "false", (): "none"}
     assert told == {field: shown[v] if v in shown else str(v) for field, v in expected.items() if v != 1.0} | {
-        "clip.norm": "1.0"
+        "clip.norm": "1.0",
+        "gradients.penalty_norm": "1.0",
     }
