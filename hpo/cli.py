@@ -17,16 +17,21 @@ from hpo.commandline import (
     AllStudiesOption,
     ConfigOption,
     DriftOption,
+    EnqueueOption,
     EpochsOption,
     ExecutorOption,
     HomeOption,
     JsonOption,
     OverrideOption,
+    SamplerOption,
     StorageOption,
+    StrategyOption,
     StudyOption,
     TimeOption,
     TrackingOption,
     TrialsOption,
+    WarmStartOption,
+    WindowOption,
     WorkersOption,
 )
 from hpo.errors import UserError
@@ -69,44 +74,18 @@ def run(
     ] = None,
     workers: WorkersOption = None,
     executor: ExecutorOption = None,
-    sampler: Annotated[
-        str | None,
-        typer.Option(
-            "--sampler",
-            help="Proposes trials: tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, or auto, which chooses one.",
-        ),
-    ] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            help="Stops trials: none, median, percentile, patient, threshold, wilcoxon, halving, asha or hyperband; "
-            "pauses them: asha-promote, hyperband-promote or pasha.",
-        ),
-    ] = None,
+    sampler: SamplerOption = None,
+    strategy: StrategyOption = None,
     order: Annotated[str | None, typer.Option("--order", help="ordered (reproducible) or async.")] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(
-            "--window", min=1, max=100_000, help="Trials open at a time.  [default: twice the workers, but at least 4]"
-        ),
-    ] = None,
+    window: WindowOption = None,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="The study's seed.  [default: 0]")
     ] = None,
     tier: Annotated[
         int | None, typer.Option("--tier", min=1, help="Search the dimensions up to this tier.  [default: all]")
     ] = None,
-    enqueue: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--enqueue", metavar="FILE.yaml", help="A configuration to try first, as `best --save` writes it."
-        ),
-    ] = None,
-    warm_start: Annotated[
-        str | None,
-        typer.Option("--warm-start", metavar="STUDY", help="Have the sampler learn from another study of this home."),
-    ] = None,
+    enqueue: EnqueueOption = None,
+    warm_start: WarmStartOption = None,
     override: OverrideOption = None,
     config: ConfigOption = None,
     home: HomeOption = ".hpo",

@@ -144,6 +144,35 @@ ExecutorOption = Annotated[
     str | None,
     typer.Option("--executor", help="Where trials run: inline or local.  [default: as last time, else local]"),
 ]
+SamplerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sampler",
+        help="Proposes trials: tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, or auto, which chooses one.",
+    ),
+]
+StrategyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        help="Stops trials: none, median, percentile, patient, threshold, wilcoxon, halving, asha or hyperband; "
+        "pauses them: asha-promote, hyperband-promote or pasha.",
+    ),
+]
+WindowOption = Annotated[
+    int | None,
+    typer.Option(
+        "--window", min=1, max=100_000, help="Trials open at a time.  [default: twice the workers, but at least 4]"
+    ),
+]
+EnqueueOption = Annotated[
+    list[str] | None,
+    typer.Option("--enqueue", metavar="FILE.yaml", help="A configuration to try first, as `best --save` writes it."),
+]
+WarmStartOption = Annotated[
+    str | None,
+    typer.Option("--warm-start", metavar="STUDY", help="Have the sampler learn from another study of this home."),
+]
 TrialsOption = Annotated[
     int | None, typer.Option("--trials", min=1, max=MOST, help="How many trials in total, over all resumptions.")
 ]
