@@ -12,27 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpo.study import Study
 
-_PACKAGES = (
-    "hpo",
-    "torch",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "optuna",
-    "cmaes",
-    "mlflow-skinny",
-    "sqlalchemy",
-    "pydantic",
-    "safetensors",
-)
-_DECIDING = (
-    "torch",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "optuna",
-    "cmaes",
-)  # another version may draw or train other numbers
+_DECIDING = ("torch", "numpy", "scipy", "scikit-learn", "optuna", "cmaes")  # another version may draw other numbers
+_PACKAGES = ("hpo", *_DECIDING, "mlflow-skinny", "sqlalchemy", "pydantic", "safetensors")
 
 
 def deciding_versions() -> str:

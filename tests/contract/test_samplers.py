@@ -328,12 +328,12 @@ def test_tpe_is_optunas_on_the_trials_as_documented(objectives):
     assert {record.state for record in run.told} == set(STATES)
 
 
-@pytest.mark.parametrize("objectives", [ONE, TWO], ids=["one objective", "two"])
-@pytest.mark.parametrize(("name", "count"), [("gp", 7), ("nsga2", 20), ("nsga3", 20)])
-def test_the_other_models_are_optunas_own(name, objectives, count):
+@pytest.mark.parametrize(
+    ("name", "count", "objectives"),
+    [("gp", 7, ONE), *((name, 20, objectives) for name in ("nsga2", "nsga3") for objectives in (ONE, TWO))],
+)
+def test_the_other_models_are_optunas_own(name, count, objectives):
     """Trials one after another, all complete: Optuna's study goes on as it is, with a fresh sampler for each ask."""
-    if (name, len(objectives)) == ("gp", 2):
-        pytest.skip("it takes long, and one objective shows as much")
     sampler, options = (
         make_sampler(SPECS[name], SPACE, objectives, 3),
         {k: v for k, v in SPECS[name].items() if k != "name"},

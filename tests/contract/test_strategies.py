@@ -164,10 +164,9 @@ def test_it_never_stops_twice_at_one_rung(strategy, spec, seed, every):
         assert bool(judged) == (spec not in ({"name": "none"}, {"name": "threshold"}))
 
 
+@pytest.mark.parametrize("spec", [one for one in SPECS if not judged_alone(make_strategy(one))], ids=json.dumps)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_only_trial_goes_on(strategy, seed):
-    if judged_alone(strategy):
-        pytest.skip("it needs no other trial to stop one")
     [curve] = curves(seed, trials=1, nan=0.0).values()
     for length, (epoch, _) in enumerate(curve, 1):
         verdict = strategy.decide(TableHistory(0, epoch, {0: curve[:length]}))
@@ -185,11 +184,10 @@ def test_only_visible_trials_count(strategy, seed):
         assert strategy.decide(TableHistory(number, epoch, kept, known)) == verdict
 
 
+@pytest.mark.parametrize("spec", [one for one in SPECS if one["name"] != "threshold"], ids=json.dumps)
 @pytest.mark.parametrize("seed", range(3))
 def test_only_the_order_of_losses_matters(strategy, seed):
     """So an objective that is maximised is decided like its negative, whatever its scale."""
-    if strategy.name == "threshold":
-        pytest.skip("it holds losses against numbers")
     full = curves(seed)
     halved = {n: [(e, x / 2) for e, x in curve] for n, curve in full.items()}
     bent = {n: [(e, math.exp(x)) for e, x in curve] for n, curve in full.items()}

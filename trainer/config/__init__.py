@@ -5,6 +5,7 @@ Every field has a dotted path (`train.optim.lr`). A field that is None takes the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -153,7 +154,7 @@ class TrainConfig(Frozen):
             "optim.name=sophia": self.optim.name == "sophia",
             "parallel.shard, tensor and pipeline": self.parallel.parts or self.parallel.pipeline > 1,
         }
-        if self.gradients.penalty is not None and (found := next((name for name in others if others[name]), None)):
+        if self.gradients.penalty is not None and (found := _first(others)):
             raise ValueError(
                 f"gradients.penalty takes second derivatives, which do not go with {found}: leave one of them out."
             )
@@ -166,7 +167,7 @@ class TrainConfig(Frozen):
             "optim.name=sophia, which differentiates twice": self.optim.name == "sophia",
             "gradients.penalty, which differentiates twice": self.gradients.penalty is not None,
         }
-        if self.activations.checkpoint != "none" and (found := next((name for name in others if others[name]), None)):
+        if self.activations.checkpoint != "none" and (found := _first(others)):
             raise ValueError(f"activations.checkpoint does not go with {found}: leave one of them out.")
         return self
 
@@ -228,6 +229,11 @@ class TrainConfig(Frozen):
 
 _WHOLE_MODEL = ("gradients.noise", "optim.lookahead_k", "average.name")
 _WHOLE = ("gradients.noise", "optim.wrap", "optim.lookahead_k", "average.name")
+
+
+def _first(others: Mapping[str, bool]) -> str | None:
+    """The first name that holds."""
+    return next((name for name, holds in others.items() if holds), None)
 
 
 def _whole(config: TrainConfig, paths: tuple[str, ...]) -> list[str]:
