@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hpo import cli_models, cli_training, commandline, words
+from hpo import cli_analysis, cli_models, cli_training, commandline, words
 from hpo.commandline import (
     MOST,
     AllOption,
@@ -349,6 +349,7 @@ def worker(
     raise typer.Exit(join(storage, Home.at(home), study))
 
 
+app.add_typer(cli_analysis.app)
 app.add_typer(cli_models.app)
 app.add_typer(cli_training.app)
 

@@ -29,13 +29,9 @@ def _size(text: str | None) -> Any:
 def _mirror(ledger: Ledger, name: str, home: Home, tracking_uri: str | None) -> None:
     """Send MLflow what has changed."""
     from hpo import mirror
-    from hpo.lookup import tracking_uri_of
-    from hpo.tracking.mlflow import MlflowTracker
 
-    tracker = MlflowTracker(tracking_uri_of(ledger, name, home, tracking_uri), home.artifacts)
-    if missing := mirror.lag(mirror.drain(ledger, tracker, name, home), tracker.name):
+    if missing := mirror.send(ledger, home, name, tracking_uri):
         print(missing)
-    tracker.close()
 
 
 @app.command()

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.engine import Connection
 
 from hpo.errors import UserError
@@ -35,9 +35,17 @@ def shown(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 def artifacts(connection: Connection, trial_id: int) -> dict[str, str]:
     """`shown` of all that the trial has handed over."""
-    mine = (tables.events.c.trial_id == trial_id) & (tables.events.c.kind == "artifact")
-    query = select(tables.events.c.fields).where(mine).order_by(tables.events.c.id)
-    return shown(connection.execute(query).scalars())
+    return shown(_events(connection, tables.events.c.trial_id == trial_id))
+
+
+def of_study(connection: Connection, study_id: int) -> dict[str, str]:
+    """`shown` of what is of the whole study."""
+    return shown(_events(connection, (tables.events.c.study_id == study_id) & tables.events.c.trial_id.is_(None)))
+
+
+def _events(connection: Connection, mine: ColumnElement[bool]) -> Iterable[Mapping[str, Any]]:
+    query = select(tables.events.c.fields).where(mine, tables.events.c.kind == "artifact")
+    return connection.execute(query.order_by(tables.events.c.id)).scalars()
 
 
 def store(root: Path, fence: int, source: Path, name: str) -> str:
@@ -68,6 +76,20 @@ def attach(ledger: Ledger, root: Path, trial_id: int, fence: int, files: Mapping
     if not ledger.transact(lambda connection: writes.attach(connection, trial_id, fence, events)):
         _remove(root, stored.values())
         raise UserError("the trial has been taken by another attempt meanwhile: run the diagnosis again.")
+    _remove(root, [where for name, where in before.items() if name in files])
+
+
+def leave(ledger: Ledger, root: Path, study_id: int, files: Mapping[str, Path]) -> None:
+    """Leave `files` by name with the study itself, in place of those shown by these names."""
+    before = ledger.look(lambda connection: of_study(connection, study_id))
+    stored = {name: store(root, 0, source, name) for name, source in files.items()}
+    uids = {name: uuid.uuid4().hex for name in stored}
+
+    def body(connection: Connection) -> None:
+        for name, where in stored.items():
+            writes.note(connection, study_id, "artifact", {"path": name, "stored": where}, uids[name])
+
+    ledger.transact(body)
     _remove(root, [where for name, where in before.items() if name in files])
 
 

@@ -5,7 +5,8 @@
   mlflow.db         MLflow's store, unless --tracking-uri names another
   artifacts/        MLflow's artifacts
   checkpoints/      <study>/<trial number>/step-<step>.f<fence>.<random>/
-  files/            <study>/<trial number>/f<fence>.<random>/: what trials handed over by Reporter.artifact
+  files/            <study>/<trial number>/f<fence>.<random>/: what trials handed over by Reporter.artifact;
+                    <study>/study/: what is of the whole study, such as its plots
   logs/             what workers and the mirror print
 """
 
@@ -23,6 +24,7 @@ from trainer.durable import write_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MARKER = "study.uid"
+WHOLE = "study"  # the directory of what belongs to no single trial
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{stem}{i}" for stem in ("com", "lpt") for i in range(1, 10))}
 
 
@@ -92,5 +94,6 @@ class Home:
                 "every worker sees them, so share that directory and name it with --home."
             )
 
-    def files(self, study: str, number: int) -> Path:
-        return self.root / "files" / check_name(study) / f"{number:05d}"
+    def files(self, study: str, number: int | None) -> Path:
+        """What trial `number` has handed over; None: what is of the whole study."""
+        return self.root / "files" / check_name(study) / (WHOLE if number is None else f"{number:05d}")

@@ -28,11 +28,13 @@ from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads
 from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
+from hpo.lookup import tracking_uri_of
 from hpo.tracking.base import Unreachable
 from hpo.tracking.draining import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
 from hpo.tracking.mlflow import MlflowTracker, tracker_name
+from hpo.words import command
 
-__all__ = ["DrainResult", "Mirroring", "behind", "drain", "finish", "forget", "lag", "main", "spawn"]
+__all__ = ["DrainResult", "Mirroring", "behind", "drain", "finish", "forget", "lag", "main", "send", "spawn"]
 
 T = TypeVar("T")
 TELLING_DEATHS = 3  # of the mirror in one run: more than a kill or an outage explains
@@ -104,6 +106,19 @@ def _await(process: subprocess.Popen[bytes], progress: Callable[[], int]) -> Non
                 before, since = now, time.monotonic()
             elif time.monotonic() - since > 3 * GRACE:
                 process.kill()
+
+
+def send(ledger: Ledger, home: Home, study: str, tracking_uri: str | None) -> str:
+    """Send MLflow what a command has changed; why it has not got it, empty where it has."""
+    try:
+        tracker = MlflowTracker(tracking_uri_of(ledger, study, home, tracking_uri), home.artifacts)
+        result = drain(ledger, tracker, study, home)
+    except Busy:
+        return "the study's mirror sends it to MLflow."
+    except Unreachable as error:
+        return f"MLflow has not got it ({error}): run `{command('sync')}`."
+    tracker.close()
+    return lag(result, tracker.name)
 
 
 class _Leave:

@@ -20,15 +20,12 @@ from sqlalchemy import Row, select
 from hpo import handover
 from hpo.analysis.detail import detail, kept_checkpoint
 from hpo.config import apply
-from hpo.errors import Busy, UserError
+from hpo.errors import UserError
 from hpo.ledger import reads
 from hpo.ledger.claims import changes_of
 from hpo.ledger.tables import trials
 from hpo.ledger.writes import plain
-from hpo.lookup import tracking_uri_of
 from hpo.study import Study, StudySpec, load
-from hpo.tracking.base import Unreachable
-from hpo.words import command
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.diagnose import curves
 from trainer.diagnose.finding import Finding, unmeasured
@@ -255,6 +252,8 @@ class Recorder:
 
     def record(self, found: Diagnosis) -> str:
         """In words, where it is now."""
+        from hpo import mirror
+
         held, root = found.subject.held, self.home.files(self.name, self.number)
         assert held is not None, "a trial's"
         files = {f"diagnosis/{name}": path for name, path in found.files.items()}
@@ -262,18 +261,5 @@ class Recorder:
             handover.attach(self.ledger, root, held.id, held.fence, files)
         except OSError as error:
             raise UserError(f"{root} cannot be written ({error.strerror}): --print-only records nothing.") from error
-        return f"left with the trial: files/diagnosis ({', '.join(found.files)}); {self._send()}"
-
-    def _send(self) -> str:
-        from hpo import mirror
-        from hpo.tracking.mlflow import MlflowTracker
-
-        uri = tracking_uri_of(self.ledger, self.name, self.home, self.tracking_uri)
-        try:
-            tracker = MlflowTracker(uri, self.home.artifacts)
-            result = mirror.drain(self.ledger, tracker, self.name, self.home)
-        except Busy:
-            return "the study's mirror sends it to MLflow."
-        except Unreachable as error:
-            return f"MLflow has not got it ({error}): run `{command('sync')}`."
-        return mirror.lag(result, tracker.name) or "its MLflow run shows them."
+        sent = mirror.send(self.ledger, self.home, self.name, self.tracking_uri) or "its MLflow run shows them."
+        return f"left with the trial: files/diagnosis ({', '.join(found.files)}); {sent}"

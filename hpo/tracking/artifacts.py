@@ -28,6 +28,12 @@ def handed_over(home: Home, study: str, trial: RowMapping, events: Sequence[RowM
     return {f"files/{name}": _inside(root, stored) for name, stored in new.items()}
 
 
+def of_study(home: Home, study: str, stored: Mapping[str, str]) -> dict[str, Path]:
+    """What has been left with the study itself, `stored` by name."""
+    root = home.files(study, None)
+    return {name: _inside(root, where) for name, where in stored.items()}
+
+
 def checkpoint_changes(found: Sequence[RowMapping], sent: int, root: Path) -> tuple[dict[str, Path], list[str]]:
     """Artifacts to add and to take away: for each step touched since `sent`, its newest kept checkpoint or nothing."""
     kept = {row["step"]: row for row in found if row["state"] == "kept"}

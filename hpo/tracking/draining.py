@@ -210,16 +210,15 @@ class Mirror:
     def _send_study(self, study: RowMapping, parent: str, leaving: bool, whole: bool) -> None:
         batch = self._ledger.look(lambda connection: self._study_batch(connection, study, leaving))
         if whole or self._shown.get(parent) != (batch.tags, batch.status):
-            self._send(parent, batch if whole else replace(batch, texts={}))
+            self._send(parent, batch if whole else replace(batch, texts={}, files={}))
         if whole:
             self._commit(study, [(projection.STUDY, parent, study["revision"])])
 
-    @staticmethod
-    def _study_batch(connection: Connection, study: RowMapping, leaving: bool) -> Batch:
+    def _study_batch(self, connection: Connection, study: RowMapping, leaving: bool) -> Batch:
         state = reads.study_state(connection, study)
         if leaving and state == "running":
             state = "interrupted"  # nobody will be left to say so
-        return projection.study_batch(connection, study, state)
+        return projection.study_batch(connection, study, self._home, state)
 
     def _commit(self, study: RowMapping, cursors: Sequence[tuple[int, str, int]]) -> None:
         """Record runs and how far they have come; raise Busy if another process mirrors the study by now."""

@@ -27,7 +27,7 @@ from typing import Any
 from sqlalchemy import and_, bindparam, func, not_, or_, select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import results
+from hpo import handover, results
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import TERMINAL_STATES, asks, checkpoints, decisions, events, mirrors, reports, trials
@@ -199,7 +199,7 @@ def study_run(study: RowMapping) -> Run:
     return Run(study["uid"], study["name"], _ms(study["created_at"]), tags, *_provenance(study))
 
 
-def study_batch(connection: Connection, study: RowMapping, state: str) -> Batch:
+def study_batch(connection: Connection, study: RowMapping, home: Home, state: str) -> Batch:
     """What the study's run shows now; `state` is running, interrupted, complete or stopped."""
     tags = {"hpo.state": state, "hpo.requested": str(study["requested"])}
     tags |= {f"hpo.spec.{key}": _text(value, MAX_TAG) for key, value in study["spec"].items() if _scalar(value)}
@@ -219,7 +219,9 @@ def study_batch(connection: Connection, study: RowMapping, state: str) -> Batch:
     declared["environment"] = _environment(study)
     shown = {"study.json": declared} | ({"soup.json": soup} if soup else {})
     texts = {name: json.dumps(content, indent=2, sort_keys=True) + "\n" for name, content in shown.items()}
-    return Batch(tags=tags, texts=texts, status=STUDY_STATUS[state], ended_at=None if ended is None else _ms(ended))
+    files = artifacts.of_study(home, study["name"], handover.of_study(connection, study["id"]))
+    ended_at = None if ended is None else _ms(ended)
+    return Batch(tags=tags, texts=texts, files=files, status=STUDY_STATUS[state], ended_at=ended_at)
 
 
 def trial_run(study: RowMapping, trial: RowMapping) -> Run:

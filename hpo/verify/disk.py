@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import results
 from hpo.handover import shown, stored
-from hpo.home import Home
+from hpo.home import WHOLE, Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.process import is_dead
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, attempts, checkpoints, events, leases, trials, workers
@@ -32,6 +32,7 @@ class _Expected:
     moving: set[int]
     checkpoints: dict[int, list[RowMapping]]
     handed_over: dict[int, list[RowMapping]]
+    of_study: list[RowMapping]
     results: dict[int, str]
     driven: bool  # it is not at its end, or its driver is still at work, or died at it
 
@@ -43,11 +44,13 @@ def _expected(connection: Connection, study: RowMapping) -> _Expected:
     if reads.study_state(connection, study) == "running":
         moving |= {row["id"] for row in rows if row["state"] in OPEN_STATES}
     handed_over = select(events).join(trials).where(mine, events.c.kind == "artifact").order_by(events.c.id)
+    whole = (events.c.study_id == study["id"]) & events.c.trial_id.is_(None) & (events.c.kind == "artifact")
     return _Expected(
         rows,
         moving,
         by_trial(connection, select(checkpoints).join(trials).where(mine)),
         by_trial(connection, handed_over),
+        list(connection.execute(select(events).where(whole)).mappings()),
         results.texts(connection, study, [row for row in rows if row["state"] in TERMINAL_STATES]),
         study["state"] == "open" or connection.execute(_DRIVER, {"name": f"driver:{study['id']}"}).scalar() is not None,
     )
@@ -66,10 +69,12 @@ def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None
             *_results(results.path(home, study["name"], number), said.results.get(number), said.driven),
         ]
         report.differences += [f"{study['name']}: trial {number}: {text}" for text in found]
-    known = {f"{row['number']:05d}" for row in said.rows}
+    own = _files(home.files(study["name"], None), said.of_study, report)
+    report.differences += [f"{study['name']}: {text}" for text in own]
+    known = {f"{row['number']:05d}" for row in said.rows} | {"study.uid", WHOLE}
     for area in ("checkpoints", "files"):
         for entry in _entries(home.root / area / study["name"]):
-            if entry.name not in known and entry.name != "study.uid":
+            if entry.name not in known:
                 report.differences.append(f"{study['name']}: {entry} belongs to no trial")
 
 

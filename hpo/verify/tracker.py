@@ -74,7 +74,7 @@ class _Comparison:
         held = select(leases.c.owner).where(leases.c.name == f"mirror:{study['id']}")
         mirrored = connection.execute(held).scalar() is None and cursor["revision"] == study["revision"]
         if mirrored and state != "running":
-            batch = projection.study_batch(connection, study, state)
+            batch = projection.study_batch(connection, study, self._home, state)
             self._check_run("the study", found[0], batch, projection.study_run(study).tags)
             self._check_artifacts("the study", found[0].run_id, batch)
 

@@ -1,0 +1,71 @@
+"""How much of the difference between a study's trials each parameter explains."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import optuna
+from optuna.importance import (
+    BaseImportanceEvaluator,
+    FanovaImportanceEvaluator,
+    MeanDecreaseImpurityImportanceEvaluator,
+    PedAnovaImportanceEvaluator,
+)
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.errors import UserError
+from hpo.words import counted
+
+SEED = 0  # of the forests, so that the same trials give the same figures
+EVALUATORS: dict[str, Callable[[], BaseImportanceEvaluator]] = {
+    "ped-anova": PedAnovaImportanceEvaluator,  # Watanabe et al. 2023, arXiv 2304.10255
+    "fanova": lambda: FanovaImportanceEvaluator(seed=SEED),  # Hutter et al. 2014
+    "mdi": lambda: MeanDecreaseImpurityImportanceEvaluator(seed=SEED),
+}
+FEW = 20  # complete trials, below which shares move much from one trial to the next
+
+Target = Callable[[FrozenTrial], float] | None
+
+
+def lacking_importances(study: optuna.Study, target: Target = None) -> str:
+    """Why there are none; empty where there are."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    values = {target(trial) if target else trial.value for trial in complete}
+    if len([value for value in values if value is not None and math.isfinite(value)]) < 2:
+        return f"it takes complete trials with different values, and of {counted(len(complete), 'trial')} none differ"
+    return "" if any(trial.params for trial in complete) else "nothing was searched"
+
+
+def importances(study: optuna.Study, evaluator: str = "ped-anova", target: Target = None) -> dict[str, float]:
+    """Parameter -> its share, the largest first; but by ped-anova only of those that every complete trial has.
+
+    `target` gives what is explained, less being better; by default the only objective. Raises UserError where there
+    are none, or the evaluator is not known.
+    """
+    if evaluator not in EVALUATORS:
+        raise UserError(f"--evaluator {evaluator!r} is not known: choose one of {', '.join(EVALUATORS)}.")
+    if why := lacking_importances(study, target):
+        raise UserError(f"study {study.study_name!r} has no importances yet: {why}.")
+    found = optuna.importance.get_param_importances(study, evaluator=EVALUATORS[evaluator](), target=target)
+    return {name: float(share) for name, share in found.items()}
+
+
+def describe(study: optuna.Study, found: dict[str, float], metric: str, evaluator: str) -> str:
+    """A line for each parameter, and what was left out."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    width = max(map(len, found), default=0)
+    lines = [f"{study.study_name}: {metric} over {counted(len(complete), 'complete trial')}, by {evaluator}"]
+    lines += [f"  {name:<{width}}  {share:6.1%}  {'█' * round(share * 40)}".rstrip() for name, share in found.items()]
+    if some := sorted({name for trial in complete for name in trial.params} - found.keys()):
+        lines.append(f"not judged, as only some trials have them: {', '.join(some)}")
+    if len(complete) < FEW:
+        lines.append(f"With fewer than {FEW} complete trials these shares can still change much.")
+    return "\n".join(lines)
+
+
+def to_json(study: optuna.Study, found: dict[str, float], metric: str, evaluator: str) -> str:
+    """The same as an object."""
+    body = {"study": study.study_name, "metric": metric, "evaluator": evaluator, "importances": found}
+    return json.dumps(body)

@@ -1,0 +1,183 @@
+"""Pictures of a study, Optuna's own: each as a PNG by matplotlib, all of them on one page that plotly moves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.analysis.importance import Target, importances, lacking_importances
+from hpo.errors import UserError
+
+PAGE = "plots.html"
+MOST_NAMED = 15  # curves in a legend
+MOST_PARAMS = {"contour": 4, "slice": 5, "rank": 4, "parallel": 10}  # the most important ones; more cannot be read
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A plot: its function in `optuna.visualization` and in its matplotlib twin, and what it says."""
+
+    function: str
+    caption: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "history": Kind("plot_optimization_history", "each trial's value, and the best so far"),
+    "curves": Kind("plot_intermediate_values", "the objective over the epochs, a line for each trial"),
+    "importances": Kind("plot_param_importances", "how much of the difference between trials a parameter explains"),
+    "slice": Kind("plot_slice", "the value over each parameter"),
+    "contour": Kind("plot_contour", "the value over each pair of parameters"),
+    "rank": Kind("plot_rank", "the trials' ranks over each pair of parameters"),
+    "parallel": Kind("plot_parallel_coordinate", "each trial as a line through its parameters"),
+    "edf": Kind("plot_edf", "the share of trials that are at least as good as a value"),
+    "timeline": Kind("plot_timeline", "when each trial ran, and how it ended"),
+    "pareto": Kind("plot_pareto_front", "the trials that no other one is better than in every objective"),
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is drawn: a study, as Optuna's, and the one of its `metrics` whose values are shown."""
+
+    study: optuna.Study
+    metrics: Sequence[str]
+    metric: str
+
+    @property
+    def index(self) -> int:
+        return self.metrics.index(self.metric)
+
+    def value(self, trial: FrozenTrial) -> float:
+        return trial.values[self.index]
+
+    @property
+    def target(self) -> Target:
+        """What Optuna is to draw; None for the only objective, of which it knows the direction."""
+        return self.value if len(self.metrics) > 1 else None
+
+    @property
+    def loss(self) -> Target:
+        """The same with less being better, as importances take it."""
+        if len(self.metrics) == 1:
+            return None
+        sign = -1.0 if self.study.directions[self.index] is StudyDirection.MAXIMIZE else 1.0
+        return lambda trial: sign * self.value(trial)
+
+
+def subject(study: optuna.Study, metric: str | None) -> Subject:
+    """Of the metric named, else of the first objective. Raises UserError where it is no objective."""
+    metrics = study.user_attrs["metrics"]
+    if metric is not None and metric not in metrics:
+        raise UserError(f"--metric {metric!r} is no objective of this study: choose {' or '.join(metrics)}.")
+    return Subject(study, metrics, metric or metrics[0])
+
+
+def chosen(kinds: Sequence[str]) -> list[str]:
+    """The kinds named, else all. Raises UserError for one that there is not."""
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise UserError(f"there is no plot {unknown[0]!r}: choose of {', '.join(KINDS)}.")
+    return list(dict.fromkeys(kinds)) or list(KINDS)
+
+
+def lacking(kind: str, of: Subject) -> str:
+    """Why the plot cannot be drawn; empty where it can."""
+    complete = of.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if kind == "pareto" and len(of.metrics) == 1:
+        return "the study has one objective"
+    if kind == "curves":
+        known = any(trial.intermediate_values for trial in of.study.get_trials(deepcopy=False))
+        return "" if known else "no trial has reported the objective by epoch"
+    if kind == "timeline":
+        return "" if any(t.datetime_start for t in of.study.get_trials(deepcopy=False)) else "no trial has begun"
+    if kind == "importances":
+        return lacking_importances(of.study, of.loss)
+    if not complete:
+        return "no trial is complete"
+    if kind in ("contour", "rank") and len({name for trial in complete for name in trial.params}) < 2:
+        return "the study searches one parameter"
+    return ""
+
+
+def draw(of: Subject, kinds: Sequence[str], directory: Path) -> dict[str, Path]:
+    """Write `<kind>.png` for each of `kinds` and the page of all of them; the files by name.
+
+    Raises UserError where matplotlib or plotly is missing, or the directory cannot be written.
+    """
+    _check_installed()
+    params = _by_importance(of)
+    files = {f"{kind}.png": directory / f"{kind}.png" for kind in kinds} | {PAGE: directory / PAGE}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for kind in kinds:
+                _picture(of, kind, params, files[f"{kind}.png"])
+            files[PAGE].write_text(_page(of, kinds, params), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{directory} cannot be written ({error.strerror}): name another by --save.") from error
+    return files
+
+
+def _check_installed() -> None:
+    try:
+        import matplotlib  # noqa: F401
+        import plotly  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UserError(f"plots need {error.name}: install it with pip install 'hpo[plots]'.") from error
+
+
+def _by_importance(of: Subject) -> list[str]:
+    """The parameters, the most important first; those that only some trials have, after them by name."""
+    every = sorted({name for trial in of.study.get_trials(deepcopy=False) for name in trial.params})
+    known = [] if lacking_importances(of.study, of.loss) else list(importances(of.study, target=of.loss))
+    return known + [name for name in every if name not in known]
+
+
+def _options(of: Subject, kind: str, params: Sequence[str]) -> dict[str, Any]:
+    if kind in ("curves", "timeline"):
+        return {}
+    if kind == "pareto":
+        return {"target_names": list(of.metrics)} if len(of.metrics) <= 3 else {}
+    options: dict[str, Any] = {"target_name": of.metric, "target": of.loss if kind == "importances" else of.target}
+    return options | ({"params": list(params)[: MOST_PARAMS[kind]]} if kind in MOST_PARAMS else {})
+
+
+def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
+    import matplotlib.pyplot as plt
+    from optuna.visualization import matplotlib as drawing
+
+    plt.switch_backend("agg")
+    axes = getattr(drawing, KINDS[kind].function)(of.study, **_options(of, kind, params))
+    panels = np.atleast_1d(axes)
+    rows, columns = panels.shape if panels.ndim == 2 else (1, len(panels))
+    drawn = panels.flat[0].figure
+    drawn.set_size_inches(*((3.2 * columns + 1, 3.2 * rows + 1) if panels.size > 1 else (10, 6)))
+    if kind == "curves":
+        panels[0].set(title="Learning curves", xlabel="epoch", ylabel=of.metrics[0])
+        if len(of.study.get_trials(deepcopy=False)) > MOST_NAMED:
+            panels[0].get_legend().remove()
+    drawn.savefig(path, dpi=110, bbox_inches="tight")
+    plt.close(drawn)
+
+
+def _page(of: Subject, kinds: Sequence[str], params: Sequence[str]) -> str:
+    """One page for all, which needs nothing from elsewhere: plotly's own script stands in it once."""
+    from optuna import visualization
+
+    title = escape(f"{of.study.study_name}: {of.metric}")
+    parts = [f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title></head>"]
+    parts.append(f"<body style='font-family: sans-serif; max-width: 1200px; margin: 2em auto'><h1>{title}</h1>")
+    for place, kind in enumerate(kinds):
+        figure = getattr(visualization, KINDS[kind].function)(of.study, **_options(of, kind, params))
+        body = figure.to_html(full_html=False, include_plotlyjs=place == 0, div_id=kind)
+        parts.append(f"<h2>{kind}</h2><p>{KINDS[kind].caption}</p>{body}")
+    return "\n".join([*parts, "</body></html>\n"])
