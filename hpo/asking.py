@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from sqlalchemy.engine import Connection, RowMapping
 
@@ -11,7 +12,7 @@ from hpo import warm
 from hpo.config import as_json, config_hash
 from hpo.ledger import Ledger, writes
 from hpo.ledger.history import Curves
-from hpo.search.sampler import Sampler, TrialRecord
+from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers import make_sampler
 from hpo.study import Study, StudySpec, parallel_of
 
@@ -53,21 +54,8 @@ class Asking:
     def ask(self, number: int, told: int) -> writes.Ask:
         """What to try as trial `number`, as the ledger takes it; `told` ends are known by now."""
         proposal = self._sampler.ask(number)
-        params = self._study.space.decode(proposal.coordinates, self._study.fixed())
-        config = self._study.build(params)
-        resolved = as_json(config)
-        return writes.Ask(
-            number=number,
-            draw=proposal.draw,
-            seed=proposal.seed,
-            told=told,
-            params=params,
-            coordinates=proposal.coordinates,
-            config=resolved,
-            ranks=parallel_of(resolved).ranks,
-            config_hash=config_hash(config),
-            trial_attrs=proposal.trial_attrs,
-            study_attrs=proposal.study_attrs,
+        return _asked(
+            self._study, number, told, proposal, self._study.space.decode(proposal.coordinates, self._study.fixed())
         )
 
     def tell(self, row: RowMapping) -> None:
@@ -89,3 +77,39 @@ class Asking:
             trial_attrs=row["trial_attrs"],
             study_attrs=row["study_attrs"],
         )
+
+
+class Listing:
+    """Asks for the configurations that are listed, one after another; there is nothing to be learned."""
+
+    def __init__(self, study: Study, spec: StudySpec) -> None:
+        self._study, self._spec = study, spec
+
+    def exhausted(self, number: int) -> bool:
+        return number >= len(self._spec.listed)
+
+    def ask(self, number: int, told: int) -> writes.Ask:
+        proposal = Proposal({}, ask_seed(self._spec.seed, number))
+        return _asked(self._study, number, told, proposal, self._spec.listed[number]["params"])
+
+    def tell(self, row: RowMapping) -> None: ...
+
+    def adopt(self, row: RowMapping) -> None: ...
+
+
+def _asked(study: Study, number: int, told: int, proposal: Proposal, params: Mapping[str, Any]) -> writes.Ask:
+    config = study.build(params)
+    resolved = as_json(config)
+    return writes.Ask(
+        number=number,
+        draw=proposal.draw,
+        seed=proposal.seed,
+        told=told,
+        params=params,
+        coordinates=proposal.coordinates,
+        config=resolved,
+        ranks=parallel_of(resolved).ranks,
+        config_hash=config_hash(config),
+        trial_attrs=proposal.trial_attrs,
+        study_attrs=proposal.study_attrs,
+    )

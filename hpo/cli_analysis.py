@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpo.commandline import HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption
+from hpo import commandline
+from hpo.commandline import (
+    ConfigOption,
+    ExecutorOption,
+    HomeOption,
+    JsonOption,
+    OverrideOption,
+    StorageOption,
+    StudyOption,
+    TrackingOption,
+    WorkersOption,
+)
 
 if TYPE_CHECKING:
     import optuna
 
+    from hpo.analysis.listed import Driven, Found
     from hpo.home import Home
     from hpo.ledger import Ledger
 
@@ -98,3 +111,96 @@ def importance(
     of = plots.subject(found, metric)
     shares = judged.importances(found, evaluator, of.loss)
     print((judged.to_json if as_json else judged.describe)(found, shares, of.metric, evaluator))
+
+
+NameOption = Annotated[str | None, typer.Option("--name", help="What to call the study that it makes.")]
+
+
+@app.command()
+def confirm(
+    study: StudyOption = None,
+    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Of how many trials, best first.")] = 5,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="How often each is trained again.")] = 3,
+    hold_out: Annotated[
+        str | None,
+        typer.Option("--hold-out", metavar="METRIC", help="Selected by nobody.  [default: test/x for val/x]"),
+    ] = None,
+    name: NameOption = None,
+    workers: WorkersOption = None,
+    executor: ExecutorOption = None,
+    override: OverrideOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Train the best trials again under other seeds: what was luck, and what holds on data nobody selected by.
+
+    They are trials of a study of its own, NAME-confirm, which goes on where it was interrupted.
+    """
+    from hpo.analysis import confirm as confirming
+    from hpo.analysis.listed import repeats
+
+    given = commandline.overrides(config, override)
+    ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
+    driven = replace(driven, overrides={**of.study.hold_out, **given})
+    metric = confirming.held_out(of, hold_out)
+    own = name or f"{of.name}-confirm"
+    _drive(ledger, of, own, confirming.listed(of, top, seeds), driven, quiet=as_json)
+    found = confirming.confirmation(of, own, metric, repeats(ledger, own, metric))
+    print(found.to_json() if as_json else confirming.describe(found))
+
+
+@app.command()
+def ablate(
+    study: StudyOption = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="How often each is trained.")] = 1,
+    name: NameOption = None,
+    workers: WorkersOption = None,
+    executor: ExecutorOption = None,
+    as_json: JsonOption = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Train the best trial with each of its parameters, one at a time, back at its default: what does each bring?
+
+    They are trials of a study of its own, NAME-ablate, which goes on where it was interrupted.
+    """
+    from hpo.analysis import ablate as ablating
+    from hpo.analysis.listed import repeats
+
+    ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
+    tried, own = ablating.variants(of), name or f"{of.name}-ablate"
+    _drive(ledger, of, own, ablating.listed(of, tried, seeds), driven, quiet=as_json)
+    found = ablating.ablation(of, own, tried, repeats(ledger, own, None))
+    print(found.to_json() if as_json else ablating.describe(found))
+
+
+def _derived(
+    home: str,
+    storage: str | None,
+    study: str | None,
+    executor: str | None,
+    workers: int | None,
+    tracking_uri: str | None,
+) -> tuple[Ledger, Found, Driven]:
+    """The study that is looked at, and how one made from it is driven: by default as it was."""
+    from hpo.analysis.listed import Driven, found
+    from hpo.lookup import open_study, tracking_uri_of
+
+    ledger, name, at = open_study(home, storage, study)
+    uri = tracking_uri_of(ledger, name, at, tracking_uri)
+    return ledger, found(ledger, name), Driven(at, executor, workers, storage, uri)
+
+
+def _drive(ledger: Ledger, of: Found, name: str, listed: list[dict[str, Any]], driven: Driven, *, quiet: bool) -> None:
+    """Run the derived study to its end, before the user's eyes or on standard error."""
+    from contextlib import nullcontext, redirect_stdout
+
+    from hpo.analysis.listed import check_same, request
+
+    check_same(ledger, name, listed)
+    with redirect_stdout(sys.stderr) if quiet else nullcontext():
+        commandline.drive(request(of, name, listed, driven))

@@ -8,7 +8,7 @@ from sqlalchemy import update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import ending, failures
-from hpo.asking import Asking
+from hpo.asking import Asking, Listing
 from hpo.budget import Budget, Stopwatch, planned_epochs
 from hpo.clock import Clock, SystemClock
 from hpo.executors.base import Executor, WorkerContext
@@ -178,7 +178,8 @@ class Driver:
             due = range(max(0, self._asked - self._spec.window))
             told = [number for number in due if number in ended]  # all, unless the window has changed
         self._rows = {row["number"]: row for row in rows}
-        self._asking = Asking(self._ledger, self._study, self._spec, self._curves, self._rows, told)
+        asking = Asking(self._ledger, self._study, self._spec, self._curves, self._rows, told)
+        self._asking = Listing(self._study, self._spec) if self._spec.listed else asking
         self._told = len(told)
         self._open = self._rows.keys() - set(told)
         self._ended_rows = {number: self._rows[number] for number in ended & self._open}

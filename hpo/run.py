@@ -57,6 +57,8 @@ class Request:
     tier: int | None = None
     enqueue: Sequence[Mapping[str, Any]] | None = None
     warm_start: str | None = None
+    listed: Sequence[Mapping[str, Any]] = ()  # {"label", "params"}: to be trained instead of what a sampler asks for
+    listed_of: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     storage: str | None = None
     tracking_uri: str | None = None
@@ -294,6 +296,8 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     given: dict[str, Any] = {"order": request.order, "window": request.window, "seed": request.seed}
     given |= {"strategy": strategy, "overrides": dict(study.overrides)}
     given |= {"tier": tier, "enqueue": [dict(one) for one in study.enqueue]}
+    if request.listed:
+        given |= {"listed": [dict(one) for one in request.listed], "listed_of": request.listed_of}
     if strategy and promotes:
         given["order"] = "async"
     if request.warm_start is not None and (stored is None or stored.warm_start != request.warm_start):

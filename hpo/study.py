@@ -61,6 +61,8 @@ class StudySpec(BaseModel):
     enqueue: list[dict[str, Any]] = Field(default_factory=list)  # parameters to be tried first
     warm_start: str | None = None  # the study that `earlier` is of
     earlier: list[dict[str, Any]] = Field(default_factory=list)  # complete trials, as hpo.warm has found them
+    listed: list[dict[str, Any]] = Field(default_factory=list)  # if any, just these are trained: {"label", "params"}
+    listed_of: str | None = None  # the study they come from
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -79,6 +81,7 @@ class StudySpec(BaseModel):
         parts = {"sampler": json.dumps(self.sampling(), sort_keys=True), "strategy": strategy, "order": self.order}
         parts |= {"window": str(self.window)} if self.order == "ordered" else {}  # else it only says how many at a time
         begun = {"enqueued configurations": self.enqueue, "trials of the warm start": self.earlier}
+        begun |= {"listed configurations": self.listed}
         return parts | {"seed": str(self.seed)} | {what: json_sha256(one) for what, one in begun.items() if one}
 
 
@@ -97,6 +100,7 @@ class Study:
     sampler      a name in hpo.search.samplers.SAMPLERS, or {"name": ..., option: value}
     strategy     a name in hpo.search.strategy.STRATEGIES, or {"name": ..., option: value}
     enqueue      configurations to be tried first, path -> value; what one leaves open is drawn at random
+    hold_out     {path: value} under which the task also measures, as `test/...`, what no trial is selected by
     check        "package.module:function" (or ".module:function"), called with the configuration before anything is
                  written: it looks at the data and raises UserError or trainer.errors.DataError; it imports no torch
 
@@ -115,6 +119,7 @@ class Study:
     sampler: Mapping[str, Any]
     strategy: Mapping[str, Any]
     enqueue: tuple[Mapping[str, Any], ...]
+    hold_out: Mapping[str, Any]
     check: str | None
     overrides: Mapping[str, Any]  # set by `configure`, as JSON values
     reference: str  # set by `load`: by this string any process loads the study again
@@ -134,6 +139,7 @@ class Study:
         sampler: str | Mapping[str, Any] = "tpe",
         strategy: str | Mapping[str, Any] = "none",
         enqueue: Sequence[Mapping[str, Any]] = (),
+        hold_out: Mapping[str, Any] | None = None,
         check: str | None = None,
         overrides: Mapping[str, Any] | None = None,
         reference: str = "",
@@ -170,12 +176,17 @@ class Study:
             sampler=sampler_spec(sampler),
             strategy=make_strategy(strategy).model_dump(),
             enqueue=tuple(dict(one) for one in enqueue),
+            hold_out=flatten(hold_out or {}),
             check=check,
             overrides=dict(overrides or {}),
             reference=reference,
             module=module,
         )
-        for path in [*data_paths, *(path for preset in self.presets.values() for path in flatten(preset))]:
+        for path in [
+            *data_paths,
+            *self.hold_out,
+            *(path for preset in self.presets.values() for path in flatten(preset)),
+        ]:
             check_path(type(config), path)
         self.space.check(config)
 

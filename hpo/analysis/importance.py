@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 
 import optuna
@@ -38,6 +39,11 @@ def lacking_importances(study: optuna.Study, target: Target = None) -> str:
     return "" if any(trial.params for trial in complete) else "nothing was searched"
 
 
+def quiet() -> None:
+    """Leave out Optuna's warning that less of a target is taken as better, which `target` promises."""
+    warnings.filterwarnings("ignore", "PedAnovaImportanceEvaluator computes the importances of params to achieve low")
+
+
 def importances(study: optuna.Study, evaluator: str = "ped-anova", target: Target = None) -> dict[str, float]:
     """Parameter -> its share, the largest first; but by ped-anova only of those that every complete trial has.
 
@@ -48,7 +54,9 @@ def importances(study: optuna.Study, evaluator: str = "ped-anova", target: Targe
         raise UserError(f"--evaluator {evaluator!r} is not known: choose one of {', '.join(EVALUATORS)}.")
     if why := lacking_importances(study, target):
         raise UserError(f"study {study.study_name!r} has no importances yet: {why}.")
-    found = optuna.importance.get_param_importances(study, evaluator=EVALUATORS[evaluator](), target=target)
+    with warnings.catch_warnings():
+        quiet()
+        found = optuna.importance.get_param_importances(study, evaluator=EVALUATORS[evaluator](), target=target)
     return {name: float(share) for name, share in found.items()}
 
 

@@ -14,7 +14,7 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.analysis.importance import Target, importances, lacking_importances
+from hpo.analysis.importance import Target, importances, lacking_importances, quiet
 from hpo.errors import UserError
 
 PAGE = "plots.html"
@@ -117,6 +117,7 @@ def draw(of: Subject, kinds: Sequence[str], directory: Path) -> dict[str, Path]:
     files = {f"{kind}.png": directory / f"{kind}.png" for kind in kinds} | {PAGE: directory / PAGE}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        quiet()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for kind in kinds:

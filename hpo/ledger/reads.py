@@ -137,6 +137,15 @@ def trial_rows(connection: Connection, study_id: int) -> list[dict[str, Any]]:
     return [dict(row) for row in rows.mappings()]
 
 
+def configs(connection: Connection, trial_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Trial id -> the whole configuration it was asked for with."""
+    found: dict[int, dict[str, Any]] = {}
+    for start in range(0, len(trial_ids), PAGE):
+        some = asks.c.trial_id.in_(trial_ids[start : start + PAGE])
+        found |= dict(connection.execute(select(asks.c.trial_id, asks.c.config).where(some)).tuples().all())
+    return found
+
+
 _of_fold_0 = reports.c.trial_id.in_(bindparam("trials", expanding=True)) & (reports.c.fold == 0)
 _newest = (
     select(reports.c.trial_id, reports.c.key, func.max(reports.c.step).label("step"))

@@ -42,6 +42,7 @@ STUDY = Study(
         }
     },
     data_paths=("data.path",),
+    hold_out={"data.split.test": True},
     sampler="tpe",
     strategy="asha",
 )

@@ -1,0 +1,127 @@
+"""`hpo ablate`: the best trial with each of its parameters, one at a time, back at its default.
+
+What gets worse shows what the search has found; what does not is a parameter that needs no tuning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpo.analysis.listed import SEED, Found, Repeat, Spread, aligned
+from hpo.errors import SpaceError, UserError
+from hpo.words import counted
+
+FOUND, DEFAULTS = "as found", "all defaults"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The best trial's parameters with `label` at its default; `refused` says why there is no such configuration."""
+
+    label: str
+    params: Mapping[str, Any]
+    refused: str = ""
+
+
+def variants(of: Found) -> list[Variant]:
+    """As found, each parameter that is not at its default, and none of them."""
+    best = of.ranked[0]["params"]
+    changed = [path for path in best if best[path] != of.base.get(path)]
+    if not changed:
+        raise UserError(f"the best trial of study {of.name!r} has every parameter at its default: nothing to ablate.")
+    return [
+        Variant(FOUND, best),
+        *(_without(of, best, path) for path in sorted(changed)),
+        *([Variant(DEFAULTS, {})] if len(changed) > 1 else []),
+    ]
+
+
+def _without(of: Found, best: Mapping[str, Any], path: str) -> Variant:
+    params = dict(_active(of, {name: value for name, value in best.items() if name != path}))
+    try:
+        of.study.build(params)
+    except SpaceError as error:
+        return Variant(path, params, str(error))
+    return Variant(path, params)
+
+
+def _active(of: Found, params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Those whose conditions still hold, where what is not among `params` has its default."""
+    conditions = {path: of.study.space.dimensions[path].conditions for path in params}
+    for path, value in params.items():
+        if all(params.get(on, of.base.get(on)) in allowed for on, allowed in conditions[path].items()):
+            yield path, value
+
+
+def listed(of: Found, found: Sequence[Variant], seeds: int) -> list[dict[str, Any]]:
+    """The variants, each under the same `seeds` seeds, of which the first is the best trial's."""
+    first = of.ranked[0]["config"][SEED]
+    return [
+        {"label": one.label, "params": {**one.params, **({SEED: first + i} if i else {})}}
+        for one in found
+        if not one.refused
+        for i in range(seeds)
+    ]
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """One variant: what it came to, and by how much it is worse than what was found, seed by seed."""
+
+    label: str
+    found: Any
+    default: Any
+    value: Spread | None
+    worse: Spread | None
+    refused: str
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The variants, what was found first, then by what they cost."""
+
+    study: str
+    name: str
+    trial: int
+    metric: str
+    rows: Sequence[Ablated]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def ablation(of: Found, name: str, tried: Sequence[Variant], found: Mapping[str, Sequence[Repeat]]) -> Ablation:
+    sign = 1.0 if of.objective.direction == "minimize" else -1.0
+    as_found = [run.value for run in found[FOUND]]
+    rows = []
+    for one in tried:
+        values = [run.value for run in found.get(one.label, [])]
+        pairs = zip(values, as_found, strict=False)
+        worse = [None if a is None or b is None else sign * (a - b) for a, b in pairs]
+        best = of.ranked[0]["params"].get(one.label)
+        spread = Spread.of(worse) if one.label != FOUND else None
+        rows.append(Ablated(one.label, best, of.base.get(one.label), Spread.of(values), spread, one.refused))
+    rows.sort(key=lambda row: (row.label != FOUND, row.worse is None, -row.worse.mean if row.worse else 0.0))
+    return Ablation(of.name, name, of.ranked[0]["number"], of.objective.metric, rows)
+
+
+def describe(found: Ablation) -> str:
+    """A line for each variant."""
+    table = [["at its default", "found", "default", found.metric, "worse by"]]
+    for row in found.rows:
+        own = ["", ""] if row.label in (FOUND, DEFAULTS) else [_short(row.found), _short(row.default)]
+        table.append([row.label, *own, str(row.value or "none"), f"{row.worse}" if row.worse else ""])
+    lines = aligned(table)
+    lines += [f"{row.label} cannot go back alone: {row.refused}" for row in found.rows if row.refused]
+    seeds = max((row.value.count for row in found.rows if row.value), default=0)
+    lines.append(f"trial {found.trial} of study {found.study}, over {counted(seeds, 'seed')}")
+    if seeds == 1:
+        lines.append("One seed cannot tell a small difference from chance: --seeds 3 can.")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)

@@ -1,0 +1,172 @@
+"""Studies of listed configurations, made from what another study has found: how they are run, and what came of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from hpo.config import as_json, flatten
+from hpo.errors import UserError
+from hpo.ledger import reads
+from hpo.ledger.tables import TERMINAL_STATES
+from hpo.objective import Objective
+from hpo.run import Request
+from hpo.study import Study, StudySpec
+from hpo.trained import declared
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+    from hpo.home import Home
+    from hpo.ledger import Ledger
+
+SEED = "train.seed"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A study as it stands: what was declared and asked for, its own configuration, flat, and its complete trials,
+    best first, each with `number`, `value`, `params` and its whole `config`, flat."""
+
+    name: str
+    study: Study
+    spec: StudySpec
+    base: Mapping[str, Any]
+    ranked: Sequence[Mapping[str, Any]]
+
+    @property
+    def objective(self) -> Objective:
+        return self.study.objectives[0]
+
+
+def found(ledger: Ledger, name: str) -> Found:
+    """Raises UserError where no trial is complete, or the study has no seed to be varied."""
+    with ledger.read() as connection:
+        row = reads.study_row(connection, name)
+        spec, study = StudySpec.from_json(row["spec"]), declared(connection, name)
+        ranked = reads.ranked(connection, row)
+        params = {trial["number"]: trial["params"] for trial in reads.trial_rows(connection, row["id"])}
+        configs = reads.configs(connection, [trial_id for trial_id, _, _ in ranked])
+    if not ranked:
+        raise UserError(f"study {name!r} has no complete trial yet.")
+    base = flatten(as_json(study.config))
+    if SEED not in base:
+        raise UserError(f"study {name!r} has no field {SEED}, by which a training could be repeated otherwise.")
+    rows = [
+        {"number": number, "value": value, "params": params[number], "config": flatten(configs[trial_id])}
+        for trial_id, number, value in ranked
+    ]
+    return Found(name, study, spec, base, rows)
+
+
+@dataclass(frozen=True)
+class Driven:
+    """How a derived study is to be run, as the flags have it; None: as the study it comes from."""
+
+    home: Home
+    executor: str | None
+    workers: int | None
+    storage: str | None
+    tracking_uri: str | None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def request(of: Found, name: str, listed: Sequence[Mapping[str, Any]], driven: Driven) -> Request:
+    """What runs the study `name` of the `listed` configurations."""
+    return Request(
+        home=driven.home,
+        reference=of.spec.reference,
+        name=name,
+        trials=len(listed),
+        executor=driven.executor,
+        workers=driven.workers,
+        sampler="random",
+        strategy="none",
+        order="ordered",
+        enqueue=[],
+        listed=listed,
+        listed_of=of.name,
+        overrides={**of.spec.overrides, **driven.overrides},
+        storage=driven.storage,
+        tracking_uri=driven.tracking_uri,
+    )
+
+
+def check_same(ledger: Ledger, name: str, listed: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError where the study `name` is there already and is none of the `listed` configurations."""
+    with ledger.read() as connection:
+        if name in reads.study_names(connection) and reads.study_row(connection, name)["spec"]["listed"] != listed:
+            raise UserError(f"study {name!r} is there already and has trained others: name a new one by --name.")
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One trial of a derived study: its value, and that of the held-out metric at the same step; None where it has
+    none."""
+
+    label: str
+    number: int
+    state: str
+    value: float | None
+    held_out: float | None
+
+
+def repeats(ledger: Ledger, name: str, hold_out: str | None) -> dict[str, list[Repeat]]:
+    """The ended trials of a derived study by label, in the order of the list."""
+    with ledger.read() as connection:
+        row = reads.study_row(connection, name)
+        listed, objective = row["spec"]["listed"], row["spec"]["objectives"][0]
+        grouped: dict[str, list[Repeat]] = {one["label"]: [] for one in listed}
+        curves = _curves(connection, row["id"], [objective["metric"], *([hold_out] if hold_out else [])])
+        for trial in reads.trial_rows(connection, row["id"]):
+            if trial["state"] in TERMINAL_STATES:
+                label, number = listed[trial["number"]]["label"], trial["number"]
+                value = trial["values"][0] if trial["state"] == "complete" and trial["values"] else None
+                at = _step(curves.get((number, objective["metric"]), {}), value)
+                held_out = curves.get((number, hold_out or ""), {}).get(at) if at is not None else None
+                grouped[label].append(Repeat(label, number, trial["state"], value, held_out))
+    return grouped
+
+
+def _curves(connection: Connection, study_id: int, keys: Sequence[str]) -> dict[tuple[int, str], dict[int, float]]:
+    found: dict[tuple[int, str], dict[int, float]] = {}
+    for number, key, step, _, value in reads.curves(connection, study_id, keys):
+        found.setdefault((number, key), {})[step] = value
+    return found
+
+
+def _step(curve: Mapping[int, float], value: float | None) -> int | None:
+    """The step at which the trial was judged: the last one, if it has the trial's value, else the first that has."""
+    if value is None or not curve:
+        return None
+    last = max(curve)
+    return last if curve[last] == value else next((step for step in sorted(curve) if curve[step] == value), None)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean and its standard error, which takes two values."""
+
+    mean: float
+    error: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Spread | None:
+        """Of the values that there are and that are finite; None where there is none."""
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        if not known:
+            return None
+        return cls(fmean(known), stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None, len(known))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.5g}" + (f" ± {self.error:.2g}" if self.error is not None else "")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, their cells below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,230 @@
+"""`hpo plot`, `importance`, `confirm` and `ablate` on a small study that was really run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import create_trial
+from typer.testing import CliRunner
+
+from hpo.analysis import importance, plots
+from hpo.analysis.listed import Spread
+from hpo.cli import app
+from hpo.errors import UserError
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.run import Request, run
+from hpo.tracking.mlflow import MlflowTracker
+from hpo.verify import verify
+from trainer.durable import sha256
+
+# MLflow 3.17 with SQLAlchemy 2.1.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+
+FIXED = {"train.num_epochs": 2, "model.num_layers": 1, "train.batch_size": 256}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Home:
+    home = Home.at(tmp_path_factory.mktemp("analysed") / "home")
+    request = Request(home=home, reference="mlp", trials=5, executor="inline", sampler="random", overrides=FIXED)
+    assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"
+    return home
+
+
+def hpo(home: Home, *arguments: str):
+    return CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+
+
+def values(home: Home, name: str) -> list[float]:
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        rows = reads.trial_rows(connection, reads.study_row(connection, name)["id"])
+    ledger.close()
+    return [row["values"][0] for row in rows]
+
+
+def known(trials: int, directions: tuple[str, ...] = ("maximize",)) -> optuna.Study:
+    """Its values depend on `x` alone; `z` is there where `x` is above a half."""
+    study = optuna.create_study(directions=list(directions))
+    unit = optuna.distributions.FloatDistribution(0, 1)
+    study.set_user_attr("metrics", [f"val/{i}" for i in range(len(directions))])
+    for i in range(trials):
+        x, y = i / trials, (i * 7 % trials) / trials
+        params = {"x": x, "y": y} | ({"z": y} if x > 0.5 else {})
+        curve = {1: x / 2, 2: x} if len(directions) == 1 else {}
+        study.add_trial(
+            create_trial(
+                params=params,
+                distributions=dict.fromkeys(params, unit),
+                values=[x, 1 - x][: len(directions)],
+                intermediate_values=curve,
+            )
+        )
+    return study
+
+
+@pytest.mark.parametrize("evaluator", importance.EVALUATORS)
+def test_the_parameter_that_decides_is_the_most_important(evaluator):
+    found = importance.importances(known(40), evaluator)
+    assert next(iter(found)) == "x" and found["x"] > 0.8
+    assert sum(found.values()) == pytest.approx(1)
+    assert importance.importances(known(40), evaluator) == found
+    text = importance.describe(known(40), found, "val/0", evaluator)
+    assert ("only some trials have them: z" in text) == (evaluator != "ped-anova")
+
+
+def test_of_several_objectives_the_importance_is_of_the_better_end():
+    """Near the best of `val/0` only large x are found, near that of `val/1` only small ones: x decides both."""
+    study = known(40, ("maximize", "maximize"))
+    for metric in ("val/0", "val/1"):
+        of = plots.subject(study, metric)
+        assert importance.importances(study, target=of.loss)["x"] > 0.8
+
+
+def test_what_has_no_importance_says_why():
+    with pytest.raises(UserError, match="of 0 trials none differ"):
+        importance.importances(known(0))
+    with pytest.raises(UserError, match=r"--evaluator 'shap' is not known: choose one of ped-anova, fanova, mdi\."):
+        importance.importances(known(9), "shap")
+
+
+def test_every_plot_is_drawn_of_one_objective_and_of_two(tmp_path):
+    for study in (known(8), known(8, ("maximize", "minimize"))):
+        of = plots.subject(study, None)
+        kinds = [kind for kind in plots.KINDS if not plots.lacking(kind, of)]
+        assert plots.KINDS.keys() - kinds <= ({"pareto"} if len(of.metrics) == 1 else {"curves", "timeline"})
+        files = plots.draw(of, kinds, tmp_path / str(len(of.metrics)))
+        page = files[plots.PAGE].read_text()
+        assert page.count("function(") > 100, "plotly's own script stands in the page"
+        for kind in kinds:
+            assert files[f"{kind}.png"].read_bytes().startswith(b"\x89PNG")
+            assert page.count(f'id="{kind}"') == 1
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
+    of = plots.subject(known(1), None)
+    assert "none differ" in plots.lacking("importances", of)
+    assert plots.lacking("pareto", of) == "the study has one objective"
+    with pytest.raises(UserError, match="there is no plot 'histroy': choose of history,"):
+        plots.chosen(["histroy"])
+    with pytest.raises(UserError, match="--metric 'val/x' is no objective of this study: choose val/0"):
+        plots.subject(known(1), "val/x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        plots.draw(of, ["history"], tmp_path / "file")
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(UserError, match=r"plots need plotly: install it with pip install 'hpo\[plots\]'"):
+        plots.draw(of, ["history"], tmp_path)
+
+
+def test_plots_are_left_with_the_study_and_shown_in_its_run(home):
+    for _ in range(2):  # the second in place of the first
+        shown = hpo(home, "plot", "history", "importances")
+        assert shown.exit_code == 0, shown.output
+        assert "shows them below plots/" in shown.stdout
+    page = Path(next(line for line in shown.stdout.splitlines() if line.startswith("page: "))[len("page: ") :])
+    files = {path.name: path for path in home.files("mlp", None).rglob("*.*") if path.is_file()}
+    assert set(files) == {"history.png", "importances.png", "plots.html"} and files["plots.html"] == page
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        uid = reads.study_row(connection, "mlp")["uid"]
+    ledger.close()
+    tracker = MlflowTracker(home.tracking_uri, home.artifacts)
+    [view] = tracker.find("mlp", uid)
+    have = tracker.digests(view.run_id)
+    tracker.close()
+    assert {f"plots/{name}": sha256(path) for name, path in files.items()}.items() <= have.items()
+    assert not verify(home, home.storage, None, None).differences
+    page.unlink()
+    [missing, *_] = verify(home, home.storage, None, None).differences
+    assert f"{page} is missing" in missing
+    assert hpo(home, "plot", "history").exit_code == 0  # it is made anew
+    assert not verify(home, home.storage, None, None).differences
+
+
+def test_plots_elsewhere_change_nothing(home, tmp_path):
+    shown = hpo(home, "plot", "history", "--save", str(tmp_path / "there"))
+    assert shown.exit_code == 0, shown.output
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"history.png", "plots.html"}
+    assert hpo(home, "plot", "pareto").exit_code == 1
+
+
+@pytest.fixture(scope="module")
+def confirmed(home) -> dict:
+    shown = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--executor", "inline", "--json")
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.stdout)
+
+
+def test_the_best_are_confirmed_under_other_seeds(home, confirmed):
+    ended = values(home, "mlp")
+    best = sorted(range(5), key=lambda number: (-ended[number], number))[:2]
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        row = reads.study_row(connection, "mlp-confirm")
+        trials = reads.trial_rows(connection, row["id"])
+        curves = {(n, key): value for n, key, step, epoch, value in reads.curves(connection, row["id"])}  # the last
+        parents = reads.trial_rows(connection, reads.study_row(connection, "mlp")["id"])
+    ledger.close()
+    assert [row["trial"] for row in sorted(confirmed["rows"], key=lambda row: best.index(row["trial"]))] == best
+    assert [trial["params"] for trial in trials] == [
+        {**parents[number]["params"], "train.seed": seed} for number in best for seed in (1, 2)
+    ]
+    for row in confirmed["rows"]:
+        runs = [2 * best.index(row["trial"]) + i for i in range(2)]
+        assert row["selected"] == ended[row["trial"]]
+        for field, key in (("again", "val/accuracy"), ("held_out", "test/accuracy")):
+            a, b = (curves[run, key] for run in runs)
+            assert row[field]["mean"] == pytest.approx((a + b) / 2)
+            assert row[field]["error"] == pytest.approx(abs(a - b) / 2)  # sqrt(((a-b)^2 / 2) / 2)
+        assert row["gap"] == pytest.approx(row["held_out"]["mean"] - row["selected"])
+    means = [row["again"]["mean"] for row in confirmed["rows"]]
+    assert means == sorted(means, reverse=True)
+
+
+def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
+    again = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--executor", "inline", "--json")
+    assert json.loads(again.stdout) == confirmed and len(values(home, "mlp-confirm")) == 4
+    other = hpo(home, "confirm", "--study", "mlp", "--top", "1", "--seeds", "2")
+    assert other.exit_code == 2
+    assert "study 'mlp-confirm' is there already and has trained others: name a new one by --name." in other.stderr
+    assert not verify(home, home.storage, None, None).differences
+
+
+def test_the_best_is_ablated_a_parameter_at_a_time(home):
+    shown = hpo(home, "ablate", "--study", "mlp", "--executor", "inline", "--json")
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    ended = values(home, "mlp")
+    best = min(range(5), key=lambda number: (-ended[number], number))
+    first, *rows = found["rows"]
+    assert found["trial"] == best and first["label"] == "as found"
+    assert first["value"]["mean"] == ended[best], "under its own seed it is the trial again, to the last bit"
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        study = reads.study_row(connection, "mlp-ablate")
+        trials = reads.trial_rows(connection, study["id"])
+        params = reads.trial_rows(connection, reads.study_row(connection, "mlp")["id"])[best]["params"]
+    ledger.close()
+    by_label = {one["label"]: trial for one, trial in zip(study["spec"]["listed"], trials, strict=True)}
+    assert {row["label"] for row in rows} == by_label.keys() - {"as found"}
+    for row in rows:
+        assert row["worse"]["mean"] == pytest.approx(ended[best] - by_label[row["label"]]["values"][0])
+        if row["label"] == "all defaults":
+            assert by_label[row["label"]]["params"] == {}
+        else:  # and what is there only with it is gone as well
+            gone = params.keys() - by_label[row["label"]]["params"].keys()
+            assert row["label"] in gone and gone <= {row["label"], "train.optim.momentum"}
+    costs = [row["worse"]["mean"] for row in rows]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_a_mean_is_of_what_there_is():
+    assert Spread.of([None, float("nan")]) is None
+    assert Spread.of([1.0, None]) == Spread(1.0, None, 1)
+    assert str(Spread.of([1.0, 3.0])) == "2 ± 1"
