@@ -14,7 +14,8 @@ from hpo.ledger import Ledger, writes
 from hpo.ledger.history import Curves
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers import make_sampler
-from hpo.study import Study, StudySpec, parallel_of
+from hpo.spec import StudySpec
+from hpo.study import Study, parallel_of
 
 
 class Asking:

@@ -20,7 +20,8 @@ from hpo.ledger.tables import TERMINAL_STATES, studies
 from hpo.opening import LEASE_SECONDS, Options, check_home, continued, open_study, write_changes
 from hpo.reclaim import Reclaimer
 from hpo.search.promotion import Board, promoting
-from hpo.study import Study, StudySpec
+from hpo.spec import StudySpec
+from hpo.study import Study
 from trainer.failpoint import failpoint
 
 __all__ = ["LEASE_SECONDS", "Driver", "Options"]

@@ -14,7 +14,8 @@ from hpo.errors import DriftError
 from trainer import durable
 
 if TYPE_CHECKING:
-    from hpo.study import Study, StudySpec
+    from hpo.spec import StudySpec
+    from hpo.study import Study
 
 MAX_CLAUSES = 6  # of one message
 _MISSING = object()

@@ -21,7 +21,8 @@ from hpo.ledger import Ledger, writes
 from hpo.ledger.leases import Lease
 from hpo.ledger.statements import insert_new
 from hpo.ledger.tables import checkpoints, studies, trials
-from hpo.study import Study, StudySpec
+from hpo.spec import StudySpec
+from hpo.study import Study
 from hpo.tracking.mlflow import tracker_name
 
 LEASE_SECONDS = 30.0

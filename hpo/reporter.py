@@ -22,7 +22,8 @@ from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.writes import LaneReport
 from hpo.search.strategy import make_strategy
-from hpo.study import Study, StudySpec, load
+from hpo.spec import StudySpec
+from hpo.study import Study, load
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced

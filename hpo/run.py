@@ -26,7 +26,8 @@ from hpo.results import Results
 from hpo.search.promotion import promoting
 from hpo.search.samplers import MODELS, SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, make_strategy
-from hpo.study import Study, StudySpec, load
+from hpo.spec import StudySpec
+from hpo.study import Study, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
 from hpo.words import command
 

@@ -14,7 +14,8 @@ from hpo.analysis.detail import detail, kept_checkpoints
 from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import reads
-from hpo.study import Study, StudySpec, load
+from hpo.spec import StudySpec
+from hpo.study import Study, load
 from hpo.words import command
 from trainer.manifest import weights
 

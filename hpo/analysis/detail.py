@@ -160,7 +160,8 @@ def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
 def base_config(connection: Connection, name: str) -> dict[str, Any]:
     """The study's configuration as its trials start from it, before their own parameters; loads the declaration."""
     from hpo.config import as_json
-    from hpo.study import StudySpec, load
+    from hpo.spec import StudySpec
+    from hpo.study import load
 
     spec = StudySpec.from_json(reads.study_row(connection, name)["spec"])
     return as_json(load(spec.reference).configure(spec.overrides).config)

@@ -25,7 +25,8 @@ from hpo.ledger import reads
 from hpo.ledger.claims import changes_of
 from hpo.ledger.tables import trials
 from hpo.ledger.writes import plain
-from hpo.study import Study, StudySpec, load
+from hpo.spec import StudySpec
+from hpo.study import Study, load
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.diagnose import curves
 from trainer.diagnose.finding import Finding, unmeasured

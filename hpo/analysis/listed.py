@@ -14,7 +14,8 @@ from hpo.ledger import reads
 from hpo.ledger.tables import TERMINAL_STATES
 from hpo.objective import Objective
 from hpo.run import Request
-from hpo.study import Study, StudySpec
+from hpo.spec import StudySpec
+from hpo.study import Study
 from hpo.trained import declared
 
 if TYPE_CHECKING:

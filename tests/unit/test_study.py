@@ -21,7 +21,7 @@ from hpo.identity import drift
 from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
 from hpo.loading import source_parts
-from hpo.study import StudySpec
+from hpo.spec import StudySpec
 
 
 class Frozen(BaseModel):
