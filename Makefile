@@ -21,7 +21,7 @@ help:  ## list the targets
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ui,postgres,text,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ui,postgres,text,ray,dev]'
 	@touch $@
 
 hpo-setup: $(READY)  ## create .venv and install the pinned set

@@ -16,10 +16,12 @@ from hpo.commandline import (
     AllOption,
     AllStudiesOption,
     ConfigOption,
+    CpusOption,
     DriftOption,
     EnqueueOption,
     EpochsOption,
     ExecutorOption,
+    GpusOption,
     HomeOption,
     JsonOption,
     OverrideOption,
@@ -74,6 +76,8 @@ def run(
     ] = None,
     workers: WorkersOption = None,
     executor: ExecutorOption = None,
+    cpus_per_worker: CpusOption = None,
+    gpus_per_worker: GpusOption = None,
     sampler: SamplerOption = None,
     strategy: StrategyOption = None,
     order: Annotated[str | None, typer.Option("--order", help="ordered (reproducible) or async.")] = None,
@@ -96,6 +100,7 @@ def run(
     """Search until the trials, the epochs or the time are used up; a study that exists is continued."""
     from hpo import enqueue as enqueued
     from hpo.budget import parse_time
+    from hpo.executors.resources import Resources
     from hpo.home import Home
     from hpo.run import Request
 
@@ -109,6 +114,7 @@ def run(
             seconds=None if time is None else parse_time(time),
             executor=executor,
             workers=workers,
+            resources=Resources(cpus_per_worker, gpus_per_worker),
             sampler=sampler,
             strategy=strategy,
             order=order,
@@ -133,6 +139,8 @@ def resume(
     time: TimeOption = None,
     workers: WorkersOption = None,
     executor: ExecutorOption = None,
+    cpus_per_worker: CpusOption = None,
+    gpus_per_worker: GpusOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
@@ -140,6 +148,7 @@ def resume(
 ) -> None:
     """Continue a study that was interrupted, from its last committed checkpoints; more may be asked for."""
     from hpo.budget import parse_time
+    from hpo.executors.resources import Resources
     from hpo.home import Home
     from hpo.lookup import open_study, tracking_uri_of
     from hpo.run import Request
@@ -153,6 +162,7 @@ def resume(
         seconds=None if time is None else parse_time(time),
         executor=executor,
         workers=workers,
+        resources=Resources(cpus_per_worker, gpus_per_worker),
         storage=storage,
         tracking_uri=tracking_uri_of(ledger, name, at, tracking_uri),
         allow_drift=allow_drift,

@@ -142,7 +142,19 @@ WorkersOption = Annotated[
 ]
 ExecutorOption = Annotated[
     str | None,
-    typer.Option("--executor", help="Where trials run: inline or local.  [default: as last time, else local]"),
+    typer.Option("--executor", help="Where trials run: inline, local or ray.  [default: as last time, else local]"),
+]
+CpusOption = Annotated[
+    int | None,
+    typer.Option("--cpus-per-worker", min=1, help="CPUs that each worker has to itself.  [default: on Ray as needed]"),
+]
+GpusOption = Annotated[
+    float | None,
+    typer.Option(
+        "--gpus-per-worker",
+        min=0,
+        help="GPUs of each worker; 0.5 is half of one, and of its memory.  [default: one a rank, shared if too few]",
+    ),
 ]
 SamplerOption = Annotated[
     str | None,

@@ -105,8 +105,8 @@ class Driver:
         """Ask and tell until all is done; the state the study is left in: complete, stopped or interrupted."""
         if self.idle or self._fill(ask=False):
             return self._end()
-        context = WorkerContext(self._options.storage, self._options.home, self._id, self._spec.name)
-        self._executor.start(context)
+        at = self._options.storage, self._options.home
+        self._executor.start(WorkerContext(*at, self._id, self._spec.name, self._study))
         self._time.start()
         alarm = self._time.alarm(self._budget.seconds, self._expire)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import pkgutil
 import re
 import sys
@@ -17,6 +18,7 @@ from types import ModuleType
 from hpo.config import near
 from hpo.errors import HpoError, StudyError
 
+CARRIED = "HPO_CARRIED"  # "<directory of the declaration>:<its copy here>", where an executor has carried the code
 _PACKAGE = "studies"  # by string: hpo never imports a study statically
 _PLATFORM = ("hpo", "trainer")  # have versions and hashes of their own
 _REFERENCE = re.compile(r"(?P<where>.+?)(?::(?P<attribute>[A-Za-z_]\w*))?", re.DOTALL)
@@ -31,8 +33,14 @@ def load_module(reference: str) -> tuple[ModuleType, str, str]:
     suffix = f":{attribute}" if match["attribute"] else ""
     if where.endswith(".py"):
         path = Path(where).expanduser().absolute()
-        return _load_file(path), attribute, f"{path}{suffix}"
+        return _load_file(_carried(path)), attribute, f"{path}{suffix}"
     return _load_shipped(where), attribute, f"{where}{suffix}"
+
+
+def _carried(path: Path) -> Path:
+    """Where the code of `path` is in this process."""
+    directory, _, copy = os.environ.get(CARRIED, "").partition(os.pathsep)
+    return Path(copy) / path.relative_to(directory) if copy and path.is_relative_to(directory) else path
 
 
 def shipped() -> list[str]:

@@ -15,6 +15,7 @@ from hpo.clock import SystemClock
 from hpo.config import flatten
 from hpo.environment import describe
 from hpo.errors import DriftError
+from hpo.executing import INLINE, Settled
 from hpo.home import Home
 from hpo.identity import drift, identity
 from hpo.ledger import Ledger, writes
@@ -35,7 +36,7 @@ class Options:
 
     trials, epochs, seconds   the budget; None keeps what was asked for before
     data                      the study's report on its data
-    executor, workers         where trials run, and in how many processes; what a resume does again
+    placement                 where trials run, and in how many processes; what a resume does again
     """
 
     home: Home
@@ -46,8 +47,7 @@ class Options:
     seconds: float | None = None
     allow_drift: bool = False
     data: Mapping[str, Any] | None = None
-    executor: str = "inline"
-    workers: int = 1
+    placement: Settled = INLINE
     lease_timeout: float = LEASE_SECONDS
 
     @property
@@ -104,7 +104,7 @@ def _new_row(study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
 
 def _environment(study: Study, options: Options) -> dict[str, Any]:
     data = {"data": dict(options.data)} if options.data else {}
-    driving = {"allow_drift": options.allow_drift, "executor": options.executor, "workers": options.workers}
+    driving = {"allow_drift": options.allow_drift} | options.placement.to_json()
     return describe(study) | driving | data
 
 

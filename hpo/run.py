@@ -12,12 +12,11 @@ from types import FrameType
 from typing import Any
 
 from hpo import preflight, warm
-from hpo.config import flatten, near
+from hpo.config import flatten
 from hpo.driver import LEASE_SECONDS, Driver, Options
 from hpo.errors import NoLedger, StudyError, UserError
-from hpo.executors.base import Executor
-from hpo.executors.inline import Inline
-from hpo.executors.local import Local
+from hpo.executing import Placement, one_of
+from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
 from hpo.loading import shipped
@@ -31,10 +30,8 @@ from hpo.study import Study, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
 from hpo.words import command
 
-EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "local": Local}
 ORDERS = ("ordered", "async")
 WINDOW = 4  # at least: one and two workers give the same study
-MAX_WORKERS_PER_CORE = 8  # more processes than that only wait for each other, and may take the host down
 MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
 
@@ -50,6 +47,7 @@ class Request:
     seconds: float | None = None
     executor: str | None = None
     workers: int | None = None
+    resources: Resources = NOTHING_SAID
     sampler: str | None = None
     strategy: str | None = None
     order: str | None = None
@@ -83,7 +81,8 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
 
     `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one.
     """
-    asked = _executor(request.executor, request.workers)
+    said = Placement(request.executor, request.workers, request.resources)
+    asked = said.settled()
     if request.tracking_uri:
         check_uri(request.tracking_uri)
     storage = request.storage or request.home.storage
@@ -93,8 +92,8 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         if request.reference is None:
             raise
         known = None
-    study, spec = declare(request, known, workers=asked[1])
-    name, workers = _as_driven(request, known, spec.name) if known else asked
+    study, spec = declare(request, known, workers=asked.workers)
+    placement = said.over(_last(known, spec.name)).settled() if known else asked
     if not (request.trials or request.epochs or request.seconds or (known and _begun(known, spec.name))):
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     preflight.check(study)
@@ -111,16 +110,15 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         seconds=request.seconds,
         allow_drift=request.allow_drift,
         data=data,
-        executor=name,
-        workers=workers,
+        placement=placement,
         lease_timeout=lease_timeout,
     )
-    driver = Driver(ledger, study, spec, options, EXECUTORS[name](workers))
+    driver = Driver(ledger, study, spec, options, placement.make())
     if notice := silence(options.tracking_uri):
         print(notice, file=sys.stderr)
     driver.acquire()
     try:
-        results, show = Results(ledger, spec.name, home), watch(ledger, spec.name, workers)
+        results, show = Results(ledger, spec.name, home), watch(ledger, spec.name, placement.workers)
 
         def tick(notice: str = "") -> None:
             results.tick()
@@ -230,27 +228,12 @@ def _tell(text: str) -> None:
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _executor(name: str | None, workers: int | None) -> tuple[str, int]:
-    """The executor and its number of workers: two local processes by default, one where it is inline."""
-    name = name or "local"
-    _one_of("--executor", name, tuple(EXECUTORS))
-    workers = workers if workers is not None else (1 if name == "inline" else 2)
-    most = MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
-    if not 1 <= workers <= most:
-        raise UserError(f"--workers {workers}: give 1 to {most} on this host; others can join by `hpo worker`.")
-    EXECUTORS[name](workers)  # refuses a number that it cannot have, before anything is written
-    return name, workers
-
-
-def _as_driven(request: Request, ledger: Ledger, name: str) -> tuple[str, int]:
-    """Executor and workers as asked for, else as the study was driven last."""
-    last = {}
-    if _begun(ledger, name):
-        with ledger.read() as connection:
-            last = reads.study_row(connection, name)["environment"]
-    executor = request.executor or last.get("executor")
-    again = request.workers is None and executor == last.get("executor")
-    return _executor(executor, last.get("workers") if again else request.workers)
+def _last(ledger: Ledger, name: str) -> Placement:
+    """Where the study's trials ran last."""
+    if not _begun(ledger, name):
+        return Placement()
+    with ledger.read() as connection:
+        return Placement.of(reads.study_row(connection, name)["environment"])
 
 
 def _tracking_uri(request: Request, ledger: Ledger, name: str) -> str:
@@ -268,7 +251,7 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
         ("--order", request.order, ORDERS),
     ):
         if value is not None:
-            _one_of(flag, value, tuple(known))
+            one_of(flag, value, tuple(known))
     if request.window is not None and request.window < 1:
         raise UserError(f"--window {request.window}: give 1 or more.")
     study = _load(request.reference, ledger) if request.reference else None
@@ -374,8 +357,3 @@ def _promotes(strategy: Mapping[str, Any], order: str | None) -> bool:
             "the order away, and give --workers 1 --window 1 for a study that can be repeated."
         )
     return promotes
-
-
-def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(f"{flag} {value!r} is not known: choose one of {', '.join(known)}{near(value, known) or '.'}")

@@ -303,15 +303,18 @@ class Study:
                     raise UserError(f"{path}={value!r} cannot be read: {error.strerror}.") from error
         return found
 
-    def code_sha256(self) -> dict[str, str]:
-        """Of the declaration, under no name, and all that it imports from beside it, wherever that lies."""
+    def code(self) -> dict[str, Path]:
+        """Label -> place of the declaration, under no label, and of all that it imports from beside it."""
         module = sys.modules.get(self.module) or sys.modules.get(getattr(self.task, "__module__", ""))
         file = getattr(module, "__file__", None)
         if file is None:
             return {}
         own = self.task.partition(":")[0] if isinstance(self.task, str) else ""
-        parts = source_parts(Path(file), own)
-        return {label: tree_sha256(place, "*.py") for label, place in parts.items()}
+        return source_parts(Path(file), own)
+
+    def code_sha256(self) -> dict[str, str]:
+        """The hash of each part of the code, wherever that lies."""
+        return {label: tree_sha256(place, "*.py") for label, place in self.code().items()}
 
     def to_optuna(
         self, home: Home | str | None = None, name: str | None = None, *, storage: str | None = None

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Collection
 from typing import Any
 
+import torch
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
@@ -24,6 +25,7 @@ from hpo import ranks
 from hpo.attempt import attempt  # and with it torch: a worker is ready before it claims
 from hpo.errors import HpoError, UserError
 from hpo.executors.process import FAULT
+from hpo.executors.resources import GPU_SHARE
 from hpo.home import Home
 from hpo.identity import check_loaded, check_worker
 from hpo.ledger import Ledger, writes
@@ -181,6 +183,12 @@ def serve(worker: Worker, among: Callable[[], Collection[int] | None], idle: flo
     return 0
 
 
+def keep_to_share() -> None:
+    """Take no more of the GPU's memory than the executor has given this process, if it has said so."""
+    if share := os.environ.get(GPU_SHARE):
+        torch.cuda.set_per_process_memory_fraction(float(share))
+
+
 def main() -> int:
     """The entry of a worker process that an executor has spawned."""
     parser = argparse.ArgumentParser("hpo.worker")
@@ -189,6 +197,7 @@ def main() -> int:
     parser.add_argument("--executor", required=True)
     given = parser.parse_args()
     try:
+        keep_to_share()
         ledger = Ledger(os.environ["HPO_STORAGE"], create=False, patience=PATIENCE)
         worker = Worker(ledger, Home.at(given.home), given.executor)
         for number in (signal.SIGTERM, signal.SIGINT):

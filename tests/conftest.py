@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from hpo.home import Home
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch, and for every process a test starts
 os.environ["COLUMNS"] = "100"
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("untimed")
 for _name in [name for name in os.environ if name.startswith(("HPO_", "MLFLOW_"))]:
@@ -115,3 +119,23 @@ def postgres_database(postgres_server: Callable[[], PostgresServer]) -> Callable
         return url.set(database=name).render_as_string(hide_password=False)
 
     return create
+
+
+@pytest.fixture(scope="session")
+def _ray_nodes(tmp_path_factory) -> Iterator[object]:
+    """A Ray of two CPUs beside this process, which dies with it."""
+    from ray.cluster_utils import Cluster
+
+    scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of Ray's sockets must be short
+    sizes = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=sizes | {"temp_dir": scratch})
+    yield cluster
+    cluster.shutdown()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.fixture
+def ray_cluster(_ray_nodes, monkeypatch) -> str:
+    """The address of a Ray that is there, given to the executors."""
+    monkeypatch.setenv("RAY_ADDRESS", _ray_nodes.address)
+    return _ray_nodes.address

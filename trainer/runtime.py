@@ -53,9 +53,10 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
 
 
 def memory_limit(config: TrainConfig, device: torch.device) -> int | None:
-    """The bytes that a step may take: those configured, else the GPU's; None where there is no bound."""
+    """The bytes that a step may take: those configured, else this process's share of the GPU's; None for no bound."""
     if config.memory_limit is None and device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        share = torch.cuda.get_per_process_memory_fraction(device)
+        return int(share * torch.cuda.get_device_properties(device).total_memory)
     return config.memory_limit
 
 

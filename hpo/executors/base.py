@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpo.home import Home
+from hpo.study import Study
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class WorkerContext:
     storage: str
     home: Home
     study_id: int
-    study: str
+    name: str
+    study: Study
 
 
 class Executor(Protocol):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import UserError
 from hpo.executors.base import WorkerContext
+from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ class Inline:
 
     name = "inline"
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int = 1, resources: Resources = NOTHING_SAID) -> None:
+        if resources != NOTHING_SAID:
+            raise UserError("--cpus-per-worker and --gpus-per-worker with --executor inline: it has all that is here.")
         if workers != 1:
             raise UserError(
                 f"--workers {workers} with --executor inline: it trains in one process; use --executor local."

@@ -2,54 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from sqlalchemy.engine import RowMapping
-
-from hpo.errors import HpoError
 from hpo.executors.base import WorkerContext
-from hpo.executors.process import FAULT, begin_logs, spawn
-from hpo.ledger import Ledger, reads
+from hpo.executors.crew import Crew
+from hpo.executors.process import spawn
+from hpo.executors.resources import NOTHING_SAID, Resources, cpu_slots, devices, gpu_slots, gpus_each, needs
 from hpo.ledger.process import Process, start_time
-
-_MAX_FAILURES = 3  # in a row, of workers that gave up or died idle within _EARLY seconds: then something is broken
-_EARLY = 20.0
 
 
 @dataclass(frozen=True)
 class _Worker:
     process: subprocess.Popen[bytes]
     identity: Process
-    started: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic)
+
+    def code(self) -> int | None:
+        return self.process.poll()
 
 
-class Local:
-    """`workers` processes in sessions of their own that die with the driver."""
+class Local(Crew):
+    """`workers` processes in sessions of their own that die with the driver, each with its CPUs and GPUs, if any."""
 
     name = "local"
 
-    def __init__(self, workers: int = 1) -> None:
-        self._count = workers
-        self._workers: list[_Worker] = []
-        self._leaving = False
-        self._failures = 0
+    def __init__(self, workers: int = 1, resources: Resources = NOTHING_SAID) -> None:
+        super().__init__(workers)
+        self._resources = resources
+        self._cpus = cpu_slots(workers, resources.cpus, usable()) if resources.cpus else ()
 
     def start(self, context: WorkerContext) -> None:
-        self._context = context
-        self._ledger = Ledger(context.storage, create=False)
-        self._run = begin_logs(context.home.logs, context.study, r"worker-\d+")
-        self._workers = [self._spawn(slot) for slot in range(self._count)]
-
-    def step(self) -> bool:
-        for slot, worker in enumerate(self._workers):
-            if worker.process.poll() is not None and not self._leaving:
-                self._judge(slot, worker)
-                self._workers[slot] = self._spawn(slot)
-        return False
+        present = devices()
+        each = gpus_each(self._resources.gpus, needs(context.study), self._count, len(present))
+        self._gpus = gpu_slots(self._count, each, present)
+        super().start(context)
 
     def preempt(self) -> None:
         self._leaving = True
@@ -74,32 +64,14 @@ class Local:
             if worker.process.poll() is None:
                 worker.process.kill()
 
-    def _spawn(self, slot: int) -> _Worker:
-        context = self._context
-        arguments = ["--home", str(context.home.root), "--study-id", str(context.study_id)]
-        arguments += ["--executor", self.name]
-        process = spawn("hpo.worker", arguments, self._log(slot), HPO_STORAGE=context.storage)
+    def _hire(self, slot: int) -> _Worker:
+        environ = {"HPO_STORAGE": self._context.storage} | self._gpus[slot]
+        process = spawn("hpo.worker", self._arguments(), self._log(slot), **environ)
+        if self._cpus:
+            os.sched_setaffinity(process.pid, self._cpus[slot])
         return _Worker(process, Process(socket.gethostname(), process.pid, start_time(process.pid) or ""))
 
-    def _log(self, slot: int) -> Path:
-        """One for each run and slot: what is quoted from it is of this run."""
-        return self._context.home.logs / f"{self._run}.worker-{slot}.log"
 
-    def _judge(self, slot: int, worker: _Worker) -> None:
-        """Count a death that no trial answers for; HpoError once there are too many.
-
-        One that died over a trial, whatever of, counts among that trial's losses and not here.
-        """
-        code = worker.process.returncode
-        trial = self._ledger.look(lambda connection: reads.held(connection, worker.identity))
-        idle = trial is None or trial["outcome"] not in (None, "lost")
-        early = idle and time.monotonic() - worker.started < _EARLY
-        self._failures = self._failures + 1 if code == FAULT or early else 0
-        if self._failures > _MAX_FAILURES:
-            raise HpoError(self._explain(slot, code, trial))
-
-    def _explain(self, slot: int, code: int, trial: RowMapping | None) -> str:
-        lines = self._log(slot).read_text(errors="replace").strip().splitlines()
-        last = lines[-1] if lines else "nothing was printed"
-        at = f" after trial {trial['number']}" if trial else ""
-        return f"workers cannot go on (exit code {code}{at}; {last}): see {self._log(slot)}."
+def usable() -> list[int] | None:
+    """The CPUs that this process may run on; None where the system cannot bind processes to them."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else None

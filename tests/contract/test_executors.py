@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
+from sqlalchemy import select
 
 from hpo.driver import Driver, Options
 from hpo.errors import Busy, HpoError, UserError
 from hpo.executors.base import Executor
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
+from hpo.executors.ray import Ray
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
+from hpo.ledger.process import Process
+from hpo.ledger.tables import attempts, workers
 from hpo.run import Request, declare
 from hpo.worker import Worker
 
 STUDY = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
 EXECUTORS = {"inline": Inline, "local-1": lambda: Local(1), "local-2": lambda: Local(2), "local-4": lambda: Local(4)}
+EXECUTORS |= {"ray-1": lambda: Ray(1), "ray-2": lambda: Ray(2)}
+TINY = str(Path(STUDY).with_name("tiny_study.py"))
 SAMPLERS = ("random", "grid", "qmc", "tpe", "gp", "cmaes", "nsga2", "nsga3", "auto")
 STRATEGIES = ("none", "median", "percentile", "patient", "threshold", "wilcoxon", "halving", "asha", "hyperband")
 RARELY = ("none", "patient", "threshold")  # these stop no trial of a study whose curves all fall
@@ -60,9 +69,9 @@ def check(tmp_path: Path, executor: str, sampler: str, strategy: str) -> None:
 
 @pytest.mark.parametrize(
     ("executor", "sampler", "strategy"),
-    [("local-2", "tpe", "asha"), ("local-1", "qmc", "median"), ("local-4", "random", "none")],
+    [("local-2", "tpe", "asha"), ("local-1", "qmc", "median"), ("local-4", "random", "none"), ("ray-2", "tpe", "asha")],
 )
-def test_a_study_is_the_same_on_every_executor(tmp_path, executor, sampler, strategy):
+def test_a_study_is_the_same_on_every_executor(tmp_path, ray_cluster, executor, sampler, strategy):
     check(tmp_path, executor, sampler, strategy)
 
 
@@ -72,8 +81,8 @@ EVERY |= {(sampler, "asha") for sampler in SAMPLERS} | {("tpe", strategy) for st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "strategy"), sorted(EVERY))
-@pytest.mark.parametrize("executor", ["local-1", "local-2", "local-4"])
-def test_every_sampler_and_strategy_is_the_same_on_every_executor(tmp_path, executor, sampler, strategy):
+@pytest.mark.parametrize("executor", ["local-1", "local-2", "local-4", "ray-1", "ray-2"])
+def test_every_sampler_and_strategy_is_the_same_on_every_executor(tmp_path, ray_cluster, executor, sampler, strategy):
     check(tmp_path, executor, sampler, strategy)
 
 
@@ -152,6 +161,41 @@ def test_a_second_driver_changes_nothing_of_a_study_that_is_driven(tmp_path):
     assert first.run() == "complete"
     first.release()
     ledger.close()
+
+
+class Losing(Ray):
+    """Loses an actor, as its host might: killed once its worker has trained for a while."""
+
+    killed = 0
+
+    def step(self) -> bool:
+        for worker in self._workers:
+            if not self.killed and worker.identity and (self._steps(worker.identity) or 0) >= 2:
+                self.killed = psutil.Process(worker.identity.pid).ppid()
+                os.kill(self.killed, signal.SIGKILL)
+        return super().step()
+
+    def _steps(self, who: Process) -> int | None:
+        """Of the trial that the worker is in the middle of."""
+        mine = (workers.c.pid == who.pid) & attempts.c.outcome.is_(None)
+        query = select(attempts.c.step).join(workers, workers.c.id == attempts.c.worker_id).where(mine)
+        return self._ledger.look(lambda connection: connection.execute(query).scalar())
+
+
+def test_an_actor_that_is_killed_is_replaced_and_the_study_is_the_same(tmp_path, ray_cluster):
+    flags = {"reference": TINY, "overrides": {"pause": 0.02}}
+    golden, _, _ = drive(Home(tmp_path / "inline"), Inline(), 4, **flags)
+    executor = Losing(2)
+    digest, status, state = drive(Home(tmp_path / "ray"), executor, 4, **flags)
+    assert executor.killed
+    assert (state, digest, status.attempts) == ("complete", golden, 5)
+
+
+def test_a_home_that_ray_does_not_see_is_refused_in_one_sentence(tmp_path, ray_cluster, monkeypatch):
+    """The marker of the study is gone by the time that its workers look for it, as it is where no home is shared."""
+    monkeypatch.setattr("hpo.opening.Home.mark", lambda *_: None)
+    with pytest.raises(UserError, match=r"home .* is not the one study 'curves' is driven from .* name it with --home"):
+        drive(Home(tmp_path / "home"), Ray(1))
 
 
 @pytest.mark.slow

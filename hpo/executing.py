@@ -1,0 +1,85 @@
+"""Where trials run: the executors by name, and which one, how many workers and what for each a command means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
+
+from hpo.config import near
+from hpo.errors import UserError
+from hpo.executors.base import Executor
+from hpo.executors.resources import NOTHING_SAID, Resources
+
+# name -> where it is. To add one is to add its line here.
+EXECUTORS = {
+    "inline": "hpo.executors.inline:Inline",
+    "local": "hpo.executors.local:Local",
+    "ray": "hpo.executors.ray:Ray",
+}
+MAX_WORKERS_PER_CORE = 8  # more processes than that only wait for each other, and may take the host down
+MAX_WORKERS = 10_000  # of a cluster
+
+
+@dataclass(frozen=True)
+class Placement:
+    """An executor, its workers, and what each of them has. What is None was not said."""
+
+    executor: str | None = None
+    workers: int | None = None
+    resources: Resources = NOTHING_SAID
+
+    @classmethod
+    def of(cls, environment: Mapping[str, Any]) -> Placement:
+        """As a study was driven last."""
+        resources = Resources(environment.get("cpus_per_worker"), environment.get("gpus_per_worker"))
+        return cls(environment.get("executor"), environment.get("workers"), resources)
+
+    def over(self, last: Placement) -> Placement:
+        """What was said, else as last time; workers and what they have belong to their executor."""
+        if self.executor is not None and self.executor != last.executor:
+            return self
+        workers = self.workers if self.workers is not None else last.workers
+        said = {key: value for key, value in asdict(self.resources).items() if value is not None}
+        return Placement(last.executor, workers, Resources(**asdict(last.resources) | said))
+
+    def settled(self) -> Settled:
+        """With its defaults: two local processes, one where it is inline. UserError for what cannot be had."""
+        name = self.executor or "local"
+        one_of("--executor", name, tuple(EXECUTORS))
+        workers = self.workers if self.workers is not None else (1 if name == "inline" else 2)
+        elsewhere = name == "ray" and os.environ.get("RAY_ADDRESS")
+        most = MAX_WORKERS if elsewhere else MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
+        if not 1 <= workers <= most:
+            raise UserError(f"--workers {workers}: give 1 to {most} on this host; others can join by `hpo worker`.")
+        found = Settled(name, workers, self.resources)
+        found.make()  # refuses what it cannot have, before anything is written
+        return found
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A placement that is carried out."""
+
+    executor: str = "inline"
+    workers: int = 1
+    resources: Resources = NOTHING_SAID
+
+    def make(self) -> Executor:
+        module, _, attribute = EXECUTORS[self.executor].partition(":")
+        return getattr(import_module(module), attribute)(self.workers, self.resources)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the study's row has it."""
+        said = {f"{key}_per_worker": value for key, value in asdict(self.resources).items() if value is not None}
+        return {"executor": self.executor, "workers": self.workers} | said
+
+
+INLINE = Settled()
+
+
+def one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{flag} {value!r} is not known: choose one of {', '.join(known)}{near(value, known) or '.'}")

@@ -1,0 +1,126 @@
+"""A connection to Ray: to the cluster of RAY_ADDRESS, else to a Ray of this host that lives as long as it is needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from hpo.errors import UserError
+from hpo.executors.base import WorkerContext
+from hpo.loading import CARRIED
+from hpo.study import Study
+from trainer.threads import ONE
+
+_STORE = 80 * 2**20  # bytes of the object store of a Ray of our own: little more than Ray's least
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def check_installed(executor: str) -> None:
+    """Raise UserError where Ray is not installed; it is not imported."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(f"--executor {executor} needs Ray: pip install 'hpo[ray]'.")
+
+
+class Cluster:
+    """Connected from `open` to `close`. What is started for it is gone after `close`, or with this process."""
+
+    def __init__(self) -> None:
+        self.address = os.environ.get("RAY_ADDRESS", "")
+        self.carried: Path | None = None  # the directory whose code every process of the cluster has been given
+        self._scratch: str | None = None
+
+    def open(self, context: WorkerContext, cpus: int, gpus: int) -> None:
+        """Connect; a Ray of this host gets so many slots. UserError where workers could not reach the ledger."""
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        self._scratch = tempfile.mkdtemp(prefix="hpo-ray-", dir=os.environ.get("RAY_TMPDIR"))
+        try:
+            with _handlers_kept():
+                self._connect(context.study, cpus, gpus)
+            check_reach(context.storage, self._hosts(), self.address)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, study: Study, cpus: int, gpus: int) -> None:
+        if not self.address:  # a token of its own: nobody else is let in, and none is written to the user's home
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        import ray
+
+        shared = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+        if not self.address:
+            sizes = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": _STORE}
+            ray.init(address="local", _temp_dir=self._scratch, _node_ip_address="127.0.0.1", **sizes, **shared)
+            return
+        environment: dict[str, object] = {"env_vars": dict(ONE)}
+        if (found := carry(study, Path(str(self._scratch), "code"))) is not None:
+            self.carried, environment["working_dir"] = found, str(Path(str(self._scratch), "code"))
+        try:
+            ray.init(address=self.address, runtime_env=environment, **shared)
+        except ConnectionError as error:
+            first = str(error).partition("\n")[0].rstrip(".")
+            raise UserError(f"RAY_ADDRESS={self.address!r}: no Ray cluster answers there ({first}).") from error
+
+    def _hosts(self) -> set[str]:
+        import ray
+
+        return {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)  # Ray's last processes may still be writing their logs
+            self._scratch = None
+
+
+def check_reach(storage: str, hosts: set[str], address: str) -> None:
+    """Raise UserError where there are workers on other hosts, and the ledger is a file of this one."""
+    elsewhere = sorted(hosts - {socket.gethostname()})
+    if elsewhere and make_url(storage).get_backend_name() == "sqlite":
+        raise UserError(
+            f"the Ray cluster of {address} has nodes on other hosts ({', '.join(elsewhere[:3])}), and the ledger is a "
+            "file of this one: give --storage postgresql+psycopg://... and a --home that all of them see."
+        )
+
+
+def carry(study: Study, to: Path) -> Path | None:
+    """Copy the declaration, if it is a file of the user's, and what it imports from beside it; where that stands."""
+    if not study.reference.rpartition(":")[0].endswith(".py") and not study.reference.endswith(".py"):
+        return None  # installed with the platform, here as there
+    parts = study.code()
+    directory = parts[""].parent
+    for place in parts.values():
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            if file.is_relative_to(directory):
+                copy = to / file.relative_to(directory)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+    return directory
+
+
+def carried_environ(directory: Path | None) -> dict[str, str]:
+    """For a process of the cluster: the environment by which it finds the study's code where Ray has put it."""
+    return {} if directory is None else {CARRIED: f"{directory}{os.pathsep}{Path.cwd()}"}
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Put back the handlers of signals, of which Ray takes SIGTERM's."""
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,107 @@
+"""What a worker has to itself: CPUs, GPUs, or a share of one. Pure but for `devices`, and torch-free."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpo.config import as_json, flatten
+from hpo.errors import UserError
+from hpo.study import Study, parallel_of
+
+GPU_SHARE = "HPO_GPU_SHARE"  # of the memory of its GPU that a worker process may take
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the user gives each worker; None leaves it to the executor. A part of a GPU is 1/2, 1/3, ... of one."""
+
+    cpus: int | None = None
+    gpus: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.cpus is not None and self.cpus < 1:
+            raise UserError(f"--cpus-per-worker {self.cpus}: give 1 or more.")
+        if self.gpus is not None and not (self.gpus == int(self.gpus) >= 0 or 0 < self.gpus < 1):
+            raise UserError(f"--gpus-per-worker {self.gpus:g}: give a whole number, or a part of one GPU, such as 0.5.")
+
+
+NOTHING_SAID = Resources()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a trial of the study asks for: ranks, the threads of each, and whether they may use GPUs."""
+
+    ranks: int
+    threads: int
+    gpu: bool
+
+
+def needs(study: Study) -> Needs:
+    config = as_json(study.config)
+    fields = flatten(config)
+    device = str(fields.get("train.device", "auto"))
+    return Needs(parallel_of(config).ranks, int(fields.get("train.num_threads") or 1), device != "cpu")
+
+
+def gpus_each(asked: float | None, wanted: Needs, workers: int, present: int) -> float:
+    """The GPUs of each worker: as asked for; else one for each rank, shared where there are more workers than GPUs."""
+    if asked is None:
+        if not present or not wanted.gpu:
+            return 0
+        return wanted.ranks if wanted.ranks > 1 else 1 / max(1, math.ceil(workers / present))
+    if wanted.ranks > 1 and 0 < asked < wanted.ranks:
+        raise UserError(
+            f"--gpus-per-worker {asked:g}: train.parallel asks for {wanted.ranks} ranks, and every rank needs a GPU of "
+            f"its own; give {wanted.ranks}, or 0."
+        )
+    return asked
+
+
+def devices(environ: Mapping[str, str] = os.environ, driver: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """The GPUs of this host that the process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if (given := environ.get(_VISIBLE)) is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    return [str(number) for number, _ in enumerate(driver.glob("*"))]
+
+
+def gpu_slots(workers: int, each: float, present: Sequence[str]) -> list[dict[str, str]]:
+    """For each worker the environment that shows it its GPUs: `each` of them, or a share of one.
+
+    Raises UserError where there are fewer. Without any to be divided the environment stays as it is.
+    """
+    if not each:
+        return [{} for _ in range(workers)]
+    together = math.floor(1 / each + 1e-9) if each < 1 else 1  # workers on one GPU
+    size = max(1, int(each))
+    needed = math.ceil(workers / together) * size
+    if needed > len(present):
+        raise UserError(
+            f"{workers} workers with {each:g} GPUs each need {needed}, and this host shows {len(present)}: ask for "
+            "fewer by --workers or --gpus-per-worker."
+        )
+    share = gpu_share(each)
+    starts = [slot // together * size for slot in range(workers)]
+    return [{_VISIBLE: ",".join(present[start : start + size])} | share for start in starts]
+
+
+def gpu_share(each: float) -> dict[str, str]:
+    """The environment that keeps a worker within its part of a GPU's memory; empty where it has a whole one."""
+    return {GPU_SHARE: repr(each)} if 0 < each < 1 else {}
+
+
+def cpu_slots(workers: int, each: int, usable: Sequence[int] | None) -> list[list[int]]:
+    """For each worker the `each` CPUs that are its own. Raises UserError where there are not enough."""
+    if usable is None:
+        raise UserError(f"--cpus-per-worker {each}: this system binds no process to CPUs; leave it out.")
+    if workers * each > len(usable):
+        raise UserError(
+            f"--cpus-per-worker {each}: {workers} workers need {workers * each} CPUs, and {len(usable)} can be used "
+            "here; ask for fewer."
+        )
+    return [list(usable[slot * each : (slot + 1) * each]) for slot in range(workers)]
