@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Bool", "Choice", "Float", "Int", "Objective", "Study", "__version__", "load"]
+__all__ = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "__version__", "load"]
 
 if TYPE_CHECKING:
     from hpo.dimensions import Bool, Choice, Float, Int
-    from hpo.objective import Objective
+    from hpo.objective import Constraint, Objective
     from hpo.study import Study, load
 
 # Imported at first use, so that `import hpo` costs nothing.
 _EXPORTS = {
     "Bool": "hpo.dimensions",
     "Choice": "hpo.dimensions",
+    "Constraint": "hpo.objective",
     "Float": "hpo.dimensions",
     "Int": "hpo.dimensions",
     "Objective": "hpo.objective",

@@ -39,7 +39,12 @@ class Asking:
         """A study of which nothing is left to be asked never needs it."""
         spec, study = self._spec, self._study
         sampler = make_sampler(
-            spec.sampling(), study.space, study.objectives, spec.seed, spec.enqueue, warm.records(spec.earlier)
+            spec.sampling(),
+            study.space,
+            study.objectives,
+            spec.seed,
+            spec.enqueue,
+            warm.records(spec.earlier, len(study.constraints)),
         )
         told, rows = set(self._known), self._rows
         records = self._ledger.look(lambda c: {n: self._record(c, rows[n], n in told) for n in sorted(rows)})
@@ -69,15 +74,24 @@ class Asking:
 
     def _record(self, connection: Connection, row: RowMapping, ended: bool = True) -> TrialRecord:
         curve = self._curves.of(connection, row["id"]) if ended else []
+        one = len(self._curves.metrics) == 1
+        values = row["values"] if one or row["state"] != "paused" or not curve else self._curves.flipped(curve[-1][1])
         return TrialRecord(
             number=row["number"],
             state=row["state"],
             coordinates=self._study.space.retained(row["coordinates"], row["params"]),
-            values=None if row["values"] is None else tuple(row["values"]),
-            curve=[(epoch, self._curves.as_loss(loss)) for epoch, loss in curve],
+            values=None if values is None else tuple(values),
+            curve=[(epoch, self._curves.flipped([loss])) for epoch, loss in curve] if one else (),
+            violations=self._violations(row),
             trial_attrs=row["trial_attrs"],
             study_attrs=row["study_attrs"],
         )
+
+    def _violations(self, row: RowMapping) -> tuple[float, ...]:
+        """Where none stands, those of a trial that keeps to the bounds, or of an infeasible one that breaks each."""
+        if row["violations"] is not None:
+            return tuple(row["violations"])
+        return (1.0 if row["state"] == "infeasible" else 0.0,) * len(self._curves.constraints)
 
 
 class Listing:

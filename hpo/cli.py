@@ -196,6 +196,9 @@ def status(
 @app.command()
 def best(
     study: StudyOption = None,
+    trial: Annotated[
+        int | None, typer.Option("--trial", min=0, max=MOST, help="Which, where several objectives leave several.")
+    ] = None,
     as_json: JsonOption = False,
     save: Annotated[
         str | None, typer.Option("--save", metavar="FILE.yaml", help="Write its configuration for `--config`.")
@@ -203,13 +206,17 @@ def best(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """The best trial: its parameters, its checkpoint, and how to train it."""
-    from hpo.analysis.detail import best_trial, describe_best, save_overrides
+    """The best trial: its parameters, its checkpoint, and how to train it; or the front of several objectives."""
+    from hpo.analysis.detail import best_trials, chosen_best, describe_best, describe_front, save_overrides
     from hpo.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
-        found = best_trial(connection, at, name)
+        front = best_trials(connection, at, name)
+    if len(front) > 1 and trial is None and not save:
+        print(json.dumps(front) if as_json else describe_front(front))
+        return
+    found = chosen_best(front, trial)
     if save:
         save_overrides(found["overrides"], Path(save))
         print(f"its configuration is written to {save}", file=sys.stderr)

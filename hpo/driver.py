@@ -73,7 +73,7 @@ class Driver:
         self._time = Stopwatch(self._clock, row["seconds_used"])
         stored = Budget.of(dict(row))
         self._budget = self._options.budget.over(stored)
-        self._curves = Curves(self._id, self._study.objectives[0])
+        self._curves = Curves(self._id, self._study.objectives, self._study.constraints)
         self._promoting = promoting(self._spec.strategy)
         self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
         self._adopt()

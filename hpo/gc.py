@@ -25,7 +25,6 @@ from hpo.ledger import Ledger, leases, reads, writes
 from hpo.ledger import statements as sql
 from hpo.ledger.process import Process
 from hpo.ledger.tables import TERMINAL_STATES, checkpoints, studies, trials
-from hpo.objective import rank
 from hpo.study import RESUME_FROM
 from hpo.words import counted
 from trainer.checkpoint import CheckpointStore
@@ -53,8 +52,8 @@ class Plan:
 def collect(
     ledger: Ledger, home: Home, name: str, keep_best: int = 1, max_bytes: int | None = None, *, dry_run: bool = False
 ) -> Plan:
-    """Drop the checkpoints of ended trials but for the `keep_best` best; with `max_bytes`, only until the study's take
-    no more than that, the worst trials first.
+    """Drop the checkpoints of ended trials but for the `keep_best` best, of several objectives at least the front; with
+    `max_bytes`, only until the study's take no more than that, the worst trials first.
 
     Those that a restart or `train.resume_from` of a study of this ledger starts from stay with their trial. Raises Busy
     while the study has a driver.
@@ -78,20 +77,24 @@ def collect(
 def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, max_bytes: int | None) -> Plan:
     """What would go now."""
     query = (
-        select(checkpoints, trials.c.number, trials.c.state.label("trial_state"), trials.c["values"])
+        select(checkpoints, trials.c.number, trials.c.state.label("trial_state"))
         .join(trials, trials.c.id == checkpoints.c.trial_id)
         .where(trials.c.study_id == study["id"], checkpoints.c.state == "kept")
         .order_by(trials.c.number, checkpoints.c.step, checkpoints.c.id)
     )
     kept = _measured(home, study, connection.execute(query).mappings())
-    best = {number for _, number, _ in reads.ranked(connection, study)[:keep_best]}
+    order = reads.ranked(connection, study)
+    best = {one.number for one in reads.bests(connection, study)} | set(order[:keep_best])
     protected = best | _started_from(connection, home, study, kept)
     ended = [
         row for row in kept if row["trial_state"] in TERMINAL_STATES and row["number"] not in protected
     ]  # an open trial's checkpoints are its own affair
     total = sum(row["size"] for row in kept)
     gone: set[int] = set()
-    for number, rows in sorted(_by_trial(ended), key=lambda one: _place(study, one[1][0]), reverse=True):
+    places = {number: place for place, number in enumerate(order)}
+    for number, rows in sorted(
+        _by_trial(ended), key=lambda one: (places.get(one[0], len(places)), one[0]), reverse=True
+    ):
         if max_bytes is not None and total <= max_bytes:
             break
         total -= sum(row["size"] for row in rows)
@@ -112,12 +115,6 @@ def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping]) -> list
 
 def _by_trial(rows: Rows) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
     return ((number, list(own)) for number, own in groupby(rows, itemgetter("number")))
-
-
-def _place(study: RowMapping, trial: Mapping[str, Any]) -> tuple[bool, tuple[bool, float, int]]:
-    """What the worst have most of: incomplete trials come last."""
-    value = (trial["values"] or [None])[0]
-    return trial["trial_state"] != "complete", rank(study["spec"]["objectives"][0], trial["number"], value)
 
 
 def _started_from(connection: Connection, home: Home, study: RowMapping, kept: Rows) -> set[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from hpo.domination import Losses, front, fronts
 from hpo.errors import StudyError
 
 DIRECTIONS = ("minimize", "maximize")
@@ -32,6 +33,62 @@ class Objective:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Constraint:
+    """A metric that has to stay within bounds, both included: a trial that ends beyond them is infeasible."""
+
+    metric: str
+    lower: float | None = None
+    upper: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.metric or not isinstance(self.metric, str):
+            raise StudyError(f"constraint {self.metric!r} must be the name of a metric, such as 'val/latency'.")
+        bounds = {name: bound for name in ("lower", "upper") if (bound := getattr(self, name)) is not None}
+        if not bounds:
+            raise StudyError(f"constraint {self.metric!r} has no bound: give lower, upper or both.")
+        for name, bound in bounds.items():
+            if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+                raise StudyError(f"constraint {self.metric!r}: {name}={bound!r} must be a finite number.")
+        if self.lower is not None and self.upper is not None and self.lower > self.upper:
+            raise StudyError(
+                f"constraint {self.metric!r}: lower={self.lower!r} is above upper={self.upper!r}; swap them."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def violation(self, value: float) -> float:
+        """By how much a finite value is beyond the bounds, as a share of the bound (itself where that is 0); 0 or less
+        where it keeps to them."""
+        beyond = [] if self.upper is None else [(value - self.upper) / (abs(self.upper) or 1.0)]
+        beyond += [] if self.lower is None else [(self.lower - value) / (abs(self.lower) or 1.0)]
+        return max(beyond)
+
+    def broken_by(self, value: float) -> str:
+        """A clause on a value beyond the bounds."""
+        above = self.upper is not None and value > self.upper
+        bound = self.upper if above else self.lower
+        return f"{self.metric} {value:g} is {'above' if above else 'below'} {bound:g}"
+
+
+def check_judged(where: str, objectives: Sequence[Any], constraints: Sequence[Any]) -> None:
+    """Raise StudyError, which begins with `where`, unless a study can be judged by these."""
+    if not objectives or not all(isinstance(one, Objective) for one in objectives):
+        raise StudyError(f"{where}: objectives={objectives!r} must be a list of at least one Objective.")
+    if not all(isinstance(one, Constraint) for one in constraints):
+        raise StudyError(f"{where}: constraints={constraints!r} must be a list of Constraints.")
+    metrics = [one.metric for one in objectives]
+    if twice := [metric for metric in metrics if metrics.count(metric) > 1]:
+        raise StudyError(f"{where} has the objective {twice[0]!r} twice; leave one of them out.")
+    for one in objectives[1:]:
+        if one.select == "best":
+            raise StudyError(
+                f"{where}: objective {one.metric!r} has select='best', but all values of a trial are of one epoch, "
+                "chosen by the first objective: put it first, or leave its select."
+            )
+
+
 def rank(objective: Mapping[str, Any], number: int, value: float | None) -> tuple[bool, float, int]:
     """By this a trial's value is placed among others, best first: the lowest number among equals, what has none last.
 
@@ -40,3 +97,28 @@ def rank(objective: Mapping[str, Any], number: int, value: float | None) -> tupl
     if value is None or math.isnan(value):
         return True, 0.0, number
     return False, -value if objective["direction"] == "maximize" else value, number
+
+
+def best_of(objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequence[float]]) -> list[int]:
+    """The trials that none is better than, of those with these values: one, or with several objectives the Pareto
+    front, best first by the first objective."""
+    order = sorted(values, key=lambda number: rank(objectives[0], number, values[number][0]))
+    if len(objectives) == 1:
+        return order[:1]
+    among = set(front(_losses(objectives, values)))
+    return [number for number in order if number in among]
+
+
+def placed(
+    objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequence[float]]
+) -> dict[int, tuple[int, int]]:
+    """Number -> its place, from 0: the front it is in (with one objective, 0) and where it is in all, best first."""
+    order = sorted(values, key=lambda number: rank(objectives[0], number, values[number][0]))
+    of = {n: i for i, one in enumerate(fronts(_losses(objectives, values))) for n in one} if len(objectives) > 1 else {}
+    order.sort(key=lambda number: of.get(number, 0))
+    return {number: (of.get(number, 0), place) for place, number in enumerate(order)}
+
+
+def _losses(objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequence[float]]) -> dict[int, Losses]:
+    signs = [-1.0 if one["direction"] == "maximize" else 1.0 for one in objectives]
+    return {n: tuple(sign * value for sign, value in zip(signs, own, strict=True)) for n, own in values.items()}

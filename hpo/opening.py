@@ -92,7 +92,9 @@ def _judged(ledger: Ledger, row: RowMapping) -> bool:
 
 
 def _judged_by(spec: Mapping[str, Any]) -> str:
-    return ", ".join("{metric} ({direction}, {select})".format(**objective) for objective in spec["objectives"])
+    judged = ["{metric} ({direction}, {select})".format(**objective) for objective in spec["objectives"]]
+    bounds = ["{metric} from {lower} to {upper}".format(**one) for one in spec.get("constraints", ())]
+    return ", ".join(judged + bounds)
 
 
 def _new_row(study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:

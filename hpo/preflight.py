@@ -7,6 +7,9 @@ from pathlib import Path
 
 from hpo.config import as_json, flatten, near
 from hpo.errors import UserError
+from hpo.search.samplers import ONE_OBJECTIVE
+from hpo.search.strategy import check_several, make_strategy
+from hpo.spec import StudySpec
 from hpo.study import RESUME_FROM, Study
 from trainer import manifest
 
@@ -14,8 +17,14 @@ from trainer import manifest
 _TRAINERS_OWN = ("train/*", "time/*")
 
 
-def check(study: Study) -> None:
+def check(study: Study, spec: StudySpec) -> None:
     """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with."""
+    check_several(make_strategy(spec.strategy), len(spec.objectives))
+    if len(spec.objectives) > 1 and spec.sampler in ONE_OBJECTIVE:
+        raise UserError(
+            f"sampler {spec.sampler!r} takes one objective and the study has {len(spec.objectives)}: choose nsga2, "
+            "nsga3, tpe or auto."
+        )
     study.check_task()
     values = flatten(as_json(study.config))
     monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}
@@ -30,7 +39,7 @@ def check(study: Study) -> None:
 
 def _check_metrics(study: Study, monitors: dict[str, str]) -> None:
     """Every metric that something waits for is one that the study declares; a pattern may promise too much."""
-    declared = [*study.metrics, *(objective.metric for objective in study.objectives)]
+    declared = [*study.metrics, *(one.metric for one in (*study.objectives, *study.constraints))]
     for path, name in monitors.items():
         if not any(fnmatchcase(name, pattern) for pattern in (*declared, *_TRAINERS_OWN)):
             known = list(dict.fromkeys(declared))

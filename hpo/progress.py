@@ -12,27 +12,28 @@ from hpo.budget import spelled
 from hpo.clock import Clock
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, trials
-from hpo.objective import rank
+from hpo.objective import best_of
 from hpo.words import counted
 
 
 @dataclass
 class Trial:
-    """One trial as it is shown. `curve` holds the first objective's values so far, `value` what it was judged by."""
+    """One trial as it is shown. `curve` holds the first objective's values so far, `values` what it was judged by."""
 
     number: int
     state: str
     epoch: int
     num_epochs: int | None
-    value: float | None
+    values: list[float | None]
     params: dict[str, Any]
     error: str | None
     curve: list[float] = field(default_factory=list)
     step: int = -1  # up to which the curve has been read
 
     @property
-    def shown_value(self) -> float | None:
-        return self.value if self.value is not None else self.curve[-1] if self.curve else None
+    def shown(self) -> list[float | None]:
+        """A value of each objective that there is one of: until the trial has ended the first one's newest."""
+        return self.values if None not in self.values and self.values else [*self.curve[-1:]]
 
 
 class Progress:
@@ -45,7 +46,7 @@ class Progress:
         self._ledger, self._clock = ledger, clock
         self.name = name
         self.trials: dict[int, Trial] = {}
-        self.best: Trial | None = None
+        self.best: list[Trial] = []  # one, or with several objectives the Pareto front
         row = ledger.look(lambda connection: reads.study_row(connection, name))
         self._id: int = row["id"]
         self.requested: int | None = row["requested"] or None
@@ -59,8 +60,8 @@ class Progress:
         self._halted_before, self._epochs_before = self.ended + self.paused, self.epochs
 
     @property
-    def metric(self) -> str:
-        return self.spec["objectives"][0]["metric"]
+    def metrics(self) -> list[str]:
+        return [one["metric"] for one in self.spec["objectives"]]
 
     @property
     def ended(self) -> int:
@@ -124,9 +125,10 @@ class Progress:
             if step > trial.step:
                 trial.curve.append(value)
                 trial.step = step
-        for trial in fresh:
-            if trial.state in TERMINAL_STATES and self._better(trial):
-                self.best = trial
+        scored = [trial for trial in fresh if trial.state == "complete" and trial.values and None not in trial.values]
+        if scored:
+            values: dict[int, Any] = {trial.number: trial.values for trial in (*self.best, *scored)}
+            self.best = [self.trials[number] for number in best_of(self.spec["objectives"], values)]
         return [trial for trial in fresh if trial.state in TERMINAL_STATES or trial.number in paused]
 
     def _read(self, connection: Connection) -> tuple[list[Trial], list[Any]]:
@@ -138,13 +140,7 @@ class Progress:
         if not begun:
             return fresh, []
         after = min(self.trials[number].step if number in self.trials else -1 for number in begun)
-        return fresh, list(reads.curves(connection, self._id, [self.metric], begun, after=after))
-
-    def _better(self, trial: Trial) -> bool:
-        if trial.state != "complete" or trial.value is None:
-            return False
-        objective, best = self.spec["objectives"][0], self.best
-        return best is None or rank(objective, trial.number, trial.value) < rank(objective, best.number, best.value)
+        return fresh, list(reads.curves(connection, self._id, self.metrics[:1], begun, after=after))
 
 
 def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
@@ -171,5 +167,5 @@ _FRESH = union_all(
 
 
 def _trial(row: Any) -> Trial:
-    value = row["objectives"][0] if row["objectives"] else None
-    return Trial(row["number"], row["state"], row["epoch"], row["num_epochs"], value, row["params"], row["error"])
+    values = row["objectives"] or []
+    return Trial(row["number"], row["state"], row["epoch"], row["num_epochs"], values, row["params"], row["error"])

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.5
 SILENCE = 30.0  # seconds after which a run that prints lines says what it is doing
+MOST_SHOWN = 5  # trials of a front that a run ends with
 WIDE = 76  # columns from which on there is room for curves
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLE = {
@@ -104,8 +105,10 @@ class View:
 
     def _halted(self, trial: Trial) -> str:
         per_minute, _ = self.progress.rates()
-        value = "" if trial.shown_value is None else f"  {self.progress.metric} {number(trial.shown_value)}"
-        best = "  best so far" if trial is self.progress.best else ""
+        judged = zip(self.progress.metrics, trial.shown, strict=False)
+        value = "".join(f"  {metric} {number(value)}" for metric, value in judged)
+        front = "on the front so far" if len(self.progress.metrics) > 1 else "best so far"
+        best = f"  {front}" if trial in self.progress.best else ""
         why = f"  {trial.error.splitlines()[0]}" if trial.error and trial.state in ("failed", "infeasible") else ""
         left = f"{self.progress.counts()}, {per_minute:.1f} trials/min, ETA {_eta(self.progress)}"
         return f"trial {trial.number} {trial.state}  epoch {epochs(trial)}{value}{best}{why}  ({left})"
@@ -149,29 +152,33 @@ def screen(progress: Progress, heading: str, width: int, height: int) -> Constra
 
 def _table(progress: Progress, width: int, rows: int) -> Table:
     newest = [progress.trials[number] for number in sorted(progress.trials)[-rows:]]
-    if progress.best and progress.best not in newest:
-        newest = [progress.best, *newest[1:]]
-    names = ["trial", "epoch", "state", progress.metric, "curve"]
-    cells = [_cells(trial, trial is progress.best) for trial in newest]
+    leading = [trial for trial in progress.best if trial not in newest][: max(rows // 2, 1)]
+    newest = [*leading, *newest[len(leading) :]]
+    judged = len(progress.metrics)
+    names = ["trial", "epoch", "state", *progress.metrics, "curve"]
+    cells = [_cells(trial, trial in progress.best, judged) for trial in newest]
     if width < WIDE:  # where there is no room for curves there is still some for parameters
-        names, cells = names[:4], [[*row[:4], row[5]] for row in cells]
+        names, cells = names[:-1], [[*row[:-2], row[-1]] for row in cells]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(names):
         widest = max(len(text) for text in [name, *(row[i].plain for row in cells)])
-        table.add_column(name, justify="right" if i in (0, 1, 3) else "left", no_wrap=True, min_width=widest)
+        table.add_column(
+            name, justify="right" if i in (0, 1, *range(3, 3 + judged)) else "left", no_wrap=True, min_width=widest
+        )
     table.add_column("parameters")  # rich narrows only columns that may wrap; the text itself never does
     for row in cells:
         table.add_row(*row)
     return table
 
 
-def _cells(trial: Trial, best: bool) -> list[Text]:
+def _cells(trial: Trial, best: bool, judged: int) -> list[Text]:
     marked = "bold green" if best else ""
+    shown = [number(value) for value in trial.shown]
     return [
         Text(f"{'★ ' if best else ''}{trial.number}", style=marked),
         Text(epochs(trial)),
         Text(trial.state, style=_STYLE[trial.state]),
-        Text("" if trial.shown_value is None else number(trial.shown_value), style=marked),
+        *(Text(text, style=marked) for text in [*shown, *[""] * judged][:judged]),
         Text(sparkline(trial.curve)),
         Text(short_params(trial.params), style="dim", no_wrap=True, overflow="ellipsis"),
     ]
@@ -184,9 +191,15 @@ def summary(progress: Progress, result: Result) -> str:
     ended = portion(progress.ended, progress.requested, "trial")
     lines = [f"{progress.name}: {result.state}, {ended} ended ({counts})"]
     lines[0] += f" in {duration(progress.elapsed)}"
-    if best := progress.best:
-        lines.append(f"best: trial {best.number}, {progress.metric} {number(best.value)}")
-        lines += [f"  {path} = {number(value)}" for path, value in best.params.items()]
+    for best in progress.best[:MOST_SHOWN]:
+        judged = zip(progress.metrics, best.values, strict=True)
+        text = ", ".join(f"{metric} {number(value)}" for metric, value in judged)
+        lines.append(f"{'best' if len(progress.metrics) == 1 else 'on the front'}: trial {best.number}, {text}")
+        lines += (
+            [f"  {path} = {number(value)}" for path, value in best.params.items()] if len(progress.best) == 1 else []
+        )
+    if more := progress.best[MOST_SHOWN:]:
+        lines.append(f"and {counted(len(more), 'more trial')} on the front")
     if result.behind:
         behind = counted(result.behind, "transaction")
         lines.append(f"MLflow is behind by {behind}: `{command('sync')}` sends what is missing; nothing is lost.")
@@ -213,7 +226,15 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     keys = [column.removeprefix("metrics.") for column in found.columns if column.startswith("metrics.")]
     keys = [key for key in keys if f"values.{key}" not in judged]
     metrics = [f"metrics.{key}" for key in headline(keys, (), every=every)]
-    columns = ["number", "state", "epoch", *judged, *found.differing(), *metrics]
+    columns = [
+        "number",
+        "state",
+        "epoch",
+        *(["front"] if "front" in found.columns else []),
+        *judged,
+        *found.differing(),
+        *metrics,
+    ]
     hidden = len(keys) - len(metrics)
     cells = {column: [_cell(row[column]) for row in found.rows] for column in columns}
     shown, used = [], 0

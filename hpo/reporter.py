@@ -42,12 +42,12 @@ class Opened:
         self.spec = StudySpec.from_json(row["spec"])
         self.study: Study = load(self.spec.reference).configure(self.spec.overrides)
         self.strategy = make_strategy(self.spec.strategy)
-        self.curves = Curves(self.id, self.study.objectives[0])
+        self.curves = Curves(self.id, self.study.objectives, self.study.constraints)
 
-    def history(self, connection: Connection, claim: Claim, epoch: int, value: float) -> LedgerHistory:
+    def history(self, connection: Connection, claim: Claim, epoch: int, loss: Any) -> LedgerHistory:
         """What a decision on the trial may read: in ordered mode only trials <= number - W."""
         limit = claim.number - self.spec.window if self.spec.order == "ordered" else None
-        return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, value, limit)
+        return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, loss, limit)
 
 
 class LedgerReporter:
@@ -67,7 +67,6 @@ class LedgerReporter:
         self._read_at = -math.inf
         self._home = home
         self._files = home.files(opened.name, claim.number)
-        self._metric = opened.study.objectives[0].metric
         self._last_epoch = planned_epochs(claim.config, claim.changes)
 
     @property
@@ -159,12 +158,13 @@ class LedgerReporter:
 
     def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> writes.Decide | None:
         strategy, opened, claim = self._opened.strategy, self._opened, self._claim
-        if epoch is None or fold != 0 or self._metric not in metrics or not strategy.wants(epoch):
+        judged = opened.curves.metrics
+        if epoch is None or fold != 0 or not strategy.wants(epoch) or not metrics.keys() >= set(judged):
             return None
         if epoch >= self._last_epoch:
             return None  # nothing is left to be cut short
-        value = metrics[self._metric]
-        return lambda connection: strategy.decide(opened.history(connection, claim, epoch, value))
+        loss = opened.curves.loss(metrics)
+        return lambda connection: strategy.decide(opened.history(connection, claim, epoch, loss))
 
     def _checkpoints_changed(self, changes: Mapping[str, Mapping[str, Any]]) -> set[str]:
         return self._ledger.transact(lambda c: writes.set_checkpoints(c, self._claim, changes))

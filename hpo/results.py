@@ -48,6 +48,7 @@ def text(
 ) -> str:
     """The file's content. `kept` are the rows of the checkpoints kept, `place` says where one is, from the file."""
     names = [objective["metric"] for objective in study["spec"]["objectives"]]
+    bounded = [one["metric"] for one in study["spec"].get("constraints", ())]
     best = next((row for row in kept if row["best"]), None)
     content = {
         "study": study["name"],
@@ -56,6 +57,7 @@ def text(
         "step": trial["step"],
         "epoch": trial["epoch"],
         "objective": dict(zip(names, trial["values"], strict=False)) if trial["values"] else {},
+        **({"violations": dict(zip(bounded, trial["violations"] or (), strict=False))} if bounded else {}),
         "metrics": dict(sorted(values.items())),
         "best": best and _checkpoint(best, place),
         "last": _checkpoint(kept[-1], place) if kept else None,

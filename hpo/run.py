@@ -96,7 +96,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
     placement = said.over(_last(known, spec.name)).settled() if known else asked
     if not (request.trials or request.epochs or request.seconds or (known and _begun(known, spec.name))):
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
-    preflight.check(study)
+    preflight.check(study, spec)
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()
     home = request.home.create()
@@ -275,6 +275,7 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
         order="async" if promotes else "ordered",
         window=workers if promotes else max(WINDOW, 2 * workers),
         objectives=[objective.to_json() for objective in study.objectives],
+        constraints=[one.to_json() for one in study.constraints],
         metrics=list(study.metrics),
     )
     given: dict[str, Any] = {"order": request.order, "window": request.window, "seed": request.seed}
@@ -290,6 +291,7 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
         given["window"] = request.workers
     given |= {"reference": study.reference, "metrics": list(study.metrics)}
     given |= {"objectives": [objective.to_json() for objective in study.objectives]}
+    given |= {"constraints": [one.to_json() for one in study.constraints]}
     if request.sampler is not None:
         own = study.sampler["name"] == request.sampler
         given |= _sampling(study.sampler if own else sampler_spec(request.sampler))

@@ -55,7 +55,7 @@ class Soup:
     the trials are in none."""
 
     study: str
-    objective: Objective
+    objectives: Sequence[Objective]
     mixtures: list[Mixture]
     left_out: list[str]
 
@@ -65,11 +65,8 @@ class Soup:
 
     @property
     def best(self) -> Mixture:
-        """The better of the two soups; of equals the greedy one."""
-        return max(self.mixtures[1:], key=lambda one: self._score(one.metrics))
-
-    def _score(self, metrics: Mapping[str, float]) -> float:
-        return _score(self.objective, metrics)
+        """The greedy soup, unless the uniform one is better by the first objective that tells them apart."""
+        return max(self.mixtures[1:], key=lambda one: _scores(self.objectives, one.metrics))
 
 
 def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
@@ -85,7 +82,7 @@ def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
         ranks = reads.ranked(connection, reads.study_row(connection, name))
         if not ranks:
             raise UserError(f"study {name!r} has no complete trial yet, and a soup is made of at least two.")
-        numbers = [number for _, number, _ in ranks[:top]]
+        numbers = ranks[:top]
         found = [one for number in numbers if (one := trained(connection, home, name, number)) is not None]
     gone = [number for number in numbers if number not in {one.number for one in found}]
     weights = {one.number: one.weights() for one in found}
@@ -123,14 +120,14 @@ def _mixed(
 ) -> Soup:
     from trainer import soup as mixing
 
-    objective = study.objectives[0]
+    objectives = study.objectives
     evaluate = _evaluator(study, members[0])
-    chosen = mixing.greedy(weights, lambda mean: _score(objective, evaluate(mean)))
+    chosen = mixing.greedy(weights, lambda mean: _scores(objectives, evaluate(mean)))
     mixtures = []
     for name, of in ((alone, [0]), ("greedy soup", chosen), ("uniform soup", range(len(members)))):
         mean = mixing.mean([weights[i] for i in of])
         mixtures.append(Mixture(name, [members[i] for i in of], evaluate(mean), mean))
-    return Soup(members[0].study, objective, mixtures, left_out)
+    return Soup(members[0].study, objectives, mixtures, left_out)
 
 
 def _evaluator(study: Study, best: Trained) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
@@ -146,13 +143,15 @@ def _evaluator(study: Study, best: Trained) -> Callable[[Mapping[str, Tensor]], 
     return evaluate
 
 
-def _score(objective: Objective, metrics: Mapping[str, float]) -> float:
-    if objective.metric not in metrics:
-        raise UserError(
-            f"the objective {objective.metric!r} is not among what the task's evaluate gives ({', '.join(metrics)}): "
-            "without it soups cannot be compared."
-        )
-    return metrics[objective.metric] * (1 if objective.direction == "maximize" else -1)
+def _scores(objectives: Sequence[Objective], metrics: Mapping[str, float]) -> tuple[float, ...]:
+    """A value per objective, of which a larger one is better."""
+    for objective in objectives:
+        if objective.metric not in metrics:
+            raise UserError(
+                f"the objective {objective.metric!r} is not among what the task's evaluate gives "
+                f"({', '.join(metrics)}): without it soups cannot be compared."
+            )
+    return tuple(metrics[one.metric] * (1 if one.direction == "maximize" else -1) for one in objectives)
 
 
 def _trials(numbers: Sequence[int]) -> str:
@@ -161,8 +160,8 @@ def _trials(numbers: Sequence[int]) -> str:
 
 
 def describe(found: Soup) -> str:
-    """Each mixture with its metrics, the objective first, and what was left out."""
-    keys = headline(list(found.best.metrics), [found.objective.metric])
+    """Each mixture with its metrics, the objectives first, and what was left out."""
+    keys = headline(list(found.best.metrics), [one.metric for one in found.objectives])
     of_one = len(set(found.mixtures[-1].trials)) == 1
     rows = [["", *keys, "steps" if of_one else "trials"]]
     for one in found.mixtures:
@@ -202,7 +201,11 @@ def check_free(directory: Path) -> None:
 def record(ledger: Ledger, found: Soup, directory: Path) -> None:
     """Note the saved soup in the ledger, from where the study's run in MLflow shows it as soup.json."""
     fields = {one.name: one.to_json() for one in found.mixtures}
-    fields |= {"objective": asdict(found.objective), "saved": found.best.name, "directory": str(directory.absolute())}
+    fields |= {
+        "objectives": [asdict(one) for one in found.objectives],
+        "saved": found.best.name,
+        "directory": str(directory.absolute()),
+    }
     uid = uuid.uuid4().hex
 
     def body(connection: Connection) -> None:

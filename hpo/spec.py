@@ -28,6 +28,7 @@ class StudySpec(BaseModel):
     window: int = Field(ge=1)
     seed: int = 0
     objectives: list[dict[str, Any]]
+    constraints: list[dict[str, Any]] = Field(default_factory=list)
     metrics: list[str]
     tier: int | None = None
     enqueue: list[dict[str, Any]] = Field(default_factory=list)  # parameters to be tried first

@@ -25,7 +25,7 @@ from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
 from hpo.identity import json_sha256, tree_sha256
 from hpo.loading import load_module, source_parts
-from hpo.objective import Objective
+from hpo.objective import Constraint, Objective, check_judged
 from hpo.search.samplers import sampler_spec
 from hpo.search.strategy import make_strategy
 from hpo.space import Space
@@ -49,7 +49,8 @@ class Study:
     config       a frozen pydantic model, the base every trial changes; JSON must hold it exactly
     task         the task's class, or "package.module:Class", or ".module:Class" beside the declaration
     space        dotted path -> dimension
-    objectives   a list of one Objective
+    objectives   a list of Objectives, one or several; the first one's `select` chooses the epoch for all
+    constraints  a list of Constraints: a trial that breaks one is infeasible, and never the best
     metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives
     presets      name -> {path: value}, chosen by `-o preset=name`
     data_paths   fields that name data files; their contents belong to the study's identity
@@ -69,6 +70,7 @@ class Study:
     task: type | str
     space: Space
     objectives: tuple[Objective, ...]
+    constraints: tuple[Constraint, ...]
     metrics: tuple[str, ...]
     presets: Mapping[str, Mapping[str, Any]]
     data_paths: tuple[str, ...]
@@ -89,6 +91,7 @@ class Study:
         space: Space | Mapping[str, Dimension],
         objectives: Sequence[Objective],
         *,
+        constraints: Sequence[Constraint] = (),
         metrics: Sequence[str] = ("train/loss", "val/*"),
         presets: Mapping[str, Mapping[str, Any]] | None = None,
         data_paths: Sequence[str] = (),
@@ -104,20 +107,20 @@ class Study:
         where = f"study {check_name(name)!r}"
         if not isinstance(config, BaseModel):
             raise StudyError(f"{where}: config={config!r} must be an instance of a pydantic model.")
-        lists = {"objectives": objectives, "metrics": metrics, "data_paths": data_paths, "enqueue": enqueue}
+        lists = {
+            "objectives": objectives,
+            "constraints": constraints,
+            "metrics": metrics,
+            "data_paths": data_paths,
+            "enqueue": enqueue,
+        }
         for field, value in lists.items():
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise StudyError(f"{where}: {field}={value!r} must be a list.")
         for one in enqueue:
             if not isinstance(one, Mapping):
                 raise StudyError(f"{where}: {one!r} in enqueue must be a mapping of paths to values.")
-        if not objectives or not all(isinstance(one, Objective) for one in objectives):
-            raise StudyError(f"{where}: objectives={objectives!r} must be a list of at least one Objective.")
-        if len(objectives) > 1:
-            raise StudyError(
-                f"{where} has {len(objectives)} objectives, and a study is judged by one: keep it, and name the others "
-                "in metrics."
-            )
+        check_judged(where, objectives, constraints)
         if from_json(type(config), as_json(config)) != config:
             raise StudyError(f"{where}: {type(config).__name__} does not survive JSON; use fields that do.")
         vars(self).update(
@@ -126,6 +129,7 @@ class Study:
             task=task,
             space=space if isinstance(space, Space) else Space(dict(space)),
             objectives=tuple(objectives),
+            constraints=tuple(constraints),
             metrics=tuple(metrics),
             presets=dict(presets or {}),
             data_paths=tuple(data_paths),
@@ -285,7 +289,7 @@ class Study:
         """Component -> what decides the study's results, by path or as a sha256; see hpo.identity."""
         return {
             "space": json.loads(json.dumps(self.space.describe())),  # plain: lists, no tuples
-            "objectives": json_sha256([one.to_json() for one in self.objectives]),
+            "objectives": json_sha256([one.to_json() for one in (*self.objectives, *self.constraints)]),
             "config": flatten(as_json(self.config)),
             "data": self.data_sha256(),
             "code": self.code_sha256(),

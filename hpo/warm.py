@@ -46,10 +46,10 @@ def found(ledger: Ledger, name: str, study: Study) -> list[dict[str, Any]]:
     return fitting
 
 
-def records(earlier: list[dict[str, Any]]) -> list[TrialRecord]:
-    """What `found` has found, as a sampler takes it."""
+def records(earlier: list[dict[str, Any]], constraints: int = 0) -> list[TrialRecord]:
+    """What `found` has found, as a sampler takes it: they keep to the constraints, being complete."""
     return [
-        TrialRecord(number, "complete", one["coordinates"], tuple(one["values"] or ()))
+        TrialRecord(number, "complete", one["coordinates"], tuple(one["values"] or ()), violations=(0.0,) * constraints)
         for number, one in enumerate(earlier)
     ]
 

@@ -30,6 +30,7 @@ from hpo.home import Home
 from hpo.identity import check_loaded, check_worker
 from hpo.ledger import Ledger, writes
 from hpo.ledger.claims import Claim, claim, renew
+from hpo.ledger.history import Judgement
 from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
@@ -158,11 +159,11 @@ class Worker:
             if outcome.kind == "lost":
                 writes.lose(connection, taken.trial_id, taken.fence, outcome.error)
                 return outcome
-            final, values = outcome, None
+            judged = Judgement(outcome)
             if opened is not None and outcome.kind in ("complete", "pruned"):
-                final, values = opened.curves.judge(connection, taken.trial_id, outcome)
-            writes.finish(connection, taken, final, values)
-            return final
+                judged = opened.curves.judge(connection, taken.trial_id, outcome)
+            writes.finish(connection, taken, judged.outcome, judged.values, judged.violations)
+            return judged.outcome
 
         return self._ledger.transact(body)
 

@@ -29,14 +29,15 @@ def mean(members: Sequence[Weights]) -> dict[str, Tensor]:
     }
 
 
-def greedy(members: Sequence[Weights], score: Callable[[Weights], float]) -> list[int]:
+def greedy(members: Sequence[Weights], score: Callable[[Weights], Sequence[float]]) -> list[int]:
     """Which of the members, best first, the greedy soup is made of (recipe 1 of the paper).
 
-    Each is added if the mean with it scores no less than without; the larger `score`, the better, and NaN never is.
+    Each is added if the mean with it has no score that is less than without; the larger one, the better, NaN never is.
     """
     chosen, best = [0], score(members[0])
     for i in range(1, len(members)):
-        if (value := score(mean([members[k] for k in (*chosen, i)]))) >= best:
+        found = score(mean([members[k] for k in (*chosen, i)]))
+        if all(value >= before for value, before in zip(found, best, strict=True)):
             chosen.append(i)
-            best = value
+            best = found
     return chosen

@@ -1,7 +1,7 @@
 """Trials side by side: one row per trial, best first; as text, JSON, CSV or Parquet.
 
 Column names follow MLflow's `search_runs`: `metrics.<key>` and `params.<path>`, and `values.<metric>` for what
-the trial was judged by.
+the trial was judged by; with several objectives `front` is 0 for what no other trial is better than.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import UserError
 from hpo.ledger import reads
 from hpo.ledger.tables import machine_dependent
-from hpo.objective import rank
+from hpo.objective import placed
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -60,30 +60,45 @@ def headline(keys: Sequence[str], objectives: Sequence[str], *, every: bool = Fa
 
 
 def compare(connection: Connection, name: str, top: int | None = None) -> Comparison:
-    """The `top` trials of a study, or all: complete ones first, by the first objective, then by number."""
+    """The `top` trials of a study, or all: complete ones first, then those that were stopped, each by the first
+    objective, or by `front` where there are several, then by number."""
     study = reads.study_row(connection, name)
     objectives = study["spec"]["objectives"]
 
-    def placed(trial: dict[str, Any]) -> tuple[Any, ...]:
-        value = trial["values"][0] if trial["values"] else None
-        return trial["state"] != "complete", *rank(objectives[0], trial["number"], value)
-
-    trials = sorted(reads.trial_rows(connection, study["id"]), key=placed)[:top]
-    last = reads.last_values(connection, [trial["id"] for trial in trials])
-    rows = [_row(trial, objectives, last.get(trial["id"], {})) for trial in trials]
+    trials, fronts = _ordered(reads.trial_rows(connection, study["id"]), objectives)
+    last = reads.last_values(connection, [trial["id"] for trial in trials[:top]])
+    rows = [_row(trial, objectives, fronts.get(trial["number"]), last.get(trial["id"], {})) for trial in trials[:top]]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     leading = [column for column in columns if not column.startswith(("params.", "metrics."))]
     columns = leading + sorted(column for column in columns if column not in leading)
     return Comparison(name, objectives, columns, [{column: row.get(column) for column in columns} for row in rows])
 
 
-def _row(trial: dict[str, Any], objectives: Sequence[dict[str, Any]], last: dict[str, float]) -> dict[str, Any]:
+def _ordered(
+    trials: Sequence[dict[str, Any]], objectives: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """The trials, complete ones first, both best first; and the front of each complete one, by number."""
+    ordered: list[dict[str, Any]] = []
+    fronts: dict[int, int] = {}
+    for complete in (True, False):
+        some = [trial for trial in trials if (trial["state"] == "complete") is complete]
+        values = {one["number"]: one["values"] for one in some if one["values"] and None not in one["values"]}
+        places, last = placed(objectives, values), (len(some), 0)
+        ordered += sorted(some, key=lambda one: (places.get(one["number"], last), one["number"]))
+        fronts |= {number: front for number, (front, _) in places.items()} if complete else {}
+    return ordered, fronts
+
+
+def _row(
+    trial: dict[str, Any], objectives: Sequence[dict[str, Any]], front: int | None, last: dict[str, float]
+) -> dict[str, Any]:
     values = trial["values"] or [None] * len(objectives)
     return {
         "number": trial["number"],
         "state": trial["state"],
         "epoch": trial["epoch"],
         "step": trial["step"],
+        **({"front": front} if len(objectives) > 1 else {}),
         **{f"values.{objective['metric']}": value for objective, value in zip(objectives, values, strict=True)},
         **{f"metrics.{key}": value for key, value in last.items()},
         **{f"params.{path}": value for path, value in trial["params"].items()},

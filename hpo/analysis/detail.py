@@ -22,7 +22,7 @@ from hpo.render import duration, number, sparkline
 from hpo.words import command, counted
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, RowMapping
 
 _TRIAL = ("number", "state", "outcome", "epoch", "step", "error", "traceback", "losses", "parent", "generation")
 
@@ -105,22 +105,29 @@ _DECISIONS = (
 _EVENTS = _by_trial(events, events.c.kind, events.c.fields, events.c.at).order_by(events.c.at, events.c.id)
 
 
-def best_trial(connection: Connection, home: Home, name: str) -> dict[str, Any]:
-    """The best complete trial: number, value, params, the path of its checkpoint, and the overrides that train it."""
+def best_trials(connection: Connection, home: Home, name: str) -> list[dict[str, Any]]:
+    """The best complete trial, or those of the Pareto front: number, values, params, the path of the checkpoint, and
+    the overrides that train it."""
     study = reads.study_row(connection, name)
-    found = reads.best(connection, study)
-    if found is None:
+    found = reads.bests(connection, study)
+    if not found:
         shows = command(f"status --study {name}")
         raise HpoError(f"study {name!r} has no complete trial yet: `{shows}` shows how far it is.")
+    return [_best_trial(connection, home, study, one) for one in found]
+
+
+def _best_trial(connection: Connection, home: Home, study: RowMapping, found: reads.Best) -> dict[str, Any]:
+    name, judged = study["name"], study["spec"]["objectives"]
     checkpoint = kept_checkpoint(detail(connection, home, name, found.number))
     there = checkpoint is not None and Path(checkpoint["path"]).is_dir()
     metrics = results.path(home, name, found.number)
     return {
         "study": name,
         "reference": study["spec"]["reference"],
-        "metric": study["spec"]["objectives"][0]["metric"],
+        "metric": judged[0]["metric"],
         "number": found.number,
         "value": found.value,
+        "values": found.values,
         "params": found.params,
         "checkpoint": checkpoint["path"] if checkpoint and there else None,
         "metrics": str(metrics) if metrics.is_file() else None,
@@ -129,15 +136,45 @@ def best_trial(connection: Connection, home: Home, name: str) -> dict[str, Any]:
     }
 
 
+def chosen_best(found: Sequence[dict[str, Any]], number: int | None) -> dict[str, Any]:
+    """The best trial, or of a front the one that is named; UserError where that is none of it."""
+    numbers = [one["number"] for one in found]
+    if number is None and len(found) == 1:
+        return found[0]
+    if number not in numbers:
+        which = f"--trial {number} is none of the best" if number is not None else "there is more than one best trial"
+        raise UserError(f"{which}: name one of {', '.join(map(str, numbers))} by --trial.")
+    return found[numbers.index(number)]
+
+
+def describe_front(found: Sequence[Mapping[str, Any]]) -> str:
+    """The trials of a Pareto front side by side, and how to see one in full."""
+    name, metrics = found[0]["study"], list(found[0]["values"])
+    varied = [p for p in found[0]["params"] if len({json.dumps(one["params"].get(p)) for one in found}) > 1]
+    rows = [["trial", *metrics, *(path.rpartition(".")[2] for path in varied)]]
+    for one in found:
+        params = (number(one["params"].get(path, "")) for path in varied)
+        rows.append([str(one["number"]), *(f"{value:.6g}" for value in one["values"].values()), *params])
+    first = found[0]["number"]
+    return "\n".join(
+        [
+            f"{name}: no trial is better than these {len(found)} in every objective",
+            *_columns(rows),
+            f"one in full, and how to train it: {command(f'best --study {name} --trial {first}')}",
+        ]
+    )
+
+
 def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     """The best trial as text, with the command that trains it; from the file where its configuration is `saved`."""
     overrides = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
     overrides = f"--config {shlex.quote(saved)}" if saved else overrides
     reference, name = shlex.quote(best["reference"]), f"{best['study']}-best"
     gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
+    judged = ", ".join(f"{metric} {value:.6g}" for metric, value in best["values"].items())
     return "\n".join(
         [
-            f"{best['study']}, trial {best['number']}: {best['metric']} {best['value']:.6g}",
+            f"{best['study']}, trial {best['number']}: {judged}",
             *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
             f"checkpoint: {best['checkpoint'] or gone}",
             *([f"metrics: {best['metrics']}"] if best["metrics"] else []),
@@ -254,6 +291,10 @@ def _section(title: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
     if not cells:
         return
     yield from ("", title)
+    yield from _columns(cells)
+
+
+def _columns(cells: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -49,16 +49,22 @@ def found(ledger: Ledger, name: str) -> Found:
         row = reads.study_row(connection, name)
         spec, study = StudySpec.from_json(row["spec"]), declared(connection, name)
         ranked = reads.ranked(connection, row)
-        params = {trial["number"]: trial["params"] for trial in reads.trial_rows(connection, row["id"])}
-        configs = reads.configs(connection, [trial_id for trial_id, _, _ in ranked])
+        of = {trial["number"]: trial for trial in reads.trial_rows(connection, row["id"])}
+        best = [of[number] for number in ranked]
+        configs = reads.configs(connection, [one["id"] for one in best])
     if not ranked:
         raise UserError(f"study {name!r} has no complete trial yet.")
     base = flatten(as_json(study.config))
     if SEED not in base:
         raise UserError(f"study {name!r} has no field {SEED}, by which a training could be repeated otherwise.")
     rows = [
-        {"number": number, "value": value, "params": params[number], "config": flatten(configs[trial_id])}
-        for trial_id, number, value in ranked
+        {
+            "number": one["number"],
+            "value": one["values"][0],
+            "params": one["params"],
+            "config": flatten(configs[one["id"]]),
+        }
+        for one in best
     ]
     return Found(name, study, spec, base, rows)
 

@@ -25,7 +25,7 @@ _STATES = {
     "paused": TrialState.RUNNING,  # Optuna knows no pause; the trial is not over
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
-    "infeasible": TrialState.PRUNED,  # with a violated constraint, as the sampler is told
+    "infeasible": TrialState.PRUNED,  # with a violated constraint, as the sampler is told; with values: complete
     "failed": TrialState.FAIL,
 }
 
@@ -59,22 +59,24 @@ def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | N
 
 
 def _frozen(study: Study, trial: dict[str, Any], curve: dict[int, float], metrics: dict[str, float]) -> FrozenTrial:
-    state = _STATES[trial["state"]]
+    values = None if trial["values"] is None or None in trial["values"] else trial["values"]
+    state = TrialState.COMPLETE if trial["state"] == "infeasible" and values else _STATES[trial["state"]]
     params, distributions = {}, {}
     for path, value in trial["params"].items():
         if path not in study.space.dimensions:
             raise StudyError(f"trial {trial['number']} has {path}={value!r}, which the declared space does not search.")
         distributions[path] = value_distribution(study.space.dimensions[path])
         params[path] = value if not isinstance(value, list | dict) else json.dumps(value)
-    values = trial["values"]
+    broken = {"feasible": 1.0} if trial["state"] == "infeasible" else {}
+    held = zip((one.metric for one in study.constraints), trial["violations"] or (), strict=False)
     try:
         frozen = create_trial(
             state=state,
-            values=None if values is None or None in values else values,
+            values=values,
             params=params,
             distributions=distributions,
             intermediate_values=curve,
-            constraints={"feasible": 1.0} if trial["state"] == "infeasible" else None,
+            constraints=dict(held) or broken or None,
             user_attrs={key: trial[key] for key in ("state", "outcome", "error", "config_hash")} | metrics,
         )
     except ValueError as error:  # a value outside its distribution: the space has changed since

@@ -7,11 +7,17 @@ from hpo.ledger.reads import Status
 from hpo.ledger.tables import TERMINAL_STATES
 from hpo.words import counted, portion
 
+SHOWN = 10  # trials of a front
+
 
 def line(status: Status) -> str:
     """One study in a line: `mlp: complete, 20 of 20 trials ended; best: trial 3, 0.9`."""
     ended = portion(sum(status.trials[state] for state in TERMINAL_STATES), status.requested, "trial")
     best = f"; best: trial {status.best.number}, {status.best.value:.6g}" if status.best else ""
+    if status.front:
+        numbers = ", ".join(str(one.number) for one in status.front[:SHOWN])
+        more = f" and {len(status.front) - SHOWN} more" if len(status.front) > SHOWN else ""
+        best = f"; on the front: {'trial' if len(status.front) == 1 else 'trials'} {numbers}{more}"
     return f"{status.study}: {status.state}, {ended} ended{best}"
 
 

@@ -65,5 +65,6 @@ def thaw(connection: Connection, study_id: int, numbers: Sequence[int]) -> None:
 def retire(connection: Connection, study_id: int, numbers: Sequence[int], curves: Curves) -> None:
     """End paused trials as pruned, by the value of the rung they wait at; what is not paused stays as it is."""
     for row in rows(connection, study_id, numbers):
-        _, values = curves.judge(connection, row["id"], Outcome("pruned", row["step"], row["epoch"]))
-        connection.execute(sql.RETIRE, {"trial": row["id"], "new_values": values, "ended": time.time()})
+        judged = curves.judge(connection, row["id"], Outcome("pruned", row["step"], row["epoch"]))
+        values = {"new_values": judged.values, "new_violations": judged.violations}
+        connection.execute(sql.RETIRE, values | {"trial": row["id"], "ended": time.time()})

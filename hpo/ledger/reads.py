@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo.errors import StudyError
 from hpo.ledger.process import Process, is_dead
 from hpo.ledger.tables import STATES, asks, attempts, leases, machine_dependent, reports, studies, trials, workers
-from hpo.objective import rank
+from hpo.objective import best_of, placed
 
 
 def study_row(connection: Connection, name: str) -> RowMapping:
@@ -37,16 +37,20 @@ def study_names(connection: Connection) -> list[str]:
 
 @dataclass(frozen=True)
 class Best:
-    """The best complete trial by the first objective."""
+    """A complete trial that none is better than: `value` by the first objective, `values` by metric."""
 
     number: int
     value: float
+    values: dict[str, float]
     params: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Status:
-    """What `hpo status` shows. `state` is running, interrupted, complete or stopped; no bound is None."""
+    """What `hpo status` shows. `state` is running, interrupted, complete or stopped; no bound is None.
+
+    `best` is None with several objectives, `front` empty with one.
+    """
 
     study: str
     state: str
@@ -56,6 +60,7 @@ class Status:
     seconds_used: float
     trials: dict[str, int]
     best: Best | None
+    front: list[Best]
     epochs_trained: int
     attempts: int
 
@@ -65,6 +70,7 @@ def status(connection: Connection, name: str) -> Status:
     study = study_row(connection, name)
     mine = trials.c.study_id == study["id"]
     counted = connection.execute(select(trials.c.state, func.count()).where(mine).group_by(trials.c.state))
+    found, several = bests(connection, study), len(study["spec"]["objectives"]) > 1
     counts: dict[str, int] = dict.fromkeys(STATES, 0)
     for state, count in counted:
         counts[state] = count
@@ -76,7 +82,8 @@ def status(connection: Connection, name: str) -> Status:
         max_seconds=study["max_seconds"],
         seconds_used=study["seconds_used"],
         trials=counts,
-        best=best(connection, study),
+        best=found[0] if found and not several else None,
+        front=found if several else [],
         epochs_trained=connection.execute(select(func.coalesce(func.sum(trials.c.epoch), 0)).where(mine)).scalar_one(),
         attempts=connection.execute(select(func.count()).select_from(attempts).join(trials).where(mine)).scalar_one(),
     )
@@ -106,24 +113,31 @@ def held(connection: Connection, process: Process) -> RowMapping | None:
     return connection.execute(query).mappings().first()
 
 
-def best(connection: Connection, study: RowMapping) -> Best | None:
-    """The best complete trial by the first objective; the lowest number among equals."""
-    for trial_id, number, value in ranked(connection, study)[:1]:
-        params = connection.execute(select(asks.c.params).where(asks.c.trial_id == trial_id)).scalar_one()
-        return Best(number, value, params)
-    return None
-
-
-def ranked(connection: Connection, study: RowMapping) -> list[tuple[int, int, float]]:
-    """(id, number, value) of the complete trials by the first objective, best first; the lowest number among equals."""
-    objective = study["spec"]["objectives"][0]
-    rows = connection.execute(
-        select(trials.c.id, trials.c.number, trials.c["values"])
-        .where(trials.c.study_id == study["id"], trials.c.state == "complete")
-        .order_by(trials.c.number)
+def bests(connection: Connection, study: RowMapping) -> list[Best]:
+    """The best complete trial, the lowest number among equals; with several objectives the Pareto front, best first
+    by the first objective."""
+    objectives, found = study["spec"]["objectives"], _scored(connection, study)
+    numbers = best_of(objectives, found)
+    where = (trials.c.study_id == study["id"]) & trials.c.number.in_(numbers)
+    asked = connection.execute(
+        select(trials.c.number, asks.c.params).join(asks, asks.c.trial_id == trials.c.id).where(where)
     )
-    valued = [(trial_id, number, values[0]) for trial_id, number, values in rows if values and values[0] is not None]
-    return sorted(valued, key=lambda item: rank(objective, *item[1:]))
+    params, metrics = dict(map(tuple, asked)), [one["metric"] for one in objectives]
+    return [Best(n, found[n][0], dict(zip(metrics, found[n], strict=True)), params[n]) for n in numbers]
+
+
+def ranked(connection: Connection, study: RowMapping) -> list[int]:
+    """The numbers of the complete trials, best first: by front where there are several objectives, within one by the
+    first objective, the lowest number among equals."""
+    places = placed(study["spec"]["objectives"], _scored(connection, study))
+    return sorted(places, key=lambda number: places[number])
+
+
+def _scored(connection: Connection, study: RowMapping) -> dict[int, Sequence[float]]:
+    """Number -> the values of each complete trial that has one for every objective."""
+    mine = (trials.c.study_id == study["id"]) & (trials.c.state == "complete")
+    rows = connection.execute(select(trials.c.number, trials.c["values"]).where(mine).order_by(trials.c.number))
+    return {number: values for number, values in rows if values and None not in values}
 
 
 def trial_rows(connection: Connection, study_id: int) -> list[dict[str, Any]]:
@@ -206,7 +220,9 @@ def digest(connection: Connection, study: RowMapping) -> str:
 
     Equal digests mean the same study to the last bit, however often it was interrupted and wherever it ran.
     """
-    patterns = [*study["spec"]["metrics"], *(objective["metric"] for objective in study["spec"]["objectives"])]
+    spec = study["spec"]
+    judged = (one["metric"] for one in (*spec["objectives"], *spec.get("constraints", ())))
+    patterns = [*spec["metrics"], *judged]
     hasher = hashlib.sha256()
     rows = connection.execute(
         select(trials.c.number, reports.c.key, reports.c.step, reports.c.fold, reports.c.value)

@@ -219,6 +219,7 @@ RETIRE = (
         state="pruned",
         outcome="pruned",
         values=bindparam("new_values", type_=trials.c["values"].type),
+        violations=bindparam("new_violations", type_=trials.c.violations.type),
         ended_at=bindparam("ended"),
         revision=trials.c.revision + 1,
     )
@@ -231,6 +232,7 @@ FINISH = (
         state=bindparam("new_state"),
         outcome=bindparam("new_outcome"),
         values=bindparam("new_values", type_=trials.c["values"].type),
+        violations=bindparam("new_violations", type_=trials.c.violations.type),
         error=bindparam("new_error"),
         traceback=bindparam("new_traceback"),
         ended_at=bindparam("ended"),

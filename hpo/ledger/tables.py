@@ -98,6 +98,7 @@ trials = Table(
     Column("step", Integer, nullable=False, server_default="0"),  # highest reported
     Column("epoch", Integer, nullable=False, server_default="0"),  # highest closed
     Column("values", JSON),  # one per objective, once terminal; null where none stands
+    Column("violations", JSON),  # one per constraint, how far beyond its bounds; null where none stands
     Column("outcome", String(16)),  # trainer.report.OutcomeKind
     Column("error", Text),
     Column("traceback", Text),

@@ -327,7 +327,13 @@ def committed_paths(connection: Connection, taken: Claim) -> set[str]:
     return {row["path"] for row in connection.execute(sql.KEPT, {"trial": taken.trial_id}).mappings()}
 
 
-def finish(connection: Connection, taken: Claim, outcome: Outcome, values: Sequence[float | None] | None) -> None:
+def finish(
+    connection: Connection,
+    taken: Claim,
+    outcome: Outcome,
+    values: Sequence[float | None] | None,
+    violations: Sequence[float] | None = None,
+) -> None:
     """End the attempt and move the trial on; raise Fenced if it is another's. A repeat of the same is harmless."""
     state = STATE_OF_OUTCOME[outcome.kind]
     now = time.time()
@@ -337,6 +343,7 @@ def finish(connection: Connection, taken: Claim, outcome: Outcome, values: Seque
         "new_state": state,
         "new_outcome": outcome.kind,
         "new_values": None if values is None else list(values),
+        "new_violations": None if violations is None else list(violations),
         "new_error": text(outcome.error) or None,
         "new_traceback": text(outcome.traceback) or None,
         "ended": None if state in OPEN_STATES else now,

@@ -3,11 +3,12 @@ Hyperparameter Tuning", MLSys): no trial waits at a rung, the losing ones stop t
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hpo.domination import is_nan, ranked
 from hpo.search.strategy import History
 from trainer.report import CONTINUE, Verdict
 
@@ -23,10 +24,14 @@ class Asha(BaseModel):
     the paper promotes floor(n / eta); as nothing waits here, the best so far goes on while that is 0. A trial
     whose loss is not finite stops at its rung and counts there as the worst. Trials that do not report at every epoch
     meet a rung at their first report from it on, and are compared with those that reported at that same epoch.
+
+    Several objectives: trials are ranked by fronts of non-dominated losses and within one as `domination.spread` has
+    it (Schmucker et al. 2021, "Multi-objective Asynchronous Successive Halving").
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    several: ClassVar[bool] = True
     name: Literal["asha"] = "asha"
     min_epochs: int = Field(default=1, ge=1)
     eta: int = Field(default=3, ge=2)
@@ -53,16 +58,24 @@ class Asha(BaseModel):
         rung, curve = self.rung(history.epoch), history.curve
         if rung is None or (len(curve) > 1 and self.rung(curve[-2][0]) == rung):
             return CONTINUE  # no rung here, or it was met by an earlier report
-        if math.isnan(history.value):
+        if is_nan(history.value):
             return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {history.epoch})")
         return self.judge(history, rung)
 
     def judge(self, history: History, rung: int) -> Verdict:
         """The verdict on a finite loss at a rung that was not met before."""
-        others = history.at(history.epoch).values()
-        ahead = sum(loss < history.value for loss in others)
+        others = history.at(history.epoch)
+        ahead = _ahead(others, history.number, history.value)
         keep = max(1, (len(others) + 1) // self.eta)
         if ahead < keep:
             return CONTINUE
         where = f"at rung {rung} (epoch {history.epoch})"
         return Verdict("stop", reason=f"rank {ahead + 1} of {len(others) + 1} {where}; the best {keep} go on")
+
+
+def _ahead(others: Mapping[int, Any], number: int, loss: Any) -> int:
+    """How many of the others a trial with this loss comes behind; of equal losses none is ahead of the other."""
+    if not isinstance(loss, tuple):
+        return sum(other < loss for other in others.values())
+    order = ranked({**others, number: loss})
+    return sum(others[other] != loss for other in order[: order.index(number)])

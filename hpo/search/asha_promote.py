@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
+from hpo.domination import is_nan, ranked
 from hpo.ledger.tables import STATES
 from hpo.search.asha import Asha
 from hpo.search.promotion import Board
@@ -32,7 +33,7 @@ class AshaPromote(Asha):
         rung = self.rung(epoch)
         if rung is None or (len(curve) > 1 and self.rung(curve[-2][0]) == rung):
             return CONTINUE
-        if math.isnan(history.value):
+        if is_nan(history.value):
             return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
         curves = {**history.curves(STATES), history.number: curve}
         ranked = self._ranked(curves, rung)
@@ -67,10 +68,9 @@ class AshaPromote(Asha):
 
     def _ranked(self, curves: Mapping[int, Curve], rung: int) -> list[int]:
         """The trials that have come to the rung, the best first."""
-        losses = self._losses(curves, rung)
-        return sorted(losses, key=lambda number: (math.isnan(losses[number]), losses[number], number))
+        return ranked(self._losses(curves, rung))
 
-    def _losses(self, curves: Mapping[int, Curve], rung: int) -> dict[int, float]:
+    def _losses(self, curves: Mapping[int, Curve], rung: int) -> dict[int, Any]:
         """The losses of the trials' first reports from the rung on."""
         first = {
             n: next((loss for epoch, loss in curve if self.rung(epoch) == rung), None) for n, curve in curves.items()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
 from hpo.objective import Objective
-from hpo.search.sampler import Proposal, TrialRecord, ask_seed, is_valueless, reached
+from hpo.search.sampler import Proposal, TrialRecord, ask_seed, is_broken, is_valueless, reached
 from hpo.search.samplers import Random
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Cmaes:
         if values is None and not is_valueless(record):
             return
         if all(path in record.coordinates for path in self._numeric):
-            loss = math.inf if values is None else self._sign * values[0]
+            loss = math.inf if values is None or is_broken(record) else self._sign * values[0]
             self._ended[record.number] = (record.trial_attrs.get(_GENERATION), self._point(record), loss)
 
     def warm(self, records: Sequence[TrialRecord]) -> None:

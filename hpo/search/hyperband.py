@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,6 +29,7 @@ class Hyperband(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    several: ClassVar[bool] = True
     name: Literal["hyperband"] = "hyperband"
     min_epochs: int = Field(default=1, ge=1)
     eta: int = Field(default=3, ge=2)
@@ -74,14 +75,14 @@ class Among:
         self.number, self.epoch = history.number, history.epoch
 
     @property
-    def value(self) -> float:
+    def value(self) -> Any:
         return self._history.value
 
     @property
     def curve(self) -> Curve:
         return self._history.curve
 
-    def at(self, epoch: int) -> Mapping[int, float]:
+    def at(self, epoch: int) -> Mapping[int, Any]:
         return {number: loss for number, loss in self._history.at(epoch).items() if self._counts(number)}
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:

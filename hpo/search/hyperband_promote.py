@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,6 +29,7 @@ class HyperbandPromote(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    several: ClassVar[bool] = True
     name: Literal["hyperband-promote"] = "hyperband-promote"
     min_epochs: int = Field(default=1, ge=1)
     eta: int = Field(default=3, ge=2)

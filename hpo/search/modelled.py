@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.objective import Objective
-from hpo.search.sampler import Proposal, TrialRecord, ask_seed, reached
+from hpo.search.sampler import Proposal, TrialRecord, ask_seed, is_open, reached
 
 if TYPE_CHECKING:
     from hpo.space import Coordinate, Space
@@ -94,9 +94,16 @@ class Modelled(ABC):
     def _sampler(self, seed: int) -> BaseSampler:
         """Optuna's sampler for one ask."""
 
-    @abstractmethod
     def _enter(self, trial: optuna.Trial, record: TrialRecord) -> None:
-        """Let a running trial of Optuna's study end as its record says."""
+        """Let a running trial of Optuna's study end, if it has, as its record says."""
+        if not is_open(record):
+            for name, violation in _constraints(record).items():
+                trial.set_constraint(name, violation)
+            self._end(trial, record)
+
+    @abstractmethod
+    def _end(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        """Let a trial of Optuna's study end as its record, which is not open, says."""
 
     def _clear(self) -> None:
         """Forget Optuna's study; the next ask fills a new one from the records."""
@@ -112,6 +119,7 @@ class Modelled(ABC):
                 params={path: record.coordinates[path] for path in self._distributions},
                 distributions=self._distributions,
                 system_attrs=self._attributes(record),
+                constraints=_constraints(record),
             )
             for record in records
         ]
@@ -178,6 +186,11 @@ class Modelled(ABC):
 
     def _kept(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in attributes.items() if key.startswith(self.KEEPS)} if self.KEEPS else {}
+
+
+def _constraints(record: TrialRecord) -> dict[str, float]:
+    """The violations as Optuna has them: each trial the same names, none of them NaN."""
+    return {str(i): violation for i, violation in enumerate(record.violations)}
 
 
 def fail(study: optuna.Study, trial: optuna.Trial) -> None:

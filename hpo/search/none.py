@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +15,7 @@ class NoStrategy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    several: ClassVar[bool] = True
     name: Literal["none"] = "none"
 
     def wants(self, epoch: int) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import combinations, pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,7 @@ class Pasha(AshaPromote):
     Once no more trials come the best of the highest rung trains to its end, as under `asha-promote`.
     """
 
+    several: ClassVar[bool] = False  # its tolerance is a difference of losses
     name: Literal["pasha"] = "pasha"  # pyright: ignore[reportIncompatibleVariableOverride]
     percentile: float = Field(default=90.0, ge=0.0, le=100.0)
 

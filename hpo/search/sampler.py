@@ -20,8 +20,10 @@ class TrialRecord:
 
     state        a state of hpo.ledger.tables
     coordinates  of the space's dimensions, as they are now; a trial older than a change of the space may lack some
-    values       one per objective, in the objectives' own direction; None where none stands
-    curve        (epoch, value of the first objective), in its own direction, ascending
+    values       one per objective, in the objectives' own direction; None where none stands. With several objectives
+                 of a paused trial those of its rung
+    curve        (epoch, value), in the objective's own direction, ascending; empty with several objectives
+    violations   one per constraint: how far beyond its bounds the trial is, 0 or less where it keeps to them
     """
 
     number: int
@@ -31,10 +33,11 @@ class TrialRecord:
     curve: Sequence[tuple[int, float]] = ()
     trial_attrs: Mapping[str, Any] = field(default_factory=dict)
     study_attrs: Mapping[str, Any] = field(default_factory=dict)
+    violations: tuple[float, ...] = ()
 
     def open(self) -> TrialRecord:
         """The same trial before it was told: asked, nothing known of how it went."""
-        return replace(self, state="running", values=None, curve=())
+        return replace(self, state="running", values=None, curve=(), violations=())
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,21 @@ def is_open(record: TrialRecord) -> bool:
 
 
 def reached(record: TrialRecord, objectives: int) -> tuple[float, ...] | None:
-    """What a trial came to: its values, or the last finite one of its curve where it was stopped or waits.
-
-    None where there is none; a curve stands for one objective only.
-    """
-    if record.state == "complete":
+    """What a trial came to: its values or, with one objective, the last finite one of its curve where it was stopped
+    or waits. None where there is none."""
+    stopped = record.state in ("pruned", "paused")
+    if record.state in ("complete", "infeasible") or (stopped and objectives > 1):
         return tuple(value for value in record.values or () if value is not None) if is_scored(record) else None
-    if record.state not in ("pruned", "paused") or objectives > 1:
+    if not stopped:
         return None
     return next(((value,) for _, value in reversed(record.curve) if math.isfinite(value)), None)
 
 
 def is_valueless(record: TrialRecord) -> bool:
     """Whether a trial has ended without a value through its configuration."""
-    return record.state == "infeasible" or (record.state == "complete" and not is_scored(record))
+    return record.state in ("complete", "infeasible") and not is_scored(record)
+
+
+def is_broken(record: TrialRecord) -> bool:
+    """Whether a trial breaks a constraint."""
+    return any(violation > 0 for violation in record.violations)

@@ -29,6 +29,7 @@ SAMPLERS: dict[str, dict[str, int]] = {
 }
 
 MODELS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "auto")  # those that learn from trials
+ONE_OBJECTIVE = ("cmaes",)  # those that take no more
 _LEAST = {"population_size": 2}
 _PLACES = {
     "tpe": "hpo.search.tpe:Tpe",

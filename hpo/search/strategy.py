@@ -2,7 +2,8 @@
 
 A strategy is a frozen pydantic model, its options are its fields, and its JSON is its specification. It holds no
 state: a decision is a function of the history alone, so it is the same after any restart. Values are losses
-(lower is better); a NaN is a value that is not finite and ranks behind every other.
+(lower is better); a NaN is a value that is not finite and ranks behind every other. With several objectives a loss
+is a tuple, one for each; a strategy takes that which has `several`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hpo.config import near
 from hpo.errors import UserError
 from trainer.report import Verdict
 
-Curve = Sequence[tuple[int, float]]
+Curve = Sequence[tuple[int, Any]]  # (epoch, loss), ascending
 
 
 class History(Protocol):
@@ -36,7 +37,7 @@ class History(Protocol):
     def epoch(self) -> int: ...
 
     @property
-    def value(self) -> float:
+    def value(self) -> Any:
         """The trial's own loss at `epoch`."""
         ...
 
@@ -45,7 +46,7 @@ class History(Protocol):
         """The trial's own (epoch, loss), ascending, up to and including `epoch`."""
         ...
 
-    def at(self, epoch: int) -> Mapping[int, float]:
+    def at(self, epoch: int) -> Mapping[int, Any]:
         """Number -> loss of the others that closed exactly this epoch, whatever became of them."""
         ...
 
@@ -116,6 +117,16 @@ def make_strategy(spec: str | Mapping[str, Any]) -> Strategy:
         raise UserError(f"strategy {name!r}: {option}={first['input']!r} is refused: {reason}.") from error
 
 
+def check_several(strategy: Strategy, objectives: int) -> None:
+    """Raise UserError where a strategy cannot rank trials by so many objectives."""
+    if objectives > 1 and not getattr(strategy, "several", False):
+        known = [name for name in STRATEGIES if getattr(type(make_strategy(name)), "several", False)]
+        raise UserError(
+            f"strategy {strategy.name!r} takes one objective and the study has {objectives}: choose one of "
+            f"{', '.join(known)}."
+        )
+
+
 @dataclass(frozen=True)
 class TableHistory:
     """A history in memory, for simulation and tests.
@@ -132,7 +143,7 @@ class TableHistory:
     visible: int | None = None
 
     @property
-    def value(self) -> float:
+    def value(self) -> Any:
         return self.curve[-1][1]
 
     @property
@@ -144,7 +155,7 @@ class TableHistory:
         limit = math.inf if self.visible is None else self.visible
         return {number: curve for number, curve in self.tables.items() if number != self.number and number <= limit}
 
-    def at(self, epoch: int) -> Mapping[int, float]:
+    def at(self, epoch: int) -> Mapping[int, Any]:
         return {number: loss for number, curve in self._others().items() for reached, loss in curve if reached == epoch}
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from hpo.objective import Objective
 from hpo.search.modelled import Modelled, fail
-from hpo.search.sampler import TrialRecord, is_open, is_scored
+from hpo.search.sampler import TrialRecord, is_broken, is_valueless, reached
 
 if TYPE_CHECKING:
     from hpo.space import Space
@@ -21,9 +21,10 @@ class Tpe(Modelled):
     """How trials enter the model.
 
     complete     by their values
-    pruned       as PRUNED with their last value: ranked behind the complete ones, by how far they came, then by value
+    pruned       as PRUNED with their last value: ranked behind the complete ones, by how far they came, then by value;
+                 with several objectives by their values there
     paused       like pruned, at the rung they wait at
-    infeasible   as violating a constraint: behind every feasible one, and never the best
+    infeasible   as violating a constraint: behind every feasible one, by how much, and never the best
     failed       not at all
     running      as if they had gone badly ("constant liar"), which keeps proposals apart
 
@@ -38,17 +39,17 @@ class Tpe(Modelled):
     def _sampler(self, seed: int) -> BaseSampler:
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=self._startup)
 
-    def _enter(self, trial: optuna.Trial, record: TrialRecord) -> None:
-        if is_open(record):
-            return
+    def _end(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        one = len(self._directions) == 1
+        values = None if one and record.state in ("pruned", "paused") else reached(record, len(self._directions))
         if record.state == "failed":
             fail(self._study, trial)
-        elif record.state == "complete" and is_scored(record):
-            self._study.tell(trial, [value for value in record.values or () if value is not None])
+        elif values is not None:
+            self._study.tell(trial, list(values))
         else:
-            if record.state not in ("pruned", "paused"):
+            if is_valueless(record) and not is_broken(record):
                 trial.set_constraint("feasible", 1.0)
-            if record.curve and len(self._directions) == 1:
+            if record.curve and one:
                 epoch, value = record.curve[-1]
                 trial.report(value, epoch)
             self._study.tell(trial, state=TrialState.PRUNED)

@@ -10,7 +10,7 @@ from optuna.samplers import BaseSampler
 
 from hpo.objective import Objective
 from hpo.search.modelled import Modelled, fail
-from hpo.search.sampler import Proposal, TrialRecord, is_open, is_valueless, reached
+from hpo.search.sampler import Proposal, TrialRecord, is_valueless, reached
 
 if TYPE_CHECKING:
     from hpo.space import Space
@@ -20,9 +20,10 @@ class Valued(Modelled):
     """How trials enter the model.
 
     complete     by their values
-    pruned       by the last value of their curve; with several objectives not at all
+    pruned       by the last value of their curve; with several objectives by their last values
     paused       like pruned
-    infeasible   with the worst of all others' values, which keeps proposals away; so is one complete, but not finite
+    infeasible   by their values and how far they break a constraint; where they have no values with the worst of all
+                 others', which keeps proposals away; so is one complete, but not finite
     failed       not at all
 
     A trial that lacks coordinates, since the space has changed, does not enter.
@@ -49,9 +50,10 @@ class Valued(Modelled):
     def _enter(self, trial: optuna.Trial, record: TrialRecord) -> None:
         if record.coordinates.keys() < self._distributions.keys():
             fail(self._study, trial)
-            return
-        if is_open(record):
-            return
+        else:
+            super()._enter(trial, record)
+
+    def _end(self, trial: optuna.Trial, record: TrialRecord) -> None:
         values = reached(record, len(self._directions))
         if is_valueless(record):
             values = self._worst

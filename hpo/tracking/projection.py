@@ -206,9 +206,7 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     tags["hpo.spec.strategy"] = study["spec"].get("strategy", {}).get("name", "none")
     described = {**_environment(study), **study["environment"].get("versions", {})}
     tags |= {f"hpo.env.{key}": _text(value, MAX_TAG) for key, value in described.items() if _scalar(value)}
-    best = reads.best(connection, study)
-    if best is not None:
-        tags |= {"hpo.best.trial": str(best.number), "hpo.best.value": repr(best.value)}
+    tags |= _best_tags(study, reads.bests(connection, study))
     ended = None
     if STUDY_STATUS[state] in ("FINISHED", "FAILED"):
         mine = trials.c.study_id == study["id"]
@@ -222,6 +220,14 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     files = artifacts.of_study(home, study["name"], handover.of_study(connection, study["id"]))
     ended_at = None if ended is None else _ms(ended)
     return Batch(tags=tags, texts=texts, files=files, status=STUDY_STATUS[state], ended_at=ended_at)
+
+
+def _best_tags(study: RowMapping, best: Sequence[reads.Best]) -> dict[str, str]:
+    """The best trial and its value; with several objectives the trials of the front and theirs, as JSON by number."""
+    if len(study["spec"]["objectives"]) == 1:
+        return {"hpo.best.trial": str(best[0].number), "hpo.best.value": repr(best[0].value)} if best else {}
+    values = {str(one.number): list(one.values.values()) for one in best}
+    return {"hpo.front.trials": ", ".join(values)[:MAX_TAG], "hpo.front.values": json.dumps(values)[:MAX_TAG]}
 
 
 def trial_run(study: RowMapping, trial: RowMapping) -> Run:
@@ -296,7 +302,7 @@ def _batch(study: RowMapping, trial: RowMapping, facts: _Facts, home: Home) -> B
         last = facts.last.get(trial["id"], {})
         texts[results.NAME] = results.text(study, trial, last, kept, lambda row: checkpoint_name(row["step"]))
     return Batch(
-        points=_points(trial, facts.values.get(trial["id"], [])),
+        points=_points(study, trial, facts.values.get(trial["id"], [])),
         params={path: _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},
         tags=_tags(trial, facts) | artifacts.checkpoint_tags(found),
         texts=texts,
@@ -318,8 +324,8 @@ def _reported(values: Sequence[RowMapping]) -> list[Point]:
     ]
 
 
-def _points(trial: RowMapping, values: Sequence[RowMapping]) -> list[Point]:
-    """Every value with its own time, the epoch a step closed, and at the end the objective's value."""
+def _points(study: RowMapping, trial: RowMapping, values: Sequence[RowMapping]) -> list[Point]:
+    """Every value with its own time, the epoch a step closed, and at the end the value of each objective."""
     points = []
     for row in values:
         value = math.nan if row["value"] is None else row["value"]
@@ -327,7 +333,8 @@ def _points(trial: RowMapping, values: Sequence[RowMapping]) -> list[Point]:
         if row["epoch"] is not None and row["first"]:
             points.append(Point(metric_key("epoch", row["fold"]), row["step"], _ms(row["at"]), float(row["epoch"])))
     if trial["state"] in TERMINAL_STATES and trial["values"]:
-        names = [f"objective/{i}" for i in range(len(trial["values"]))] if len(trial["values"]) > 1 else ["objective"]
+        metrics = [one["metric"] for one in study["spec"]["objectives"]]
+        names = [metric_key(f"objective/{one}") for one in metrics] if len(metrics) > 1 else ["objective"]
         ended = _ms(trial["ended_at"])
         points += [
             Point(name, trial["step"], ended, v)

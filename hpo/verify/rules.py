@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
@@ -50,7 +51,9 @@ def check(ledger: Ledger, study: RowMapping, report: Report) -> bool:
         report.counts["trials"] += len(rows)
         reported = select(func.count()).select_from(reports.join(trials)).where(mine)
         report.counts["reports"] += connection.execute(reported).scalar_one()
-        broken = list(chain(_numbers(rows), _asks(connection, mine, rows), _ends(connection, mine, rows)))
+        broken = list(
+            chain(_numbers(rows), _asks(connection, mine, rows), _ends(connection, mine, rows), _values(study, rows))
+        )
         rest = (
             []
             if broken
@@ -158,6 +161,21 @@ def _complete(study: RowMapping, rows: Rows) -> Iterator[str]:
     otherwise = study["spec"]["sampler"] == "grid" or study["max_epochs"] is not None
     if study["state"] == "complete" and count < study["requested"] and not otherwise:
         yield f"the study is complete with {counted(count, 'trial')}, and {study['requested']} were requested"
+
+
+def _values(study: RowMapping, rows: Rows) -> Iterator[str]:
+    """What is complete has a finite value for each objective, and breaks no constraint; what failed has none."""
+    objectives = study["spec"]["objectives"]
+    for row in rows:
+        values, at = row["values"], f"trial {row['number']}"
+        if row["state"] == "failed" and values:
+            yield f"{at} has failed, but has the values {values}"
+        if row["state"] != "complete":
+            continue
+        if len(values or ()) != len(objectives) or not all(one is not None and math.isfinite(one) for one in values):
+            yield f"{at} is complete, and its values are {values} for {counted(len(objectives), 'objective')}"
+        if any(violation > 0 for violation in row["violations"] or ()):
+            yield f"{at} is complete, but breaks a constraint by {max(row['violations'])}"
 
 
 def _decisions(connection: Connection, mine: ColumnElement[bool], rows: Rows) -> Iterator[str]:

@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import cmaes
 import numpy as np
@@ -350,6 +350,46 @@ def test_the_other_models_are_optunas_own(name, count, objectives):
         record = outcome(number, proposal, objectives, ("complete",))
         study.tell(trial, list(record.values))
         sampler.tell(record)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "objectives"), [("gp", 7, ONE), ("tpe", 16, ONE), ("tpe", 16, TWO), ("nsga2", 16, TWO)]
+)
+def test_constraints_enter_the_models_as_optunas_own(name, count, objectives):
+    """Trials with a violation each, told by their values whether they keep to the bound or not."""
+    sampler = make_sampler(SPECS[name], SPACE, objectives, 3)
+    kind = {"gp": "GPSampler", "tpe": "TPESampler", "nsga2": "NSGAIISampler"}[name]
+    options = {k: v for k, v in SPECS[name].items() if k != "name"}
+    study = optuna.create_study(directions=[objective.direction for objective in objectives])
+    distributions = {path: distribution(seen) for path, seen in SPACE.coordinates.items()}
+    broken = 0
+    for number in range(count):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.sampler = getattr(optuna.samplers, kind)(seed=ask_seed(3, number) % 2**32, **options)
+        trial, proposal = study.ask(distributions), sampler.ask(number)
+        assert trial.params == proposal.coordinates
+        values = outcome(number, proposal, objectives, ("complete",)).values
+        violation = (proposal.coordinates["layers"] - 4) / 4
+        broken += violation > 0
+        trial.set_constraint("0", violation)
+        study.tell(trial, list(values))
+        state = "infeasible" if violation > 0 else "complete"
+        sampler.tell(replace(record_of(number, proposal, state, values), violations=(violation,)))
+    assert 0 < broken < count
+
+
+@pytest.mark.parametrize("name", ["tpe", "nsga2", "nsga3"])
+def test_with_several_objectives_a_stopped_trial_counts_by_the_values_it_had(name):
+    seen, meant = make_sampler(SPECS[name], SPACE, TWO, 0), make_sampler(SPECS[name], SPACE, TWO, 0)
+    for number in range(12):
+        proposal = seen.ask(number)
+        assert meant.ask(number) == proposal
+        values = outcome(number, proposal, TWO, ("complete",)).values
+        state = ("complete", "pruned", "paused")[number % 3]
+        seen.tell(record_of(number, proposal, state, values))
+        meant.tell(record_of(number, proposal, "complete", values))
+    assert seen.ask(12) == meant.ask(12)
 
 
 def test_a_gaussian_process_sees_what_was_stopped_and_is_kept_from_what_is_infeasible():

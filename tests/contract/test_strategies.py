@@ -20,7 +20,7 @@ from hpo.search.paced import Paced
 from hpo.search.patient import Patient
 from hpo.search.percentile import Percentile
 from hpo.search.promotion import Promoting
-from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
+from hpo.search.strategy import STRATEGIES, TableHistory, check_several, make_strategy
 from hpo.search.threshold import Threshold
 from hpo.search.wilcoxon import Wilcoxon
 from trainer.report import CONTINUE
@@ -390,6 +390,54 @@ def test_hyperband_takes_the_full_length_of_complete_trials():
     assert Hyperband().decide(TableHistory(99, 1, good | {99: own})) == CONTINUE
     states = dict.fromkeys(good, "complete")
     assert Hyperband().decide(TableHistory(99, 1, good | {99: own}, states)).kind == "stop"
+
+
+SEVERAL = [spec for spec in SPECS if getattr(make_strategy(spec), "several", False)]
+
+
+@pytest.mark.parametrize("spec", SEVERAL, ids=json.dumps)
+@pytest.mark.parametrize("seed", range(3))
+def test_several_objectives_are_ranked_by_non_domination(spec, seed):
+    """Where each loss is doubled, one objective decides, and as it does alone; else a place is that among fronts."""
+    strategy, full = make_strategy(spec), curves(seed, nan=0.0)
+    alone, _, _ = simulate(strategy, full)
+    doubled = {n: [(epoch, (loss, loss)) for epoch, loss in curve] for n, curve in full.items()}
+    twice, _, _ = simulate(strategy, doubled)
+    assert {at: one.kind for at, one in twice.items()} == {at: one.kind for at, one in alone.items()}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_asha_keeps_the_first_fronts_of_a_rung(seed):
+    rng = random.Random(seed)
+    losses = {number: (round(rng.random(), 1), round(rng.random(), 1)) for number in range(rng.randint(3, 30))}
+    own, eta = max(losses), 3
+    tables = {number: [(1, loss)] for number, loss in losses.items()}
+    verdict = Asha(eta=eta).decide(TableHistory(own, 1, tables))
+    keep = max(1, len(losses) // eta)
+
+    def beaten(number, among):
+        a = losses[number]
+        return [o for o in among if losses[o] != a and losses[o][0] <= a[0] and losses[o][1] <= a[1]]
+
+    left, ahead = set(losses), 0  # how many lie in fronts before its own, by every pair compared
+    while beaten(own, left):
+        first = {number for number in left if not beaten(number, left)}
+        left, ahead = left - first, ahead + len(first)
+    own_front = [number for number in left if not beaten(number, left)]
+    if ahead + len(own_front) <= keep:
+        assert verdict.kind == "continue"
+    if ahead >= keep:
+        assert verdict.kind == "stop"
+    assert Asha(eta=eta).decide(TableHistory(own, 1, tables | {own: [(1, (0.0, math.nan))]})).kind == "stop"
+
+
+def test_strategies_for_one_objective_are_refused_with_several():
+    for spec in SPECS:
+        strategy = make_strategy(spec)
+        check_several(strategy, 1)
+        if spec not in SEVERAL:
+            with pytest.raises(UserError, match=f"strategy '{spec['name']}' takes one objective and the study has 2"):
+                check_several(strategy, 2)
 
 
 @given(

@@ -23,6 +23,7 @@ from hpo.cli import app
 from hpo.errors import HomeError
 from hpo.home import Home
 from hpo.ledger import Ledger, store, tables
+from hpo.spec import StudySpec
 from hpo.tracking import mlflow
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
@@ -479,4 +480,7 @@ def test_a_monitor_of_the_users_own_need_not_be_a_metric():
         monitor: int = 3
         nested: dict[str, bool] = {"monitor": True}
 
-    preflight.check(Study("own", Config(), type("Task", (), {}), {"monitor": Int(1, 4)}, [Objective("val/loss")]))
+    study = Study("own", Config(), type("Task", (), {}), {"monitor": Int(1, 4)}, [Objective("val/loss")])
+    judged = {"objectives": [one.to_json() for one in study.objectives], "metrics": []}
+    spec = StudySpec(reference="own", name="own", sampler="tpe", strategy={"name": "none"}, window=1, **judged)
+    preflight.check(study, spec)

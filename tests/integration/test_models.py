@@ -67,7 +67,7 @@ def test_a_soup_is_judged_beside_the_best_and_opens_as_a_model(alike, tmp_path):
     values = {row[:12].strip(): float(row[12:].split()[0]) for row in rows[:3]}
     ledger = Ledger(alike.storage, create=False)
     with ledger.read() as connection:
-        best = reads.best(connection, reads.study_row(connection, "mlp"))
+        [best] = reads.bests(connection, reads.study_row(connection, "mlp"))
     assert values["best trial"] == pytest.approx(best.value, abs=1e-6), "evaluated as its own run was"
     assert values["greedy soup"] >= values["best trial"]
     found = soup.soup(ledger, alike, "mlp", 4)
@@ -118,7 +118,7 @@ def test_trials_of_another_architecture_are_named_and_left_out(home):
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
         rows = {row["number"]: row["params"] for row in reads.trial_rows(connection, 1)}
-        order = [number for _, number, _ in reads.ranked(connection, reads.study_row(connection, "mlp"))]
+        order = reads.ranked(connection, reads.study_row(connection, "mlp"))
     ledger.close()
     sizes = [rows[number]["model.hidden_size"] for number in order]
     others = [str(number) for number, size in zip(order, sizes, strict=True) if size != sizes[0]]
@@ -187,7 +187,8 @@ def test_what_ranks_have_saved_in_parts_is_mixed_exported_and_opened(kind, field
     assert done.returncode == 0, done.stdout + done.stderr
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        (_, number, best), *_ = reads.ranked(connection, reads.study_row(connection, "parts"))
+        [of_all] = reads.bests(connection, reads.study_row(connection, "parts"))
+        number, best = of_all.number, of_all.value
         study, found = declared(connection, "parts"), trained(connection, home, "parts", number)
     ledger.close()
     assert len([*found.path.glob("model-*-of-00002.safetensors")]) == 2

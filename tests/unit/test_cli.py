@@ -26,7 +26,7 @@ SURFACE = {
     "resume": "--study --trials --epochs --time --workers --executor --cpus-per-worker --gpus-per-worker "
     "--home --storage --tracking-uri --allow-drift",
     "status": "--study --json --home --storage",
-    "best": "--study --json --save --home --storage",
+    "best": "--study --trial --json --save --home --storage",
     "show": "number --study --all --json --home --storage",
     "compare": "--study --top --all --json --csv --parquet --home --storage",
     "plot": "kinds --study --metric --save --home --storage --tracking-uri",
@@ -140,7 +140,13 @@ def test_status_as_json(crafted, home):
             "infeasible": 0,
             "failed": 0,
         },
-        "best": {"number": 0, "value": 0.5, "params": {"train.optim.lr": 0.25}},
+        "best": {
+            "number": 0,
+            "value": 0.5,
+            "values": {"val/accuracy": 0.5},
+            "params": {"train.optim.lr": 0.25},
+        },
+        "front": [],
         "epochs_trained": 3,
         "attempts": 3,
         "digest": digest,

@@ -17,7 +17,8 @@ def fresh(code):
 
 
 def test_the_public_names_are_these():
-    assert sorted(hpo.__all__) == ["Bool", "Choice", "Float", "Int", "Objective", "Study", "__version__", "load"]
+    names = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "__version__", "load"]
+    assert sorted(hpo.__all__) == names
     assert all(getattr(hpo, name) is not None for name in hpo.__all__)
     assert dir(hpo) == sorted(hpo.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):

@@ -79,7 +79,7 @@ def test_progress_follows_the_ledger_and_tells_each_end_once(ledger):
     put_trial(ledger, 1, "running", (0.1, 0.2))
     progress = Progress(ledger, "crafted", clock)
     assert progress.best is progress.trials[0]
-    assert progress.trials[1].shown_value == 0.2
+    assert progress.trials[1].shown == [0.2]
     put_trial(ledger, 2, "complete", (0.4, 0.9))
     clock.sleep(30)
     assert [trial.number for trial in progress.refresh()] == [2]

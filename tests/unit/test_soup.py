@@ -26,13 +26,13 @@ def test_the_greedy_soup_takes_what_does_no_harm():
     target = 2.0  # with 0: 1; -5 would make -2; 3 makes 2; another 3 makes 2.33; 100 never helps
 
     def score(mean):
-        return -abs(mean["w"].item() - target)
+        return [-abs(mean["w"].item() - target)]
 
     assert soup.greedy(members, score) == [0, 2]
 
 
 def test_what_is_not_a_number_is_never_added():
-    assert soup.greedy([weights(1.0), weights(float("nan"))], lambda mean: mean["w"].item()) == [0]
+    assert soup.greedy([weights(1.0), weights(float("nan"))], lambda mean: [mean["w"].item()]) == [0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""Which of several losses are best where there is more than one to judge by: non-domination, and what spreads widest.
+
+Losses are lower-is-better and of one length. `a` dominates `b` where it is nowhere above and somewhere below it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Losses = tuple[float, ...]
+
+
+def dominates(a: Losses, b: Losses) -> bool:
+    return a != b and all(map(operator.le, a, b))
+
+
+def is_nan(loss: Any) -> bool:
+    """Whether a loss, one or several, has a part that is NaN."""
+    return any(map(math.isnan, loss)) if isinstance(loss, tuple) else math.isnan(loss)
+
+
+def fronts(losses: Mapping[int, Losses]) -> list[list[int]]:
+    """The keys by fronts, the best first: what no other dominates, then what only the first front does, and so on.
+
+    Ascending within a front. In lexicographic order nothing is dominated by what follows it, and a front that holds
+    nothing above a point has none below it that does: so its front is found by bisection (Zhang et al. 2015, "An
+    Efficient Approach to Nondominated Sorting for Evolutionary Multiobjective Optimization", ENS-BS).
+    """
+    found: list[list[int]] = []
+    for key in sorted(losses, key=lambda key: (losses[key], key)):
+        low, high = 0, len(found)
+        while low < high:
+            middle = (low + high) // 2
+            if _above(losses, found[middle], losses[key]):
+                low = middle + 1
+            else:
+                high = middle
+        found[low:low] = [[]] if low == len(found) else []
+        found[low].append(key)
+    return [sorted(front) for front in found]
+
+
+def front(losses: Mapping[int, Losses]) -> list[int]:
+    """The first of the fronts alone, ascending."""
+    found: list[int] = []
+    for key in sorted(losses, key=lambda key: (losses[key], key)):
+        if not _above(losses, found, losses[key]):
+            found.append(key)
+    return sorted(found)
+
+
+def _above(losses: Mapping[int, Losses], front: Sequence[int], point: Losses) -> bool:
+    """Whether one of a front, in lexicographic order, dominates the point. With two losses its last does if any."""
+    among = front[-1:] if len(point) <= 2 else reversed(front)
+    return any(dominates(losses[other], point) for other in among)
+
+
+def spread(losses: Mapping[int, Losses]) -> list[int]:
+    """The keys of a front, from the one that is best by the first loss on each the farthest from those before it.
+
+    So any number of the first cover the front as an epsilon-net does (Salinas et al. 2021, "A Multi-objective
+    Perspective on Jointly Tuning Hardware and Hyperparameters"; found best for rungs by Schmucker et al. 2021,
+    "Multi-objective Asynchronous Successive Halving"). Distances are of losses scaled to the front's own range.
+    """
+    columns = list(zip(*losses.values(), strict=True))
+    scales = [(min(column), (max(column) - min(column)) or 1.0) for column in columns]
+    points = {
+        key: tuple(_scaled(loss, low, span) for loss, (low, span) in zip(losses[key], scales, strict=True))
+        for key in sorted(losses)
+    }
+    nearest = dict.fromkeys(points, math.inf)
+    order: list[int] = []
+    while nearest:
+        far = max(nearest.values())
+        key = min((k for k, gap in nearest.items() if gap == far), key=lambda k: (losses[k] if not order else (), k))
+        order.append(key)
+        del nearest[key]
+        nearest = {k: min(gap, math.dist(points[k], points[key])) for k, gap in nearest.items()}
+    return order
+
+
+def _scaled(loss: float, low: float, span: float) -> float:
+    return (loss - low) / span if math.isfinite(loss) and math.isfinite(span) else 0.0 if loss == low else 1.0
+
+
+def ranked(losses: Mapping[int, Any]) -> list[int]:
+    """The keys, best first; what has a NaN last.
+
+    One loss: by it, of equals the lower key. Several: by fronts, each as `spread` has it.
+    """
+    odd = {key for key, loss in losses.items() if is_nan(loss)}
+    sound = {key: loss for key, loss in losses.items() if key not in odd}
+    if any(isinstance(loss, tuple) for loss in sound.values()):
+        order = [key for front in fronts(sound) for key in spread({key: sound[key] for key in front})]
+    else:
+        order = sorted(sound, key=lambda key: (sound[key], key))
+    return order + sorted(odd)

@@ -1,0 +1,48 @@
+"""Two objectives that pull apart, and a bound on a size: a curve per objective, without training."""
+
+import os
+
+from pydantic import BaseModel, ConfigDict
+
+from hpo import Constraint, Float, Int, Objective, Study
+from trainer.report import Outcome
+
+
+class Train(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    num_epochs: int = 9
+
+
+class Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    train: Train = Train()
+    x: float = 0.5
+    y: float = 0.5
+    size: int = 8
+
+
+class Several:
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def fit(self, reporter, checkpoints) -> Outcome:
+        c = self.config
+        if os.environ.get("SEVERAL_ODD") and c.size % 2:
+            return Outcome("nonfinite", 0, 0, error="loss is not finite")
+        for epoch in range(1, c.train.num_epochs + 1):
+            metrics = {"val/loss": c.x + c.y / epoch, "val/accuracy": c.x**2 - c.y, "size": 10.0 * c.size}
+            if reporter.report(epoch, metrics, epoch=epoch).kind == "stop":
+                return Outcome("pruned", epoch, epoch)
+        return Outcome("complete", c.train.num_epochs, c.train.num_epochs)
+
+
+STUDY = Study(
+    "several",
+    Config(),
+    Several,
+    {"x": Float(0.0, 1.0), "y": Float(0.0, 1.0), "size": Int(1, 16)},
+    [Objective("val/loss"), Objective("val/accuracy", "maximize")],
+    constraints=[Constraint("size", upper=120.0)],
+    sampler="tpe",
+    strategy={"name": "asha", "eta": 2},
+)

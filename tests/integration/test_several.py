@@ -1,0 +1,252 @@
+"""Studies with several objectives and constraints: what is best, in every place that says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import mlflow
+import pytest
+from sqlalchemy import select
+from typer.testing import CliRunner
+
+from hpo.cli import app
+from hpo.executors.local import Local
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.ledger.history import Curves
+from hpo.ledger.tables import trials
+from hpo.objective import Constraint, Objective
+from hpo.study import load
+from trainer.report import Outcome
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+
+SEVERAL = str(Path(__file__).parents[1] / "harness" / "several_study.py")
+
+
+def hpo(*arguments: str, home: Home, code: int = 0):
+    result = CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+    assert result.exit_code == code, (result.output, result.stderr)
+    return result
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> Home:
+    home = Home(tmp_path_factory.mktemp("several"))
+    result = hpo("run", "--study", SEVERAL, "--trials", "30", "--executor", "inline", home=home)
+    assert "on the front: trial" in result.output
+    return home
+
+
+@pytest.fixture(scope="module")
+def rows(searched) -> list[dict]:
+    with Ledger(searched.storage).read() as connection:
+        return reads.trial_rows(connection, 1)
+
+
+def brute_front(rows) -> list[int]:
+    """By the values of complete trials: (loss, accuracy)."""
+    complete = {row["number"]: row["values"] for row in rows if row["state"] == "complete"}
+    return [
+        n
+        for n, (loss, accuracy) in complete.items()
+        if not any(
+            other[0] <= loss and other[1] >= accuracy and tuple(other) != (loss, accuracy)
+            for other in complete.values()
+        )
+    ]
+
+
+def test_trials_that_break_a_bound_are_infeasible_with_their_values(rows):
+    assert {row["state"] for row in rows} == {"complete", "pruned", "infeasible"}
+    for row in rows:
+        beyond = (10.0 * row["params"]["size"] - 120) / 120
+        assert row["violations"] == [pytest.approx(beyond)]
+        assert len(row["values"]) == 2
+        if row["state"] == "infeasible":
+            assert beyond > 0 and row["error"] == f"size {10 * row['params']['size']} is above 120."
+        elif row["state"] == "complete":
+            assert beyond <= 0
+
+
+def test_best_is_the_front_and_one_of_it_by_its_number(searched, rows):
+    front = brute_front(rows)
+    assert len(front) > 1
+    found = json.loads(hpo("best", "--json", home=searched).stdout)
+    assert sorted(one["number"] for one in found) == front
+    losses = [one["values"]["val/loss"] for one in found]
+    assert losses == sorted(losses) and [one["value"] for one in found] == losses
+    text = hpo("best", home=searched).stdout
+    assert all(f"\n  {number} " in text for number in front) and "val/accuracy" in text
+    chosen = json.loads(hpo("best", "--trial", str(front[-1]), "--json", home=searched).stdout)
+    assert chosen == next(one for one in found if one["number"] == front[-1])
+    other = next(row["number"] for row in rows if row["number"] not in front)
+    assert "is none of the best" in hpo("best", "--trial", str(other), home=searched, code=2).stderr
+    assert "there is more than one" in hpo("best", "--save", "x.yaml", home=searched, code=2).stderr
+
+
+def test_status_and_compare_say_the_front(searched, rows):
+    front = brute_front(rows)
+    status = json.loads(hpo("status", "--json", home=searched).stdout)
+    assert status["best"] is None and sorted(one["number"] for one in status["front"]) == front
+    assert "on the front: trials" in hpo("status", home=searched).stdout
+    table = json.loads(hpo("compare", "--json", "--top", "30", home=searched).stdout)
+    assert sorted(row["number"] for row in table if row["front"] == 0) == front
+    states = [row["state"] for row in table]
+    assert states == sorted(states, key=lambda state: state != "complete")
+    complete = [row["front"] for row in table if row["state"] == "complete"]
+    assert complete == sorted(complete) and all(row["front"] is None for row in table[len(complete) :])
+
+
+def test_mlflow_has_the_front_in_the_parent_and_each_value_in_the_children(searched, rows):
+    hpo("verify", home=searched)
+    client = mlflow.MlflowClient(searched.tracking_uri)
+    [experiment] = [one for one in client.search_experiments() if one.name == "several"]
+    runs = client.search_runs([experiment.experiment_id], max_results=100)
+    [parent] = [run for run in runs if run.data.tags["hpo.kind"] == "study"]
+    values = {row["number"]: row["values"] for row in rows}
+    shown = json.loads(parent.data.tags["hpo.front.values"])
+    assert {int(number): own for number, own in shown.items()} == {n: values[n] for n in brute_front(rows)}
+    assert "hpo.best.trial" not in parent.data.tags
+    for run in runs:
+        if run is not parent:
+            loss, accuracy = values[int(run.data.tags["hpo.trial"])]
+            assert (run.data.metrics["objective/val/loss"], run.data.metrics["objective/val/accuracy"]) == (
+                loss,
+                accuracy,
+            )
+
+
+def test_metrics_json_has_each_objective_and_how_far_beyond_the_bounds(searched, rows):
+    for row in rows:
+        found = json.loads((searched.checkpoints("several", row["number"]) / "metrics.json").read_text())
+        assert list(found["objective"].values()) == row["values"]
+        assert found["violations"] == {"size": row["violations"][0]}
+
+
+def test_an_optuna_study_has_the_same_front_and_the_constraints(searched, rows):
+    made = load(SEVERAL).to_optuna(searched)
+    assert sorted(trial.number for trial in made.best_trials) == brute_front(rows)
+    for row in rows:
+        trial = made.trials[row["number"]]
+        assert trial.constraints == {"size": row["violations"][0]}
+        if row["state"] != "pruned":
+            assert trial.values == row["values"]
+
+
+def test_verify_finds_what_is_complete_without_its_values_or_beyond_a_bound(tmp_path):
+    home = Home(tmp_path / "home")
+    hpo("run", "--study", SEVERAL, "--trials", "6", "--executor", "inline", "--strategy", "none", home=home)
+    ledger = Ledger(home.storage)
+    with ledger.read() as connection:
+        done = connection.execute(select(trials.c.number).where(trials.c.state == "complete")).scalars().all()
+    for number, column, value, words in (
+        (done[0], "values", [0.5], "is complete, and its values are [0.5] for 2 objectives"),
+        (done[1], "violations", [0.25], "is complete, but breaks a constraint by 0.25"),
+    ):
+        with ledger.write() as connection:
+            connection.execute(trials.update().where(trials.c.number == number).values({column: value}))
+        assert f"trial {number} {words}" in hpo("verify", home=home, code=1).stdout
+
+
+@pytest.mark.parametrize(
+    "sampler", ["tpe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nsga2", "nsga3", "auto"))]
+)
+def test_one_and_two_workers_and_parts_give_the_same_study(tmp_path, sampler):
+    from test_driver import drive
+
+    flags = {"reference": SEVERAL, "window": 4, "sampler": sampler}
+    digest, status, state, _ = drive(Home(tmp_path / "one"), trials=16, **flags)
+    assert state == "complete" and status.trials["pruned"] and status.trials["infeasible"]
+    drive(Home(tmp_path / "two"), Local(2), trials=7, **flags)
+    again, _, _, _ = drive(Home(tmp_path / "two"), Local(2), trials=16, name="several")
+    assert again == digest
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--strategy", "median"], "strategy 'median' takes one objective and the study has 2: choose one of none"),
+        (["--strategy", "pasha"], "strategy 'pasha' takes one objective"),
+        (["--sampler", "cmaes"], "sampler 'cmaes' takes one objective and the study has 2: choose nsga2"),
+    ],
+)
+def test_what_cannot_rank_by_several_is_refused_before_anything_is_written(tmp_path, flags, words):
+    home = Home(tmp_path / "home")
+    assert words in hpo("run", "--study", SEVERAL, "--trials", "3", *flags, home=home, code=2).stderr
+    assert not home.root.exists()
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "asha-promote",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("hyperband-promote", "halving", "hyperband")),
+    ],
+)
+def test_rungs_rank_by_non_domination_under_every_strategy_that_has_them(tmp_path, strategy):
+    from test_driver import drive
+
+    home = Home(tmp_path / "home")
+    _, status, state, _ = drive(home, trials=12, reference=SEVERAL, strategy=strategy)
+    assert state == "complete" and status.front and status.trials["complete"] < 12
+    with Ledger(home.storage).read() as connection:
+        assert sorted(one.number for one in status.front) == brute_front(reads.trial_rows(connection, 1))
+
+
+# The judge
+
+
+LOSS, ACCURACY = Objective("val/loss"), Objective("val/accuracy", "maximize")
+A, B = "val/loss", "val/accuracy"
+
+
+@pytest.mark.parametrize(
+    ("objectives", "constraints", "reports", "kind", "expected"),
+    [
+        ([LOSS, ACCURACY], [], [{A: 1.0, B: 0.5}, {A: 2.0, B: 0.4}], "complete", ("complete", [2.0, 0.4], None)),
+        (
+            [Objective("val/loss", select="best"), ACCURACY],
+            [],
+            [{A: 1.0, B: 0.5}, {A: 2.0, B: 0.9}],
+            "complete",
+            ("complete", [1.0, 0.5], None),
+        ),
+        ([LOSS, ACCURACY], [], [{A: 1.0, B: math.nan}], "complete", ("nonfinite", None, None)),
+        ([LOSS, ACCURACY], [], [{A: 1.0}], "complete", ("user_error", None, None)),
+        ([LOSS, ACCURACY], [], [{A: 1.0}, {B: 1.0}], "complete", ("user_error", None, None)),
+        ([LOSS], [Constraint("m", upper=2)], [{A: 1.0, "m": 3.0}], "complete", ("infeasible", [1.0], [0.5])),
+        ([LOSS], [Constraint("m", upper=2)], [{A: 1.0, "m": 3.0}, {A: 1.0}], "complete", ("infeasible", [1.0], [0.5])),
+        ([LOSS], [Constraint("m", lower=2)], [{A: 1.0, "m": 3.0}], "complete", ("complete", [1.0], [-0.5])),
+        ([LOSS], [Constraint("m", upper=2)], [{A: 1.0, "m": 3.0}], "pruned", ("pruned", [1.0], [0.5])),
+        ([LOSS], [Constraint("m", upper=2)], [{A: 1.0}], "complete", ("user_error", None, None)),
+        ([LOSS], [Constraint("m", upper=2)], [{A: 1.0}], "pruned", ("pruned", [1.0], None)),
+        ([LOSS], [Constraint("m", upper=2)], [{A: 1.0, "m": math.nan}], "complete", ("nonfinite", [1.0], None)),
+        (
+            [Objective("val/loss", select="best")],
+            [Constraint("m", upper=2)],
+            [{A: 1.0, "m": 1.0}, {A: 2.0, "m": 9.0}],
+            "complete",
+            ("complete", [1.0], [-0.5]),
+        ),
+    ],
+)
+def test_a_trial_is_judged_at_one_epoch_by_all_objectives_and_constraints(
+    tmp_path, objectives, constraints, reports, kind, expected
+):
+    from mirrored import Made
+
+    made = Made(Home(tmp_path / "home"))
+    made.ask()
+    taken = made.claim()
+    for epoch, metrics in enumerate(reports, 1):
+        made.report(taken, epoch, metrics, epoch=epoch)
+    curves = Curves(made.id, objectives, constraints)
+    judged = made.ledger.look(lambda c: curves.judge(c, taken.trial_id, Outcome(kind, len(reports), len(reports))))
+    assert (judged.outcome.kind, judged.values, judged.violations) == (
+        expected[0],
+        expected[1],
+        expected[2] if expected[2] is None else pytest.approx(expected[2]),
+    )

@@ -1,0 +1,106 @@
+"""Which of several losses are best, against the definitions written down as they stand."""
+
+import math
+import random
+
+import pytest
+
+from hpo.domination import dominates, front, fronts, ranked, spread
+from hpo.errors import StudyError
+from hpo.objective import Constraint, best_of, placed
+
+
+def brute_fronts(losses):
+    """Peel what nothing left dominates, by comparing every pair."""
+    left, found = dict(losses), []
+    while left:
+        first = [
+            key
+            for key in sorted(left)
+            if not any(
+                all(a <= b for a, b in zip(left[other], left[key], strict=True))
+                and any(a < b for a, b in zip(left[other], left[key], strict=True))
+                for other in left
+            )
+        ]
+        found.append(first)
+        for key in first:
+            del left[key]
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(40))
+def test_fronts_are_those_of_every_pair_compared(size, seed):
+    rng = random.Random(seed)
+    grid = [0.0, 0.5, 1.0, 2.0, math.inf] if seed % 2 else [rng.random() for _ in range(30)]
+    losses = {key: tuple(rng.choice(grid) for _ in range(size)) for key in range(rng.randint(0, 40))}
+    found = brute_fronts(losses)
+    assert fronts(losses) == found
+    assert front(losses) == (found[0] if found else [])
+    order = ranked(losses)
+    place = {key: i for i, one in enumerate(found) for key in one}
+    assert [place[key] for key in order] == sorted(place.values()), "a front before the next"
+    assert not any(dominates(losses[b], losses[a]) for i, a in enumerate(order) for b in order[i:])
+
+
+def test_one_loss_ranks_as_it_did_and_nan_is_behind_everything():
+    losses = {0: 0.3, 1: math.nan, 2: 0.1, 3: 0.3, 4: math.inf}
+    assert ranked(losses) == [2, 0, 3, 4, 1]
+    assert ranked({key: (loss,) for key, loss in losses.items()}) == [2, 0, 3, 4, 1]
+    assert ranked({0: (1.0, math.nan), 1: (9.0, 9.0), 2: (0.0, 9.5)}) == [2, 1, 0]
+
+
+def test_a_front_is_ordered_so_that_its_first_trials_cover_it():
+    line = {key: (key / 10, 1 - key / 10) for key in range(11)}
+    assert spread(line)[:3] == [0, 10, 5], "an end, the other end, the middle"
+    shuffled = {key: line[key] for key in random.Random(0).sample(range(11), 11)}
+    assert spread(shuffled) == spread(line)
+    stretched = {key: (1000 * a, b) for key, (a, b) in line.items()}
+    assert spread(stretched) == spread(line), "in whatever unit"
+    assert spread({3: (1.0, 2.0), 1: (1.0, 2.0)}) == [1, 3]
+    assert sorted(spread({0: (0.0, math.inf), 1: (1.0, 0.0), 2: (0.5, 1.0)})) == [0, 1, 2]
+
+
+OBJECTIVES = [{"metric": "loss", "direction": "minimize"}, {"metric": "accuracy", "direction": "maximize"}]
+
+
+def test_the_best_trials_are_the_front_by_their_own_directions():
+    values = {0: (0.5, 0.5), 1: (0.4, 0.6), 2: (0.1, 0.1), 3: (0.4, 0.6), 4: (0.9, 0.9)}
+    assert best_of(OBJECTIVES, values) == [2, 1, 3, 4]
+    assert placed(OBJECTIVES, values) == {2: (0, 0), 1: (0, 1), 3: (0, 2), 4: (0, 3), 0: (1, 4)}
+    one = {number: value[:1] for number, value in values.items()}
+    assert best_of(OBJECTIVES[:1], one) == [2]
+    assert placed(OBJECTIVES[:1], one) == {2: (0, 0), 1: (0, 1), 3: (0, 2), 0: (0, 3), 4: (0, 4)}
+    assert best_of(OBJECTIVES, {}) == [] and placed(OBJECTIVES, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value", "violation"),
+    [
+        ({"upper": 200.0}, 300.0, 0.5),
+        ({"upper": 200.0}, 200.0, 0.0),
+        ({"upper": 200.0}, 100.0, -0.5),
+        ({"lower": -2.0}, -3.0, 0.5),
+        ({"upper": 0.0}, 0.25, 0.25),
+        ({"lower": 1.0, "upper": 4.0}, 0.5, 0.5),
+        ({"lower": 1.0, "upper": 4.0}, 3.0, -0.25),
+    ],
+)
+def test_a_violation_is_a_share_of_the_bound(bounds, value, violation):
+    assert Constraint("m", **bounds).violation(value) == pytest.approx(violation)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"metric": ""}, "must be the name of a metric"),
+        ({"metric": "m"}, "has no bound"),
+        ({"metric": "m", "upper": math.nan}, "upper=nan must be a finite number"),
+        ({"metric": "m", "lower": True}, "lower=True must be a finite number"),
+        ({"metric": "m", "lower": 2, "upper": 1}, "lower=2 is above upper=1"),
+    ],
+)
+def test_a_constraint_that_bounds_nothing_is_refused(given, words):
+    with pytest.raises(StudyError, match=words):
+        Constraint(**given)
