@@ -415,7 +415,7 @@ def test_curves_read_each_ended_trial_once_whatever_gaps_there_are(ledger):
         report(ledger, one, 1, **{"val/loss": float(one.number)})
     for one in taken[1:5]:  # 0 and 5 stay open
         ledger.transact(lambda c, one=one: writes.finish(c, one, Outcome("complete", 1, 1), [1.0]))
-    curves, read = Curves(study_id, Objective("val/loss", "minimize")), []
+    curves, read = Curves(study_id, [Objective("val/loss", "minimize")]), []
     loss = curves._loss
     curves._loss = lambda value: read.append(value) or loss(value)
     for _ in range(3):
