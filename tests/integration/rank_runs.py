@@ -418,3 +418,38 @@ def leave_no_wish() -> None:
 
 def losses_of(result: dict[str, Any]) -> torch.Tensor:
     return torch.tensor(result["losses"], dtype=torch.float64)
+
+
+class Stack(Block):
+    """Two such layers, the sequence divided between them as well; each is a stage, or more."""
+
+    def model(self) -> nn.Module:
+        self.net = nn.Sequential(Embed(), Residual(), Residual(), Head())
+        return self.net
+
+    def parallel_plan(self, model: nn.Module) -> dict[str, str]:
+        plan = {"0": "scatter", "*.norm?": "sequence", "3.norm": "sequence", "3.out": "gather"}
+        plan |= {"*.attend": "gather", "*.attend.[qkv]": "colwise", "*.attend.out": "rowwise_scatter"}
+        return plan | {"[12].up": "colwise", "[12].down": "rowwise_scatter"}
+
+    loss = Smooth.loss
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.attend = nn.LayerNorm(8), nn.RMSNorm(8), Attention()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attend(self.norm1(x))
+        return x + self.down(gelu(self.up(self.norm2(x))))
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(x)).mean(1)

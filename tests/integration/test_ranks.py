@@ -32,14 +32,16 @@ KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it
     | {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "gpipe": {"pipeline": 2, "schedule": "gpipe"}},
     4: {"ddp": {"data": 4}, "zero3": {"data": 4, "shard": "zero3"}, "data tensor": {"data": 2, "tensor": 2}}
     | {f"{shard} tensor": {"data": 2, "shard": shard, "tensor": 2} for shard in ("zero2", "zero3")}
-    | {"data pipeline": {"data": 2, "pipeline": 2}},
+    | {"data pipeline": {"data": 2, "pipeline": 2}, "pipeline tensor": {"pipeline": 2, "tensor": 2}}
+    | {f"{shard} pipeline": {"data": 2, "shard": shard, "pipeline": 2} for shard in ("zero2", "zero3")},
 }
-SAMPLE = ("rules zero3 tensor", "data pipeline")  # of four ranks
+COMBINED = ("zero3 tensor", "data tensor", "data pipeline", "pipeline tensor", "zero2 pipeline", "zero3 pipeline")
+SAMPLE = ("rules zero3 tensor", "data pipeline", "pipeline tensor", "zero3 pipeline")  # of four ranks
 WAYS: dict[int, dict[str, Any]] = {  # in which all that can happen to a run is tried
     2: {"none": {"data": 2} | DDP, "zero1": {"data": 2, "shard": "zero1"}}
     | {name: KINDS[2][name] for name in ("zero3", "tensor", "pipeline")},
     4: {"none": {"data": 4} | DDP, "zero1": {"data": 4, "shard": "zero1"}}
-    | {name: KINDS[4][name] for name in ("zero3", "zero3 tensor", "data tensor", "data pipeline")},
+    | {name: KINDS[4][name] for name in ("zero3", *COMBINED)},
 }
 TWO_PASSES = {  # train.optim of those that look at a window more than once
     "sam": {"name": "sgd", "lr": 0.1, "wrap": "sam", "sam": {"rho": 0.2}},
@@ -77,7 +79,9 @@ OTHERS: dict[int, dict[str, Any]] = {  # of other tasks: a run, and the oracle i
         f"sequence {shard}": ({"task": "Block", "parallel": {"data": 2, "tensor": 2, "shard": shard}}, "Block")
         for shard in ("none", "zero3")
     }
-    | {"data interleaved": ({"task": "Deep", "parallel": INTERLEAVED | {"data": 2}}, "Deep")},
+    | {"data interleaved": ({"task": "Deep", "parallel": INTERLEAVED | {"data": 2}}, "Deep")}
+    | {"zero3 interleaved": ({"task": "Deep", "parallel": INTERLEAVED | {"data": 2, "shard": "zero3"}}, "Deep")}
+    | {"sequence pipeline": ({"task": "Stack", "parallel": {"pipeline": 2, "tensor": 2}}, "Stack")},
 }
 POWERSGD = {"data": 2, "compression": "powersgd"}
 CUT: dict[str, Any] = {  # and resumed, besides all ways
@@ -314,6 +318,8 @@ def test_saves_in_the_background_change_nothing_on_any_rank(way, ran):
         (2, "tensor", 2),
         pytest.param(4, "zero3 tensor", 4, marks=SLOW[4]),
         pytest.param(4, "data tensor", 2, marks=SLOW[4]),  # the second replica has nothing that the first has not
+        pytest.param(4, "zero3 pipeline", 4, marks=SLOW[4]),
+        pytest.param(4, "pipeline tensor", 4, marks=SLOW[4]),
     ],
 )
 def test_each_rank_saves_its_parts_and_damage_is_found(ranks, way, savers, ran, tmp_path):
@@ -512,7 +518,7 @@ def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, 
         ({"parallel": {"data": 2, "offload": True}}, "shard is none: set shard to zero2 or zero3"),
         ({"parallel": {"pipeline": 2, "stages_per_rank": 3}}, "read only by schedule=interleaved, and it is 1f1b"),
         ({"parallel": {"data": 2, "shard": "zero1", "tensor": 2}}, "use shard=zero2 or zero3"),
-        ({"parallel": {"tensor": 2, "pipeline": 2}}, "combine pipeline with data"),
+        ({"parallel": {"data": 2, "shard": "zero1", "pipeline": 2}}, "use shard=zero2 or zero3"),
         ({"parallel": {"data": 2, "schedule": "gpipe"}}, "read only by a pipeline"),
         ({"parallel": {"pipeline": 2}}, "set micro_batch_size to 16 or less"),
         (

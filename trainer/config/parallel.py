@@ -74,11 +74,9 @@ class ParallelConfig(Frozen):
                 f"offload is for what ranks have parts of, and shard is {self.shard}: set shard to zero2 or zero3, or "
                 "leave offload out."
             )
-        if self.shard == "zero1" and self.tensor > 1:
-            raise ValueError(f"shard=zero1 and tensor={self.tensor} exclude each other: use shard=zero2 or zero3.")
-        if self.pipeline > 1 and (self.shard != "none" or self.tensor > 1):
-            other = f"shard={self.shard}" if self.shard != "none" else f"tensor={self.tensor}"
-            raise ValueError(f"pipeline={self.pipeline} and {other} exclude each other: combine pipeline with data.")
+        for name in ("tensor", "pipeline"):
+            if self.shard == "zero1" and (ranks := getattr(self, name)) > 1:
+                raise ValueError(f"shard=zero1 and {name}={ranks} exclude each other: use shard=zero2 or zero3.")
         if self.pipeline == 1 and "schedule" in self.model_fields_set and self.schedule != "1f1b":
             raise ValueError("schedule is read only by a pipeline: set pipeline to 2 or more, or leave schedule out.")
         if "stages_per_rank" in self.model_fields_set and self.schedule != "interleaved" and self.stages_per_rank != 2:

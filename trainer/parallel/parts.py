@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from trainer import optim
 from trainer.checkpoint.stored import Stored
 from trainer.config import OptimConfig
 from trainer.errors import ConfigError
+from trainer.gradients import Window
 from trainer.parallel.several import Several
 from trainer.task import Loss
 
@@ -34,27 +35,29 @@ class Parts(Several):
         return model
 
     def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
-        """Over groups of parameters that are divided alike: torch's kernels take no mixture."""
         optim.check(config, model, sharded=True)
-        groups = []
-        for group in optim.param_groups(model, config):
-            alike: dict[Any, list[Any]] = {}
-            for p in group["params"]:
-                alike.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
-            groups += [{**group, "params": params} for params in alike.values()]
-        return optim.maker(config, sharded=True)(groups)
+        return optim.maker(config, sharded=True)(alike(optim.param_groups(model, config)))
 
     def passes(self, batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> Iterator[Loss]:
-        try:
+        with plan_explained():
             yield from super().passes(batches, loss_of)
-        except RuntimeError as error:
-            if "mixed torch.Tensor and DTensor" not in str(error):
-                raise
-            raise ConfigError(
-                "parallel_plan leaves an operation with one tensor that is divided along the sequence and one that is "
-                "not: name 'scatter' the module after which the sequence is divided, 'gather' the one before which it "
-                "is made whole, 'sequence' the norms between them, and 'rowwise_scatter' the layers by rows."
-            ) from error
+
+    @torch.no_grad()
+    def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
+        """FSDP has divided the gradients by the number of replicas; what counts is their sum, over the global count."""
+        self.beat()
+        if self.config.shard == "none":
+            for p in params:
+                if isinstance(p, DTensor) and isinstance(p.grad, DTensor):  # of a norm, from a part of the sequence
+                    p.grad = p.grad.redistribute(placements=p.placements)
+            self.sum_over_replicas(self._gradients(params))
+        else:
+            torch._foreach_mul_(self._gradients(params), self.shares)
+        found = super().total(window, params)
+        return found.on(torch.device("cpu")) if self.config.offload else found
+
+    def _gradients(self, params: Sequence[nn.Parameter]) -> list[Tensor]:
+        return self.local([p.grad for p in params if p.grad is not None])
 
     def backward(self, last: bool) -> AbstractContextManager[object]:
         self.beat()
@@ -69,10 +72,10 @@ class Parts(Several):
 
     def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
         """Of what several ranks hold alike, the first of them saves it."""
-        if not isinstance(tensor, DTensor):
-            return super().mine(tensor)
-        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         first = all(self.mesh.get_local_rank(dim) == 0 for dim in ("data", "tensor") if not _divided(tensor, dim))
+        if not isinstance(tensor, DTensor):
+            return (tensor if first else None), None
+        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         return (tensor.to_local() if first and 0 not in shape else None), offset
 
     def norms(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -99,6 +102,32 @@ class Parts(Several):
         mine = stored.read([slice(o, o + n) for o, n in zip(offset, shape, strict=True)]).to(self.device)
         parts = DTensor.from_local(mine, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
         return parts.to(like.device)  # the host's memory, where they are offloaded
+
+
+def alike(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same parameters in groups of those that are divided alike: torch's kernels take no mixture."""
+    found = []
+    for group in groups:
+        by_mesh: dict[Any, list[Any]] = {}
+        for p in group["params"]:
+            by_mesh.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
+        found += [{**group, "params": params} for params in by_mesh.values()]
+    return found
+
+
+@contextmanager
+def plan_explained() -> Iterator[None]:
+    """Say of a `parallel_plan` that mixes divided and whole tensors what is to be named in it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        raise ConfigError(
+            "parallel_plan leaves an operation with one tensor that is divided along the sequence and one that is "
+            "not: name 'scatter' the module after which the sequence is divided, 'gather' the one before which it "
+            "is made whole, 'sequence' the norms between them, and 'rowwise_scatter' the layers by rows."
+        ) from error
 
 
 def _divided(tensor: Tensor, dim: str) -> bool:

@@ -6,6 +6,10 @@ torch.distributed.pipelining sends what passes between the stages. Every rank of
 and calls `Task.loss` with it: the model that is called there computes the rank's stage, from what the stage before has
 sent; on a rank of several stages, that one whose turn it is. Only on the last stage does the call return; the others
 leave it with what they have to send.
+
+A stage may be divided further, by columns and rows (`trainer.parallel.split`), over the replicas
+(`trainer.parallel.sharded`), or both. Stage 2 of ZeRO then keeps parameters gathered from a window's first forward pass
+to its last backward pass.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -14,12 +18,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -28,6 +33,7 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
 )
 from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -36,9 +42,11 @@ from trainer.checkpoint.stored import Stored
 from trainer.config import OptimConfig
 from trainer.errors import ConfigError, TrainerError
 from trainer.gradients import Window
-from trainer.parallel.several import Several
+from trainer.parallel.parts import Parts, alike, plan_explained
+from trainer.parallel.sharded import reduce_in_backward, shard
 from trainer.parallel.solo import NO_GRADIENT, put_back, values_of
-from trainer.parallel.stages import keep, skeleton, stages_of
+from trainer.parallel.split import parallelize
+from trainer.parallel.stages import Run, as_tuple, keep, skeleton, stages_of
 from trainer.seeding import derive, seed_all
 from trainer.task import Loss, Task
 
@@ -52,26 +60,30 @@ class _Sent(BaseException):
         self.output = output
 
 
-class Pipeline(Several):
+class Pipeline(Parts):
     """Rank 0 holds the first stage; the ranks of the last one know the losses and speak."""
 
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
         """The same module without the tensors of other stages, so that names, and with them checkpoints, stay."""
-        ranks, self._last = self.config.pipeline, self.config.stages - 1
+        c, self._last, self.sharded = self.config, self.config.stages - 1, self.config.parts
         self._group = self.mesh.get_group("pipeline")
         self._place = self.mesh.get_local_rank("pipeline")
-        self._speaks = self._place == ranks - 1
+        self._speaks = self._speaks and self._place == c.pipeline - 1
         self._whole = skeleton(model)
-        stages = dict(enumerate(stages_of(model, task, self.config.stages)))
-        self._stages = {i: nn.ModuleList(stages.pop(i)) for i in range(self._place, len(stages), ranks)}  # this rank's
+        stages = dict(enumerate(stages_of(model, task, c.stages)))
+        if c.tensor > 1:
+            parallelize(model, task, self.mesh["tensor"])
+        self._stages = {i: Run(stages.pop(i)) for i in range(self._place, len(stages), c.pipeline)}  # this rank's
         keep(model, [*itertools.chain(*self._stages.values())], [*itertools.chain(*stages.values())])
         self._others = self._whole.state_dict().keys() - model.state_dict().keys()
+        if c.shard != "none":
+            for stage in self._stages.values():
+                shard((*stage.owners(), stage), c, self.mesh["data"], self.device)
         model.forward = self._call
-        self._model = model
         self._schedules: dict[Any, _PipelineSchedule] = {}
         self._terms: list[str] | None = None
         self._turn: tuple[int, tuple[Any, ...]] | None = None  # the stage at work, and what it has received
-        return model
+        return self._holds(model)
 
     def names(self, model: nn.Module) -> list[str]:
         return [name for name, _ in self._whole.named_parameters()]
@@ -83,23 +95,48 @@ class Pipeline(Several):
                 "train.optim.name is 'sophia', which differentiates through the whole model, and "
                 f"train.parallel.pipeline is {self.config.pipeline}: choose adamw or lion, or pipeline=1."
             )
-        optim.check(config, self._whole, sharded=False)
+        optim.check(config, self._whole, sharded=self.sharded)
         names = {p: name for name, p in self._whole.named_parameters()}
         mine, groups = dict(model.named_parameters()), []
         for group in optim.param_groups(self._whole, config):
             params = [mine[names[p]] for p in group["params"] if names[p] in mine]
             groups += [{**group, "params": params}] if params else []
-        return optim.maker(config)(groups)
+        return optim.maker(config, sharded=self.sharded)(alike(groups))
 
     def passes(self, batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> Iterator[Loss]:
         """Neighbours of equal shapes go through one schedule; losses come out of the last stage alone."""
         self._losses: dict[int, Loss] = {}
         self._loss = lambda i: loss_of(i, batches[i])
+        self._left = dict.fromkeys(self._stages, len(batches))  # micro-batches of which the backward pass is to come
+        for stage in self._stages:
+            self._reduce_after(stage, last=False)
         stop = 0
-        for shapes, run in itertools.groupby(map(_shapes, batches)):
+        for shapes, run in itertools.groupby(self._shapes(batches)):
             start, stop = stop, stop + len(list(run))
-            self._run(shapes, torch.arange(start, stop))
+            with plan_explained():
+                self._run(shapes, torch.arange(start, stop))
         yield from self._losses.values()
+
+    def _shapes(self, batches: Sequence[Any]) -> Sequence[Any]:
+        """Of each micro-batch; where the replicas gather parameters for each pass, of those of all of them, so that all
+        have their passes in one order."""
+        mine = [_shapes(batch) for batch in batches]
+        if self.config.shard != "zero3":
+            return mine
+        self.beat()
+        found: list[Any] = [None] * self.shares
+        dist.all_gather_object(found, mine, group=self.mesh.get_group("data"))
+        return [*zip(*found, strict=True)]
+
+    def backward_begins(self, stage: int) -> None:
+        """Of one more micro-batch."""
+        self._left[stage] -= 1
+        self._reduce_after(stage, last=self._left[stage] == 0)
+
+    def _reduce_after(self, stage: int, *, last: bool) -> None:
+        if self.config.shard != "none":
+            reduce_in_backward(run := self._stages[stage], last)
+            run.set_reshard_after_backward(last or self.config.shard == "zero3")  # type: ignore[operator]
 
     def _run(self, shapes: Any, numbers: Tensor) -> None:
         """The micro-batches of these numbers, forward and backward."""
@@ -119,13 +156,16 @@ class Pipeline(Several):
         if key not in self._schedules:
             if len(self._schedules) == _KEPT:
                 self._schedules.pop(next(iter(self._schedules)))
-            stages = [
-                PipelineStage(_Stage(self, i), i, self._last + 1, self.device, group=self._group) for i in self._stages
-            ]
+            stages = [_Counted(_Stage(self, i), i, self._last + 1, self.device, **self._means()) for i in self._stages]
             make: Any = self._kind(count)
             given = stages if self.config.schedule == "interleaved" else stages[0]
             self._schedules[key] = make(given, count, loss_fn=lambda loss, number: loss, scale_grads=False)
         return self._schedules[key]
+
+    def _means(self) -> dict[str, Any]:
+        """How stages reach one another, and what parts of a sequence on their way are divided over."""
+        divided = {"get_mesh": lambda *_: self.mesh["tensor"]} if self.config.tensor > 1 else {}
+        return {"group": self._group} | divided
 
     def _kind(self, count: int) -> type[_PipelineSchedule]:
         """The schedule of `count` micro-batches: what 1F1B cannot do with as many, its stages do one after another."""
@@ -172,9 +212,7 @@ class Pipeline(Several):
         raise _Sent(output)
 
     def _compute(self, stage: int, inputs: Any, kwargs: dict[str, Any]) -> Any:
-        for part in self._stages[stage]:
-            inputs, kwargs = part(*_as_tuple(inputs), **kwargs), {}
-        return inputs
+        return self._stages[stage](*as_tuple(inputs), **kwargs)
 
     def _all_stages(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
         """The whole model's output on every rank of the replica: evaluation needs it at hand."""
@@ -187,17 +225,16 @@ class Pipeline(Several):
         """The output of the rank at this place of the pipeline, on all of them."""
         self.beat()
         mine = place == self._place
-        box = [tree_map(lambda t: torch.empty_like(t, device="meta"), output) if mine else None]
+        box = [tree_map(_Kind.of, output) if mine else None]
         dist.broadcast_object_list(box, group=self._group, group_src=place, device=torch.device("cpu"))
         if not mine:
-            output = tree_map(lambda t: torch.empty_like(t, device=self.device), box[0])
-        for tensor in tree_leaves(output):
+            output = tree_map(lambda kind: kind.empty(self.device, self.mesh), box[0])
+        for tensor in self.local(tree_leaves(output)):
             dist.broadcast(tensor.detach(), group=self._group, group_src=place)
         return output
 
     @torch.no_grad()
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
-        self.sum_over_replicas([p.grad for p in params if p.grad is not None])
         if self._terms is None:
             box = [sorted(window.terms)]
             dist.broadcast_object_list(
@@ -220,18 +257,21 @@ class Pipeline(Several):
         return {name: value for stage in stages for name, value in stage.items()}
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Rank 0's is whole; the others' stays as it is."""
+        """Rank 0's names all that the others save; theirs stays as it is."""
         self.beat()
-        mine = tree_map(_on_host, (state["model"], state["optimizer"]["state"]))
+        model, kept = state["model"], state["optimizer"]["state"]
         stages: list[Any] | None = [None] * self.config.pipeline if self._place == 0 else None
-        dist.gather_object(mine, stages, group=self._group, group_dst=0)
-        for model, kept in stages or []:
-            mine = mine[0] | model, mine[1] | kept
-        return state | {"model": mine[0], "optimizer": state["optimizer"] | {"state": mine[1]}}
+        dist.gather_object(tree_map(_outline, (model, kept)), stages, group=self._group, group_dst=0)
+        for others_model, others_kept in stages or []:
+            model, kept = others_model | model, others_kept | kept
+        return state | {"model": model, "optimizer": state["optimizer"] | {"state": kept}}
 
-    def take(self, path: tuple[str, ...], stored: Stored) -> Tensor | None:
+    def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
+        return (None, [0] * tensor.ndim) if tensor.is_meta else super().mine(tensor)
+
+    def take(self, path: tuple[str, ...], stored: Stored) -> Tensor | None:  # type: ignore[override]
         """Nothing of what other stages hold, which `part` leaves out."""
-        return stored.read() if self._others.isdisjoint(path) else None
+        return super().take(path, stored) if self._others.isdisjoint(path) else None
 
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
         model, kept = (
@@ -251,17 +291,45 @@ class _Stage(nn.Module):
     def forward(self, *received: Any, number: Tensor) -> Any:
         return self._ranks.forward(self._stage, received, int(number))
 
-
-def _on_host(value: Any) -> Any:
-    """A parameter stays one."""
-    if not isinstance(value, Tensor):
-        return value
-    host = value.detach().cpu()
-    return nn.Parameter(host, value.requires_grad) if isinstance(value, nn.Parameter) else host
+    def backward_begins(self) -> None:
+        self._ranks.backward_begins(self._stage)
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+class _Counted(PipelineStage):
+    """Torch's, which says when it goes backward."""
+
+    submod: _Stage
+
+    def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        self.submod.backward_begins()
+        return super().backward_maybe_with_nosync(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A tensor but for its values; where it is a part of a sequence, also the whole's shape and stride."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    part_of: tuple[Any, Any, Any] | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Kind:
+        if not isinstance(tensor, DTensor):
+            return cls(tensor.shape, tensor.dtype)
+        return cls(tensor.to_local().shape, tensor.dtype, (tensor.placements, tensor.shape, tensor.stride()))
+
+    def empty(self, device: torch.device, mesh: DeviceMesh) -> Tensor:
+        local = torch.empty(self.shape, dtype=self.dtype, device=device)
+        if self.part_of is None:
+            return local
+        placements, shape, stride = self.part_of
+        return DTensor.from_local(local, mesh["tensor"], placements, run_check=False, shape=shape, stride=stride)
+
+
+def _outline(value: Any) -> Any:
+    """A tensor's shape, which another rank saves."""
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
 
 
 def _shapes(batch: Any) -> tuple[Any, ...]:

@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from trainer.activations import blocks
-from trainer.gradients import Window
+from trainer.config import ParallelConfig
 from trainer.parallel.parts import Parts
 from trainer.parallel.split import parallelize
 from trainer.task import Task
@@ -32,22 +33,24 @@ class Sharded(Parts):
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
         if self.config.tensor > 1:
             parallelize(model, task, self.mesh["tensor"])
-        offload = CPUOffloadPolicy(pin_memory=self.device.type == "cuda") if self.config.offload else OffloadPolicy()
-        again = self.config.shard == "zero3"
-        for module in (*blocks(model), model):
-            fully_shard(module, mesh=self.mesh["data"], reshard_after_forward=again, offload_policy=offload)
+        shard((*blocks(model), model), self.config, self.mesh["data"], self.device)
         self._model = model
         return self._holds(model)
 
     def backward(self, last: bool) -> AbstractContextManager[object]:
-        assert isinstance(self._model, FSDPModule)
-        self._model.set_requires_gradient_sync(last)
-        self._model.set_is_last_backward(last)
+        reduce_in_backward(self._model, last)
         return super().backward(last)
 
-    @torch.no_grad()
-    def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
-        """FSDP has divided the gradients by the number of ranks; what counts is their sum, over the global count."""
-        torch._foreach_mul_(self.local([p.grad for p in params if p.grad is not None]), self.shares)
-        found = super().total(window, params)
-        return found.on(torch.device("cpu")) if self.config.offload else found
+
+def shard(modules: Iterable[nn.Module], config: ParallelConfig, mesh: DeviceMesh, device: torch.device) -> None:
+    """Divide the parameters of each over `mesh`, of one within another those that the inner one leaves."""
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if config.offload else OffloadPolicy()
+    for module in modules:
+        fully_shard(module, mesh=mesh, reshard_after_forward=config.shard == "zero3", offload_policy=offload)
+
+
+def reduce_in_backward(model: nn.Module, last: bool) -> None:
+    """Have the backward passes from here on reduce the gradients, or add them up on each rank."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(last)
+    model.set_is_last_backward(last)

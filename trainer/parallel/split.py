@@ -9,17 +9,13 @@ parts of the sequence (`trainer.parallel.sequence`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 from trainer.errors import ConfigError
-from trainer.gradients import Window
 from trainer.parallel.parts import Parts
 from trainer.parallel.sequence import ELEMENTWISE, Columns, Elementwise, Gather, RowsScatter, Scatter
 from trainer.task import Task
@@ -42,17 +38,6 @@ class Split(Parts):
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
         parallelize(model, task, self.mesh["tensor"])
         return self._holds(model)
-
-    @torch.no_grad()
-    def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
-        self.beat()
-        for p in params:
-            if isinstance(p.grad, DTensor) and isinstance(
-                p, DTensor
-            ):  # of a norm, from this rank's part of the sequence
-                p.grad = p.grad.redistribute(placements=p.placements)
-        self.sum_over_replicas(self.local([p.grad for p in params if p.grad is not None]))
-        return super().total(window, params)
 
 
 def parallelize(model: nn.Module, task: Task, mesh: DeviceMesh) -> None:

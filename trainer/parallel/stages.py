@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,6 +35,25 @@ def stages_of(model: nn.Module, task: Task, stages: int) -> list[list[nn.Module]
     if shared := [path for path, p in model.named_parameters() if sum(p in one for one in owners) > 1]:
         raise ConfigError(f"{shared[0]!r} is a parameter of two stages: tie no weights across them, or set pipeline=1.")
     return found
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+class Run(nn.ModuleList):
+    """Parts one after the other."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        found: Any = inputs
+        for part in self:
+            found, kwargs = part(*as_tuple(found), **kwargs), {}
+        return found
+
+    def owners(self) -> list[nn.Module]:
+        """The parts that have parameters, and share none of them."""
+        held = {part: parameters_of([part]) for part in self}
+        return [p for p, own in held.items() if own and all(own.isdisjoint(held[q]) for q in held if q is not p)]
 
 
 def _blocks(parts: Sequence[nn.Module]) -> list[list[nn.Module]]:
