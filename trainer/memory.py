@@ -104,7 +104,8 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
         optimizer = optim.build(config.optim, model)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         begun = live.now
-        average = [t.detach().clone() for t in model.state_dict().values()] if config.average.name != "none" else []
+        moving = [*params, *model.buffers()] if config.average.name != "none" else []
+        average = [t.detach().clone() for t in moving]
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         lookahead = Lookahead(named, k, alpha=1.0) if (k := config.optim.lookahead_k) else None
         sam = Sam(params, config.optim.sam) if config.optim.wrap == "sam" else None

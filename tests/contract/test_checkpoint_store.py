@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from trainer import failpoint
-from trainer.checkpoint import CheckpointStore, expired
+from trainer.average import Average
+from trainer.checkpoint import CheckpointStore, expired, files
 from trainer.checkpoint.store import load
 from trainer.checkpoint.stored import Part, Stored
-from trainer.config import CheckpointConfig
+from trainer.config import AverageConfig, CheckpointConfig
 from trainer.durable import on_disk
 from trainer.errors import CheckpointError, Fenced
 from trainer.report import CheckpointRef
@@ -387,6 +388,30 @@ def test_what_is_not_trained_is_stored_once(store):
     assert names(again) == {refs[3].path.name}
     assert is_whole(refs[3], model)
     assert is_whole(CheckpointRef(shutil.copytree(refs[3].path, store.directory.parent / "copy"), 4, 0, "", 0), model)
+
+
+def test_what_is_frozen_is_one_file_for_the_model_and_its_average(store):
+    model = Adapted()
+    average = Average(AverageConfig(name="ema", decay=0.5), model, total=9)
+    refs = []
+    for step in (1, 2, 3):
+        with torch.no_grad():
+            model.adapter.fill_(step)
+        average.update(step)
+        state = {"model": model.state_dict(keep_vars=True), "average": average.state(), "step": step}
+        refs.append(store.save(state, step=step, epoch=0))
+        store.commit(refs[-1], CheckpointConfig(keep_last=9))
+    assert bytes_of(*refs) < 1.03 * (6 << 20)
+    for ref in refs:
+        for kind in ("frozen", "buffers"):
+            assert (ref.path / f"average-{kind}.safetensors").samefile(ref.path / f"model-{kind}.safetensors")
+        found = load(ref.path)["average"]["model"]
+        assert found.keys() == model.state_dict().keys()
+        assert torch.equal(found["base.weight"].nan_to_num(), model.base.weight.nan_to_num())
+        assert torch.equal(found["table"], model.table)
+    assert torch.equal(found["adapter"], average.model.adapter) and not torch.equal(found["adapter"], model.adapter)
+    alone, _ = files.read_model(refs[0].path)
+    assert alone.keys() == model.state_dict().keys()
 
 
 def test_what_has_changed_after_all_is_written_anew(store):

@@ -79,3 +79,20 @@ def test_an_average_goes_on_from_its_state(name):
     wander(model, other, 20, first=20)
     assert torch.equal(one.model.weight, other.model.weight)
     assert one.state()["updates"] == other.state()["updates"]
+
+
+@pytest.mark.parametrize("name", ["ema", "swa"])
+def test_what_is_frozen_is_held_once_and_what_is_infinite_stays(name):
+    """A mask less itself would be NaN."""
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    model.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    bias, mask = model.bias.detach().clone(), model.mask.clone()
+    average = Average(AverageConfig(name=name, start=0.0), model, total=8)
+    for step in range(8):
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        average.update(step + 1)
+    assert average.model.bias is model.bias and average.model.weight is not model.weight
+    assert torch.equal(average.model.bias, bias) and torch.equal(average.model.mask, mask)
+    assert not torch.equal(average.model.weight, model.weight)

@@ -128,7 +128,7 @@ def high_water_mark_of_fit(task: Task, config: TrainConfig) -> int:
         s, steps = fit.state, Steps(fit, 2)
         alive = {id(t.untyped_storage()): t.untyped_storage() for t in (*s.model.parameters(), *s.model.buffers())}
         kept = [
-            *(s.average._averaged.module.state_dict().values() if s.average._averaged else ()),
+            *(s.average._averaged.state_dict().values() if s.average._averaged else ()),
             *(s.lookahead.slow.values() if s.lookahead else ()),
             *(t for state in s.optimizer.state.values() for t in state.values()),
         ]

@@ -29,7 +29,19 @@ from torch import Tensor, nn
 
 from trainer.checkpoint.stored import Part, Stored, Take, whole
 from trainer.durable import sha256, sync
-from trainer.manifest import APART, FORMAT, MANIFEST, Damaged, check, evaluated, files_of, manifest_in, weights
+from trainer.manifest import (
+    APART,
+    AVERAGE,
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    Damaged,
+    check,
+    evaluated,
+    files_of,
+    manifest_in,
+    weights,
+)
 
 # {"$tensor": key} stands in the manifest for a tensor in a file; with "shape", for one whose parts are in several
 # files, of which each says in its "offsets" where its part begins.
@@ -66,7 +78,7 @@ def pack(state: dict[str, Any], mine: Mine) -> Packed:
     packed = Packed({}, {}, {})
     for item, value in state.items():
         leaves: dict[str, _Leaf] = {}
-        packed.rest[item] = _split(value, (), mine, leaves)
+        packed.rest[item] = _split_average(value, mine, leaves) if item == AVERAGE else _split(value, (), mine, leaves)
         for name, found in _by_file(item, leaves).items():
             packed.tensors[name] = {key: leaf.mine for key, leaf in found.items()}
             packed.offsets[name] = {key: [*leaf.offset] for key, leaf in found.items() if leaf.offset is not None}
@@ -116,15 +128,19 @@ def write_mine(directory: Path, packed: Packed, suffix: str) -> dict[str, dict[s
 
 
 def _linked(path: Path, tensors: Mapping[str, Tensor]) -> bool:
-    """Make `path` a second name of this file of the newest checkpoint beside it, if that holds these tensors bit for
-    bit. A file that is damaged does not, and one that is gone, or on a disk without links, is written anew."""
+    """Make `path` a second name of this file of the newest checkpoint beside it, or of the model's, if an average's,
+    where that holds these tensors bit for bit.
+
+    A file that is damaged does not, and one that is gone, or on a disk without links, is written anew.
+    """
     others = path.parent.parent.glob(f"step-*/{path.name}")
     newest = max((one for one in others if one.parent.suffix not in (".tmp", ".corrupt")), default=None)
+    twin = path.with_name(path.name.replace(AVERAGE, MODEL, 1))
     try:
-        if newest is None or not _holds(newest, tensors):
-            return False
-        os.link(newest, path)
-        return True
+        other = next((one for one in (twin, newest) if one and one.exists() and _holds(one, tensors)), None)
+        if other is not None:
+            os.link(other, path)
+        return other is not None
     except (OSError, SafetensorError):
         return False
 
@@ -207,6 +223,13 @@ def _split(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Lea
     if isinstance(value, (list, tuple)):
         return [_split(v, (*path, str(i)), mine, leaves) for i, v in enumerate(value)]
     return value
+
+
+def _split_average(value: Any, mine: Mine, leaves: dict[str, _Leaf]) -> Any:
+    """With the keys of the model's: what is frozen is then one file for both."""
+    if not isinstance(value, dict) or value.keys() != {"updates", MODEL}:
+        return _split(value, (), mine, leaves)
+    return value | {MODEL: _split(value[MODEL], (), mine, leaves)}
 
 
 def _join(value: Any, parts: Mapping[str, Sequence[Part]]) -> Any:
