@@ -366,6 +366,17 @@ def worker(
     raise typer.Exit(join(storage, Home.at(home), study))
 
 
+@app.command()
+def node(
+    rendezvous: Annotated[str, typer.Argument(help="HOST:PORT, the HPO_RENDEZVOUS of the first node.")],
+    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
+) -> None:
+    """Train this host's share of the ranks of trials that another host's worker has claimed."""
+    from hpo.ranks import serve
+
+    serve(rendezvous, storage)
+
+
 app.add_typer(cli_analysis.app)
 app.add_typer(cli_models.app)
 app.add_typer(cli_training.app)

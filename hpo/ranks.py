@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from sqlalchemy import select
 
 from hpo.attempt import attempt, outcome_of
-from hpo.errors import HpoError, StorageError
+from hpo.errors import HpoError, StorageError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.claims import Claim
@@ -21,10 +23,12 @@ from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, ConfigError, Fenced
 from trainer.launch import RankFailed, RankLost, launch
+from trainer.nodes import Meeting, Server
 from trainer.parallel.member import this
 from trainer.rank import Failure
 from trainer.report import Outcome
 
+_RANK = "hpo.ranks:rank"  # what each rank calls, by its path
 _FAILED = ("user_error", "bad_config", "out_of_memory")  # what one rank may come to while the others wait for it
 # What is not the trial's fault, from the narrowest to the widest; by name in what a rank says.
 _RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, HpoError)}
@@ -40,9 +44,8 @@ def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -
     device = claim.config["train"]["device"]
     environ = {"HPO_STORAGE": storage}  # which may hold a password
     try:
-        ended = launch(
-            "hpo.ranks:rank", job, parallel_of(claim.config), device=device, environ=environ, leaving=leaving
-        )
+        parallel, nodes = parallel_of(claim.config), meeting()
+        ended = launch(_RANK, job, parallel, device=device, environ=environ, leaving=leaving, meeting=nodes)
     except RankLost as lost:
         return Outcome("lost", error=str(lost))
     except RankFailed as failed:
@@ -50,6 +53,37 @@ def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -
     except ConfigError as error:
         return outcome_of(error)
     return Outcome(**ended[0])
+
+
+@cache
+def meeting() -> Meeting | None:
+    """Of the hosts that share each trial's ranks, by HPO_NODES and HPO_RENDEZVOUS; None where this one has all of them.
+
+    Raises UserError.
+    """
+    count, address = os.environ.get("HPO_NODES", "1"), os.environ.get("HPO_RENDEZVOUS", "")
+    if not count.isdigit() or int(count) < 1:
+        raise UserError(f"HPO_NODES is {count!r}: give how many hosts share the ranks of a trial, or leave it out.")
+    try:
+        return Meeting(int(count), address) if int(count) > 1 else None
+    except ConfigError as error:
+        raise UserError(f"HPO_NODES is {count} and HPO_RENDEZVOUS {address!r}: {error}") from error
+
+
+def serve(address: str, storage: str) -> None:
+    """What `hpo node` does: start this host's share of each trial's ranks, until a signal."""
+    asked = False
+
+    def leave(*_: object) -> None:
+        nonlocal asked
+        asked = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    try:
+        Server(_RANK, address, {"HPO_STORAGE": storage}, lambda: asked, lambda line: print(line, flush=True)).serve()
+    except ConfigError as error:
+        raise UserError(str(error)) from error
 
 
 def _failed(failed: RankFailed) -> Outcome:
@@ -66,8 +100,10 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
     ledger = Ledger(os.environ["HPO_STORAGE"], create=False)
     try:
         query = select(studies).where(studies.c.id == claim.study_id)
-        opened = Opened(dict(ledger.look(lambda connection: connection.execute(query).mappings().one())))
-        outcome = _attempt(ledger, Home.at(job["home"]), opened, claim)
+        row = dict(ledger.look(lambda connection: connection.execute(query).mappings().one()))
+        home = Home.at(job["home"])
+        home.check_mark(row["name"], row["uid"], row["environment"]["host"])
+        outcome = _attempt(ledger, home, Opened(row), claim)
     except tuple(_RAISED.values()) as error:
         name = next(name for name, kind in _RAISED.items() if isinstance(error, kind))
         raise Failure({"raised": name, "error": str(error)}) from error

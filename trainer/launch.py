@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from trainer.config import ParallelConfig
 from trainer.errors import ConfigError, OutOfMemory, TrainerError
+from trainer.nodes import SILENT, Meeting, Node, RemoteRank
 from trainer.parallel.member import Page
 from trainer.threads import ONE
 
@@ -62,67 +64,91 @@ def launch(
     device: str = "auto",
     environ: Mapping[str, str] | None = None,
     leaving: Callable[[], bool] = lambda: False,
+    meeting: Meeting | None = None,
 ) -> list[Any]:
     """Call the function `entry` ("package.module:name") with `job` on every rank; what each returned, by rank.
 
     `job` and what is returned are JSON. `leaving` is asked all the time: once it is true, the ranks' `preempted` is;
     what it raises ends the ranks and is raised here. What is secret goes through `environ`, which nobody else can read.
     Where a rank raises OutOfMemory, all are ended and started again with the smaller micro-batch that it names, down to
-    one sample. Raises RankLost, RankFailed, and ConfigError where there are fewer GPUs than ranks.
+    one sample. With a `meeting`, each of its nodes has as many ranks, the first ones this host. Raises RankLost,
+    RankFailed, and ConfigError where there are fewer GPUs than ranks.
     """
-    given = {"entry": entry, "job": dict(job), "device": _device(device, parallel), "micro_batch_size": None}
+    nodes = meeting.count if meeting else 1
+    if parallel.ranks % nodes:
+        raise ConfigError(f"train.parallel asks for {parallel.ranks} ranks, which {nodes} nodes cannot share evenly.")
+    given = {"entry": entry, "job": dict(job), "device": _device(device, parallel.ranks // nodes)}
+    given |= {"micro_batch_size": None, "nodes": nodes, "world": parallel.ranks, "timeout": parallel.timeout}
     while True:
         try:
-            return _launch(given, parallel, dict(environ or {}), leaving)
+            return _launch(given, dict(environ or {}), leaving, meeting)
         except OutOfMemory as error:
             given["micro_batch_size"] = error.micro_batch_size
 
 
 def _launch(
-    given: dict[str, Any], parallel: ParallelConfig, environ: dict[str, str], leaving: Callable[[], bool]
+    given: dict[str, Any], environ: dict[str, str], leaving: Callable[[], bool], meeting: Meeting | None
 ) -> list[Any]:
-    with tempfile.TemporaryFile() as page, socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
-        )
-        given = given | {"world": parallel.ranks, "timeout": parallel.timeout, "port": port, "parent": os.getpid()}
-        given |= {"path": sys.path, "page": page.fileno()}
-        ranks = [_Rank(rank, given, environ) for rank in range(parallel.ranks)]
+    with _called(given, meeting) as (given, store), LocalRanks(given, 0, environ) as local:
+        nodes = [Node(place, store) for place in range(1, given["nodes"])]
+        share = len(local.ranks)
+        ranks = [*local.ranks, *(RemoteRank(share * n.place + i, n) for n in nodes for i in range(share))]
+
+        def leave() -> None:
+            local.page.ask_to_leave()
+            if nodes:
+                store.set("leave", "")
+
         spec = WorkerSpec(
             role="trial",
-            local_world_size=parallel.ranks,
+            local_world_size=len(ranks),
             entrypoint=_launch,
-            rdzv_handler=_Rendezvous(store, port),
+            rdzv_handler=_Rendezvous(store, given["port"]),
             max_restarts=0,
             monitor_interval=0.05,
         )
-        agent = _Agent(spec, ranks, Page(page.fileno(), parallel.ranks), parallel.timeout, leaving)
+        agent = _Agent(spec, ranks, nodes, given["timeout"], lambda: leaving() and leave())
+        agent.run()
+        return agent.results()
+
+
+@contextmanager
+def _called(given: dict[str, Any], meeting: Meeting | None) -> Iterator[tuple[dict[str, Any], dist.Store]]:
+    """What the ranks are given, and the store at which they, and the nodes they are of, find each other."""
+    if meeting is not None:
+        given = given | meeting.at()
+        store = meeting.begin(given)
         try:
-            agent.run()
-            return agent.results()
+            yield given, store
         finally:
-            for rank in ranks:
-                rank.end()
+            store.set("end", "")
+        return
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        descriptor = os.dup(listener.fileno())
+        yield (
+            given | {"host": LOOPBACK, "port": port, "prefix": ""},
+            dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor),
+        )
 
 
-def _device(name: str, parallel: ParallelConfig) -> str:
-    """cpu or cuda, with a GPU for every rank."""
+def _device(name: str, ranks: int) -> str:
+    """cpu or cuda, with a GPU for each of this host's ranks."""
     kind = name.partition(":")[0]
     if kind == "cpu" or not torch.cuda.is_available():
         return "cpu"
-    if torch.cuda.device_count() < parallel.ranks:
+    if torch.cuda.device_count() < ranks:
         raise ConfigError(
-            f"train.parallel asks for {parallel.ranks} ranks and this machine has {torch.cuda.device_count()} GPUs, "
+            f"train.parallel asks for {ranks} ranks here and this machine has {torch.cuda.device_count()} GPUs, "
             "and every rank needs one: ask for fewer, or set train.device=cpu."
         )
     return "cuda"
 
 
 class _Rendezvous(RendezvousHandler):
-    """All ranks are this host's, so there is nobody to wait for."""
+    """One agent looks after all ranks, also those of other nodes, so there is nobody to wait for."""
 
     def __init__(self, store: dist.Store, port: int) -> None:
         self._info = RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
@@ -152,13 +178,15 @@ class _Rendezvous(RendezvousHandler):
 class _Rank:
     """A rank's process; its last word comes through a file without a name."""
 
-    def __init__(self, number: int, given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-        self.number, self._given, self._environ = number, given, environ
+    def __init__(self, number: int, given: Mapping[str, Any], environ: Mapping[str, str], page: Page) -> None:
+        self.number, self._given, self._environ, self._page = number, given, environ, page
         self._process: subprocess.Popen[bytes] | None = None
         self._word: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed by `end`
 
     def start(self) -> int:
-        environ = os.environ | ONE | {"GLOO_SOCKET_IFNAME": _loopback(), "NCCL_SOCKET_IFNAME": _loopback()}
+        environ = os.environ | ONE
+        if self._given["host"] == LOOPBACK:
+            environ |= {"GLOO_SOCKET_IFNAME": _loopback(), "NCCL_SOCKET_IFNAME": _loopback()}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "trainer.rank"],
             stdin=subprocess.PIPE,
@@ -189,6 +217,10 @@ class _Rank:
             return False
         return stat[stat.rindex(b")") + 2 :][:1] in (b"T", b"t")
 
+    @property
+    def beats(self) -> int:
+        return self._page.beats()[self.number]
+
     def word(self) -> dict[str, Any]:
         """What it said at its end, once it has ended; nothing where it could not."""
         descriptor = self._word.fileno()  # read in place: the rank writes at the same offset
@@ -208,6 +240,33 @@ class _Rank:
         return f"rank {self.number} (pid {self.pid})"
 
 
+class LocalRanks:
+    """This host's share of a launch's ranks, `place` its place among the nodes. They end with the context."""
+
+    def __init__(self, given: Mapping[str, Any], place: int, environ: Mapping[str, str]) -> None:
+        self._shared = tempfile.TemporaryFile()  # noqa: SIM115, closed at the end
+        self.page = Page(self._shared.fileno(), given["world"])
+        share = given["world"] // given["nodes"]
+        given = {**given, "path": sys.path, "page": self._shared.fileno(), "parent": os.getpid(), "share": share}
+        self.ranks = [_Rank(share * place + i, given, environ, self.page) for i in range(share)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self.ranks:
+            rank.end()
+        self._shared.close()
+
+    def status(self) -> dict[int, dict[str, Any]]:
+        """Of each rank, what `trainer.nodes.RemoteRank` tells of it elsewhere."""
+        of = {"pid", "code", "stopped", "beats"}
+        return {
+            rank.number: {name: getattr(rank, name) for name in of} | {"word": {} if rank.code is None else rank.word()}
+            for rank in self.ranks
+        }
+
+
 def _loopback() -> str:
     names = [name for _, name in socket.if_nameindex()]
     return "lo" if "lo" in names else "lo0"
@@ -217,10 +276,15 @@ class _Agent(SimpleElasticAgent):
     """Starts the ranks and looks after them until all are through or one is lost."""
 
     def __init__(
-        self, spec: WorkerSpec, ranks: list[_Rank], page: Page, timeout: float, leaving: Callable[[], bool]
+        self,
+        spec: WorkerSpec,
+        ranks: Sequence[_Rank | RemoteRank],
+        nodes: Sequence[Node],
+        timeout: float,
+        look: Callable[[], object],
     ) -> None:
         super().__init__(spec)
-        self._ranks, self._page, self._leaving, self._timeout = ranks, page, leaving, timeout
+        self._ranks, self._nodes, self._look_outside, self._timeout = ranks, nodes, look, timeout
         self._beats: tuple[int, ...] = ()
         self._since = time.monotonic()
         self._error: TrainerError | None = None
@@ -241,8 +305,8 @@ class _Agent(SimpleElasticAgent):
             rank.kill()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._leaving():
-            self._page.ask_to_leave()
+        self._look_outside()
+        self._hear_nodes()
         codes = [rank.code for rank in self._ranks]
         if any(codes):
             self._error = self._blame()
@@ -252,9 +316,15 @@ class _Agent(SimpleElasticAgent):
             self._error = self._hung()
         return RunResult(WorkerState.FAILED if self._error else WorkerState.HEALTHY)
 
+    def _hear_nodes(self) -> None:
+        for node in self._nodes:
+            node.look()
+
     def _hung(self) -> RankLost | None:
-        """The rank that all wait for, if none of them has got on for too long."""
-        now, beats = time.monotonic(), self._page.beats()
+        """The rank that all wait for, if none of them has got on for too long, or the node that has gone silent."""
+        if silent := [node for node in self._nodes if node.unheard > SILENT]:
+            return RankLost(f"{silent[0]} has not been heard of for {SILENT:.0f} s.")
+        now, beats = time.monotonic(), tuple(rank.beats for rank in self._ranks)
         if beats != self._beats:
             self._beats, self._since = beats, now
         silent = now - self._since
@@ -262,7 +332,7 @@ class _Agent(SimpleElasticAgent):
             return None
         if stopped := [rank for rank in self._ranks if rank.stopped]:
             return RankLost(f"{stopped[0]} has been stopped for {silent:.0f} s (SIGSTOP).")
-        behind = [str(rank) for rank in self._ranks if rank.code is None and beats[rank.number] == min(beats)]
+        behind = [str(rank) for rank in self._ranks if rank.code is None and rank.beats == min(beats)]
         return RankLost(
             f"{' and '.join(behind)} showed no progress for {silent:.0f} s, train.parallel.timeout: it hangs, or that "
             "limit is too low for one step, evaluation or save."
@@ -274,6 +344,7 @@ class _Agent(SimpleElasticAgent):
         while time.monotonic() < deadline and any(rank.code is None for rank in self._ranks):
             if any(rank.code and "peer_lost" not in rank.word() for rank in self._ranks):
                 break
+            self._hear_nodes()
             time.sleep(0.02)
         failed = [rank for rank in self._ranks if rank.code]
         for rank in failed:
@@ -289,6 +360,8 @@ class _Agent(SimpleElasticAgent):
             if not word:
                 return RankLost(f"{rank} ended with exit code {rank.code} and without a word.")
         word, rank = words[0]
+        if gone := [node for node in self._nodes if node.unheard > SETTLING / 2]:
+            return RankLost(f"{gone[0]} is not heard of any more.")
         if stopped := [rank for rank in self._ranks if rank.stopped]:
             return RankLost(f"{stopped[0]} is stopped (SIGSTOP).")
         return RankLost(f"{rank} lost the others: {word['peer_lost']}")

@@ -54,10 +54,10 @@ def _call(given: dict[str, Any]) -> Any:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: member.page.ask_to_leave())
     if given["device"] == "cuda":
-        torch.cuda.set_device(member.rank)
+        torch.cuda.set_device(member.rank % given["share"])
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if given["device"] == "cuda" else "gloo",
-        store=dist.TCPStore("127.0.0.1", given["port"], is_master=False),
+        store=dist.PrefixStore(given["prefix"], dist.TCPStore(given["host"], given["port"], is_master=False)),
         rank=member.rank,
         world_size=member.world,
         timeout=timedelta(seconds=given["timeout"] + _SLACK),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, t
 from kill import STUDY, Run
 
 from hpo import load
+from hpo.home import Home
 from hpo.ledger.tables import asks, attempts, events, reports, trials
 
 RANKS = ("-o", "train.parallel.data=2", "-o", "train.micro_batch_size=3", "-o", "pause=0.01", "--seed", "1")
@@ -56,6 +59,29 @@ def test_the_strategy_prunes_and_the_ledger_counts_ranks(golden):
     rows = golden.query(select(trials.c.state, trials.c.ranks, trials.c.epoch))
     assert {ranks for _, ranks, _ in rows} == {2}
     assert {state for state, _, _ in rows} == {"complete", "pruned"}, rows
+
+
+@pytest.mark.slow
+def test_on_two_nodes_it_is_the_same_study(golden, tmp_path):
+    """Which are two processes of this host; one is told to go in the middle, and another comes."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    run = run_in(tmp_path / "home", HPO_NODES="2", HPO_RENDEZVOUS=address)
+    storage = Home.at(run.home).storage
+    node = [sys.executable, "-m", "hpo", "node", address, "--storage", storage]
+    driver = run.run()
+    with subprocess.Popen(node, stdout=subprocess.PIPE, text=True) as first:
+        wait_for_values(run, 2)
+        first.send_signal(signal.SIGTERM)
+        said, _ = first.communicate(timeout=60)
+    assert first.returncode == 0 and "launch 1: node 1 of 2" in said
+    with subprocess.Popen(node) as second:
+        run.finished(driver, timeout=240)
+        second.send_signal(signal.SIGTERM)
+    assert run.status()["digest"] == golden.status()["digest"]
+    assert "preempted" in {outcome for (outcome,) in run.query(select(attempts.c.outcome))}
+    run.finished(run.start("verify", "--study", "tiny"))
 
 
 @pytest.mark.slow

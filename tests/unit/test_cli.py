@@ -46,6 +46,7 @@ SURFACE = {
     "verify": "--study --home --storage --tracking-uri",
     "sync": "--study --home --storage --tracking-uri",
     "worker": "--storage --home --study",
+    "node": "rendezvous --storage",
 }
 
 

@@ -35,7 +35,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Member:
-    """This process as rank `rank` of `world`, all on one host: a local rank is the rank."""
+    """This process as rank `rank` of `world`, those of a host one after another."""
 
     rank: int
     world: int

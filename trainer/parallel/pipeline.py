@@ -16,6 +16,7 @@ to its last backward pass.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ from trainer.seeding import derive, seed_all
 from trainer.task import Loss, Task
 
 _KEPT = 8  # schedules, each for one shape of micro-batches and one number of them
+_SENDS_PARTS = "get_mesh" in inspect.signature(PipelineStage).parameters  # DTensors; not so before torch 2.12
 
 
 class _Sent(BaseException):
@@ -164,8 +166,7 @@ class Pipeline(Parts):
 
     def _means(self) -> dict[str, Any]:
         """How stages reach one another, and what parts of a sequence on their way are divided over."""
-        divided = {"get_mesh": lambda *_: self.mesh["tensor"]} if self.config.tensor > 1 else {}
-        return {"group": self._group} | divided
+        return {"group": self._group} | ({"get_mesh": lambda *_: self.mesh["tensor"]} if _SENDS_PARTS else {})
 
     def _kind(self, count: int) -> type[_PipelineSchedule]:
         """The schedule of `count` micro-batches: what 1F1B cannot do with as many, its stages do one after another."""
@@ -187,7 +188,7 @@ class Pipeline(Parts):
                     f"Task.loss calls its model {self._calls} times, and a pipeline takes one call: put all that is to "
                     "go through the model into one batch, or set train.parallel.pipeline=1."
                 )
-            if not loss.sum.requires_grad:
+            if not loss.sum.requires_grad and torch.is_grad_enabled():  # torch 2.11 learns shapes without
                 raise TrainerError(NO_GRADIENT)
         except _Sent as sent:
             return sent.output
@@ -209,6 +210,11 @@ class Pipeline(Parts):
         output = self._compute(stage, args, kwargs) if stage == 0 else self._compute(stage, received, {})
         if stage == self._last:
             return output
+        if not _SENDS_PARTS and any(isinstance(tensor, DTensor) for tensor in tree_leaves(output)):
+            raise ConfigError(
+                f"torch {torch.__version__} sends no parts of a sequence from stage to stage: update torch, or leave "
+                "'scatter' and 'sequence' out of parallel_plan."
+            )
         raise _Sent(output)
 
     def _compute(self, stage: int, inputs: Any, kwargs: dict[str, Any]) -> Any:
