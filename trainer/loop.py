@@ -22,7 +22,7 @@ from trainer.monitor import EarlyStopping, read
 from trainer.optim.lookahead import Lookahead
 from trainer.pace import Pace
 from trainer.parallel import Solo, join
-from trainer.precision import LossScale, autocast, prepare
+from trainer.precision import LossScale, autocast, prepare, settled
 from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
 from trainer.runtime import memory_plan, out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
@@ -75,6 +75,7 @@ class Fit:
         ranks: Solo,
         watch: Watch | None = None,
     ) -> None:
+        config = settled(config, device)
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.watch: Watch = watch if watch and ranks.first else lambda _: None
         self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)

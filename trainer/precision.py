@@ -30,6 +30,14 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat1
 _FP16_NORMAL = 2.0**-14  # the smallest number that fp16 holds with its whole mantissa
 
 
+def settled(config: TrainConfig, device: torch.device) -> TrainConfig:
+    """The same with a format in place of `auto`: bf16 on a GPU that computes in it, else fp32."""
+    if config.precision != "auto":
+        return config
+    has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return config.model_copy(update={"precision": "bf16" if has_it else "fp32"})
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context of every forward pass; its casts of the weights are cached for one pass."""
     dtype = _AUTOCAST.get(precision)

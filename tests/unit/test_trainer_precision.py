@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.config import LossScaleConfig
+from trainer.config import LossScaleConfig, TrainConfig
 from trainer.errors import ConfigError
-from trainer.precision import LossScale, autocast, prepare, underflow
+from trainer.precision import LossScale, autocast, prepare, settled, underflow
 
 CPU = torch.device("cpu")
 
@@ -95,3 +95,19 @@ def test_fp8_rounds_products_and_leaves_small_layers_alone():
         rounded = model(x).float()
     error = (rounded - exact).norm() / exact.norm()
     assert 0.005 < error < 0.1, "e4m3 has three bits of mantissa"
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "has_it", "expected"),
+    [
+        ("auto", "cpu", True, "fp32"),
+        ("auto", "cuda", True, "bf16"),
+        ("auto", "cuda", False, "fp32"),
+        ("fp32", "cuda", True, "fp32"),
+        ("fp16", "cpu", False, "fp16"),
+    ],
+)
+def test_by_default_it_is_bf16_where_a_gpu_has_it(asked, device, has_it, expected, monkeypatch):
+    assert TrainConfig().precision == "auto"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it and not including_emulation)
+    assert settled(TrainConfig(precision=asked), torch.device(device)).precision == expected

@@ -103,7 +103,7 @@ class TrainConfig(Frozen):
     data_timeout: Positive | None = 600.0  # seconds that one micro-batch may be waited for; None: for ever
     validate_data: bool = False  # look at 32 samples before training: types, shapes, finite values, range of labels
     data_retry: bool = False  # once a loader worker is lost, go on without workers instead of failing
-    precision: Precision = "fp32"
+    precision: Precision = "auto"
     deterministic: bool = True
     compile: bool = False  # the model's forward and backward by torch.compile; needs a C++ compiler
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainer.config.fields import Frozen, Positive
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"]  # auto: bf16 on a GPU that has it, else fp32
 
 
 class LossScaleConfig(Frozen):
