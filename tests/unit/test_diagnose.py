@@ -110,6 +110,15 @@ def test_dead_units_are_counted_behind_the_layer_that_feeds_them(batches):
     assert verdicts([first, last])["dead units"] == "dead units" and "units behind 0 have died" in advice([first])
 
 
+def test_the_mean_and_the_spread_of_outputs_are_of_all_passes(batches):
+    model = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 4))
+    with torch.no_grad():
+        hidden = torch.cat([model[0](x) for x, _ in batches]).double()
+    first, _ = measured(model, sgd(model, 1e-9), batches)
+    assert first.output_mean == pytest.approx(hidden.mean().item(), abs=1e-5)
+    assert first.output_std == pytest.approx(hidden.std(unbiased=False).item(), rel=1e-4)
+
+
 def test_channels_of_a_convolution_are_its_units():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
     batch = (torch.randn(5, 1, 6, 6), torch.randn(5, 4))

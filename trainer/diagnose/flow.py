@@ -30,6 +30,8 @@ class Layer:
     gradient: float
     update_ratio: float  # of one optimizer step: rms of the change over rms of the weights
     dead: float | None  # share of the units behind it, up to the next such module, that no sample activates
+    output_mean: float | None = None  # of its outputs in all passes, where they are one tensor
+    output_std: float | None = None
 
 
 def gradient_flow(model: nn.Module, step: Callable[[], object], steps: int = 1) -> list[Layer]:
@@ -39,7 +41,8 @@ def gradient_flow(model: nn.Module, step: Callable[[], object], steps: int = 1) 
     counts as dead if an activation module gives exactly 0 for it throughout.
     """
     alive: dict[str, Tensor] = {}
-    hooks = _watch_activations(model, alive)
+    moments: dict[str, Tensor] = {}
+    hooks = _watch_activations(model, alive) + _watch_outputs(model, moments)
     owners = {name: [p for p in module.parameters(False) if p.requires_grad] for name, module in model.named_modules()}
     seen: dict[str, list[tuple[float, float, float]]] = {}
     try:
@@ -57,7 +60,7 @@ def gradient_flow(model: nn.Module, step: Callable[[], object], steps: int = 1) 
     dead = _behind(model, alive)
     means = {name: [fmean(column) for column in zip(*rows, strict=True)] for name, rows in seen.items()}
     return [
-        Layer(name or type(model).__name__, weight, gradient, ratio, dead.get(name))
+        Layer(name or type(model).__name__, weight, gradient, ratio, dead.get(name), *_mean_and_std(moments.get(name)))
         for name, (weight, gradient, ratio) in means.items()
     ]
 
@@ -75,6 +78,30 @@ def _watch_activations(model: nn.Module, alive: dict[str, Tensor]) -> list[Any]:
 
     activations = [(n, m) for n, m in model.named_modules() if type(m).__module__ == "torch.nn.modules.activation"]
     return [m.register_forward_hook(watch(n)) for n, m in activations if not isinstance(m, nn.MultiheadAttention)]
+
+
+def _watch_outputs(model: nn.Module, moments: dict[str, Tensor]) -> list[Any]:
+    """Hooks that add up, for each module with parameters of its own, how many outputs it has given, and the sums of
+    them and of their squares."""
+
+    def watch(name: str) -> Callable[..., None]:
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.is_floating_point():
+                x = output.detach().double()
+                now = torch.stack([torch.full_like(x.sum(), x.numel()), x.sum(), x.square().sum()])
+                moments[name] = moments[name] + now if name in moments else now
+
+        return look
+
+    owners = [(name, module) for name, module in model.named_modules() if [*module.parameters(False)]]
+    return [module.register_forward_hook(watch(name)) for name, module in owners]
+
+
+def _mean_and_std(moments: Tensor | None) -> tuple[float | None, float | None]:
+    if moments is None or not moments[0]:
+        return None, None
+    count, total, squares = moments.tolist()
+    return total / count, max(squares / count - (total / count) ** 2, 0.0) ** 0.5
 
 
 def _behind(model: nn.Module, alive: dict[str, Tensor]) -> dict[str, float]:
