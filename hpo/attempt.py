@@ -12,6 +12,7 @@ from hpo.ledger.claims import Claim
 from hpo.study import Study, parallel_of
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory
+from trainer.folds import fit_folds
 from trainer.loop import Watch, fit
 from trainer.rank import peer_lost
 from trainer.report import Outcome, Reporter
@@ -41,7 +42,7 @@ def _fitted(
     task: Any, config: Any, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None
 ) -> Outcome:
     if not hasattr(task, "fit"):
-        return fit(task, config.train, reporter, store, watch)
+        return (fit_folds if config.train.folds > 1 else fit)(task, config.train, reporter, store, watch)
     if parallel_of(claim.config).ranks > 1:
         raise ConfigError(f"{type(task).__name__} has a fit() of its own, which is one process: leave train.parallel.")
     outcome = task.fit(reporter, store)

@@ -93,12 +93,15 @@ class Stopwatch:
 
 
 def planned_epochs(config: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> float:
-    """The most epochs a trial trains; infinity where its configuration does not say, so that its end is waited for.
+    """The most epochs a trial reports; infinity where its configuration does not say, so that its end is waited for.
+    Of a trial that is cross-validated a fold counts as an epoch.
 
     `changes`, path -> value, go before the configuration."""
     train = config.get("train")
-    found = train.get("num_epochs") if isinstance(train, Mapping) else None
-    found = (changes or {}).get("train.num_epochs", found)
+    train = train if isinstance(train, Mapping) else {}
+    if (folds := train.get("folds", 1)) != 1:
+        return folds
+    found = (changes or {}).get("train.num_epochs", train.get("num_epochs"))
     return found if isinstance(found, int) else math.inf
 
 

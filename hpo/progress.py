@@ -153,6 +153,7 @@ def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             trials.c.error,
             asks.c.params,
             asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
+            asks.c.config[("train", "folds")].as_integer().label("folds"),
         )
         .join(asks, asks.c.trial_id == trials.c.id)
         .where(trials.c.study_id == bindparam("study"), which)
@@ -167,5 +168,6 @@ _FRESH = union_all(
 
 
 def _trial(row: Any) -> Trial:
+    last = row["folds"] if (row["folds"] or 1) > 1 else row["num_epochs"]  # what a trial's epochs are counted to
     values = row["objectives"] or []
-    return Trial(row["number"], row["state"], row["epoch"], row["num_epochs"], values, row["params"], row["error"])
+    return Trial(row["number"], row["state"], row["epoch"], last, values, row["params"], row["error"])

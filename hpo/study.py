@@ -184,11 +184,20 @@ class Study:
             self,
             config=config,
             space=bound,
+            objectives=self._judged(config),
             enqueue=fitting(entries, self.space, bound, flatten(as_json(config))) if entries else (),
             overrides={**({} if preset is None else {"preset": preset}), **values},
         )
         study._try_out()
         return study
+
+    def _judged(self, config: BaseModel) -> tuple[Objective, ...]:
+        """The objectives, under cross-validation by their means over all folds: the last ones that are reported."""
+        if "train.folds" in self.space.paths:
+            raise SpaceError("train.folds cannot be searched, since trials of other folds cannot be compared: set it.")
+        if flatten(as_json(config)).get("train.folds", 1) == 1:
+            return self.objectives
+        return tuple(replace(objective, select="last") for objective in self.objectives)
 
     def _try_out(self) -> None:
         """Build some configurations of the space: its ends, its middle, and there each option of each choice.

@@ -125,6 +125,8 @@ class MemoryReporter:
 class Trial:
     """A trial over any number of attempts."""
 
+    fit = staticmethod(fit)
+
     def __init__(
         self,
         directory: Path,
@@ -146,7 +148,7 @@ class Trial:
         self.task = self.task_class(None)
         config = TrainConfig.model_validate(self.config.model_dump() | changes)
         try:
-            return fit(self.task, config, r, store)
+            return self.fit(self.task, config, r, store)
         except Killed:
             return None
 

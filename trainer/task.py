@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -47,6 +49,13 @@ class Task:
     def __init__(self, config: Any) -> None:
         """`config` is the whole resolved configuration, already validated."""
         self.config = config
+
+    def in_fold(self, fold: int, folds: int) -> Task:
+        """The task whose `train_set` and `evaluate` are those of `fold`, from 0, of `folds`: for `train.folds`."""
+        raise ConfigError(
+            f"train.folds={folds}: {type(self).__name__} does not divide its data; give it a method "
+            "in_fold(fold, folds) that returns the task of one fold, or leave train.folds."
+        )
 
     def model(self) -> nn.Module:
         """Build the model, on the CPU; called under the seed of stream "init"."""

@@ -17,7 +17,7 @@ from hpo.errors import HpoError, UserError
 from hpo.failures import own_part
 from hpo.home import Home
 from hpo.ledger import reads
-from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, trials, workers
+from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
 from hpo.render import duration, number, sparkline
 from hpo.words import command, counted
 
@@ -56,6 +56,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "config": row["config"],
         "config_hash": row["config_hash"],
         "curves": curves,
+        "folds": _folds(connection, row["id"], metrics),
         "attempts": [dict(one) for one in connection.execute(_ATTEMPTS, {"trial": row["id"]}).mappings()],
         "checkpoints": [
             {**one, "path": str(home.checkpoints(name, number) / one["path"])}
@@ -66,10 +67,23 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
     }
 
 
+def _folds(connection: Connection, trial_id: int, metrics: Sequence[str]) -> dict[int, dict[str, list[list[Any]]]]:
+    """Fold, from 1 -> objective -> its [step, value]; empty for a trial that is not cross-validated."""
+    found: dict[int, dict[str, list[list[Any]]]] = {}
+    for fold, key, step, value in connection.execute(_FOLDS, {"trial": trial_id, "metrics": list(metrics)}):
+        found.setdefault(fold, {}).setdefault(key, []).append([step, None if value is None else _plain(value)])
+    return found
+
+
 def _by_trial(table: Any, *columns: Any) -> Any:
     return select(*columns).where(table.c.trial_id == bindparam("trial"))
 
 
+_FOLDS = (
+    _by_trial(reports, reports.c.fold, reports.c.key, reports.c.step, reports.c.value)
+    .where(reports.c.fold > 0, reports.c.key.in_(bindparam("metrics", expanding=True)))
+    .order_by(reports.c.fold, reports.c.step)
+)
 _ATTEMPTS = (
     _by_trial(
         attempts,
@@ -236,6 +250,8 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     yield from _section("curves", (_curve(key, curves[key]) for key in shown))
     if len(shown) < len(curves):
         yield f"  ({counted(len(curves) - len(shown), 'more curve')}: --all)"
+    of_folds = ((f"{fold}", *one) for fold, found in trial["folds"].items() for one in found.items())
+    yield from _section("folds", ([fold, *_curve(key, [[0, 0, v] for _, v in curve])] for fold, key, curve in of_folds))
     yield from _section(
         "attempts",
         (

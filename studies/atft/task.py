@@ -76,6 +76,12 @@ class AtftTask(Task):
 
         self.ceilings = {name: self._ceiling(days) for name, days in self._spans().items()}
 
+    def in_fold(self, fold: int, folds: int) -> AtftTask:
+        """Walk-forward: each fold is validated on the days after those of the fold before."""
+        config = self.config.model_dump()
+        config["data"]["split"] |= {"fold": fold, "num_folds": folds}
+        return AtftTask(Config.model_validate(config))
+
     def model(self) -> nn.Module:
         return Atft(
             len(self.panel.feature_names),

@@ -12,10 +12,11 @@ TRAIN, VAL = 1077, 360
 
 
 @lru_cache(maxsize=4)
-def digits(split_seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+def digits(split_seed: int, fold: int = 0, folds: int = 1) -> dict[str, tuple[Tensor, Tensor]]:
     """train, val and test as (x [n, 64] in [0, 1], y [n]); the split is a permutation drawn from `split_seed`.
 
-    Read-only: trials of one process share it.
+    Of several `folds`, the images before the test's are divided: those of `fold` are val, the others train. Read-only:
+    trials of one process share it.
     """
     from sklearn.datasets import load_digits
 
@@ -23,5 +24,9 @@ def digits(split_seed: int) -> dict[str, tuple[Tensor, Tensor]]:
     order = np.random.default_rng(split_seed).permutation(len(classes))
     x = torch.from_numpy(pixels[order] / 16.0).float()
     y = torch.from_numpy(classes[order]).long()
-    cuts = {"train": slice(0, TRAIN), "val": slice(TRAIN, TRAIN + VAL), "test": slice(TRAIN + VAL, None)}
-    return {name: (x[cut], y[cut]) for name, cut in cuts.items()}
+    places = np.arange(len(order))
+    parts = np.split(places, [TRAIN, TRAIN + VAL])
+    if folds > 1:
+        val = np.array_split(places[: TRAIN + VAL], folds)[fold]
+        parts = [np.setdiff1d(places[: TRAIN + VAL], val), val, parts[2]]
+    return {name: (x[part], y[part]) for name, part in zip(("train", "val", "test"), parts, strict=True)}

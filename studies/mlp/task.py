@@ -16,6 +16,12 @@ class MlpTask(Task):
     """Cross-entropy on the training split; loss and accuracy on the others. Only `val/` is selected by."""
 
     config: Config
+    part: tuple[int, int] = (0, 1)  # the fold, of how many
+
+    def in_fold(self, fold: int, folds: int) -> MlpTask:
+        task = MlpTask(self.config)
+        task.part = fold, folds
+        return task
 
     def model(self) -> nn.Module:
         model = self.config.model
@@ -39,4 +45,4 @@ class MlpTask(Task):
         return metrics
 
     def _split(self, name: str) -> tuple[Tensor, Tensor]:
-        return digits(self.config.data.split_seed)[name]
+        return digits(self.config.data.split_seed, *self.part)[name]

@@ -90,6 +90,7 @@ class TrainConfig(Frozen):
     """All of a training run but its model and its data."""
 
     num_epochs: Annotated[int, Field(ge=1)] = 10
+    folds: Annotated[int, Field(ge=1)] = 1  # of cross-validation, each trained num_epochs; see trainer.folds
     batch_size: Annotated[int, Field(ge=1)] = 32  # samples of one optimizer step
     batch_growth: BatchGrowthConfig = BatchGrowthConfig()  # of batch_size, over the epochs
     # Samples of one forward pass; None: batch_size, also once batches grow. auto: as many as fit by the estimate.
@@ -143,6 +144,12 @@ class TrainConfig(Frozen):
                 "gradients.noise_scale compares the micro-batches of a window: "
                 f"set micro_batch_size below batch_size={self.batch_size}, to a quarter of it for example."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _folds_are_of_one_process(self) -> TrainConfig:
+        if self.folds > 1 and self.parallel.ranks > 1:
+            raise ValueError("folds are trained by one process: leave parallel out, or folds=1.")
         return self
 
     @model_validator(mode="after")
