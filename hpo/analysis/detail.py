@@ -70,8 +70,9 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
 def _folds(connection: Connection, trial_id: int, metrics: Sequence[str]) -> dict[int, dict[str, list[list[Any]]]]:
     """Fold, from 1 -> objective -> its [step, value]; empty for a trial that is not cross-validated."""
     found: dict[int, dict[str, list[list[Any]]]] = {}
-    for fold, key, step, value in connection.execute(_FOLDS, {"trial": trial_id, "metrics": list(metrics)}):
-        found.setdefault(fold, {}).setdefault(key, []).append([step, None if value is None else _plain(value)])
+    for row in connection.execute(_FOLDS, {"trial": trial_id, "metrics": list(metrics)}):
+        value = None if row.value is None else _plain(row.value)
+        found.setdefault(row.fold, {}).setdefault(row.key, []).append([row.step, value])
     return found
 
 
