@@ -78,12 +78,12 @@ def test_progress_follows_the_ledger_and_tells_each_end_once(ledger):
     put_trial(ledger, 0, "complete", (0.5,))
     put_trial(ledger, 1, "running", (0.1, 0.2))
     progress = Progress(ledger, "crafted", clock)
-    assert progress.best is progress.trials[0]
+    assert progress.best == [progress.trials[0]]
     assert progress.trials[1].shown == [0.2]
     put_trial(ledger, 2, "complete", (0.4, 0.9))
     clock.sleep(30)
     assert [trial.number for trial in progress.refresh()] == [2]
-    assert progress.best is progress.trials[2]
+    assert progress.best == [progress.trials[2]]
     assert progress.trials[2].curve == [0.4, 0.9]
     change_trial(ledger, 1, state="pruned", values=[0.2], epoch=3)
     assert [trial.number for trial in progress.refresh()] == [1]
@@ -121,8 +121,7 @@ def test_only_complete_trials_with_a_number_can_be_best(tmp_path, direction):
     put_trial(ledger, 3, "complete", (0.3,))
     put_trial(ledger, 4, "complete", (0.7,))
     put_trial(ledger, 5, "complete", (0.3,))
-    best = Progress(ledger, "crafted", FakeClock()).best
-    assert best is not None
+    [best] = Progress(ledger, "crafted", FakeClock()).best
     assert best.number == (3 if direction == "minimize" else 4)
     ledger.close()
 
