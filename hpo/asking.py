@@ -12,6 +12,8 @@ from hpo import warm
 from hpo.config import as_json, config_hash
 from hpo.ledger import Ledger, writes
 from hpo.ledger.history import Curves
+from hpo.search.beginning import Beginning
+from hpo.search.promotion import Featuring, Point
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers import make_sampler
 from hpo.spec import StudySpec
@@ -53,6 +55,11 @@ class Asking:
         for number in self._known:
             sampler.tell(records[number])
         return sampler
+
+    def features(self) -> Mapping[int, Point]:
+        """Of all trials, where the sampler shows them."""
+        sampler = self._sampler.sampler if isinstance(self._sampler, Beginning) else self._sampler
+        return sampler.features() if isinstance(sampler, Featuring) else {}
 
     def exhausted(self, number: int) -> bool:
         return self._sampler.exhausted(number)

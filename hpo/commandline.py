@@ -168,7 +168,7 @@ StrategyOption = Annotated[
     typer.Option(
         "--strategy",
         help="Stops trials: none, median, percentile, patient, threshold, wilcoxon, halving, asha or hyperband; "
-        "pauses them: asha-promote, hyperband-promote or pasha.",
+        "pauses them: asha-promote, hyperband-promote, pasha or freeze-thaw.",
     ),
 ]
 WindowOption = Annotated[

@@ -324,8 +324,8 @@ class Driver:
         )
         if not (self._promoting and self._paused and self._looked != last and room > 0) or self._streak.full:
             return []
-        self._looked = last
-        found = self._ledger.look(lambda c: Board.of(self._curves.upto(c, None)))
+        self._looked, points = last, self._asking.features()
+        found = self._ledger.look(lambda c: Board.of(self._curves.upto(c, None), points))
         # A budget of epochs is exceeded by the one trial that has to train to its end for the study to have a best one.
         alone = room == self._spec.window and "complete" not in found.states.values()
         numbers: list[int] = []

@@ -24,7 +24,7 @@ from hpo.lookup import tracking_uri_of
 from hpo.results import Results
 from hpo.search.promotion import promoting
 from hpo.search.samplers import MODELS, SAMPLERS, sampler_spec
-from hpo.search.strategy import STRATEGIES, make_strategy
+from hpo.search.strategy import BRINGS, STRATEGIES, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import Study, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
@@ -266,7 +266,8 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     enqueue = stored.enqueue if stored and request.enqueue is None else request.enqueue
     study = study.configure(_overrides(request.overrides, stored), enqueue)
     strategy = request.strategy and _strategy(request.strategy, study)
-    promotes = _promotes(strategy or (stored.strategy if stored else study.strategy), request.order)
+    chosen = strategy or (stored.strategy if stored else study.strategy)
+    promotes = _promotes(chosen, request.order)
     defaults = stored or StudySpec(
         reference=study.reference,
         name=name,
@@ -295,6 +296,8 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     if request.sampler is not None:
         own = study.sampler["name"] == request.sampler
         given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
+    if brought := _brought(chosen, request.sampler):
+        given |= _sampling(sampler_spec(brought))
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
     if spec.earlier and spec.sampler not in MODELS:
         raise UserError(
@@ -348,6 +351,14 @@ def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
 def _strategy(name: str, study: Study) -> dict[str, Any]:
     """The named strategy, with the declaration's options where it declares that one."""
     return dict(study.strategy) if study.strategy["name"] == name else dict(make_strategy(name).model_dump())
+
+
+def _brought(strategy: Mapping[str, Any], asked: str | None) -> str | None:
+    """The sampler that the strategy brings, if it does."""
+    brought = BRINGS.get(strategy["name"])
+    if brought and asked not in (None, brought):
+        raise UserError(f"--sampler {asked}: strategy {strategy['name']} brings its own; leave the sampler away.")
+    return brought
 
 
 def _promotes(strategy: Mapping[str, Any], order: str | None) -> bool:

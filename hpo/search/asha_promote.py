@@ -4,7 +4,9 @@ Tuning", MLSys, algorithm 2): every trial waits at its rung with its checkpoint 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Literal
 
 from hpo.domination import is_nan, ranked
@@ -13,6 +15,8 @@ from hpo.search.asha import Asha
 from hpo.search.promotion import Board
 from hpo.search.strategy import Curve, History
 from trainer.report import CONTINUE, Verdict
+
+_epoch = itemgetter(0)
 
 
 class AshaPromote(Asha):
@@ -72,7 +76,10 @@ class AshaPromote(Asha):
 
     def _losses(self, curves: Mapping[int, Curve], rung: int) -> dict[int, Any]:
         """The losses of the trials' first reports from the rung on."""
-        first = {
-            n: next((loss for epoch, loss in curve if self.rung(epoch) == rung), None) for n, curve in curves.items()
-        }
-        return {number: loss for number, loss in first.items() if loss is not None}
+        level, found = self.first * self.eta**rung, {}
+        beyond = min(level * self.eta, self.max_epochs or math.inf)
+        for number, curve in curves.items():
+            place = bisect_left(curve, level, key=_epoch)
+            if place < len(curve) and curve[place][0] < beyond:
+                found[number] = curve[place][1]
+        return found

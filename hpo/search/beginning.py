@@ -27,25 +27,25 @@ class Beginning:
         guided: int,
         remembers: bool,
     ) -> None:
-        self._sampler, self._random, self._space, self._queue = sampler, random, space, queue
+        self.sampler, self._random, self._space, self._queue = sampler, random, space, queue
         self._end = len(queue) + guided
         self._shift = 0 if remembers else self._end
 
     def adopt(self, record: TrialRecord) -> None:
-        self._sampler.adopt(record)
+        self.sampler.adopt(record)
 
     def tell(self, record: TrialRecord) -> None:
-        self._sampler.tell(record)
+        self.sampler.tell(record)
 
     def ask(self, number: int) -> Proposal:
         if number >= self._end:
-            return self._sampler.ask(number - self._shift)
+            return self.sampler.ask(number - self._shift)
         drawn = self._random.ask(number)
         coordinates = drawn.coordinates
         if number < len(self._queue):
             coordinates = self._space.encode(self._queue[number], coordinates)
-        self._sampler.adopt(TrialRecord(number, "running", coordinates))
+        self.sampler.adopt(TrialRecord(number, "running", coordinates))
         return Proposal(coordinates, drawn.seed)
 
     def exhausted(self, number: int) -> bool:
-        return number >= self._end and self._sampler.exhausted(number - self._shift)
+        return number >= self._end and self.sampler.exhausted(number - self._shift)

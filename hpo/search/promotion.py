@@ -7,24 +7,30 @@ ended. Both are functions of what the ledger holds, so a restart changes neither
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from hpo.search.strategy import Curve, Strategy, make_strategy
 
+Point = tuple[float, ...]
+
 
 @dataclass(frozen=True)
 class Board:
-    """All trials of a study by number: their curves of (epoch, loss), ascending, and their states."""
+    """All trials of a study by number: their curves of (epoch, loss), ascending, and their states.
+
+    `points` are the features of their configurations, each in [0, 1], where the sampler is a Featuring one.
+    """
 
     curves: Mapping[int, Curve]
     states: Mapping[int, str]
+    points: Mapping[int, Point] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trials: Mapping[int, tuple[str, Curve]]) -> Board:
-        """From number -> (state, curve)."""
+    def of(cls, trials: Mapping[int, tuple[str, Curve]], points: Mapping[int, Point] | None = None) -> Board:
+        """From number -> (state, curve), and features."""
         curves = {number: curve for number, (_, curve) in trials.items()}
-        return cls(curves, {number: state for number, (state, _) in trials.items()})
+        return cls(curves, {number: state for number, (state, _) in trials.items()}, points or {})
 
     @property
     def paused(self) -> list[int]:
@@ -40,6 +46,15 @@ class Promoting(Strategy, Protocol):
 
         `last` says that no trial will be asked for any more: whatever then waits and never goes on ends as pruned.
         """
+        ...
+
+
+@runtime_checkable
+class Featuring(Protocol):
+    """A sampler that shows what it makes of configurations."""
+
+    def features(self) -> Mapping[int, Point]:
+        """Of every trial it knows of, by number."""
         ...
 
 

@@ -26,10 +26,11 @@ SAMPLERS: dict[str, dict[str, int]] = {
     "nsga2": {"population_size": 50},  # trials of a generation, from 2
     "nsga3": {"population_size": 50},
     "auto": {},
+    "freeze-thaw": {},
 }
 
-MODELS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "auto")  # those that learn from trials
-ONE_OBJECTIVE = ("cmaes",)  # those that take no more
+MODELS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "auto")  # those that learn from trials, also another study's
+ONE_OBJECTIVE = ("cmaes", "freeze-thaw")  # those that take no more
 _LEAST = {"population_size": 2}
 _PLACES = {
     "tpe": "hpo.search.tpe:Tpe",
@@ -41,6 +42,7 @@ _PLACES = {
     "nsga2": "hpo.search.valued:Nsga2",
     "nsga3": "hpo.search.valued:Nsga3",
     "auto": "hpo.search.auto:Auto",
+    "freeze-thaw": "hpo.search.freeze_thaw:FreezeThawSampler",
 }
 
 
@@ -89,7 +91,8 @@ def make_sampler(
     guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
     if not queue and not guided:
         return sampler
-    return Beginning(sampler, Random(space, objectives, seed), space, queue, guided, remembers=name in MODELS)
+    remembers = name in (*MODELS, "freeze-thaw")
+    return Beginning(sampler, Random(space, objectives, seed), space, queue, guided, remembers)
 
 
 class _Memoryless:

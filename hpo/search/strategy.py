@@ -91,7 +91,11 @@ STRATEGIES = {
     "asha-promote": "hpo.search.asha_promote:AshaPromote",
     "pasha": "hpo.search.pasha:Pasha",
     "hyperband-promote": "hpo.search.hyperband_promote:HyperbandPromote",
+    "freeze-thaw": "hpo.search.freeze_thaw:FreezeThaw",
 }
+
+# Strategies that bring a sampler of their own.
+BRINGS = {"freeze-thaw": "freeze-thaw"}
 
 
 def make_strategy(spec: str | Mapping[str, Any]) -> Strategy:
@@ -162,3 +166,7 @@ class TableHistory:
         return {
             number: curve for number, curve in self._others().items() if self.states.get(number, "running") in states
         }
+
+    def checkpoint(self, number: int) -> str | None:
+        """A table holds none."""
+        return None

@@ -23,6 +23,8 @@ SPECS = [
     {"name": "pasha", "eta": 2, "percentile": 50.0},
     {"name": "hyperband-promote"},
     {"name": "hyperband-promote", "eta": 2, "brackets": 2},
+    {"name": "freeze-thaw"},
+    {"name": "freeze-thaw", "min_epochs": 2, "eta": 2},
 ]
 ASHA = SPECS[:2]
 
@@ -274,3 +276,10 @@ def test_such_a_study_is_asynchronous(home):
     assert (spec.order, spec.window) == ("async", 3)
     with pytest.raises(UserError, match=r"--order ordered: under asha-promote .* give --workers 1 --window 1"):
         declare(Request(home, reference="mlp", strategy="asha-promote", order="ordered"), None, workers=3)
+
+
+def test_a_strategy_that_brings_its_sampler_takes_no_other(home):
+    _, spec = declare(Request(home, reference="mlp", strategy="freeze-thaw"), None, workers=1)
+    assert spec.sampler == "freeze-thaw" and spec.sampler_options == {}
+    with pytest.raises(UserError, match="--sampler gp: strategy freeze-thaw brings its own; leave the sampler away"):
+        declare(Request(home, reference="mlp", strategy="freeze-thaw", sampler="gp"), None, workers=1)

@@ -49,6 +49,7 @@ SPECS = [
     {"name": "hyperband", "eta": 2, "max_epochs": 12, "seed": 7},
     {"name": "pasha", "eta": 2},
     {"name": "hyperband-promote"},
+    {"name": "freeze-thaw"},
 ]
 # Decided by the order of losses, whatever their scale.
 RANKED = ("none", "asha", "asha-promote", "halving", "hyperband")

@@ -15,11 +15,12 @@ from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import attempts, decisions, reports, trials
+from hpo.ledger.tables import attempts, decisions, reports, studies, trials
 from hpo.run import Request, declare
 
 TINY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
 FULL = {"pause": 0.0, "train.num_epochs": 4}
+THAW = {"strategy": "freeze-thaw", "overrides": FULL | {"train.num_epochs": 6}}  # its first rung is at epoch 4
 PROMOTE = {"sampler": "tpe", "strategy": "asha-promote", "overrides": FULL | {"train.checkpoint.every_steps": 3}}
 
 
@@ -111,7 +112,12 @@ def test_what_went_on_is_what_never_paused(tmp_path):
     assert sum(map(len, parts.values())) < sum(map(len, full.values())) / 2
 
 
-def test_one_worker_interrupted_and_resumed_again_and_again_ends_the_same(tmp_path, golden):
+@pytest.mark.parametrize("flags", [PROMOTE, THAW], ids=["asha-promote", "freeze-thaw"])
+def test_one_worker_interrupted_and_resumed_again_and_again_ends_the_same(tmp_path, golden, flags):
+    if flags is THAW:
+        golden, _ = drive(Home(tmp_path / "golden"), **flags)
+        assert "paused" in [outcome for (outcome,) in rows(golden, attempts.c.outcome)]
+        assert {sampler for (sampler,) in rows(golden, studies.c.spec["sampler"].as_string())} == {"freeze-thaw"}
     home, state, stops = Home(tmp_path / "home"), "interrupted", 0
     while state == "interrupted":
         ticks = 0
@@ -122,7 +128,7 @@ def test_one_worker_interrupted_and_resumed_again_and_again_ends_the_same(tmp_pa
             if ticks == 4:
                 driver.request_stop()
 
-        ledger, state = drive(home, tick=stop, **PROMOTE)
+        ledger, state = drive(home, tick=stop, **flags)
         stops += state == "interrupted"
     assert stops > 3
     assert digest(ledger) == digest(golden)

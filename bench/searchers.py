@@ -1,0 +1,172 @@
+"""The methods of `bench/search.py`: the product's own strategies and samplers, and the peers as their libraries give
+them. Each library is imported where it is used, so that each may be in an environment of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from bench.tables import Method
+
+
+class Ours:
+    """The product's own samplers and strategies, driven as its driver does in async order."""
+
+    def __init__(self, sampler: str, strategy: str | dict[str, Any], dimensions: int, seed: int) -> None:
+        from hpo import Float, Objective
+        from hpo.search.promotion import Promoting
+        from hpo.search.samplers import make_sampler
+        from hpo.search.strategy import make_strategy
+        from hpo.space import Space
+
+        space = Space({f"x{i}": Float(0.0, 1.0) for i in range(dimensions)})
+        self._sampler = make_sampler(sampler, space, [Objective("loss")], seed)
+        self._strategy = make_strategy(strategy)
+        self._promoting = self._strategy if isinstance(self._strategy, Promoting) else None
+        self._names = list(space.dimensions)
+        self._curves: dict[int, list[tuple[int, float]]] = {}
+        self._states: dict[int, str] = {}
+        self._coordinates: dict[int, dict[str, Any]] = {}
+
+    def next(self) -> tuple[int, Sequence[float] | None]:
+        from hpo.search.promotion import Board, Featuring
+
+        if self._promoting and "paused" in self._states.values():
+            points = self._sampler.features() if isinstance(self._sampler, Featuring) else {}
+            for number in self._promoting.promote(Board(self._curves, self._states, points), last=False):
+                self._states[number] = "running"
+                self._sampler.adopt(self._record(number).open())
+                return number, None
+        number = len(self._states)
+        self._coordinates[number] = self._sampler.ask(number).coordinates
+        self._states[number], self._curves[number] = "running", []
+        return number, [self._coordinates[number][name] for name in self._names]
+
+    def report(self, number: int, epoch: int, loss: float, done: bool) -> bool:
+        from hpo.search.strategy import TableHistory
+
+        self._curves[number].append((epoch, loss))
+        kind = "continue"
+        if self._strategy.wants(epoch):
+            kind = self._strategy.decide(TableHistory(number, epoch, self._curves, self._states)).kind
+        if done:
+            self._states[number] = "complete" if math.isfinite(loss) else "infeasible"
+        elif kind == "continue":
+            return True
+        else:
+            self._states[number] = {"stop": "pruned", "pause": "paused"}[kind]
+        self._sampler.tell(self._record(number))
+        return False
+
+    def _record(self, number: int) -> Any:
+        from hpo.search.sampler import TrialRecord
+
+        state, curve = self._states[number], self._curves[number]
+        values = (curve[-1][1],) if state == "complete" else None
+        return TrialRecord(number, state, self._coordinates[number], values, curve)
+
+
+class Optuna:
+    """Optuna's sampler and pruner by ask and tell; a trial whose last value is not finite fails."""
+
+    def __init__(self, sampler: str, pruner: str, dimensions: int, length: int, seed: int) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        pruners: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
+            "median": optuna.pruners.MedianPruner,
+            "halving": optuna.pruners.SuccessiveHalvingPruner,
+            "hyperband": lambda: optuna.pruners.HyperbandPruner(max_resource=length),
+        }
+        made = optuna.samplers.TPESampler(seed=seed) if sampler == "tpe" else optuna.samplers.RandomSampler(seed=seed)
+        self._states = optuna.trial.TrialState
+        self._study = optuna.create_study(sampler=made, pruner=pruners[pruner](), direction="minimize")
+        self._space: dict[str, optuna.distributions.BaseDistribution] = {
+            f"x{i}": optuna.distributions.FloatDistribution(0.0, 1.0) for i in range(dimensions)
+        }
+        self._trials: list[optuna.Trial] = []
+
+    def next(self) -> tuple[int, Sequence[float] | None]:
+        self._trials.append(trial := self._study.ask(self._space))
+        return len(self._trials) - 1, [trial.params[name] for name in self._space]
+
+    def report(self, number: int, epoch: int, loss: float, done: bool) -> bool:
+        trial = self._trials[number]
+        trial.report(loss, epoch)
+        if done:
+            finite = math.isfinite(loss)
+            state = self._states.COMPLETE if finite else self._states.FAIL
+            self._study.tell(trial, loss if finite else None, state=state)
+            return False
+        if trial.should_prune():
+            self._study.tell(trial, state=self._states.PRUNED)
+            return False
+        return True
+
+
+class SyneTune:
+    """A scheduler of Syne Tune's by suggest and on_trial_result; a value that is not finite is a trial's error."""
+
+    def __init__(self, name: str, dimensions: int, length: int, seed: int) -> None:
+        import logging
+
+        import numpy
+        from syne_tune.backend.trial_status import Trial  # pyright: ignore[reportMissingImports]
+        from syne_tune.config_space import uniform  # pyright: ignore[reportMissingImports]
+        from syne_tune.optimizer import baselines  # pyright: ignore[reportMissingImports]
+
+        logging.getLogger().setLevel(logging.ERROR)
+        numpy.random.seed(seed)  # its ASHA draws brackets from there
+        space = {f"x{i}": uniform(0.0, 1.0) for i in range(dimensions)}
+        several = {"time_attr": "epoch", "max_t": length} if name.startswith("ASHA") else {}
+        self._scheduler = getattr(baselines, name)(space, metric="loss", random_seed=seed, **several)
+        self._several = bool(several)
+        self._trial, self._names = Trial, list(space)
+        self._trials: list[Any] = []
+
+    def next(self) -> tuple[int, Sequence[float] | None]:
+        config = self._scheduler.suggest().config
+        self._trials.append(trial := self._trial(len(self._trials), config, datetime.now()))
+        self._scheduler.on_trial_add(trial)
+        return trial.trial_id, [config[name] for name in self._names]
+
+    def report(self, number: int, epoch: int, loss: float, done: bool) -> bool:
+        trial, result = self._trials[number], {"loss": loss, "epoch": epoch}
+        if not math.isfinite(loss):
+            self._scheduler.on_trial_error(trial)
+            return False
+        if done:
+            self._scheduler.on_trial_complete(trial, result)
+            return False
+        goes_on = self._scheduler.on_trial_result(trial, result) == "CONTINUE"
+        if not goes_on and not self._several:
+            raise AssertionError("a scheduler of whole trials stops none")
+        return goes_on
+
+
+def methods(dimensions: int, length: int, seed: int) -> dict[str, Callable[[], Method]]:
+    """Every method by its name; peers are named after their library."""
+    ours = {
+        "random": ("random", "none"),
+        "tpe + median": ("tpe", "median"),
+        "random + asha": ("random", "asha"),
+        "tpe + asha": ("tpe", "asha"),
+        "random + asha-promote": ("random", "asha-promote"),
+        "tpe + asha-promote": ("tpe", "asha-promote"),
+        "tpe + hyperband-promote": ("tpe", "hyperband-promote"),
+        "random + pasha": ("random", "pasha"),
+        "freeze-thaw": ("freeze-thaw", "freeze-thaw"),
+    }
+    found: dict[str, Callable[[], Method]] = {
+        name: lambda sampler=sampler, strategy=strategy: Ours(sampler, strategy, dimensions, seed)
+        for name, (sampler, strategy) in ours.items()
+    }
+    for sampler, pruner in (("tpe", "median"), ("random", "halving"), ("tpe", "halving"), ("tpe", "hyperband")):
+        found[f"optuna {sampler} + {pruner}"] = lambda sampler=sampler, pruner=pruner: Optuna(
+            sampler, pruner, dimensions, length, seed
+        )
+    for name in ("ASHA", "ASHABORE", "ASHACQR", "BORE", "CQR"):
+        found[f"syne-tune {name}"] = lambda name=name: SyneTune(name, dimensions, length, seed)
+    return found

@@ -1,0 +1,196 @@
+"""Freeze and thaw: after each stretch of training the trial goes on that promises most, one that waits or a new one.
+
+The strategy brings a sampler of its own, since one model makes both choices: `promote` says which trials go on that
+wait, and where there is none the sampler which configuration begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hpo.errors import UserError
+from hpo.objective import Objective
+from hpo.search.asha_promote import AshaPromote
+from hpo.search.promotion import Board, Point
+from hpo.search.sampler import Proposal, TrialRecord
+from hpo.search.samplers import Random
+from hpo.search.strategy import Curve, History
+from trainer.report import CONTINUE, Verdict
+
+if TYPE_CHECKING:
+    from hpo.space import Space
+
+STARTUP = 8  # trials that have been seen before the model is asked
+_ANYWHERE, _NEARBY = 192, 64  # configurations from which a new one is chosen
+_BEST, _STEP = 8, 0.1  # those near these trials differ from them in half of the dimensions, by so much of the cube
+
+
+class FreezeThaw(AshaPromote):
+    """Every trial waits at each of its rungs, min_epochs * eta^k epochs; a model of all curves says which goes on.
+
+    Of n trials that have come to a rung floor(n / eta) go on, as under `asha-promote`: those with the greatest expected
+    improvement for each epoch to the next rung, which are not always those with the least loss there. Where no rung has
+    room a new trial begins, of the configurations that the sampler draws the one with the greatest.
+
+    The improvement is expected at the length of the longest complete trial, or while there is none at eta times the
+    longest, on what the model (`hpo.search.curve_model`) expects of the best trial there. Were it held against the best
+    loss seen, all would improve on it by training on, and the shortest stretch would always win (docs/log.md).
+
+    With fewer than eight trials seen, and once no more trials come, it does as `asha-promote` does, so that a study
+    ends with its winner trained in full.
+    """
+
+    name: Literal["freeze-thaw"] = "freeze-thaw"  # pyright: ignore[reportIncompatibleVariableOverride]
+    several: ClassVar[bool] = False
+    min_epochs: int = Field(default=4, ge=1)
+    eta: int = Field(default=3, ge=2)
+
+    def decide(self, history: History) -> Verdict:
+        epoch, curve = history.epoch, history.curve
+        rung = self.rung(epoch)
+        if rung is None or (len(curve) > 1 and self.rung(curve[-2][0]) == rung):
+            return CONTINUE
+        if math.isnan(history.value):
+            return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
+        return Verdict("pause", reason=f"waits at rung {rung} (epoch {epoch}); the model of curves lets the best go on")
+
+    def promote(self, board: Board, last: bool) -> Sequence[int]:
+        waiting = [number for number in sorted(board.paused) if board.curves.get(number) and number in board.points]
+        known = {number: curve for number, curve in board.curves.items() if number in board.points}
+        if last or len(known) < STARTUP:
+            return super().promote(board, last)
+        room = self._room(board)
+        if not any(room.get(self._reached(board, number), 0) > 0 for number in waiting):
+            return []
+        worth = improvement(board, {number: board.points[number] for number in waiting}, self.eta)
+        found: list[int] = []
+        for rung in sorted(room, reverse=True):
+            here = [number for number in waiting if self._reached(board, number) == rung]
+            found += sorted(here, key=lambda number: (-worth[number], number))[: max(room[rung], 0)]
+        return found
+
+    def _reached(self, board: Board, number: int) -> int:
+        """The rung that a trial has come to; -1 before the first. From `max_epochs` on none is ahead of it."""
+        curve = board.curves.get(number)
+        rung = self.rung(curve[-1][0]) if curve else None
+        return -1 if rung is None else rung
+
+    def _room(self, board: Board) -> dict[int, int]:
+        """How many more may go on from each rung."""
+        reached = {number: self._reached(board, number) for number, curve in board.curves.items() if curve}
+        found = {}
+        for rung in range(max(reached.values(), default=-1) + 1):
+            come = [number for number, at in reached.items() if at >= rung]
+            gone = [n for n in come if reached[n] > rung or board.states[n] in ("waiting", "running", "complete")]
+            found[rung] = len(come) // self.eta - len(gone)
+        return found
+
+
+def improvement(board: Board, points: Mapping[int, Point], eta: int = 3) -> dict[int, float]:
+    """The expected improvement of the trials with these features, by number; a number of no trial is a new one."""
+    from hpo.search.curve_model import Model, observe
+
+    numbers, trials = observe(board.points, {n: board.curves[n] for n in board.curves if board.states[n] != "failed"})
+    whole = [curve[-1][0] for n, curve in board.curves.items() if curve and board.states[n] == "complete"]
+    epoch = max(whole) if whole else eta * max(curve[-1][0] for curve in board.curves.values() if curve)
+    place = {number: index for index, number in enumerate(numbers)}
+    found = Model.of(trials).improvement(list(points.values()), [place.get(n, -1) for n in points], epoch)
+    return dict(zip(points, found, strict=True))
+
+
+class FreezeThawSampler:
+    """Of random configurations, and some near the best trials, the one with the greatest expected improvement.
+
+    A dimension is a feature, its place in the unit interval, or the middle where it is not active; a choice is one for
+    each option. Trials that fail do not enter the model, infeasible ones as the worst.
+
+    Raises UserError for several objectives.
+    """
+
+    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
+        if len(objectives) != 1:
+            raise UserError(
+                f"strategy 'freeze-thaw' takes one objective and the study has {len(objectives)}: choose asha-promote."
+            )
+        self._space, self._seed = space, seed
+        self._sign = -1.0 if objectives[0].direction == "maximize" else 1.0
+        self._random = Random(space, objectives, seed)
+        self._conditional = any(dimension.conditions for dimension in space.dimensions.values())
+        known = space.coordinates.values()
+        self._plain = not self._conditional and all(seen[0] == "float" and seen[-1] is None for seen in known)
+        self._records: dict[int, TrialRecord] = {}
+        self._points: dict[int, Point] = {}
+
+    def adopt(self, record: TrialRecord) -> None:
+        self._take(record)
+
+    def tell(self, record: TrialRecord) -> None:
+        self._take(record)
+
+    def _take(self, record: TrialRecord) -> None:
+        self._records[record.number] = record
+        self._points[record.number] = self._point(record.coordinates)
+
+    def exhausted(self, number: int) -> bool:
+        return False
+
+    def features(self) -> Mapping[int, Point]:
+        return self._points
+
+    def ask(self, number: int) -> Proposal:
+        proposal = self._random.ask(number)
+        curves = {n: [(e, self._sign * value) for e, value in one.curve] for n, one in self._records.items()}
+        states = {n: record.state for n, record in self._records.items()}
+        seen = [n for n, curve in curves.items() if states[n] != "failed" and any(math.isfinite(x) for _, x in curve)]
+        if len(seen) >= STARTUP and len(self._space):
+            places = self._places_for(proposal.seed, sorted(seen, key=lambda n: (_least(curves[n]), n))[:_BEST])
+            points = {-1 - k: self._point_at(place) for k, place in enumerate(places)}
+            worth = improvement(Board(curves, states, self._points), points)
+            best = max(worth, key=lambda k: (worth[k], k))
+            proposal = Proposal(self._space.from_unit(places[-1 - best]), proposal.seed)
+        self._take(TrialRecord(number, "running", proposal.coordinates))
+        return proposal
+
+    def _point(self, coordinates: Mapping[str, Any]) -> Point:
+        dimensions, found = self._space.dimensions, []
+        active = coordinates
+        if self._conditional and len(coordinates) == len(dimensions):
+            active = self._space.decode(coordinates)
+        for path, seen in self._space.coordinates.items():
+            there = path in active and path in coordinates
+            if seen[0] == "choice":
+                found += [math.sqrt(0.5) if there and coordinates[path] == k else 0.0 for k in range(seen[1])]
+            else:
+                found.append(dimensions[path].to_unit(coordinates[path]) if there else 0.5)
+        return tuple(found)
+
+    def _point_at(self, place: Sequence[float]) -> Point:
+        """The features at a place of the unit cube."""
+        return tuple(place) if self._plain else self._point(self._space.from_unit(place))
+
+    def _places_for(self, seed: int, best: Sequence[int]) -> list[list[float]]:
+        """Places of the unit cube from which a new trial is chosen: some drawn anywhere, some near the best trials."""
+        from numpy import array, where
+        from numpy.random import default_rng
+
+        draws, space = default_rng(seed), self._space
+        found = draws.random((_ANYWHERE, len(space))).tolist()
+        if space.has_priors:
+            found = [self._place(space.guided(u)) for u in found]
+        around = array([self._place(self._records[best[k % len(best)]].coordinates) for k in range(_NEARBY)])
+        moved, anew = draws.random((2, *around.shape))
+        near = (around + draws.normal(0.0, _STEP, around.shape)).clip(0.0, 1.0)
+        return found + where(moved < 0.05, anew, where(moved < 0.5, near, around)).tolist()
+
+    def _place(self, coordinates: Mapping[str, Any]) -> list[float]:
+        """Where coordinates lie in the unit cube; in its middle where a trial lacks one."""
+        dimensions = self._space.dimensions
+        return [dimensions[p].to_unit(coordinates[p]) if p in coordinates else 0.5 for p in self._space.paths]
+
+
+def _least(curve: Curve) -> float:
+    return min(loss for _, loss in curve if math.isfinite(loss))

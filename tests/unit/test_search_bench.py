@@ -1,0 +1,123 @@
+"""The replay of `bench/search.py` on tables small enough to be worked out by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.searchers import Ours, methods
+from bench.tables import SETS, Table, halved, replay
+
+ROOT = Path(__file__).parents[2]
+REAL = ROOT.parent / "shared" / "data"
+NAN = float("nan")
+
+
+class Scripted:
+    """Proposes `points` in turn, each to its end."""
+
+    def __init__(self, points):
+        self.points, self.reports = points, []
+
+    def next(self):
+        number = len({number for number, *_ in self.reports})
+        return number, self.points[number]
+
+    def report(self, number, epoch, loss, done):
+        self.reports.append((number, epoch, loss, done))
+        return not done
+
+
+def test_regret_is_of_the_best_finite_point_of_any_curve_and_the_nearest_free_configuration_runs():
+    table = Table("t", np.array([[0.0], [0.4], [1.0]]), np.array([[5.0, 4.0], [1.0, NAN], [NAN, 3.0]]))
+    assert (table.best, table.median) == (1.0, 3.0)
+    method = Scripted([[0.9], [0.9], [0.1]])
+    assert replay(table, method, 1, (1, 2, 3)) == [1.0, 0.0, 0.0]
+    assert [(n, e, done) for n, e, _, done in method.reports] == [
+        (0, 1, False),
+        (0, 2, True),
+        (1, 1, False),
+        (1, 2, True),
+        (2, 1, False),
+    ]
+    assert [loss for *_, loss, _ in method.reports][1:3] == [3.0, 1.0]
+
+
+def made(seed=0, n=120, length=12):
+    """A bowl in two dimensions; curves fall to it."""
+    rng = np.random.default_rng(seed)
+    cube = rng.random((n, 2))
+    level = ((cube - 0.3) ** 2).sum(axis=1)
+    return Table(f"bowl {seed}", cube, level[:, None] + 1 / np.arange(1, length + 1) + 0.01 * rng.random((n, length)))
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+@pytest.mark.parametrize(
+    "name", ["random", "random + asha-promote", "tpe + asha", "optuna tpe + halving", "freeze-thaw"]
+)
+def test_methods_are_driven_alike_and_repeat(name, workers):
+    table = made()
+    first, again = (replay(table, methods(2, 12, 3)[name](), workers, (2, 4)) for _ in range(2))
+    assert first == again and first[0] >= first[1] >= 0.0
+
+
+def test_freeze_thaw_finds_more_with_as_many_epochs_than_random_search():
+    tables = [made(seed) for seed in range(3)]
+    found = {
+        name: sum(replay(table, methods(2, 12, 0)[name](), 1, (8,))[0] for table in tables)
+        for name in ("random", "freeze-thaw")
+    }
+    assert found["freeze-thaw"] < 0.5 * found["random"]
+
+
+def test_what_pauses_goes_on_where_it_was():
+    method, table = Ours("random", "asha-promote", 2, 0), made()
+    replay(table, method, 8, (6,))
+    assert all([epoch for epoch, _ in curve] == list(range(1, len(curve) + 1)) for curve in method._curves.values())
+    assert "paused" in method._states.values() and max(map(len, method._curves.values())) > 3
+
+
+def test_halves_part_the_tasks():
+    tasks = [made(seed, 5) for seed in range(5)]
+    parts = [[task.name for task in halved(tasks, half)] for half in ("choose", "report", None)]
+    assert parts == [["bowl 0", "bowl 2", "bowl 4"], ["bowl 1", "bowl 3"], [f"bowl {k}" for k in range(5)]]
+
+
+@pytest.mark.skipif(not (REAL / "taskset").exists(), reason="the tables of learning curves are not beside the project")
+def test_the_command_goes_on_from_its_cache(tmp_path):
+    cache = tmp_path / "cells.jsonl"
+    given = ["--tables", str(REAL), "--half", "choose", "--sets", "TaskSet", "--tasks", "1", "--cache", str(cache)]
+
+    def bench(seeds):
+        line = [
+            sys.executable,
+            "bench/search.py",
+            *given,
+            "--seeds",
+            seeds,
+            "--methods",
+            "random",
+            "--against",
+            "random",
+        ]
+        return subprocess.run(line, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    assert "   1 cells" in bench("1")
+    rows = [json.loads(line) for line in cache.read_text().splitlines()]
+    rows[0]["regret"] = [7.0, 7.0]
+    cache.write_text(json.dumps(rows[0]) + "\n")
+    assert "   2 cells" in bench("2")
+    assert len(cache.read_text().splitlines()) == 2 and '"regret": [7.0, 7.0]' in cache.read_text()
+
+
+@pytest.mark.skipif(not (REAL / "taskset").exists(), reason="the tables of learning curves are not beside the project")
+@pytest.mark.parametrize(("kind", "count", "shape"), [("LCBench", 17, (1000, 52)), ("TaskSet", 6, (1000, 51))])
+def test_the_real_tables_are_as_their_papers_have_them(kind, count, shape):
+    tables = list(SETS[kind](REAL))
+    assert len(tables) == count
+    for table in tables:
+        assert table.curves.shape == shape and table.median > table.best
+        assert table.cube.min() == 0.0 and table.cube.max() == 1.0
