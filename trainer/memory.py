@@ -26,10 +26,12 @@ from trainer.activations import checkpointed
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.gradients import NoiseProbe, accumulate
+from trainer.offload import forgotten
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.sam import Sam
 from trainer.penalty import differentiable, penalised
 from trainer.precision import autocast, prepare
+from trainer.runtime import pick_device
 from trainer.task import Loss, Task
 
 
@@ -96,7 +98,7 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
     Two steps are taken, since an optimizer makes its state in the first. Raises whatever the task raises where it looks
     at values, which fake tensors have not.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake, device = FakeTensorMode(allow_non_fake_inputs=True), pick_device(config.device)
     with fake, Live() as live:
         model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
         model = checkpointed(model, config.activations, draws=False)
@@ -118,7 +120,7 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
 
         def loss_of(micro_step: int, batch: Any) -> Loss:
             before = live.now
-            with autocast(config.precision, torch.device("cpu")):
+            with autocast(config.precision, torch.device("cpu")), forgotten(config.activations, device):
                 loss = penalised(config.gradients, model, lambda: task.loss(model, batch))
             forward.append(live.now - before)
             return loss

@@ -16,6 +16,7 @@ from trainer.errors import TrainerError
 from trainer.gradient_rules import GradientRules
 from trainer.gradients import NoiseProbe, Window, accumulate
 from trainer.guard import RunningStatistics, skips_on_device
+from trainer.offload import Offload
 from trainer.optim.sam import Sam
 from trainer.optim.sophia import Sophia
 from trainer.parallel import Solo
@@ -51,6 +52,7 @@ class Stepper:
         self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None
         self.sam = Sam(self.params, config.optim.sam, ranks) if config.optim.wrap == "sam" else None
         self.statistics = RunningStatistics(state.model)
+        self.offloaded = Offload(config.activations, device)
         needs_numbers = state.lookahead is not None or config.rollback.enabled
         self.deferred = skips_on_device(state.optimizer, device) and not needs_numbers and not ranks.sharded
         self.updating = False  # while weights change: nothing that happens then can be tried again
@@ -160,7 +162,7 @@ class Stepper:
         return loss if self.state.loss_scale is None else loss.times(self._scale)
 
     def _task_loss(self, batch: Any) -> Loss:
-        with autocast(self.config.precision, self.device):
+        with autocast(self.config.precision, self.device), self.offloaded():
             loss = self.task.loss(self.module, batch)
         if not isinstance(loss, Loss):
             raise TrainerError(f"Task.loss must return a trainer.task.Loss(sum, count), not {type(loss).__name__}.")

@@ -53,7 +53,7 @@ RULES = {  # what is done to gradients besides
 }
 PENALTY = {"gradients": {"penalty": 1.0}}
 PENALISED = ("ddp", "zero1")
-RECOMPUTED = {"activations": {"checkpoint": "full"}}
+RECOMPUTED = {"activations": {"checkpoint": "full", "offload": "disk"}}
 RECOMPUTED_BY = ("ddp", "zero3", "tensor", "pipeline")
 SHARDED = [name for name, known in OPTIMIZERS.items() if known.sharded]
 TAKEN = ("zero3", "tensor", "pipeline")  # where a rank holds a part

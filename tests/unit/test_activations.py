@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_runs import Toy, Trial, uninterrupted
 
+from trainer import offload
 from trainer.activations import checkpointed
 from trainer.config import ActivationConfig, TrainConfig
 from trainer.errors import ConfigError
@@ -61,6 +62,63 @@ def plain(tmp_path_factory) -> str:
 def test_the_numbers_are_the_same_to_the_bit(activations, plain, tmp_path):
     """With dropout, batch norm's statistics, SAM's second pass, accumulation, and an evaluated average."""
     assert uninterrupted(tmp_path, task=Layered, **GIVEN, activations=activations).digest() == plain
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "full"])
+def test_what_waits_on_the_disk_is_the_same_to_the_bit(checkpoint, plain, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(offload, "SMALL", 1)
+    write = offload._File.write
+    monkeypatch.setattr(offload._File, "write", lambda file, data: written.append(len(data)) or write(file, data))
+    activations = {"offload": "disk", "checkpoint": checkpoint}
+    assert uninterrupted(tmp_path, task=Layered, **GIVEN, activations=activations).digest() == plain
+    assert written
+
+
+def off(where: str, device: str = "cpu") -> offload.Offload:
+    return offload.Offload(ActivationConfig(offload=where), torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("where", "device"), [("disk", "cpu"), ("cpu", "cuda")]
+)  # of a GPU's, the way through the host
+def test_gradients_of_any_layout_are_the_same(where, device, monkeypatch):
+    monkeypatch.setattr(offload, "SMALL", 1)
+    away = off(where, device)
+    kinds = [torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last), torch.randn(9, 7).t(), torch.randn(5, 1)]
+    kinds += [torch.randn(6).expand(3, 6), torch.tensor(2.0), torch.zeros(0, 3), torch.randn(8, 8)[::2, 1:]]
+    for x in kinds:
+        one, other = x.clone(), x.clone()
+        for tensor in (one, other):
+            tensor.requires_grad_()
+        (one.sin() * one).exp().sum().backward()
+        with away():
+            loss = (other.sin() * other).exp().sum()
+        loss.backward()
+        assert torch.equal(one.grad, other.grad)
+    if where == "disk":
+        del loss
+        assert away._file.end == 0, "what is no longer waited for has left room"
+
+
+def test_only_what_is_large_leaves_and_memory_is_free_meanwhile(monkeypatch):
+    away, linear = off("disk"), nn.Linear(256, 256)
+    packed = []
+    monkeypatch.setattr(offload, "_Away", lambda tensor, file: packed.append(tensor.shape) or offload._Here(tensor))
+    with away():
+        linear(torch.randn(128, 256)).relu().sum().backward()
+        linear(torch.randn(2, 256)).relu().sum().backward()
+    assert packed and set(packed) == {torch.Size([128, 256])}, "no weight, and nothing small"
+
+
+def test_a_change_in_place_of_what_is_waited_for_is_an_error_still():
+    x = torch.randn(3, requires_grad=True)
+    with off("disk")():
+        y = x.exp()
+        loss = y.sum()
+    y.detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 class Counted(TorchDispatchMode):

@@ -118,6 +118,7 @@ COPIES: dict[str, dict[str, Any]] = {
     "noise": {"gradients": {"noise_scale": True}, "micro_batch_size": 4},
     "full": {"activations": {"checkpoint": "full"}},
     "selective": {"activations": {"checkpoint": "selective"}},
+    "disk": {"activations": {"offload": "disk"}},
     "penalty": {"gradients": {"penalty": 1.0, "penalty_of": "loss"}},
 }
 

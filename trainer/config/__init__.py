@@ -174,8 +174,9 @@ class TrainConfig(Frozen):
             "optim.name=sophia, which differentiates twice": self.optim.name == "sophia",
             "gradients.penalty, which differentiates twice": self.gradients.penalty is not None,
         }
-        if self.activations.checkpoint != "none" and (found := _first(others)):
-            raise ValueError(f"activations.checkpoint does not go with {found}: leave one of them out.")
+        for name in ("checkpoint", "offload"):
+            if getattr(self.activations, name) != "none" and (found := _first(others)):
+                raise ValueError(f"activations.{name} does not go with {found}: leave one of them out.")
         return self
 
     @model_validator(mode="after")

@@ -16,6 +16,8 @@ class ActivationConfig(Frozen):
     checkpoint: Literal["none", "full", "selective"] = "none"
     # Patterns of module names, `encoder.*`; none: the elements of the outermost lists and sequences of modules.
     modules: tuple[str, ...] = ()
+    # Where what is kept waits for the backward pass: on the device, in the host's memory, or in a file of $TMPDIR.
+    offload: Literal["none", "cpu", "disk"] = "none"
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> ActivationConfig:
