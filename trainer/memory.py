@@ -195,7 +195,8 @@ def plan(
 
 
 def _spelled(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+    power, unit = (30, "GiB") if size >= 2**30 else (20, "MiB") if size >= 2**20 else (10, "KiB")
+    return f"{size / 2**power:.{2 if power == 30 else 1}f} {unit}"
 
 
 def _bytes(tensors: Iterable[Any]) -> int:
