@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import RowMapping
 
 from hpo import warm
 from hpo.config import as_json, config_hash
 from hpo.ledger import Ledger, writes
-from hpo.ledger.history import Curves
+from hpo.ledger.history import Curve, Curves
 from hpo.search.beginning import Beginning
 from hpo.search.promotion import Featuring, Point
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
@@ -49,7 +49,8 @@ class Asking:
             warm.records(spec.earlier, len(study.constraints)),
         )
         told, rows = set(self._known), self._rows
-        records = self._ledger.look(lambda c: {n: self._record(c, rows[n], n in told) for n in sorted(rows)})
+        curves = self._ledger.look(lambda connection: self._curves.upto(connection, None)) if told else {}
+        records = {n: self._record(rows[n], curves[n][1] if n in told else []) for n in sorted(rows)}
         for number in sorted(rows.keys() - told):
             sampler.adopt(records[number].open())
         for number in self._known:
@@ -73,14 +74,16 @@ class Asking:
 
     def tell(self, row: RowMapping) -> None:
         """A trial has ended, or waits at a rung."""
-        self._sampler.tell(self._ledger.look(lambda connection: self._record(connection, row)))
+        self._sampler.tell(self._newest(row))
 
     def adopt(self, row: RowMapping) -> None:
         """A trial goes on from its rung."""
-        self._sampler.adopt(self._ledger.look(lambda connection: self._record(connection, row)).open())
+        self._sampler.adopt(self._newest(row).open())
 
-    def _record(self, connection: Connection, row: RowMapping, ended: bool = True) -> TrialRecord:
-        curve = self._curves.of(connection, row["id"]) if ended else []
+    def _newest(self, row: RowMapping) -> TrialRecord:
+        return self._record(row, self._ledger.look(lambda connection: self._curves.of(connection, row["id"])))
+
+    def _record(self, row: RowMapping, curve: Curve) -> TrialRecord:
         one = len(self._curves.metrics) == 1
         values = row["values"] if one or row["state"] != "paused" or not curve else self._curves.flipped(curve[-1][1])
         return TrialRecord(

@@ -127,6 +127,7 @@ class Driver:
             if self._clock.monotonic() >= next_look:
                 self._reclaimer.reclaim()
                 next_look = self._clock.monotonic() + min(1.0, self._options.lease_timeout / 3)
+                self._looked = None  # a trial that trains may have passed a rung, so that another may go on
             if not self._executor.step():
                 self._clock.sleep(0.02)
             on_tick()
@@ -299,7 +300,9 @@ class Driver:
         return {number: row for number, row in self._ended_rows.items() if number in self._open}
 
     def _newly_halted(self, connection: Connection) -> tuple[set[int], Sequence[RowMapping]]:
-        return driving.halted(connection, self._id, min(self._open), self._paused, self._ended_rows)
+        # Under promotion none but this driver lets paused trials go on.
+        going = self._open - self._paused - self._ended_rows.keys() if self._promoting else None
+        return driving.halted(connection, self._id, min(self._open), self._paused, self._ended_rows, going)
 
     def _note_end(self, row: RowMapping) -> None:
         self._ended_rows[row["number"]] = row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from sqlalchemy.engine import Connection
 from hpo.budget import spelled
 from hpo.clock import Clock
 from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, trials
+from hpo.ledger.tables import TERMINAL_STATES, asks, trials
 from hpo.objective import best_of
 from hpo.words import counted
 
@@ -46,6 +47,8 @@ class Progress:
         self._ledger, self._clock = ledger, clock
         self.name = name
         self.trials: dict[int, Trial] = {}
+        self.states: Counter[str] = Counter()  # kept beside the trials: of many they are not counted again each time
+        self.epochs = 0
         self.best: list[Trial] = []  # one, or with several objectives the Pareto front
         row = ledger.look(lambda connection: reads.study_row(connection, name))
         self._id: int = row["id"]
@@ -65,15 +68,11 @@ class Progress:
 
     @property
     def ended(self) -> int:
-        return sum(trial.state in TERMINAL_STATES for trial in self.trials.values())
+        return sum(self.states[state] for state in TERMINAL_STATES)
 
     @property
     def paused(self) -> int:
-        return sum(trial.state == "paused" for trial in self.trials.values())
-
-    @property
-    def epochs(self) -> int:
-        return sum(trial.epoch for trial in self.trials.values())
+        return self.states["paused"]
 
     @property
     def elapsed(self) -> float:
@@ -119,7 +118,11 @@ class Progress:
         for trial in fresh:
             if known := self.trials.get(trial.number):
                 trial.curve, trial.step = known.curve, known.step
+                self.states[known.state] -= 1
+                self.epochs -= known.epoch
             self.trials[trial.number] = trial
+            self.states[trial.state] += 1
+            self.epochs += trial.epoch
         for number, _, step, _, value in points:
             trial = self.trials[number]
             if step > trial.step:
@@ -133,8 +136,9 @@ class Progress:
 
     def _read(self, connection: Connection) -> tuple[list[Trial], list[Any]]:
         """The trials that are new or were open, and the points of their curves that are new."""
-        is_open = [number for number, trial in self.trials.items() if trial.state in OPEN_STATES]
-        where = {"study": self._id, "first": max(self.trials, default=-1) + 1, "open": is_open}
+        going = [number for number, trial in self.trials.items() if trial.state in ("waiting", "running")]
+        waiting = [number for number, trial in self.trials.items() if trial.state == "paused"]
+        where = {"study": self._id, "first": max(self.trials, default=-1) + 1, "going": going, "paused": waiting}
         fresh = [_trial(row) for row in connection.execute(_FRESH, where).mappings()]
         begun = [trial.number for trial in fresh if trial.state != "waiting"]
         if not begun:
@@ -163,7 +167,8 @@ def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
 # A union, since SQLite would look at every trial of the study for an OR.
 _FRESH = union_all(
     _those(trials.c.number >= bindparam("first")),
-    _those(trials.c.number.in_(bindparam("open", expanding=True))),
+    _those(trials.c.number.in_(bindparam("going", expanding=True))),
+    _those(trials.c.number.in_(bindparam("paused", expanding=True)) & (trials.c.state != "paused")),
 ).order_by("number")
 
 

@@ -6,7 +6,6 @@ Two refreshes a second at most, of what is new in the ledger. The driver calls `
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +92,7 @@ class View:
             for trial in halted:
                 self._line(self._halted(trial))
             if not halted and now > self._told + SILENCE:
-                running = sum(trial.state == "running" for trial in self.progress.trials.values())
+                running = self.progress.states["running"]
                 doing = f"{running} running" if running else "workers are starting"
                 self._line(f"{doing}, {counted(self.progress.epochs, 'epoch')} trained  ({self.progress.counts()})")
 
@@ -186,7 +185,7 @@ def _cells(trial: Trial, best: bool, judged: int) -> list[Text]:
 
 def summary(progress: Progress, result: Result) -> str:
     """What a run leaves behind: how it ended, the best trial, where the rest is, what to do next."""
-    states = Counter(trial.state for trial in progress.trials.values())
+    states = progress.states
     counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     ended = portion(progress.ended, progress.requested, "trial")
     lines = [f"{progress.name}: {result.state}, {ended} ended ({counts})"]

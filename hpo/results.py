@@ -29,13 +29,16 @@ _KEPT = (
     .order_by(checkpoints.c.step, checkpoints.c.id)
 )
 _ENDED = (
-    select(trials)
+    select(trials.c.number)
     .where(
         trials.c.study_id == bindparam("study"),
         trials.c.number >= bindparam("first"),
         trials.c.state.in_(TERMINAL_STATES),
     )
     .order_by(trials.c.number)
+)
+_ROWS = select(trials).where(
+    trials.c.study_id == bindparam("study"), trials.c.number.in_(bindparam("numbers", expanding=True))
 )
 
 
@@ -97,6 +100,7 @@ class Results:
         self._ledger, self._study, self._home = ledger, study, home
         self._clock = clock or SystemClock()
         self._written: set[int] = set()
+        self._first = 0  # all below are written
         self._next = self._clock.monotonic()
 
     def tick(self) -> None:
@@ -122,7 +126,9 @@ class Results:
 
     def _new(self, connection: Connection) -> dict[int, str]:
         study = reads.study_row(connection, self._study)
-        first = next(number for number in range(len(self._written) + 1) if number not in self._written)
-        rows = connection.execute(_ENDED, {"study": study["id"], "first": first}).mappings()
-        new = (row for row in rows if row["number"] not in self._written)
-        return texts(connection, study, list(itertools.islice(new, reads.PAGE)))
+        while self._first in self._written:
+            self._first += 1
+        ended = connection.execute(_ENDED, {"study": study["id"], "first": self._first}).scalars()
+        new = list(itertools.islice((number for number in ended if number not in self._written), reads.PAGE))
+        rows = connection.execute(_ROWS, {"study": study["id"], "numbers": new}).mappings().all() if new else []
+        return texts(connection, study, rows)

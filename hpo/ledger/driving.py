@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence, Set
+from typing import Any
 
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.engine import Connection, RowMapping
@@ -32,6 +33,8 @@ HALTED = select(trials.c.number, trials.c.state).where(
     trials.c.told.is_(None),
 )
 
+_HALTED_AMONG = HALTED.where(trials.c.number.in_(bindparam("going", expanding=True)))
+
 CONFIGS = (
     select(trials.c.number, asks.c.config)
     .join(asks, asks.c.trial_id == trials.c.id)
@@ -40,11 +43,19 @@ CONFIGS = (
 
 
 def halted(
-    connection: Connection, study_id: int, first: int, paused: Set[int], ended: Collection[int]
+    connection: Connection, study_id: int, first: int, paused: Set[int], ended: Collection[int], going: Set[int] | None
 ) -> tuple[set[int], list[RowMapping]]:
-    """The trials from `first` on that are paused, and the rows of those that halted since `paused` and `ended`."""
-    found = connection.execute(HALTED, {"study": study_id, "first": first}).all()
-    waiting = {number for number, state in found if state == "paused"}
+    """The trials from `first` on that are paused, and the rows of those that halted since `paused` and `ended`.
+
+    `going`, if given, are those that alone can have halted: what waits at its rung is then not read again and again.
+    """
+    where: dict[str, Any] = {"study": study_id, "first": first}
+    among = going is not None and len(going) <= PAGE
+    if among:
+        found = connection.execute(_HALTED_AMONG, where | {"going": list(going or ())}).all()
+    else:
+        found = connection.execute(HALTED, where).all()
+    waiting = {number for number, state in found if state == "paused"} | (paused if among else set())
     known = waiting & paused
     new = [number for number, _ in found if number not in known and number not in ended]
     return waiting, rows(connection, study_id, new)

@@ -89,7 +89,8 @@ class Curves:
         self.objectives, self.constraints = objectives, constraints
         self.metrics = [objective.metric for objective in objectives]
         self._signs = [-1.0 if objective.direction == "maximize" else 1.0 for objective in objectives]
-        self._kept: dict[int, tuple[int, str, Curve]] = {}  # number -> the trial's revision, its state, its curve
+        # Number -> the trial's revision, its state, its curve; ascending, since trials are read in order.
+        self._kept: dict[int, tuple[int, str, Curve]] = {}
         self._gap = 0  # every trial below has ended, and never changes
 
     def of(self, connection: Connection, trial_id: int) -> Curve:
@@ -121,7 +122,7 @@ class Curves:
         last = 2**31 - 1 if last is None else last
         if self._gap <= last:
             self._read(connection, last)
-        return {number: (state, curve) for number, (_, state, curve) in sorted(self._kept.items()) if number <= last}
+        return {number: (state, curve) for number, (_, state, curve) in self._kept.items() if number <= last}
 
     def _read(self, connection: Connection, last: int) -> None:
         rows = connection.execute(_STATES, {"study": self.study_id, "first": self._gap, "last": last}).all()

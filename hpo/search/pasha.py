@@ -13,6 +13,8 @@ from pydantic import Field
 from hpo.search.asha_promote import AshaPromote
 from hpo.search.strategy import Curve
 
+NEWEST = 50  # trials that the tolerance is taken from
+
 
 class Pasha(AshaPromote):
     """`asha-promote` up to a highest rung: rung 1, and above it as long as the rankings there differ.
@@ -23,6 +25,7 @@ class Pasha(AshaPromote):
     agree where, at each place, the trial at rung K is at rung K - 1 within the tolerance of the one that has that place
     there (section 4.2, soft ranking). The tolerance is the percentile of how far apart two trials are, at their last
     common epoch, of all pairs whose curves have crossed at least twice (section 4.3); 0 where there is no such pair.
+    Of a highest rung with more than NEWEST trials those alone are paired: of n there are n^2 / 2 pairs.
     The rungs are looked at anew with all that is known, so the highest one may come down again; the paper's never does.
 
     Once no more trials come the best of the highest rung trains to its end, as under `asha-promote`.
@@ -50,7 +53,7 @@ class Pasha(AshaPromote):
 
     def _tolerance(self, curves: Mapping[int, Curve]) -> float:
         apart = []
-        for one, other in combinations(curves.values(), 2):
+        for one, other in combinations([curves[number] for number in sorted(curves)[-NEWEST:]], 2):
             second = dict(other)
             gaps = [loss - second[epoch] for epoch, loss in one if epoch in second]
             gaps = [gap for gap in gaps if gap and math.isfinite(gap)]

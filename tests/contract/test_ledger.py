@@ -93,7 +93,7 @@ def test_a_ledger_of_the_first_schema_opens_without_a_budget_but_its_trials(stor
         row = "1, 's', 'u', 0, 'open', 4, '{}', '{}', '{}', 0"
         names = "id, name, uid, created_at, state, requested, spec, identity, environment, revision"
         connection.exec_driver_sql(f"INSERT INTO studies ({names}) VALUES ({row})")
-    with pytest.raises(StorageError, match=r"older release \(schema 0001, now 0003\): `hpo resume`"):
+    with pytest.raises(StorageError, match=r"older release \(schema 0001, now 0004\): `hpo resume`"):
         Ledger(storage, create=False)  # who only reads changes nothing
     with engine.connect() as connection:
         assert MigrationContext.configure(connection).get_current_revision() == "0001"
@@ -416,8 +416,8 @@ def test_curves_read_each_ended_trial_once_whatever_gaps_there_are(ledger):
     for one in taken[1:5]:  # 0 and 5 stay open
         ledger.transact(lambda c, one=one: writes.finish(c, one, Outcome("complete", 1, 1), [1.0]))
     curves, read = Curves(study_id, [Objective("val/loss", "minimize")]), []
-    loss = curves._loss
-    curves._loss = lambda value: read.append(value) or loss(value)
+    loss = curves.loss
+    curves.loss = lambda values: read.append(values) or loss(values)
     for _ in range(3):
         with ledger.read() as connection:
             seen = curves.upto(connection, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -124,6 +125,22 @@ def test_only_complete_trials_with_a_number_can_be_best(tmp_path, direction):
     [best] = Progress(ledger, "crafted", FakeClock()).best
     assert best.number == (3 if direction == "minimize" else 4)
     ledger.close()
+
+
+def test_totals_that_are_kept_are_those_of_the_trials_and_what_goes_on_unseen_is_read(ledger):
+    progress = Progress(ledger, "crafted", FakeClock())
+    for number, state in enumerate(("waiting", "running", "paused", "paused", "complete")):
+        put_trial(ledger, number, state, (0.5,) * number)
+    progress.refresh()
+    change_trial(ledger, 0, state="running")
+    change_trial(ledger, 1, state="pruned", values=[0.5], epoch=2)
+    change_trial(ledger, 2, state="complete", values=[0.9], epoch=9)  # thawed and ended between two looks
+    assert [trial.number for trial in progress.refresh()] == [1, 2]
+    trials = progress.trials.values()
+    assert progress.epochs == sum(trial.epoch for trial in trials) == 0 + 2 + 9 + 3 + 4
+    assert +progress.states == Counter(trial.state for trial in trials)
+    assert (progress.ended, progress.paused) == (3, 1)
+    assert progress.best == [progress.trials[2]]
 
 
 def test_a_refresh_is_two_queries_and_there_are_two_a_second_at_most(ledger):

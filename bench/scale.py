@@ -1,0 +1,285 @@
+"""How a study of many trials weighs on its driver: what a trial costs when there are few and many, how busy it is.
+
+python bench/scale.py [--trials 10000] [--measured 100] [--workers 64] [--seconds 30] [--strategies none ...]
+
+growth   processor time a trial, of the driver's own loop, of what `hpo run` does at its ticks (view, metrics.json)
+         and of the worker's path, in a study that has no trials yet and in one that has --trials: real ones of
+         bench/noop.py, the first of them multiplied in the ledger. The sampler's asks are not counted.
+reports  processor time a second of a driver whose study --workers threads of another process train by the worker's
+         own code, each reporting once a second
+status   seconds of `hpo status`, start-up included, on the large study
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench.machine import machine
+
+STUDY = str(Path(__file__).with_name("noop.py"))
+SEED = 30  # real trials that are multiplied
+
+
+class Clocked:
+    """Adds up the processor time of this thread that calls take, by name; calls within calls not counted twice."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._inner = 0.0
+
+    def __call__(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def clocked(*given: Any, **named: Any) -> Any:
+            before, start = self._inner, time.thread_time()
+            self._inner = 0.0
+            try:
+                return function(*given, **named)
+            finally:
+                whole = time.thread_time() - start
+                self.seconds[name] += whole - self._inner
+                self._inner = before + whole
+
+        return clocked
+
+
+def driven(home: Any, strategy: str, trials: int, executor: Any, clocked: Clocked | None = None) -> None:
+    """Drive the study until it has so many trials, as `hpo run` does without its mirror."""
+    from rich.console import Console
+
+    from hpo.asking import Asking
+    from hpo.driver import Driver, Options
+    from hpo.ledger import Ledger
+    from hpo.render import View
+    from hpo.results import Results
+    from hpo.run import Request, declare
+
+    ledger = Ledger(home.create().storage)
+    study, spec = declare(Request(home, reference=STUDY, strategy=strategy), ledger, workers=1)
+    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=trials), executor)
+    driver.acquire()
+    view = View(ledger, spec.name, Console(file=io.StringIO()), workers=1)
+    results = Results(ledger, spec.name, home)
+
+    def tick() -> None:
+        results.tick()
+        view.tick()
+
+    asks = Asking.ask
+    try:
+        if clocked is None:
+            driver.run(tick)
+        else:
+            Asking.ask = clocked("ask", asks)  # type: ignore[method-assign]
+            executor.step = clocked("worker", executor.step)
+            clocked("driver", driver.run)(clocked("ticks", tick))
+    finally:
+        Asking.ask = asks  # type: ignore[method-assign]
+        driver.release()
+        ledger.close()
+
+
+def multiply(home: Any, wanted: int) -> None:
+    """Have so many trials in the study of `home`, by copies of those that it has, told in their order."""
+    from sqlalchemy import func, insert, select, update
+
+    from hpo.ledger import Ledger, tables
+
+    ledger = Ledger(home.storage, create=False)
+    with ledger.write() as connection:
+
+        def rows(table: Any) -> list[dict[str, Any]]:
+            return [dict(row) for row in connection.execute(select(table)).mappings()]
+
+        trials, base = rows(tables.trials), connection.execute(select(func.max(tables.trials.c.id))).scalar_one()
+        copies = {table: rows(table) for table in (tables.asks, tables.attempts, tables.reports, tables.decisions)}
+        paused = sum(trial["told"] is None for trial in trials)
+        for start in range(len(trials), wanted, len(trials)):
+            shift = base * (start // len(trials))
+            told = start - paused * (start // len(trials))
+            connection.execute(
+                insert(tables.trials),
+                [
+                    one
+                    | {"id": one["id"] + shift, "number": one["number"] + start}
+                    | {"told": None if one["told"] is None else one["told"] + told}
+                    for one in trials
+                ],
+            )
+            for table, found in copies.items():
+                if found:
+                    connection.execute(
+                        insert(table),
+                        [one | {"trial_id": one["trial_id"] + shift, "claim": None} for one in found]
+                        if "claim" in table.c
+                        else [one | {"trial_id": one["trial_id"] + shift} for one in found],
+                    )
+        connection.execute(update(tables.studies).values(state="open"))
+    ledger.close()
+
+
+def growth(directory: Path, strategy: str, trials: int, measured: int) -> None:
+    """Print what a trial costs in a small and in a large study."""
+    from hpo.executors.inline import Inline
+    from hpo.home import Home
+
+    costs = []
+    for name, before in (("small", SEED), ("large", trials - measured)):
+        home = Home(directory / f"{strategy}-{name}")
+        driven(home, strategy, SEED, Inline())
+        multiply(home, before)
+        before = max(before, SEED)
+        before += -before % SEED
+        driven(home, strategy, before + 1, Inline())  # writes what the copies lack
+        runs = []
+        for more in (measured // 4, measured):  # their difference leaves out what it costs to begin
+            before, clocked = before + more, Clocked()
+            driven(home, strategy, before + 1, Inline(), clocked)
+            runs.append(clocked.seconds)
+        few, many = runs
+        cost = {part: 1e3 * (many[part] - few[part]) / (measured - measured // 4) for part in many}
+        costs.append(cost)
+        parts = ", ".join(f"{part} {cost[part]:.2f}" for part in ("driver", "ticks", "worker", "ask"))
+        print(f"growth  {strategy:13} {before:6} trials: {parts} ms a trial")
+    own = [cost["driver"] + cost["ticks"] for cost in costs]
+    print(f"growth  {strategy:13} the driver's at the end over that at the start: {own[1] / own[0]:.2f}")
+
+
+class Elsewhere:
+    """An executor whose workers are threads of another process, each with a trial that reports once a second."""
+
+    name = "elsewhere"
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def start(self, context: Any) -> None:
+        given = json.dumps([context.storage, str(context.home.root), context.study_id, self._workers])
+        self._process = subprocess.Popen([sys.executable, __file__, "--serve", given])
+
+    def step(self) -> bool:
+        return False
+
+    def preempt(self) -> None:
+        self._process.terminate()
+
+    kill = preempt
+
+    def stop(self, grace: float) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+def serve(storage: str, root: str, study_id: int, workers: int) -> None:
+    """Train as so many workers, until terminated; a report of the trial's own waits for its second."""
+    import bench.noop
+    from hpo.home import Home
+    from hpo.ledger import Ledger
+    from hpo.reporter import LedgerReporter
+    from hpo.worker import Worker
+
+    report = LedgerReporter.report
+
+    def paced(self: Any, *given: Any, **named: Any) -> Any:
+        time.sleep(1.0)
+        return report(self, *given, **named)
+
+    LedgerReporter.report = paced  # type: ignore[method-assign]
+    assert bench.noop.REPORTS
+
+    def work() -> None:
+        worker = Worker(Ledger(storage, create=False, patience=60.0), Home(Path(root)), "elsewhere")
+        while True:
+            if not worker.run_one([study_id]):
+                time.sleep(0.2)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def reports(directory: Path, workers: int, seconds: float) -> None:
+    """Print how busy a driver is whose workers report once a second each."""
+    from hpo.driver import Driver, Options
+    from hpo.home import Home
+    from hpo.ledger import Ledger, reads
+    from hpo.run import Request, declare
+
+    count = "SELECT count(*) FROM (SELECT DISTINCT trial_id, step FROM reports) AS told"
+    home = Home(directory / "reports")
+    ledger = Ledger(home.create().storage)
+    study, spec = declare(Request(home, reference=STUDY, strategy="asha", window=2 * workers), ledger, workers=1)
+    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=10**6), Elsewhere(workers))
+    driver.acquire()
+    marks: list[tuple[float, float, float]] = []
+
+    def tick() -> None:
+        now = time.monotonic()
+        if not marks or now - marks[0][0] > seconds:
+            with ledger.read() as connection:
+                steps = connection.exec_driver_sql(count).scalar_one()
+            if steps:
+                marks.append((now, time.process_time(), steps))
+        if len(marks) > 1:
+            driver.request_stop()
+
+    try:
+        driver.run(tick)
+    finally:
+        driver.release()
+    with ledger.read() as connection:
+        states = reads.status(connection, spec.name).trials
+    wall, busy, steps = (marks[1][i] - marks[0][i] for i in range(3))
+    ended = states["complete"] + states["pruned"]
+    print(f"reports {workers} workers, {steps / wall:.1f} reports a second, {ended} trials have ended")
+    print(f"reports the driver is busy for {busy / wall:.2f} of a processor")
+    ledger.close()
+
+
+def status(root: Path) -> None:
+    command = [sys.executable, "-m", "hpo", "status", "--home", str(root)]
+    took = []
+    for _ in range(5):
+        start = time.monotonic()
+        subprocess.run(command, check=True, capture_output=True)
+        took.append(time.monotonic() - start)
+    print(f"status  {min(took):.2f} to {max(took):.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=10000)
+    parser.add_argument("--measured", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--strategies", nargs="*", default=["none", "asha", "asha-promote", "pasha"])
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve(*json.loads(given.serve))
+        return
+    print(machine())
+    with tempfile.TemporaryDirectory() as directory:
+        for strategy in given.strategies:
+            growth(Path(directory), strategy, given.trials, given.measured)
+        if given.strategies:
+            status(Path(directory) / f"{given.strategies[0]}-large")
+        if given.workers:
+            reports(Path(directory), given.workers, given.seconds)
+
+
+if __name__ == "__main__":
+    main()
