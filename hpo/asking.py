@@ -110,6 +110,9 @@ class Listing:
     def __init__(self, study: Study, spec: StudySpec) -> None:
         self._study, self._spec = study, spec
 
+    def features(self) -> Mapping[int, Point]:
+        return {}
+
     def exhausted(self, number: int) -> bool:
         return number >= len(self._spec.listed)
 
