@@ -209,6 +209,16 @@ def test_parts_of_the_sequence_and_several_stages_a_rank_compute_what_one_proces
 
 
 @pytest.mark.slow
+def test_all_kinds_at_once_on_eight_ranks(tmp_path, solo):
+    cube = {"pipeline": 2, "data": 2, "tensor": 2}
+    runs = {"Smooth": {"parallel": cube | {"shard": "zero3"}}, "Stack": {"task": "Stack"}}
+    runs["Stack"]["parallel"] = cube | {"shard": "zero2"}
+    for result in launched("runs", {"directory": str(tmp_path), "runs": runs}, 8)[:1]:
+        for name in runs:
+            assert_equal(result[name], solo(name), 1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # inductor's own
 def test_compiled_replicas_compute_what_one_compiled_process_does_and_resume_bit_equal(tmp_path):
     run = {"task": "Large", "compile": True, "num_epochs": 2, "micro_batch_size": 3, "checkpoint": {"every_steps": 5}}
