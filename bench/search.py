@@ -5,7 +5,8 @@
 
 DIR holds lcbench/table_17x1000x52.npz and taskset/*.json.gz; the protocol is that of `bench/tables.py`. Printed are the
 regrets after as many points as 10 and 30 whole curves have, as the mean over tasks and seeds with its standard error,
-and, with --against NAME, the ratio of the means paired by task and seed, with a 95 % interval by bootstrap.
+and, with --against NAME, the ratio of the means paired by task and seed, with a 95 % interval by bootstrap; then the
+processor time of a cell, and of each decision which trial is to run.
 
 Every cell (method, task, seed) that has ended is a line of --cache and is not run again, so that a run can be cut and
 goes on; delete the lines of what has changed. Syne Tune's methods run where it is installed (syne-tune 0.16.0): the
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.machine import machine
 from bench.searchers import methods
-from bench.tables import BUDGETS, HALVES, SETS, Table, halved, replay
+from bench.tables import BUDGETS, HALVES, SETS, Method, Table, halved, replay
 
 Key = tuple[str, str, int, int]  # method, task, seed, workers
 Cells = dict[Key, dict[str, Any]]
@@ -58,12 +59,26 @@ def tables(directory: Path, kind: str) -> list[Table]:
 
 
 def run(cell: Cell) -> tuple[Key, dict[str, Any]]:
-    """The regret of one cell at each budget, and the seconds of processor time it took."""
+    """The regret of one cell at each budget, the seconds of processor time, and how often a trial was asked for."""
     warnings.simplefilter("ignore")
     table = next(table for table in tables(cell.directory, cell.kind) if table.name == cell.task)
     begun = time.process_time()
-    regrets = replay(table, methods(table.dimensions, table.length, cell.seed)[cell.method](), cell.workers)
-    return cell.key, {"regret": regrets, "seconds": round(time.process_time() - begun, 3)}
+    method = Counted(methods(table.dimensions, table.length, cell.seed)[cell.method]())
+    regrets = replay(table, method, cell.workers)
+    seconds = round(time.process_time() - begun, 3)
+    return cell.key, {"regret": regrets, "seconds": seconds, "decisions": method.decisions}
+
+
+class Counted:
+    """A method, and how often it was asked for a trial to run."""
+
+    def __init__(self, method: Method) -> None:
+        self._method, self.decisions = method, 0
+        self.report = method.report
+
+    def next(self) -> tuple[int, Sequence[float] | None]:
+        self.decisions += 1
+        return self._method.next()
 
 
 def known(path: Path | None) -> Cells:
@@ -117,10 +132,12 @@ def report(chosen: Sequence[Table], names: Sequence[str], found: Cells, given: a
             continue
         regrets = np.array([row["regret"] for row in cells.values()])
         seconds = np.mean([row["seconds"] for row in cells.values()])
+        decisions = np.mean([row.get("decisions", np.nan) for row in cells.values()])
         both = sorted(cells.keys() & other.keys()) if name != given.against else []
         ours, theirs = (np.array([rows[key]["regret"] for key in both]) for rows in (cells, other))
+        costs = f"{seconds:6.2f} s {1e3 * seconds / decisions:5.1f} ms"
         print(
-            f"  {name:28} {shown(regrets)}   {len(cells):4d} cells {seconds:6.2f} s",
+            f"  {name:28} {shown(regrets)}   {len(cells):4d} cells {costs}",
             f"  ratio {ratio(ours, theirs)}" if both else "",
             flush=True,
         )
