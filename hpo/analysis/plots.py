@@ -93,6 +93,8 @@ def lacking(kind: str, of: Subject) -> str:
     complete = of.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if kind == "pareto" and len(of.metrics) == 1:
         return "the study has one objective"
+    if kind == "curves" and len(of.metrics) > 1:
+        return "Optuna keeps no curves of a study with several objectives"
     if kind == "curves":
         known = any(trial.intermediate_values for trial in of.study.get_trials(deepcopy=False))
         return "" if known else "no trial has reported the objective by epoch"
