@@ -153,7 +153,7 @@ def resume(
     from hpo.lookup import open_study, tracking_uri_of
     from hpo.run import Request
 
-    ledger, name, at = open_study(home, storage, study)
+    ledger, name, at = open_study(home, storage, study, upgrade=True)
     request = Request(
         home=Home.at(home),
         name=name,

@@ -9,10 +9,10 @@ from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
 
 
-def open_ledger(home: str, storage: str | None) -> tuple[Ledger, Home]:
-    """The ledger of a home, or the one named; NoLedger where there is none yet."""
+def open_ledger(home: str, storage: str | None, *, upgrade: bool = False) -> tuple[Ledger, Home]:
+    """The ledger of a home, or the one named, brought to this release if asked; NoLedger where there is none yet."""
     at = Home.at(home)
-    return Ledger(storage or at.storage, create=False), at
+    return Ledger(storage or at.storage, create=False, upgrade=upgrade), at
 
 
 def study_names(ledger: Ledger, study: str | None) -> list[str]:
@@ -21,18 +21,20 @@ def study_names(ledger: Ledger, study: str | None) -> list[str]:
         return [reads.study_row(connection, study)["name"]] if study else reads.study_names(connection)
 
 
-def open_study(home: str, storage: str | None, study: str | None) -> tuple[Ledger, str, Home]:
+def open_study(home: str, storage: str | None, study: str | None, *, upgrade: bool = False) -> tuple[Ledger, str, Home]:
     """The ledger, and the study that is meant: the one named, else the only one there is."""
-    ledger, names, at = open_studies(home, storage, study)
+    ledger, names, at = open_studies(home, storage, study, upgrade=upgrade)
     if len(names) > 1:
         where = ledger.shown if storage else at.root
         raise UserError(f"{where} holds {', '.join(names)}: name one with --study.")
     return ledger, names[0], at
 
 
-def open_studies(home: str, storage: str | None, study: str | None) -> tuple[Ledger, list[str], Home]:
+def open_studies(
+    home: str, storage: str | None, study: str | None, *, upgrade: bool = False
+) -> tuple[Ledger, list[str], Home]:
     """The ledger, and the study named, else all there are; UserError where there is none."""
-    ledger, at = open_ledger(home, storage)
+    ledger, at = open_ledger(home, storage, upgrade=upgrade)
     names = study_names(ledger, study and check_name(study))
     where = ledger.shown if storage else at.root
     if not names:

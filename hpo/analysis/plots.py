@@ -18,6 +18,8 @@ from hpo.analysis.importance import Target, importances, lacking_importances, qu
 from hpo.errors import UserError
 
 PAGE = "plots.html"
+WIDTH = 1150  # of the page's plots, in pixels
+PAIRS = ("contour", "rank")  # a row of panels for each parameter
 MOST_NAMED = 15  # curves in a legend
 MOST_PARAMS = {"contour": 4, "slice": 5, "rank": 4, "parallel": 10}  # the most important ones; more cannot be read
 
@@ -178,9 +180,14 @@ def _page(of: Subject, kinds: Sequence[str], params: Sequence[str]) -> str:
 
     title = escape(f"{of.study.study_name}: {of.metric}")
     parts = [f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title></head>"]
-    parts.append(f"<body style='font-family: sans-serif; max-width: 1200px; margin: 2em auto'><h1>{title}</h1>")
+    parts.append(f"<body style='font-family: sans-serif; max-width: 1150px; margin: 2em auto'><h1>{title}</h1>")
     for place, kind in enumerate(kinds):
-        figure = getattr(visualization, KINDS[kind].function)(of.study, **_options(of, kind, params))
+        options = _options(of, kind, params)
+        figure = getattr(visualization, KINDS[kind].function)(of.study, **options)
+        rows = len(options.get("params", ())) if kind in PAIRS else 1
+        figure.update_layout(title_text="", width=WIDTH, height=max(450, 240 * rows))
+        if kind == "curves":
+            figure.update_layout(xaxis_title="epoch", yaxis_title=of.metric)
         body = figure.to_html(full_html=False, include_plotlyjs=place == 0, div_id=kind)
         parts.append(f"<h2>{kind}</h2><p>{KINDS[kind].caption}</p>{body}")
     return "\n".join([*parts, "</body></html>\n"])

@@ -16,8 +16,10 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import func, insert, select
+from typer.testing import CliRunner
 
 from hpo.budget import Budget
+from hpo.cli import app
 from hpo.clock import FakeClock, SystemClock
 from hpo.errors import Busy, HpoError, StorageError
 from hpo.ledger import Ledger, claims, reads, store, tables, writes
@@ -103,6 +105,17 @@ def test_a_ledger_of_the_first_schema_opens_without_a_budget_but_its_trials(stor
         found = reads.study_row(connection, "s")
     assert (Budget.of(dict(found)), found["seconds_used"]) == (Budget(trials=4), 0.0)
     ledger.close()
+
+
+def test_resume_brings_an_older_ledger_to_this_release(storage, tmp_path):
+    engine = sa.create_engine(storage)
+    with engine.begin() as connection:
+        upgrade(connection, "0001")
+    flags = ["--home", str(tmp_path / "home"), "--storage", storage]
+    assert "older release" in CliRunner().invoke(app, ["status", *flags]).stderr
+    assert "holds no study" in CliRunner().invoke(app, ["resume", *flags]).stderr  # and is upgraded
+    assert "holds no study" in CliRunner().invoke(app, ["status", *flags]).stderr
+    engine.dispose()
 
 
 def test_many_processes_may_open_a_new_database_at_once(storage):
