@@ -88,14 +88,21 @@ def postgres_server(tmp_path_factory) -> Iterator[Callable[[], PostgresServer]]:
     # its absence is warned of when the package is imported
     os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
     servers: list[PostgresServer] = []
+    directories: list[Path] = []
 
     def create() -> PostgresServer:
-        servers.append(PostgresServer(tmp_path_factory.mktemp("postgres")))
+        # Not below pytest's own directory: as root the server runs as another user, and every session that begins
+        # anywhere on the machine closes that directory to all others.
+        directories.append(Path(tempfile.mkdtemp(prefix="hpo-postgres-")))
+        directories[-1].chmod(0o755)
+        servers.append(PostgresServer(directories[-1]))
         return servers[-1]
 
     yield create
     for server in servers:
         server.close()
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
