@@ -107,11 +107,11 @@ def test_a_ledger_of_the_first_schema_opens_without_a_budget_but_its_trials(stor
     ledger.close()
 
 
-def test_resume_brings_an_older_ledger_to_this_release(storage, tmp_path):
-    engine = sa.create_engine(storage)
+def test_resume_brings_an_older_ledger_to_this_release(tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/ledger.db")
     with engine.begin() as connection:
         upgrade(connection, "0001")
-    flags = ["--home", str(tmp_path / "home"), "--storage", storage]
+    flags = ["--home", str(tmp_path)]
     assert "older release" in CliRunner().invoke(app, ["status", *flags]).stderr
     assert "holds no study" in CliRunner().invoke(app, ["resume", *flags]).stderr  # and is upgraded
     assert "holds no study" in CliRunner().invoke(app, ["status", *flags]).stderr
