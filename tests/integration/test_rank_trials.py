@@ -15,13 +15,21 @@ from sqlalchemy import select
 
 sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
 from kill import STUDY, Run
+from test_rungs import drive
 
 from hpo import load
 from hpo.home import Home
+from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, events, reports, trials
 
 RANKS = ("-o", "train.parallel.data=2", "-o", "train.micro_batch_size=3", "-o", "pause=0.01", "--seed", "1")
 TRIALS = 3
+TWO = {"train.parallel.data": 2, "train.micro_batch_size": 3, "pause": 0.0}
+
+
+def found(ledger: Ledger, *columns, where=None) -> list[tuple]:
+    query = select(*columns) if where is None else select(*columns).where(where)
+    return [tuple(row) for row in ledger.look(lambda connection: connection.execute(query).all())]
 
 
 def run_in(home: Path, **environ: str) -> Run:
@@ -135,3 +143,36 @@ def test_a_rank_killed_in_a_save_of_parts_changes_nothing(tmp_path, point):
     study = load(str(STUDY))
     weights = study.load_model(kept, study.rebuild(config, config_hash)).state_dict()
     assert {"0.weight", "3.bias"} <= set(weights)
+
+
+def test_parameters_reach_every_rank_to_the_last_bit(tmp_path, monkeypatch):
+    """A float that float32 does not hold, a seed beyond int32: each rank holds its configuration against the hash."""
+    lr, seed = 0.00055471194716, 2**40 + 1
+    log = tmp_path / "log"
+    monkeypatch.setenv("TINY_LOG", str(log))
+    pinned = {"train.optim.lr": lr, "train.seed": seed}
+    ledger, state = drive(Home(tmp_path / "home"), bound={"trials": 1}, overrides=TWO | pinned, sampler="random")
+    assert state == "complete"
+    [(config,)] = found(ledger, asks.c.config)
+    assert (config["train"]["optim"]["lr"], config["train"]["seed"]) == (lr, seed)
+    lines = log.read_text().splitlines()
+    assert set(lines) == {repr(lr)}
+    [(steps,)] = found(ledger, trials.c.step)
+    assert len(lines) >= 2 * steps, "each of the two computes in every window"
+
+
+@pytest.mark.slow
+def test_a_trial_of_ranks_that_pauses_and_goes_on_is_the_one_that_never_paused(tmp_path):
+    flags = {"bound": {"trials": 4}, "overrides": TWO, "sampler": "random"}
+    promoted, state = drive(Home(tmp_path / "promoted"), strategy="asha-promote", **flags)
+    straight, _ = drive(Home(tmp_path / "straight"), strategy="none", **flags)
+    assert state == "complete"
+    assert {ranks for (ranks,) in found(promoted, trials.c.ranks)} == {2}
+    ends = found(promoted, attempts.c.trial_id, attempts.c.outcome, attempts.c.from_step)
+    resumed = [trial for trial, outcome, step in ends if step > 0]
+    assert resumed and "paused" in {outcome for _, outcome, _ in ends}
+    columns = (reports.c.trial_id, reports.c.step, reports.c.key, reports.c.value)
+    values = set(found(straight, *columns, where=reports.c.key == "val/loss"))
+    seen = set(found(promoted, *columns, where=reports.c.key == "val/loss"))
+    assert seen < values, "what was trained is the beginning of each trial, bit by bit"
+    assert any(trial == resumed[0] and step > 4 for trial, step, _, _ in seen)

@@ -1,0 +1,115 @@
+"""Each kind of failure has its rule: the state of its trial, what MLflow is told, what becomes of the study."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlflow
+import pytest
+from sqlalchemy import select
+from typer.testing import CliRunner
+
+from hpo.cli import app
+from hpo.home import Home
+from hpo.ledger import Ledger
+from hpo.ledger.tables import trials
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+
+# Every trial ends as its parameter says.
+KINDS = """
+import math
+from pydantic import BaseModel, ConfigDict
+from hpo import Choice, Constraint, Objective, Study
+from trainer.errors import ConfigError
+from trainer.report import Outcome
+
+class Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    fate: str = "well"
+
+class Fated:
+    def __init__(self, config):
+        self.fate = config.fate
+
+    def fit(self, reporter, checkpoints):
+        if self.fate == "bug":
+            raise ZeroDivisionError("a bug of the user's")
+        if self.fate == "configuration":
+            raise ConfigError("train.optim.name=odd cannot be trained.")
+        if self.fate == "memory":
+            return Outcome("out_of_memory", 0, 0, error="a micro-batch of one sample does not fit.")
+        if self.fate == "divergence":
+            return Outcome("nonfinite", 0, 0, error="loss is NaN at step 3.")
+        loss = math.nan if self.fate == "objective" else -9.0 if self.fate == "bound" else 0.5
+        reporter.report(1, {"val/loss": loss, "size": 20.0 if self.fate == "bound" else 10.0}, epoch=1)
+        return Outcome("complete", 1, 1)
+
+FATES = ["well", "bug", "configuration", "memory", "divergence", "objective", "bound"]
+STUDY = Study(
+    "kinds",
+    Config(),
+    Fated,
+    {"fate": Choice(FATES)},
+    [Objective("val/loss")],
+    constraints=[Constraint("size", upper=15)],
+    sampler="tpe",
+    enqueue=[{"fate": fate} for fate in FATES],
+)
+"""
+# fate -> the trial's state, its outcome, MLflow's status, a part of its error
+RULES = {
+    "well": ("complete", "complete", "FINISHED", ""),
+    "bug": ("failed", "user_error", "FAILED", "ZeroDivisionError: a bug of the user's"),
+    "configuration": ("failed", "bad_config", "FAILED", "train.optim.name=odd cannot be trained."),
+    "memory": ("infeasible", "out_of_memory", "FAILED", "does not fit"),
+    "divergence": ("infeasible", "nonfinite", "FAILED", "loss is NaN at step 3"),
+    "objective": ("infeasible", "nonfinite", "FAILED", "val/loss is not finite at the end"),
+    "bound": ("infeasible", "infeasible", "FAILED", "size 20 is above 15."),
+}
+
+
+def hpo(*arguments: str, home: Home, code: int = 0):
+    result = CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+    assert result.exit_code == code, (result.output, result.stderr)
+    return result
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / "kinds.py"
+    file.write_text(KINDS)
+    return file
+
+
+def test_every_kind_has_its_state_and_its_tag_and_none_but_the_good_one_is_best(tmp_path, study):
+    home = Home(tmp_path / "home")
+    hpo("run", "--study", str(study), "--trials", str(len(RULES)), "--executor", "inline", home=home)
+    with Ledger(home.storage).read() as connection:
+        rows = connection.execute(select(trials).order_by(trials.c.number)).mappings().all()
+    client = mlflow.MlflowClient(home.tracking_uri)
+    [experiment] = [one for one in client.search_experiments() if one.name == "kinds"]
+    runs = {run.data.tags.get("hpo.trial"): run for run in client.search_runs([experiment.experiment_id])}
+    for row, (fate, (state, outcome, status, error)) in zip(rows, RULES.items(), strict=True):
+        assert (row["state"], row["outcome"]) == (state, outcome), fate
+        assert error in (row["error"] or "")
+        assert bool(row["traceback"]) == (fate == "bug")
+        run = runs[str(row["number"])]
+        assert (run.data.tags["hpo.state"], run.data.tags["hpo.outcome"]) == (state, outcome)
+        assert run.info.status == status
+        assert run.data.tags.get("hpo.error", "") == (row["error"] or "")
+    best = json.loads(hpo("best", "--json", home=home).stdout)
+    assert (best["number"], best["value"]) == (0, 0.5), "what breaks a bound has the better loss"
+    hpo("verify", home=home)
+
+
+def test_equal_tracebacks_end_a_study_and_are_shown_once(tmp_path, study):
+    home = Home(tmp_path / "home")
+    broken = ("-o", "fate=bug", "--executor", "inline", "--trials", "9", "--sampler", "random", "--window", "1")
+    result = hpo("run", "--study", str(study), *broken, home=home, code=1)
+    assert result.stderr.count("Traceback (most recent call last)") == 1
+    assert result.stderr.count("ZeroDivisionError: a bug of the user's") == 1
+    assert "3 trials in a row failed in the same way" in result.stderr
+    assert json.loads(hpo("status", "--json", home=home).stdout)["trials"]["failed"] == 3
