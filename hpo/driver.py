@@ -349,6 +349,7 @@ class Driver:
             driving.retire(connection, self._id, numbers, self._curves)
 
         self._ledger.transact(body)
+        self._paused = self._paused - set(numbers)  # they have ended, and are looked for
         if numbers:
             failpoint("driver.after_retire")
 

@@ -49,6 +49,8 @@ class Progress:
         self.trials: dict[int, Trial] = {}
         self.states: Counter[str] = Counter()  # kept beside the trials: of many they are not counted again each time
         self.epochs = 0
+        self._open: set[int] = set()
+        self._next = 0  # above every number so far
         self.best: list[Trial] = []  # one, or with several objectives the Pareto front
         row = ledger.look(lambda connection: reads.study_row(connection, name))
         self._id: int = row["id"]
@@ -113,7 +115,7 @@ class Progress:
     def refresh(self) -> list[Trial]:
         """Read what is new; the trials that have ended or paused since."""
         fresh, points = self._ledger.look(self._read)
-        waited = {number for number, trial in self.trials.items() if trial.state == "paused"}
+        waited = {number for number in self._open if self.trials[number].state == "paused"}
         paused = {trial.number for trial in fresh if trial.state == "paused"} - waited
         for trial in fresh:
             if known := self.trials.get(trial.number):
@@ -121,6 +123,8 @@ class Progress:
                 self.states[known.state] -= 1
                 self.epochs -= known.epoch
             self.trials[trial.number] = trial
+            self._next = max(self._next, trial.number + 1)
+            (self._open.discard if trial.state in TERMINAL_STATES else self._open.add)(trial.number)
             self.states[trial.state] += 1
             self.epochs += trial.epoch
         for number, _, step, _, value in points:
@@ -136,9 +140,8 @@ class Progress:
 
     def _read(self, connection: Connection) -> tuple[list[Trial], list[Any]]:
         """The trials that are new or were open, and the points of their curves that are new."""
-        going = [number for number, trial in self.trials.items() if trial.state in ("waiting", "running")]
-        waiting = [number for number, trial in self.trials.items() if trial.state == "paused"]
-        where = {"study": self._id, "first": max(self.trials, default=-1) + 1, "going": going, "paused": waiting}
+        waiting = [number for number in self._open if self.trials[number].state == "paused"]
+        where = {"study": self._id, "first": self._next, "going": self._open.difference(waiting), "paused": waiting}
         fresh = [_trial(row) for row in connection.execute(_FRESH, where).mappings()]
         begun = [trial.number for trial in fresh if trial.state != "waiting"]
         if not begun:
