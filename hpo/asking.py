@@ -10,9 +10,12 @@ from sqlalchemy.engine import RowMapping
 
 from hpo import warm
 from hpo.config import as_json, config_hash
+from hpo.errors import UserError
 from hpo.ledger import Ledger, writes
+from hpo.ledger import statements as sql
 from hpo.ledger.history import Curve, Curves
 from hpo.search.beginning import Beginning
+from hpo.search.population import breeding
 from hpo.search.promotion import Featuring, Point
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers import make_sampler
@@ -48,6 +51,8 @@ class Asking:
             spec.enqueue,
             warm.records(spec.earlier, len(study.constraints)),
         )
+        if strategy := breeding(spec.strategy):
+            sampler = strategy.sampler(sampler, study.space, study.objectives, spec.seed)
         told, rows = set(self._known), self._rows
         curves = self._ledger.look(lambda connection: self._curves.upto(connection, None)) if told else {}
         records = {n: self._record(rows[n], curves[n][1] if n in told else []) for n in sorted(rows)}
@@ -68,9 +73,22 @@ class Asking:
     def ask(self, number: int, told: int) -> writes.Ask:
         """What to try as trial `number`, as the ledger takes it; `told` ends are known by now."""
         proposal = self._sampler.ask(number)
-        return _asked(
-            self._study, number, told, proposal, self._study.space.decode(proposal.coordinates, self._study.fixed())
-        )
+        params = self._study.space.decode(proposal.coordinates, self._study.fixed())
+        descent = {} if proposal.parent is None else self._descent(number, proposal.parent)
+        return _asked(self._study, number, told, proposal, params, descent)
+
+    def _descent(self, number: int, parent: int) -> dict[str, Any]:
+        """The columns of a trial that begins where its parent has ended."""
+        where = {"study": self._curves.study_id, "trial": parent}
+        found = self._ledger.look(lambda connection: connection.execute(sql.NEWEST, where).mappings().first())
+        if found is None:
+            raise UserError(
+                f"trial {number} is to go on from trial {parent}, which has no checkpoint left: put its directory "
+                "back, or start another study by --name."
+            )
+        at = {"step": found["step"], "epoch": found["epoch"], "from_epoch": found["epoch"]}
+        lineage = {"parent": parent, "generation": found["generation"] + 1}
+        return at | lineage | {"start": f"{parent}/{found['path']}"}
 
     def tell(self, row: RowMapping) -> None:
         """A trial has ended, or waits at a rung."""
@@ -95,6 +113,7 @@ class Asking:
             violations=self._violations(row),
             trial_attrs=row["trial_attrs"],
             study_attrs=row["study_attrs"],
+            parent=row["parent"],
         )
 
     def _violations(self, row: RowMapping) -> tuple[float, ...]:
@@ -125,7 +144,14 @@ class Listing:
     def adopt(self, row: RowMapping) -> None: ...
 
 
-def _asked(study: Study, number: int, told: int, proposal: Proposal, params: Mapping[str, Any]) -> writes.Ask:
+def _asked(
+    study: Study,
+    number: int,
+    told: int,
+    proposal: Proposal,
+    params: Mapping[str, Any],
+    descent: Mapping[str, Any] | None = None,
+) -> writes.Ask:
     config = study.build(params)
     resolved = as_json(config)
     return writes.Ask(
@@ -140,4 +166,5 @@ def _asked(study: Study, number: int, told: int, proposal: Proposal, params: Map
         config_hash=config_hash(config),
         trial_attrs=proposal.trial_attrs,
         study_attrs=proposal.study_attrs,
+        descent=descent or {},
     )

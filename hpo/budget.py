@@ -7,10 +7,13 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpo.clock import Clock
 from hpo.errors import UserError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import RowMapping
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
@@ -92,9 +95,9 @@ class Stopwatch:
         return timer
 
 
-def planned_epochs(config: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> float:
-    """The most epochs a trial reports; infinity where its configuration does not say, so that its end is waited for.
-    Of a trial that is cross-validated a fold counts as an epoch.
+def last_epoch(config: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> float:
+    """The epoch at which a trial ends at last; infinity where its configuration does not say. Of a trial that is
+    cross-validated a fold counts as an epoch.
 
     `changes`, path -> value, go before the configuration."""
     train = config.get("train")
@@ -103,6 +106,11 @@ def planned_epochs(config: Mapping[str, Any], changes: Mapping[str, Any] | None 
         return folds
     found = (changes or {}).get("train.num_epochs", train.get("num_epochs"))
     return found if isinstance(found, int) else math.inf
+
+
+def trained(row: RowMapping) -> int:
+    """The epochs of a trial that has ended, as a budget counts them: none of one that was lost."""
+    return 0 if row["outcome"] == "lost" else row["epoch"] - row["from_epoch"]
 
 
 def parse_time(text: str) -> float:

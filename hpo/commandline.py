@@ -160,7 +160,7 @@ SamplerOption = Annotated[
     str | None,
     typer.Option(
         "--sampler",
-        help="Proposes trials: tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, or auto, which chooses one.",
+        help="Proposes trials: tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, bohb, or auto, which chooses one.",
     ),
 ]
 StrategyOption = Annotated[
@@ -168,7 +168,7 @@ StrategyOption = Annotated[
     typer.Option(
         "--strategy",
         help="Stops trials: none, median, percentile, patient, threshold, wilcoxon, halving, asha or hyperband; "
-        "pauses them: asha-promote, hyperband-promote, pasha or freeze-thaw.",
+        "pauses them: asha-promote, hyperband-promote, pasha, freeze-thaw or bohb; breeds them: pbt or pb2.",
     ),
 ]
 WindowOption = Annotated[

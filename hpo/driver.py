@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import ending, failures
 from hpo.asking import Asking, Listing
-from hpo.budget import Budget, Stopwatch, planned_epochs
+from hpo.budget import Budget, Stopwatch, trained
 from hpo.clock import Clock, SystemClock
 from hpo.executors.base import Executor, WorkerContext
 from hpo.ledger import Ledger, driving, writes
@@ -19,6 +19,7 @@ from hpo.ledger.process import Process
 from hpo.ledger.tables import TERMINAL_STATES, studies
 from hpo.opening import LEASE_SECONDS, Options, check_home, continued, open_study, write_changes
 from hpo.reclaim import Reclaimer
+from hpo.search.population import breeding, planned_epochs
 from hpo.search.promotion import Board, promoting
 from hpo.spec import StudySpec
 from hpo.study import Study
@@ -74,7 +75,7 @@ class Driver:
         stored = Budget.of(dict(row))
         self._budget = self._options.budget.over(stored)
         self._curves = Curves(self._id, self._study.objectives, self._study.constraints)
-        self._promoting = promoting(self._spec.strategy)
+        self._promoting, self._breeding = promoting(self._spec.strategy), breeding(self._spec.strategy)
         self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
         self._adopt()
         self._options.budget.check(self._spec.name, stored, self._used)
@@ -87,7 +88,8 @@ class Driver:
         def body(connection: Connection) -> None:
             self._lease.check(connection)
             write_changes(connection, row, self._lease, values)
-            if promoting(row["spec"]["strategy"]) and not self._promoting:
+            before = row["spec"]["strategy"]
+            if (promoting(before) or breeding(before)) and not (self._promoting or self._breeding):
                 driving.thaw(connection, self._id, [n for n, one in self._rows.items() if one["state"] == "paused"])
             if self._streak.forgiven > self._forgiven_before:
                 uid = f"{self._lease.name}.{self._lease.fence}.forgiven"
@@ -166,9 +168,9 @@ class Driver:
         rows, plans, self._forgiven_before = self._ledger.look(self._known)
         self._asked = len(rows)
         self._lost = {row["number"] for row in rows if row["outcome"] == "lost"}
-        self._epochs = {row["number"]: _trained(row) for row in rows} | plans
+        self._epochs = {row["number"]: trained(row) for row in rows} | plans
         self._plans = plans
-        self._epochs_ended = sum(row["epoch"] for row in rows if row["outcome"] != "lost")
+        self._epochs_ended = sum(map(trained, rows))
         self._scored = any(row["state"] in ("complete", "pruned") for row in rows)
         seconds = self._budget.seconds
         self._expired = seconds is not None and self._time.seconds >= seconds
@@ -177,7 +179,7 @@ class Driver:
         told = [row["number"] for row in in_order]
         self._done = len(told) == len(rows) and not plans
         if self._spec.order == "ordered":  # what the last ask saw, whatever was told after it
-            due = range(max(0, self._asked - self._spec.window))
+            due = range(self._known_to(self._asked - 1))
             told = [number for number in due if number in ended]  # all, unless the window has changed
         self._rows = {row["number"]: row for row in rows}
         asking = Asking(self._ledger, self._study, self._spec, self._curves, self._rows, told)
@@ -196,8 +198,9 @@ class Driver:
         """All trials, the epochs planned for those that are open, and from which trial on failures count."""
         rows = connection.execute(driving.ALL, {"study": self._id})
         plans = connection.execute(driving.CONFIGS, {"study": self._id}).all()
-        planned = {number: planned_epochs(config) for number, config in plans}
-        return rows.mappings().all(), planned, failures.forgiven(connection, self._id)
+        found = rows.mappings().all()
+        planned = {n: planned_epochs(config, self._breeding, n, found[n]["from_epoch"]) for n, config in plans}
+        return found, planned, failures.forgiven(connection, self._id)
 
     def _judge_failures(self, in_order: Sequence[RowMapping], told: Sequence[int]) -> None:
         """Count on where the last driver stopped; a study that failures have ended, and that may go on, begins anew."""
@@ -245,16 +248,21 @@ class Driver:
         return self._budget.epochs is None or sum(self._epochs.values()) < self._budget.epochs
 
     def _may_ask(self, ended: dict[int, RowMapping], told: list[tuple[int, int]]) -> bool:
-        """Ordered: tell trial k exactly before ask k + W, never earlier. Async: tell what has ended, keep W open."""
+        """Ordered: tell what the next ask is to know exactly before it. Async: tell what has ended, keep W open."""
         if self._spec.order == "async":
             self._tell_all(ended, told)
             return self._wants_more() and len(self._open - self._paused) < self._spec.window
-        due = self._asked - self._spec.window
-        if due in self._open:
-            if due not in ended:
-                return False
-            self._tell(ended[due], told)
+        due = sorted(number for number in self._open if number < self._known_to(self._asked))
+        if any(number not in ended for number in due):
+            return False
+        for number in due:
+            self._tell(ended[number], told)
         return self._wants_more()
+
+    def _known_to(self, number: int) -> int:
+        """Ordered: ask `number` knows of the ends of the trials before this one; of a population, all generations
+        before its own."""
+        return self._breeding.begin(number) if self._breeding else number - self._spec.window + 1
 
     def _tell_all(self, ended: dict[int, RowMapping], told: list[tuple[int, int]]) -> None:
         for number in sorted(ended):
@@ -273,7 +281,8 @@ class Driver:
         proposal = self._asking.ask(number, told=self._told)
         self._open.add(number)
         self._asked += 1
-        self._epochs[number] = self._plans[number] = planned_epochs(proposal.config)
+        start = proposal.descent.get("from_epoch", 0)
+        self._epochs[number] = self._plans[number] = planned_epochs(proposal.config, self._breeding, number, start)
         return proposal
 
     def _commit(self, proposals: list[writes.Ask], told: list[tuple[int, int]], thawed: list[int]) -> None:
@@ -294,6 +303,9 @@ class Driver:
     def _ended(self) -> dict[int, RowMapping]:
         """The terminal trials the sampler does not know of, by number; only those that are new are read whole."""
         self._paused, rows = self._ledger.look(self._newly_halted)
+        if self._breeding and self._paused:  # their generation is over, and another trial goes on from each
+            self._retire(sorted(self._paused))
+            self._paused, rows = self._ledger.look(self._newly_halted)
         for row in rows:
             self._looked = None
             (self._note_pause if row["state"] == "paused" else self._note_end)(row)
@@ -306,7 +318,7 @@ class Driver:
 
     def _note_end(self, row: RowMapping) -> None:
         self._ended_rows[row["number"]] = row
-        self._epochs[row["number"]] = _trained(row)
+        self._epochs[row["number"]] = trained(row)
         self._scored |= row["state"] in ("complete", "pruned")
         if row["outcome"] == "lost":
             self._lost.add(row["number"])
@@ -362,7 +374,7 @@ class Driver:
     @property
     def _stuck(self) -> bool:
         """Whether only paused trials are left, and nobody lets them go on."""
-        return self._only_paused and not self._promoting
+        return self._only_paused and not (self._promoting or self._breeding)
 
     # the end
 
@@ -390,8 +402,3 @@ class Driver:
         self._lease.check(connection)
         values = {"state": state, "revision": studies.c.revision + 1}
         connection.execute(update(studies).where(studies.c.id == self._id).values(**values))
-
-
-def _trained(row: RowMapping) -> int:
-    """The epochs of a trial that has ended, as a budget counts them."""
-    return 0 if row["outcome"] == "lost" else row["epoch"]

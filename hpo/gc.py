@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import results
@@ -25,6 +25,7 @@ from hpo.ledger import Ledger, leases, reads, writes
 from hpo.ledger import statements as sql
 from hpo.ledger.process import Process
 from hpo.ledger.tables import TERMINAL_STATES, checkpoints, studies, trials
+from hpo.search.population import breeding
 from hpo.study import RESUME_FROM
 from hpo.words import counted
 from trainer.checkpoint import CheckpointStore
@@ -55,8 +56,8 @@ def collect(
     """Drop the checkpoints of ended trials but for the `keep_best` best, of several objectives at least the front; with
     `max_bytes`, only until the study's take no more than that, the worst trials first.
 
-    Those that a restart or `train.resume_from` of a study of this ledger starts from stay with their trial. Raises Busy
-    while the study has a driver.
+    Those that a restart, `train.resume_from` of a study of this ledger or the next generation of a population starts
+    from stay with their trial. Raises Busy while the study has a driver.
     """
     row = ledger.look(lambda connection: reads.study_row(connection, name))
     if dry_run:
@@ -85,7 +86,7 @@ def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, 
     kept = _measured(home, study, connection.execute(query).mappings())
     order = reads.ranked(connection, study)
     best = {one.number for one in reads.bests(connection, study)} | set(order[:keep_best])
-    protected = best | _started_from(connection, home, study, kept)
+    protected = best | _started_from(connection, home, study, kept) | _to_breed(connection, study)
     ended = [
         row for row in kept if row["trial_state"] in TERMINAL_STATES and row["number"] not in protected
     ]  # an open trial's checkpoints are its own affair
@@ -130,6 +131,15 @@ def _started_from(connection: Connection, home: Home, study: RowMapping, kept: R
     return needed | {
         row["number"] for row in kept if home.checkpoints(study["name"], row["number"]) / row["path"] in named
     }
+
+
+def _to_breed(connection: Connection, study: RowMapping) -> set[int]:
+    """The numbers of trials of a population from which its next trials may go on: the last two generations'."""
+    if study["state"] != "open" or not breeding(study["spec"]["strategy"]):
+        return set()
+    mine = trials.c.study_id == study["id"]
+    newest = select(func.max(trials.c.generation)).where(mine).scalar_subquery()
+    return set(connection.execute(select(trials.c.number).where(mine, trials.c.generation >= newest - 1)).scalars())
 
 
 def _chunks(items: list[Any], size: int = 500) -> Iterator[list[Any]]:

@@ -30,6 +30,7 @@ class Trial:
     error: str | None
     curve: list[float] = field(default_factory=list)
     step: int = -1  # up to which the curve has been read
+    from_epoch: int = 0
 
     @property
     def shown(self) -> list[float | None]:
@@ -121,12 +122,12 @@ class Progress:
             if known := self.trials.get(trial.number):
                 trial.curve, trial.step = known.curve, known.step
                 self.states[known.state] -= 1
-                self.epochs -= known.epoch
+                self.epochs -= known.epoch - known.from_epoch
             self.trials[trial.number] = trial
             self._next = max(self._next, trial.number + 1)
             (self._open.discard if trial.state in TERMINAL_STATES else self._open.add)(trial.number)
             self.states[trial.state] += 1
-            self.epochs += trial.epoch
+            self.epochs += trial.epoch - trial.from_epoch
         for number, _, step, _, value in points:
             trial = self.trials[number]
             if step > trial.step:
@@ -156,6 +157,7 @@ def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             trials.c.number,
             trials.c.state,
             trials.c.epoch,
+            trials.c.from_epoch,
             trials.c["values"].label("objectives"),
             trials.c.error,
             asks.c.params,
@@ -177,5 +179,5 @@ _FRESH = union_all(
 
 def _trial(row: Any) -> Trial:
     last = row["folds"] if (row["folds"] or 1) > 1 else row["num_epochs"]  # what a trial's epochs are counted to
-    values = row["objectives"] or []
-    return Trial(row["number"], row["state"], row["epoch"], last, values, row["params"], row["error"])
+    at = (row["epoch"], last, row["objectives"] or [])
+    return Trial(row["number"], row["state"], *at, row["params"], row["error"], from_epoch=row["from_epoch"])

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from hpo import handover
-from hpo.budget import planned_epochs
+from hpo.budget import last_epoch
 from hpo.home import Home
 from hpo.ledger import Ledger, tables, writes
 from hpo.ledger.claims import Claim
@@ -67,7 +67,7 @@ class LedgerReporter:
         self._read_at = -math.inf
         self._home = home
         self._files = home.files(opened.name, claim.number)
-        self._last_epoch = planned_epochs(claim.config, claim.changes)
+        self._last_epoch = last_epoch(claim.config, claim.changes)
 
     @property
     def preempted(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from hpo import preflight, warm
+from hpo import demands, preflight, warm
 from hpo.config import flatten
 from hpo.driver import LEASE_SECONDS, Driver, Options
 from hpo.errors import NoLedger, StudyError, UserError
@@ -22,9 +22,8 @@ from hpo.ledger import Ledger, reads
 from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
 from hpo.results import Results
-from hpo.search.promotion import promoting
-from hpo.search.samplers import MODELS, SAMPLERS, sampler_spec
-from hpo.search.strategy import BRINGS, STRATEGIES, make_strategy
+from hpo.search.samplers import SAMPLERS, sampler_spec
+from hpo.search.strategy import STRATEGIES, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import Study, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
@@ -267,7 +266,7 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     study = study.configure(_overrides(request.overrides, stored), enqueue)
     strategy = request.strategy and _strategy(request.strategy, study)
     chosen = strategy or (stored.strategy if stored else study.strategy)
-    promotes = _promotes(chosen, request.order)
+    promotes = demands.promotes(chosen, request.order)
     defaults = stored or StudySpec(
         reference=study.reference,
         name=name,
@@ -296,14 +295,11 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     if request.sampler is not None:
         own = study.sampler["name"] == request.sampler
         given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
-    if brought := _brought(chosen, request.sampler):
+    given |= demands.generations(chosen, study, request.order, request.window, request.trials)
+    if brought := demands.sampler(chosen, request.sampler):
         given |= _sampling(sampler_spec(brought))
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
-    if spec.earlier and spec.sampler not in MODELS:
-        raise UserError(
-            f"--warm-start {spec.warm_start}: sampler {spec.sampler!r} has no model that its trials could enter; "
-            f"choose one of {', '.join(MODELS)}."
-        )
+    demands.check(study, spec)
     return study, spec
 
 
@@ -351,22 +347,3 @@ def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
 def _strategy(name: str, study: Study) -> dict[str, Any]:
     """The named strategy, with the declaration's options where it declares that one."""
     return dict(study.strategy) if study.strategy["name"] == name else dict(make_strategy(name).model_dump())
-
-
-def _brought(strategy: Mapping[str, Any], asked: str | None) -> str | None:
-    """The sampler that the strategy brings, if it does."""
-    brought = BRINGS.get(strategy["name"])
-    if brought and asked not in (None, brought):
-        raise UserError(f"--sampler {asked}: strategy {strategy['name']} brings its own; leave the sampler away.")
-    return brought
-
-
-def _promotes(strategy: Mapping[str, Any], order: str | None) -> bool:
-    """Whether trials pause under the strategy: then which goes on depends on when a worker is free."""
-    promotes = promoting(strategy) is not None
-    if promotes and order == "ordered":
-        raise UserError(
-            f"--order ordered: under {strategy['name']} the trial that goes on is chosen when a worker is free; leave "
-            "the order away, and give --workers 1 --window 1 for a study that can be repeated."
-        )
-    return promotes

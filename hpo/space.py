@@ -269,6 +269,10 @@ class Space:
         path = dimension.divisor
         return 1 if path is None else params[path] if path in params else fixed[path]
 
+    def divisor(self, path: str, params: Mapping[str, Any]) -> int:
+        """What the values of the dimension at `path` are multiples of where `params` stand; 1 where it has none."""
+        return self._divisor(self.dimensions[path], params, self.fixed)
+
     # --- Grid
 
     def grid_size(self, points: int = 5) -> int:

@@ -24,7 +24,19 @@ from hpo.words import command, counted
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, RowMapping
 
-_TRIAL = ("number", "state", "outcome", "epoch", "step", "error", "traceback", "losses", "parent", "generation")
+_TRIAL = (
+    "number",
+    "state",
+    "outcome",
+    "epoch",
+    "step",
+    "error",
+    "traceback",
+    "losses",
+    "parent",
+    "generation",
+    "start",
+)
 
 
 def detail(connection: Connection, home: Home, name: str, number: int) -> dict[str, Any]:
@@ -50,6 +62,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
     return {
         "study": name,
         **{column: row[column] for column in _TRIAL},
+        "lineage": _lineage(connection, study["id"], row),
         "values": dict(zip(metrics, row["values"] or [None] * len(metrics), strict=True)),
         "seconds": None if None in (row["started_at"], row["ended_at"]) else row["ended_at"] - row["started_at"],
         "params": row["params"],
@@ -73,6 +86,17 @@ def _folds(connection: Connection, trial_id: int, metrics: Sequence[str]) -> dic
     for row in connection.execute(_FOLDS, {"trial": trial_id, "metrics": list(metrics)}):
         value = None if row.value is None else _plain(row.value)
         found.setdefault(row.fold, {}).setdefault(row.key, []).append([row.step, value])
+    return found
+
+
+def _lineage(connection: Connection, study_id: int, trial: RowMapping) -> list[int]:
+    """The trials that it descends from, by number, its parent first."""
+    found: list[int] = []
+    parent = trial["parent"]
+    while parent is not None and parent not in found:
+        found.append(parent)
+        where = (trials.c.study_id == study_id) & (trials.c.number == parent)
+        parent = connection.execute(select(trials.c.parent).where(where)).scalar()
     return found
 
 
@@ -241,6 +265,9 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     took = f", {duration(trial['seconds'])}" if trial["seconds"] is not None else ""
     yield f"{trial['study']}, trial {trial['number']}: {trial['state']}"
     yield f"epoch {trial['epoch']}, step {trial['step']}{took}"
+    if trial["lineage"]:
+        origin = f", began from {trial['start']}" if trial["start"] else ""
+        yield f"generation {trial['generation']}: descends from {' <- '.join(map(str, trial['lineage']))}{origin}"
     if trial["error"]:
         yield f"error: {trial['error']}"
     yield from (f"{metric}: {number(value)}" for metric, value in trial["values"].items() if value is not None)

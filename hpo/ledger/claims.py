@@ -74,18 +74,24 @@ def _claim(connection: Connection, row: Row) -> Claim:
 def _committed(connection: Connection, row: Row) -> tuple[tuple[Mapping[str, Any], ...], Mapping[str, Any]]:
     """The checkpoints an attempt may start from, newest first, and what a restart has set.
 
-    What a trial saved before it was restarted is older than the checkpoint it was restarted from.
+    What a trial saved before it was restarted is older than the checkpoint it was restarted from, and the one that it
+    was asked to begin from is the oldest.
     """
+    first = [_source(connection, row.study_id, row.start)] if row.start else []
     if row.fence == 1:
-        return (), {}
+        return tuple(first), {}
     own = [{**kept, "number": row.number} for kept in connection.execute(sql.KEPT, {"trial": row.id}).mappings()]
     restart = connection.execute(sql.RESTART, {"trial": row.id}).first()
     if restart is None:
-        return tuple(own), {}
-    start = connection.execute(sql.SOURCE, source(row.study_id, restart.checkpoint)).mappings().one()
+        return (*own, *first), {}
+    start = _source(connection, row.study_id, restart.checkpoint)
     since = [kept for kept in own if kept["fence"] > restart.obeyed]
     before = [kept for kept in own if kept["fence"] <= restart.obeyed]
-    return (*since, dict(start), *before), restart.params
+    return (*since, start, *before, *first), restart.params
+
+
+def _source(connection: Connection, study_id: int, checkpoint: str) -> Mapping[str, Any]:
+    return dict(connection.execute(sql.SOURCE, source(study_id, checkpoint)).mappings().one())
 
 
 def changes_of(connection: Connection, trial_id: int) -> Mapping[str, Any]:

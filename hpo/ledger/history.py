@@ -16,7 +16,8 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.engine import Connection
 
 from hpo.config import near
-from hpo.ledger.tables import TERMINAL_STATES, checkpoints, machine_dependent, reports, trials
+from hpo.ledger import statements as sql
+from hpo.ledger.tables import TERMINAL_STATES, machine_dependent, reports, trials
 from hpo.objective import Constraint, Objective
 from trainer.report import Outcome, OutcomeKind
 
@@ -56,19 +57,6 @@ _STATES = (
         trials.c.number <= bindparam("last"),
     )
     .order_by(trials.c.number)
-)
-
-
-_NEWEST_CHECKPOINT = (
-    select(checkpoints.c.path)
-    .join(trials, trials.c.id == checkpoints.c.trial_id)
-    .where(
-        trials.c.study_id == bindparam("study"),
-        trials.c.number == bindparam("trial"),
-        checkpoints.c.state == "kept",
-    )
-    .order_by(checkpoints.c.step.desc(), checkpoints.c.id.desc())
-    .limit(1)
 )
 
 
@@ -255,7 +243,7 @@ class LedgerHistory:
         if self._limit is not None and number > self._limit:
             return None
         where = {"study": self._curves.study_id, "trial": number}
-        path = self._connection.execute(_NEWEST_CHECKPOINT, where).scalar()
+        path = self._connection.execute(sql.NEWEST, where).scalar()
         return path and f"{number}/{path}"
 
     def _visible(self) -> dict[int, tuple[str, Curve]]:

@@ -18,6 +18,8 @@ from hpo.ledger.process import Process, is_dead
 from hpo.ledger.tables import STATES, asks, attempts, leases, machine_dependent, reports, studies, trials, workers
 from hpo.objective import best_of, placed
 
+_TRAINED = trials.c.epoch - trials.c.from_epoch
+
 
 def study_row(connection: Connection, name: str) -> RowMapping:
     """The study's row; StudyError naming those there are if it is not among them."""
@@ -84,7 +86,7 @@ def status(connection: Connection, name: str) -> Status:
         trials=counts,
         best=found[0] if found and not several else None,
         front=found if several else [],
-        epochs_trained=connection.execute(select(func.coalesce(func.sum(trials.c.epoch), 0)).where(mine)).scalar_one(),
+        epochs_trained=connection.execute(select(func.coalesce(func.sum(_TRAINED), 0)).where(mine)).scalar_one(),
         attempts=connection.execute(select(func.count()).select_from(attempts).join(trials).where(mine)).scalar_one(),
     )
 
@@ -216,7 +218,8 @@ def declared(patterns: Sequence[str], key: str) -> bool:
 
 
 def digest(connection: Connection, study: RowMapping) -> str:
-    """sha256 over the trials in number order: parameters, state, every value of the declared metrics as hex floats.
+    """sha256 over the trials in number order: parameters, state, every value of the declared metrics as hex floats, and
+    whose checkpoint a trial began from.
 
     Equal digests mean the same study to the last bit, however often it was interrupted and wherever it ran.
     """
@@ -243,5 +246,6 @@ def digest(connection: Connection, study: RowMapping) -> str:
             trial["state"],
             sorted(values.get(trial["number"], []), key=lambda v: (v[1], v[2], v[0])),
         ]
+        line += [] if trial["start"] is None else [trial["parent"], trial["generation"]]
         hasher.update(json.dumps(line, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return hasher.hexdigest()

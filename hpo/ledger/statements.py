@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, case, insert, select, update
+from sqlalchemy import bindparam, case, insert, select, union, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -72,7 +72,7 @@ WAITING = (
     .with_for_update(of=trials, skip_locked=True)
 )
 
-_TAKEN = (trials.c.id, trials.c.study_id, trials.c.number, trials.c.fence, trials.c.step)
+_TAKEN = (trials.c.id, trials.c.study_id, trials.c.number, trials.c.fence, trials.c.step, trials.c.start)
 
 # What a claim took whose answer was lost.
 CLAIMED = (
@@ -128,16 +128,27 @@ SOURCE = (
 )
 LOCKED_SOURCE = SOURCE.with_for_update(of=checkpoints, read=True)
 
-# Which of some checkpoints the restarts of open trials start from.
-NEEDED = (
-    select(decisions.c.checkpoint)
-    .join(trials, trials.c.id == decisions.c.trial_id)
+# The newest kept checkpoint of a trial, by the trial's number.
+NEWEST = (
+    select(checkpoints.c.path, checkpoints.c.step, checkpoints.c.epoch, trials.c.generation)
+    .join(trials, trials.c.id == checkpoints.c.trial_id)
     .where(
         trials.c.study_id == bindparam("study"),
-        trials.c.state.in_(OPEN_STATES),
-        decisions.c.verdict == "restart_from",
-        decisions.c.checkpoint.in_(bindparam("sources", expanding=True)),
+        trials.c.number == bindparam("trial"),
+        checkpoints.c.state == "kept",
     )
+    .order_by(checkpoints.c.step.desc(), checkpoints.c.id.desc())
+    .limit(1)
+)
+
+# Which of some checkpoints open trials start from, by a restart or from the beginning.
+_open = (trials.c.study_id == bindparam("study")) & trials.c.state.in_(OPEN_STATES)
+_sources = bindparam("sources", expanding=True)
+NEEDED = union(
+    select(decisions.c.checkpoint)
+    .join(trials, trials.c.id == decisions.c.trial_id)
+    .where(_open, decisions.c.verdict == "restart_from", decisions.c.checkpoint.in_(_sources)),
+    select(trials.c.start).where(_open, trials.c.start.in_(_sources)),
 )
 
 LOCK_CHECKPOINTS = (

@@ -21,7 +21,7 @@ from hpo.words import command
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = "0004"  # the newest of migrations/versions
+SCHEMA_VERSION = "0005"  # the newest of migrations/versions
 _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
 PATIENCE = 60.0  # seconds for which a database that went away is tried again
 BUSY_SECONDS = 30.0  # that SQLite itself waits for a lock, but where two wait for each other

@@ -91,6 +91,8 @@ trials = Table(
     Column("state", String(16), nullable=False),
     Column("parent", Integer),  # number of the trial it descends from
     Column("generation", Integer, nullable=False, server_default="0"),
+    Column("start", Text),  # the checkpoint it was asked to begin from, <trial number>/<checkpoints.path>
+    Column("from_epoch", Integer, nullable=False, server_default="0"),  # of that checkpoint: not trained by it
     Column("group", String(32)),  # fused lanes share one
     Column("ranks", Integer, nullable=False, server_default="1"),
     Column("fence", Integer, nullable=False, server_default="0"),  # of its newest attempt

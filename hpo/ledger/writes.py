@@ -69,6 +69,7 @@ class Ask:
     trial_attrs: Mapping[str, Any] = field(default_factory=dict)
     study_attrs: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 1
+    descent: Mapping[str, Any] = field(default_factory=dict)  # columns of `trials`, where it begins from another
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def ask(connection: Connection, study_id: int, proposals: Sequence[Ask], told: S
     now = time.time()
     for proposal in proposals:
         row = {"study_id": study_id, "number": proposal.number, "state": "waiting", "revision": 1, "created_at": now}
-        trial_id = connection.execute(sql.insert_trial(connection), row | {"ranks": proposal.ranks}).scalar()
+        row |= {"ranks": proposal.ranks, **proposal.descent}
+        trial_id = connection.execute(sql.insert_trial(connection), row).scalar()
         if trial_id is not None:
             connection.execute(
                 sql.INSERT_ASK,

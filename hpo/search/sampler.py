@@ -24,6 +24,7 @@ class TrialRecord:
                  of a paused trial those of its rung
     curve        (epoch, value), in the objective's own direction, ascending; empty with several objectives
     violations   one per constraint: how far beyond its bounds the trial is, 0 or less where it keeps to them
+    parent       the number of the trial that it goes on from
     """
 
     number: int
@@ -34,6 +35,7 @@ class TrialRecord:
     trial_attrs: Mapping[str, Any] = field(default_factory=dict)
     study_attrs: Mapping[str, Any] = field(default_factory=dict)
     violations: tuple[float, ...] = ()
+    parent: int | None = None
 
     def open(self) -> TrialRecord:
         """The same trial before it was told: asked, nothing known of how it went."""
@@ -45,7 +47,8 @@ class Proposal:
     """What to try: a coordinate for every dimension, and what the ledger keeps of the ask.
 
     `seed` made it, `draw` counts the draws of one number (0 is the first); the attributes are the sampler's own
-    system attributes of the trial and of the study, plain JSON.
+    system attributes of the trial and of the study, plain JSON. `parent` is the number of the trial from whose newest
+    checkpoint it begins.
     """
 
     coordinates: dict[str, Any]
@@ -53,6 +56,7 @@ class Proposal:
     draw: int = 0
     trial_attrs: dict[str, Any] = field(default_factory=dict)
     study_attrs: dict[str, Any] = field(default_factory=dict)
+    parent: int | None = None
 
 
 class Sampler(Protocol):

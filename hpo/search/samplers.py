@@ -11,6 +11,7 @@ from hpo.errors import UserError
 from hpo.objective import Objective
 from hpo.search.beginning import Beginning
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
+from hpo.search.strategy import BRINGS
 
 if TYPE_CHECKING:
     from hpo.space import Space
@@ -27,6 +28,7 @@ SAMPLERS: dict[str, dict[str, int]] = {
     "nsga3": {"population_size": 50},
     "auto": {},
     "freeze-thaw": {},
+    "bohb": {},
 }
 
 MODELS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "auto")  # those that learn from trials, also another study's
@@ -43,6 +45,7 @@ _PLACES = {
     "nsga3": "hpo.search.valued:Nsga3",
     "auto": "hpo.search.auto:Auto",
     "freeze-thaw": "hpo.search.freeze_thaw:FreezeThawSampler",
+    "bohb": "hpo.search.rung_tpe:RungTpe",
 }
 
 
@@ -91,7 +94,7 @@ def make_sampler(
     guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
     if not queue and not guided:
         return sampler
-    remembers = name in (*MODELS, "freeze-thaw")
+    remembers = name in (*MODELS, *BRINGS.values())
     return Beginning(sampler, Random(space, objectives, seed), space, queue, guided, remembers)
 
 

@@ -92,10 +92,13 @@ STRATEGIES = {
     "pasha": "hpo.search.pasha:Pasha",
     "hyperband-promote": "hpo.search.hyperband_promote:HyperbandPromote",
     "freeze-thaw": "hpo.search.freeze_thaw:FreezeThaw",
+    "bohb": "hpo.search.bohb:Bohb",
+    "pbt": "hpo.search.pbt:Pbt",
+    "pb2": "hpo.search.pb2:Pb2",
 }
 
 # Strategies that bring a sampler of their own.
-BRINGS = {"freeze-thaw": "freeze-thaw"}
+BRINGS = {"freeze-thaw": "freeze-thaw", "bohb": "bohb"}
 
 
 def make_strategy(spec: str | Mapping[str, Any]) -> Strategy:

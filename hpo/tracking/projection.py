@@ -31,6 +31,7 @@ from hpo import handover, results
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import TERMINAL_STATES, asks, checkpoints, decisions, events, mirrors, reports, trials
+from hpo.search.population import breeding
 from hpo.tracking import artifacts
 from hpo.tracking.artifacts import checkpoint_name
 from hpo.tracking.base import Batch, Model, Point, Run, Status
@@ -241,7 +242,11 @@ def trial_run(study: RowMapping, trial: RowMapping) -> Run:
         "hpo.config_hash": trial["config_hash"],
     }
     if trial["parent"] is not None:
-        tags |= {"hpo.parent": str(trial["parent"]), "hpo.generation": str(trial["generation"])}
+        tags["hpo.parent"] = str(trial["parent"])
+    if trial["parent"] is not None or breeding(study["spec"].get("strategy", "none")):
+        tags["hpo.generation"] = str(trial["generation"])
+    if trial["start"] is not None:
+        tags["hpo.start"] = trial["start"]
     if trial["ranks"] > 1:
         tags["hpo.ranks"] = str(trial["ranks"])
     started = _ms(trial["started_at"] or trial["created_at"])

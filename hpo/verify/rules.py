@@ -23,6 +23,7 @@ from hpo.ledger.tables import (
     trials,
     workers,
 )
+from hpo.search.population import breeding
 from hpo.verify.report import Report, by_trial
 from hpo.words import command, counted
 
@@ -62,6 +63,7 @@ def check(ledger: Ledger, study: RowMapping, report: Report) -> bool:
                 _tells(rows),
                 _complete(study, rows),
                 _decisions(connection, mine, rows),
+                _descent(rows),
                 _best(connection, mine),
             )
         )
@@ -159,6 +161,7 @@ def _complete(study: RowMapping, rows: Rows) -> Iterator[str]:
             yield f"trial {row['number']} was never told to the sampler, but the study is {study['state']}"
     count = sum(row["outcome"] != "lost" for row in rows)
     otherwise = study["spec"]["sampler"] == "grid" or study["max_epochs"] is not None
+    otherwise = otherwise or breeding(study["spec"]["strategy"]) is not None  # ends with its last generation
     if study["state"] == "complete" and count < study["requested"] and not otherwise:
         yield f"the study is complete with {counted(count, 'trial')}, and {study['requested']} were requested"
 
@@ -191,6 +194,21 @@ def _decisions(connection: Connection, mine: ColumnElement[bool], rows: Rows) ->
     for row in rows:
         if row["state"] == "pruned" and row["id"] not in stopped:
             yield f"trial {row['number']} is pruned, but no decision stopped or paused it"
+
+
+def _descent(rows: Rows) -> Iterator[str]:
+    """What begins from another trial's checkpoint is of the generation after it, and begins once that one has ended."""
+    for row in rows:
+        if row["start"] is None:
+            continue
+        at, number = f"trial {row['number']}", int(row["start"].partition("/")[0])
+        parent = rows[number] if number < row["number"] else None
+        if parent is None or row["parent"] is None:
+            yield f"{at} begins from {row['start']}, which is of no trial before it"
+        elif parent["state"] not in TERMINAL_STATES:
+            yield f"{at} begins from trial {number}, which is {parent['state']}"
+        elif row["generation"] <= parent["generation"]:
+            yield f"{at} is of generation {row['generation']}, and begins from one of generation {parent['generation']}"
 
 
 def _best(connection: Connection, mine: ColumnElement[bool]) -> Iterator[str]:

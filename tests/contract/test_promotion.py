@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hpo.errors import UserError
 from hpo.run import Request, declare
+from hpo.search.hyperband_promote import HyperbandPromote
 from hpo.search.promotion import Board, Promoting
 from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
 
@@ -25,6 +26,7 @@ SPECS = [
     {"name": "hyperband-promote", "eta": 2, "brackets": 2},
     {"name": "freeze-thaw"},
     {"name": "freeze-thaw", "min_epochs": 2, "eta": 2},
+    {"name": "bohb"},
 ]
 ASHA = SPECS[:2]
 
@@ -198,7 +200,7 @@ def test_whatever_the_workers_do(seed, spec, workers):
 
 def _asha(strategy, number: int):
     """What has the rungs of a trial."""
-    return strategy.asha(strategy.bracket(number)) if strategy.name == "hyperband-promote" else strategy
+    return strategy.asha(strategy.bracket(number)) if isinstance(strategy, HyperbandPromote) else strategy
 
 
 @given(seed=st.integers(0, 2**16), last=st.booleans())
@@ -269,6 +271,14 @@ def test_pashas_tolerance_is_a_percentile_of_trials_that_cross():
 def test_every_strategy_that_promotes_is_bound_here():
     found = {name for name in STRATEGIES if isinstance(make_strategy(name), Promoting)}
     assert found == {spec["name"] for spec in SPECS}
+
+
+def test_bohb_brings_its_sampler(home):
+    _, spec = declare(Request(home, reference="mlp", strategy="bohb"), None, workers=2)
+    assert (spec.sampler, spec.sampler_options) == ("bohb", {})
+    assert declare(Request(home, reference="mlp", strategy="bohb", sampler="bohb"), None, workers=2)[1] == spec
+    with pytest.raises(UserError, match=r"--sampler tpe: strategy bohb brings its own; leave the sampler away"):
+        declare(Request(home, reference="mlp", strategy="bohb", sampler="tpe"), None, workers=2)
 
 
 def test_such_a_study_is_asynchronous(home):

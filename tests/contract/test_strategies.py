@@ -19,6 +19,7 @@ from hpo.search.median import Median
 from hpo.search.paced import Paced
 from hpo.search.patient import Patient
 from hpo.search.percentile import Percentile
+from hpo.search.population import Breeding
 from hpo.search.promotion import Promoting
 from hpo.search.strategy import STRATEGIES, TableHistory, check_several, make_strategy
 from hpo.search.threshold import Threshold
@@ -50,6 +51,9 @@ SPECS = [
     {"name": "pasha", "eta": 2},
     {"name": "hyperband-promote"},
     {"name": "freeze-thaw"},
+    {"name": "bohb"},
+    {"name": "pbt"},
+    {"name": "pb2", "population": 3, "interval": 2},
 ]
 # Decided by the order of losses, whatever their scale.
 RANKED = ("none", "asha", "asha-promote", "halving", "hyperband")
@@ -171,7 +175,9 @@ def test_the_only_trial_goes_on(strategy, seed):
     [curve] = curves(seed, trials=1, nan=0.0).values()
     for length, (epoch, _) in enumerate(curve, 1):
         verdict = strategy.decide(TableHistory(0, epoch, {0: curve[:length]}))
-        assert verdict.kind in ("continue", "pause") if isinstance(strategy, Promoting) else verdict == CONTINUE
+        assert (
+            verdict.kind in ("continue", "pause") if isinstance(strategy, Promoting | Breeding) else verdict == CONTINUE
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import sqlalchemy as sa
@@ -41,6 +42,7 @@ class Run:
     home: Path
     trials: int = TRIALS
     extra: tuple[str, ...] = ("--workers", str(WORKERS), "--window", "4")
+    study: Path = STUDY
     environ: dict[str, str] = field(default_factory=dict)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
@@ -58,7 +60,7 @@ class Run:
         return process
 
     def run(self) -> subprocess.Popen[str]:
-        return self.start("run", "--study", str(STUDY), "--trials", str(self.trials), *self.extra)
+        return self.start("run", "--study", str(self.study), "--trials", str(self.trials), *self.extra)
 
     def resume(self) -> subprocess.Popen[str]:
         return self.start("resume", "--study", "tiny", "--workers", str(WORKERS))
@@ -120,8 +122,8 @@ class Golden:
     seconds: float
 
 
-def golden_run(home: Path, *extra: str) -> Golden:
-    run = Run(home)
+def golden_run(home: Path, *extra: str, **of: Any) -> Golden:
+    run = Run(home, **of)
     run.extra = extra or run.extra
     run.finished(run.run())
     digest = run.status()["digest"]
@@ -158,7 +160,7 @@ def check_sound(run: Run, golden: str, lost: int) -> None:
     told = sorted(place for (place,) in run.query(select(trials.c.told)))
     assert told == list(range(run.trials)), "every trial is told once"
     trained = len(run.home.with_suffix(".steps").read_text().split())
-    due = MICRO_STEPS * sum(epoch for (epoch,) in run.query(select(trials.c.epoch)))
+    due = MICRO_STEPS * sum(epochs for (epochs,) in run.query(select(trials.c.epoch - trials.c.from_epoch)))
     retrained = trained - due
     assert 0 <= retrained <= lost * MICRO_STEPS_LOST, f"{retrained} micro-steps were trained again"
     verified = run.finished(run.start("verify", "--study", "tiny"))

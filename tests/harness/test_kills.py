@@ -33,7 +33,9 @@ SAMPLED_POINTS = ("worker.after_report_commit", "artifact.after_store")
 ASYNCHRONOUS = ("-o", "train.checkpoint.asynchronous=true")  # which is no part of a digest
 ASYNCHRONOUS_POINTS = ("checkpoint.after_copy", "checkpoint.before_commit")  # which other saves do not pass
 PROMOTING = ("--strategy", "asha-promote", "--workers", "1", "--window", "1")
-PROMOTION_POINTS = ("driver.after_thaw", "driver.after_retire")  # which no other strategy passes
+PROMOTION_POINTS = ("driver.after_thaw", "driver.after_retire")  # which no strategy that only stops passes
+POPULATION = {"study": Path(__file__).with_name("population_study.py"), "trials": 12}
+BREEDING = ("--workers", "2", "--sampler", "random")
 SAVING = ("checkpoint.", "retention.", "worker.")
 
 
@@ -122,6 +124,38 @@ def test_a_kill_around_a_promotion_changes_nothing(tmp_path, promoted, name, hit
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("driver.after_thaw", "worker."))])
 def test_a_kill_anywhere_among_promotions_changes_nothing(tmp_path, promoted, name, hit):
     check_kill_of_a_promotion(tmp_path, promoted, name, hit)
+
+
+@pytest.fixture(scope="session")
+def bred(tmp_path_factory) -> Golden:
+    return golden_run(tmp_path_factory.mktemp("bred") / "home", *BREEDING, **POPULATION)
+
+
+def check_kill_of_a_generation(tmp_path, bred, name: str, hit: int) -> None:
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
+    run = Run(tmp_path / "home", extra=BREEDING, environ=points, **POPULATION)
+    output = run.run().communicate(timeout=120)[0]
+    assert (fired / name).exists(), f"{name} was never passed {hit} times:\n{output}"
+    if name.startswith("driver."):
+        run.finished(run.resume())
+    check_sound(run, bred.digest, LOST.get(name.partition(".")[0], 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "hit"), [("driver.after_retire", 2), ("driver.after_ask", 2), ("worker.after_claim", 3)]
+)
+def test_a_kill_around_an_exploit_changes_nothing(tmp_path, bred, name, hit):
+    """Before a generation is seen to have ended, once the next one is asked for, and as one of it begins."""
+    check_kill_of_a_generation(tmp_path, bred, name, hit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("driver.after_thaw", *ASYNCHRONOUS_POINTS)])
+def test_a_kill_anywhere_among_generations_changes_nothing(tmp_path, bred, name, hit):
+    check_kill_of_a_generation(tmp_path, bred, name, hit)
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS_POINTS[1:])

@@ -31,12 +31,13 @@ def drive(
     workers=1,
     bound=None,
     allow_drift=False,
+    reference=TINY,
     tick: Callable[[Driver], None] = lambda _: None,
     **flags,
 ):
     """Drive the tiny study to its end or its interruption: the ledger, and the state it is left in."""
     ledger = Ledger(home.create().storage)
-    study, spec = declare(Request(home, reference=TINY, **flags), ledger, workers=workers)
+    study, spec = declare(Request(home, reference=reference, **flags), ledger, workers=workers)
     bound = bound or {"trials": 14}
     driver = Driver(
         ledger,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hpo.budget import Budget, parse_time, planned_epochs, spelled
+from hpo.budget import Budget, last_epoch, parse_time, spelled
 from hpo.errors import UserError
 
 
@@ -46,5 +46,5 @@ def test_a_bound_may_not_be_lowered_below_what_is_used_but_may_be_repeated():
 
 
 def test_the_epochs_of_a_trial_that_does_not_say_are_not_known():
-    assert planned_epochs({"train": {"num_epochs": 7}}) == 7
-    assert planned_epochs({"train": 3}) == planned_epochs({}) == math.inf
+    assert last_epoch({"train": {"num_epochs": 7}}) == 7
+    assert last_epoch({"train": 3}) == last_epoch({}) == math.inf

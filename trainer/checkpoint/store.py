@@ -110,8 +110,9 @@ class CheckpointStore:
     def _best(self, keep: CheckpointConfig) -> list[CheckpointRef]:
         if keep.monitor is None:
             return []
-        values = {ref.path: ref.metrics.get(keep.monitor, math.nan) for ref in self.kept}
-        return best_of(self.kept, values, keep.mode)[: keep.keep_best]
+        own = [ref for ref in self.kept if self.owns(ref)]
+        values = {ref.path: ref.metrics.get(keep.monitor, math.nan) for ref in own}
+        return best_of(own, values, keep.mode)[: keep.keep_best]
 
     def load_latest(self) -> tuple[dict[str, Any], CheckpointRef] | None:
         """The newest committed state that is undamaged, its tensors on the CPU; None where there is none.

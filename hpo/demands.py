@@ -1,0 +1,88 @@
+"""What a strategy asks of the rest of a study: its order, its window, its sampler; what contradicts it is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hpo.budget import last_epoch
+from hpo.config import as_json
+from hpo.errors import UserError
+from hpo.search.population import breeding
+from hpo.search.promotion import promoting
+from hpo.search.samplers import MODELS
+from hpo.search.strategy import BRINGS
+from hpo.spec import StudySpec
+from hpo.study import Study
+
+Spec = Mapping[str, Any]
+
+
+def promotes(strategy: Spec, order: str | None) -> bool:
+    """Whether trials pause under the strategy: then which goes on depends on when a worker is free."""
+    promotes = promoting(strategy) is not None
+    if promotes and order == "ordered":
+        raise UserError(
+            f"--order ordered: under {strategy['name']} the trial that goes on is chosen when a worker is free; leave "
+            "the order away, and give --workers 1 --window 1 for a study that can be repeated."
+        )
+    return promotes
+
+
+def sampler(strategy: Spec, asked: str | None) -> str | None:
+    """The sampler that the strategy brings, if it does."""
+    brought = BRINGS.get(strategy["name"])
+    if brought and asked not in (None, brought):
+        raise UserError(f"--sampler {asked}: strategy {strategy['name']} brings its own; leave the sampler away.")
+    return brought
+
+
+def generations(
+    strategy: Spec, study: Study, order: str | None, window: int | None, trials: int | None
+) -> dict[str, Any]:
+    """Order and window of a study whose trials come in generations; empty where they do not.
+
+    Raises UserError for another order or window, for folds, for a space in which nothing may change, and for so few
+    `trials` that none would train to its end.
+    """
+    breeds = breeding(strategy)
+    if breeds is None:
+        return {}
+    breeds.check(study.space)
+    name, size, config = strategy["name"], breeds.population, as_json(study.config)
+    if (folds := (config.get("train") or {}).get("folds", 1)) != 1:
+        raise UserError(
+            f"train.folds={folds}: under {name} a trial goes on from another's checkpoint, and each fold trains a "
+            "model of its own: leave the folds away, or choose another strategy."
+        )
+    for flag, value in (("--order", None if order == "ordered" else order), ("--window", window)):
+        if value is not None:
+            raise UserError(
+                f"{flag} {value}: under {name} a generation begins once the last one has ended, {size} trials at a "
+                "time, however many workers there are; leave it away."
+            )
+    epochs = last_epoch(config)
+    rounds = math.ceil(epochs / breeds.interval) if epochs < math.inf else 1
+    if trials is not None and trials < rounds * size:
+        raise UserError(
+            f"--trials {trials}: under {name} a trial is one generation of one member, and {size} members that train "
+            f"{epochs} epochs in {rounds} generations are {rounds * size} trials: give that many, or declare another "
+            "population or interval of the strategy."
+        )
+    return {"order": "ordered", "window": size}
+
+
+def check(study: Study, spec: StudySpec) -> None:
+    """Raise UserError where the sampler cannot do what the strategy or the warm start asks of it."""
+    if spec.earlier and spec.sampler not in MODELS:
+        raise UserError(
+            f"--warm-start {spec.warm_start}: sampler {spec.sampler!r} has no model that its trials could enter; "
+            f"choose one of {', '.join(MODELS)}."
+        )
+    breeds, sampling = breeding(spec.strategy), spec.sampling()
+    if breeds and spec.sampler == "grid" and (size := study.space.grid_size(sampling["points"])) < breeds.population:
+        raise UserError(
+            f"--sampler grid: it has {size} points, and a population of {breeds.population} needs as many to begin "
+            "with: choose another sampler."
+        )

@@ -1,0 +1,103 @@
+"""A Gaussian process whose function drifts with time, and the point of its highest upper confidence bound (Bogunovic
+et al. 2016, "Time-Varying Gaussian Process Bandit Optimization"; Parker-Holder et al. 2020, "Provably Efficient Online
+Hyperparameter Optimization with Population-Based Bandits", section 4).
+
+Points lie in the unit cube, times count generations, values are standardised. All in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+
+Array = NDArray[np.float64]
+
+C1, C2 = 0.2, 0.4  # of the bound's width
+CANDIDATES = 1000
+# Of variance, lengthscale, omega and noise: where the search for them may go, and where it begins.
+_BOUNDS = [(0.05, 20.0), (0.05, 5.0), (1e-4, 0.9), (1e-4, 1.0)]
+_STARTS = [(1.0, 0.3, 0.05, 0.1), (1.0, 1.0, 0.3, 0.1)]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """k((x, t), (y, s)) = variance exp(-|x - y|^2 / (2 lengthscale^2)) (1 - omega)^(|t - s| / 2)."""
+
+    variance: float = 1.0
+    lengthscale: float = 1.0
+    omega: float = 0.0
+
+    def __call__(self, x: Array, t: Array, y: Array, s: Array) -> Array:
+        """`x: [n, d]` at times `t: [n]`, `y: [m, d]` at `s: [m]`; `[n, m]`."""
+        near = np.exp(-0.5 * cdist(x, y, "sqeuclidean") / self.lengthscale**2)
+        return self.variance * near * (1.0 - self.omega) ** (np.abs(t[:, None] - s[None, :]) / 2)
+
+
+class Process:
+    """The posterior given values `y: [n]` at points `x: [n, d]` and times `t: [n]`, n from 0."""
+
+    def __init__(self, x: Array, t: Array, y: Array, kernel: Kernel, noise: float) -> None:
+        self.x, self.t, self.kernel, self.noise = x, t, kernel, noise
+        gram = kernel(x, t, x, t) + noise * np.eye(len(x))
+        self._factor = cho_factor(gram, lower=True) if len(x) else None
+        self._weights = cho_solve(self._factor, y) if self._factor else y
+
+    def at(self, x: Array, t: float) -> tuple[Array, Array]:
+        """Mean and standard deviation at `x: [m, d]` and time `t`: `[m]` each."""
+        if self._factor is None:
+            return np.zeros(len(x)), np.full(len(x), math.sqrt(self.kernel.variance))
+        cross = self.kernel(self.x, self.t, x, np.full(len(x), t))
+        explained = np.einsum("nm,nm->m", cross, cho_solve(self._factor, cross))
+        return cross.T @ self._weights, np.sqrt(np.maximum(self.kernel.variance - explained, 1e-12))
+
+    def and_pending(self, x: Array, t: float) -> Process:
+        """The process that knows that values at `x: [m, d]` and time `t` are to come, and not which: its deviation is
+        smaller there (Desautels et al. 2014)."""
+        points, times = np.concatenate([self.x, x]), np.concatenate([self.t, np.full(len(x), t)])
+        return Process(points, times, np.zeros(len(points)), self.kernel, self.noise)
+
+
+def fit(x: Array, t: Array, y: Array) -> Process:
+    """The process of the most likely variance, lengthscale, omega and noise. `y` is standardised."""
+    if len(y) < 2:
+        return Process(x, t, np.zeros(len(y)), Kernel(), 0.1)
+    y = (y - y.mean()) / (y.std() or 1.0)
+
+    def unlikelihood(logs: Array) -> float:
+        variance, lengthscale, omega, noise = np.exp(logs)
+        gram = Kernel(variance, lengthscale, omega)(x, t, x, t) + noise * np.eye(len(x))
+        factor = cho_factor(gram, lower=True)
+        return float(0.5 * y @ cho_solve(factor, y) + np.log(np.diag(factor[0])).sum())
+
+    bounds = [(math.log(low), math.log(high)) for low, high in _BOUNDS]
+    found = [minimize(unlikelihood, np.log(start), method="L-BFGS-B", bounds=bounds) for start in _STARTS]
+    variance, lengthscale, omega, noise = np.exp(min(found, key=lambda one: one.fun).x)
+    return Process(x, t, y, Kernel(variance, lengthscale, omega), noise)
+
+
+def width(n: int) -> float:
+    """sqrt(beta) with beta = c1 + log(c2 n), of n observations; never below sqrt(c1)."""
+    return math.sqrt(C1 + max(0.0, math.log(C2 * max(n, 1))))
+
+
+def suggest(process: Process, pending: Array, t: float, draws: Array) -> Array:
+    """`[d]`, the point of the highest bound at time `t`, while `pending: [m, d]` are being tried: the best of `draws:
+    [n, d]`, uniform ones, and from there uphill; the first of them where nothing is known."""
+    if not len(process.t):
+        return draws[0]
+    around, beta = process.and_pending(pending, t), width(len(process.t))
+
+    def bound(x: Array) -> Array:
+        return process.at(x, t)[0] + beta * around.at(x, t)[1]
+
+    best = draws[int(np.argmax(bound(draws)))]
+    downhill: Callable[[Array], float] = lambda x: -float(bound(x[None, :])[0])  # noqa: E731
+    found = minimize(downhill, best, method="L-BFGS-B", bounds=[(0.0, 1.0)] * len(best))
+    return np.clip(found.x if found.fun <= downhill(best) else best, 0.0, 1.0)
