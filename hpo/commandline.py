@@ -142,7 +142,9 @@ WorkersOption = Annotated[
 ]
 ExecutorOption = Annotated[
     str | None,
-    typer.Option("--executor", help="Where trials run: inline, local or ray.  [default: as last time, else local]"),
+    typer.Option(
+        "--executor", help="Where trials run: inline, local, ray or ray-tune.  [default: as last time, else local]"
+    ),
 ]
 CpusOption = Annotated[
     int | None,
@@ -154,6 +156,13 @@ GpusOption = Annotated[
         "--gpus-per-worker",
         min=0,
         help="GPUs of each worker; 0.5 is half of one, and of its memory.  [default: one a rank, shared if too few]",
+    ),
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        help="Of Ray Tune, for ray-tune: asha, fifo, hyperband, median, pb2 or pbt.  [default: as last, else asha]",
     ),
 ]
 SamplerOption = Annotated[

@@ -18,7 +18,9 @@ EXECUTORS = {
     "inline": "hpo.executors.inline:Inline",
     "local": "hpo.executors.local:Local",
     "ray": "hpo.executors.ray:Ray",
+    "ray-tune": "hpo.executors.ray_tune:RayTune",
 }
+SCHEDULERS = ("asha", "fifo", "hyperband", "median", "pb2", "pbt")  # of Ray Tune's, for ray-tune
 MAX_WORKERS_PER_CORE = 8  # more processes than that only wait for each other, and may take the host down
 MAX_WORKERS = 10_000  # of a cluster
 
@@ -30,12 +32,13 @@ class Placement:
     executor: str | None = None
     workers: int | None = None
     resources: Resources = NOTHING_SAID
+    scheduler: str | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> Placement:
         """As a study was driven last."""
         resources = Resources(environment.get("cpus_per_worker"), environment.get("gpus_per_worker"))
-        return cls(environment.get("executor"), environment.get("workers"), resources)
+        return cls(environment.get("executor"), environment.get("workers"), resources, environment.get("scheduler"))
 
     def over(self, last: Placement) -> Placement:
         """What was said, else as last time; workers and what they have belong to their executor."""
@@ -43,18 +46,23 @@ class Placement:
             return self
         workers = self.workers if self.workers is not None else last.workers
         said = {key: value for key, value in asdict(self.resources).items() if value is not None}
-        return Placement(last.executor, workers, Resources(**asdict(last.resources) | said))
+        resources = Resources(**asdict(last.resources) | said)
+        return Placement(last.executor, workers, resources, self.scheduler or last.scheduler)
 
     def settled(self) -> Settled:
         """With its defaults: two local processes, one where it is inline. UserError for what cannot be had."""
         name = self.executor or "local"
         one_of("--executor", name, tuple(EXECUTORS))
         workers = self.workers if self.workers is not None else (1 if name == "inline" else 2)
-        elsewhere = name == "ray" and os.environ.get("RAY_ADDRESS")
+        elsewhere = name in ("ray", "ray-tune") and os.environ.get("RAY_ADDRESS")
         most = MAX_WORKERS if elsewhere else MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
         if not 1 <= workers <= most:
             raise UserError(f"--workers {workers}: give 1 to {most} on this host; others can join by `hpo worker`.")
-        found = Settled(name, workers, self.resources)
+        if self.scheduler is not None and name != "ray-tune":
+            raise UserError(f"--scheduler {self.scheduler} with --executor {name}: it belongs to ray-tune.")
+        if self.scheduler is not None:
+            one_of("--scheduler", self.scheduler, SCHEDULERS)
+        found = Settled(name, workers, self.resources, self.scheduler or ("asha" if name == "ray-tune" else None))
         found.make()  # refuses what it cannot have, before anything is written
         return found
 
@@ -66,6 +74,7 @@ class Settled:
     executor: str = "inline"
     workers: int = 1
     resources: Resources = NOTHING_SAID
+    scheduler: str | None = None
 
     def make(self) -> Executor:
         module, _, attribute = EXECUTORS[self.executor].partition(":")
@@ -74,6 +83,7 @@ class Settled:
     def to_json(self) -> dict[str, Any]:
         """As the study's row has it."""
         said = {f"{key}_per_worker": value for key, value in asdict(self.resources).items() if value is not None}
+        said |= {"scheduler": self.scheduler} if self.scheduler else {}
         return {"executor": self.executor, "workers": self.workers} | said
 
 

@@ -8,6 +8,7 @@
   files/            <study>/<trial number>/f<fence>.<random>/: what trials handed over by Reporter.artifact;
                     <study>/study/: what is of the whole study, such as its plots
   logs/             what workers and the mirror print
+  ray_tune/         what Ray Tune keeps of its experiments, its own copies of checkpoints among it
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class Home:
     @property
     def artifacts(self) -> Path:
         return self.root / "artifacts"
+
+    @property
+    def tune(self) -> Path:
+        return self.root / "ray_tune"
 
     @property
     def logs(self) -> Path:

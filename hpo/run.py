@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -15,7 +15,7 @@ from hpo import demands, preflight, warm
 from hpo.config import flatten
 from hpo.driver import LEASE_SECONDS, Driver, Options
 from hpo.errors import NoLedger, StudyError, UserError
-from hpo.executing import Placement, one_of
+from hpo.executing import Placement, Settled, one_of
 from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
@@ -47,6 +47,7 @@ class Request:
     executor: str | None = None
     workers: int | None = None
     resources: Resources = NOTHING_SAID
+    scheduler: str | None = None  # of Ray Tune's
     sampler: str | None = None
     strategy: str | None = None
     order: str | None = None
@@ -80,8 +81,10 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
 
     `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one.
     """
-    said = Placement(request.executor, request.workers, request.resources)
+    said = Placement(request.executor, request.workers, request.resources, request.scheduler)
     asked = said.settled()
+    if asked.executor == "ray-tune":
+        request = _decided_by_tune(request)
     if request.tracking_uri:
         check_uri(request.tracking_uri)
     storage = request.storage or request.home.storage
@@ -112,7 +115,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         placement=placement,
         lease_timeout=lease_timeout,
     )
-    driver = Driver(ledger, study, spec, options, placement.make())
+    driver = _driver_of(placement)(ledger, study, spec, options, placement.make())
     if notice := silence(options.tracking_uri):
         print(notice, file=sys.stderr)
     driver.acquire()
@@ -225,6 +228,23 @@ def _tell(text: str) -> None:
 
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _driver_of(placement: Settled) -> type[Driver]:
+    if placement.executor != "ray-tune":
+        return Driver
+    from hpo.tuning import TuneDriver  # and with it Ray
+
+    return TuneDriver
+
+
+def _decided_by_tune(request: Request) -> Request:
+    """What a scheduler of Tune's leaves to say. Raises UserError for what it has taken over."""
+    given = {"--strategy": request.strategy not in (None, "none"), "--order ordered": request.order == "ordered"}
+    given |= {"--epochs": request.epochs, "--time": request.seconds}
+    for flag in (flag for flag, was_given in given.items() if was_given):
+        raise UserError(f"{flag} with --executor ray-tune: there Ray Tune decides, by --scheduler and --trials.")
+    return replace(request, strategy="none", order="async")
 
 
 def _last(ledger: Ledger, name: str) -> Placement:

@@ -25,10 +25,17 @@ _STORE = 80 * 2**20  # bytes of the object store of a Ray of our own: little mor
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def check_installed(executor: str) -> None:
-    """Raise UserError where Ray is not installed; it is not imported."""
+def prepare(executor: str) -> None:
+    """Set what Ray reads when it is imported, which this does not do. Raises UserError where it is not installed.
+
+    A Ray of our own has a token of its own: nobody else is let in, and none is written to the user's home.
+    """
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"--executor {executor} needs Ray: pip install 'hpo[ray]'.")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 class Cluster:
@@ -41,7 +48,6 @@ class Cluster:
 
     def open(self, context: WorkerContext, cpus: int, gpus: int) -> None:
         """Connect; a Ray of this host gets so many slots. UserError where workers could not reach the ledger."""
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         self._scratch = tempfile.mkdtemp(prefix="hpo-ray-", dir=os.environ.get("RAY_TMPDIR"))
         try:
             with _handlers_kept():
@@ -52,9 +58,6 @@ class Cluster:
             raise
 
     def _connect(self, study: Study, cpus: int, gpus: int) -> None:
-        if not self.address:  # a token of its own: nobody else is let in, and none is written to the user's home
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         import ray
 
         shared = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}

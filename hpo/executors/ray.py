@@ -19,7 +19,7 @@ from typing import Any
 
 from hpo.errors import HpoError
 from hpo.executors.base import WorkerContext
-from hpo.executors.cluster import Cluster, carried_environ, check_installed
+from hpo.executors.cluster import Cluster, carried_environ, prepare
 from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
 from hpo.executors.resources import NOTHING_SAID, Resources, devices, gpu_share, gpus_each, needs
@@ -93,7 +93,7 @@ class Ray(Crew):
     name = "ray"
 
     def __init__(self, workers: int = 1, resources: Resources = NOTHING_SAID) -> None:
-        check_installed(self.name)
+        prepare(self.name)
         super().__init__(workers)
         self._resources = resources
         self._cluster = Cluster()

@@ -43,6 +43,17 @@ def claim(connection: Connection, worker_id: str, token: str, among: Collection[
     return [_claim(connection, row) for row in taken]
 
 
+def take(connection: Connection, worker_id: str, token: str, trial_id: int) -> Claim:
+    """That waiting trial, with a new fence; `token` as for `claim`, by `taken` a retry finds it."""
+    return _claim(connection, _take(connection, worker_id, token, trial_id))
+
+
+def taken(connection: Connection, token: str, study_id: int) -> Claim | None:
+    """What the claim of this token took, if it went through."""
+    row = connection.execute(sql.CLAIMED, {"studies": [study_id], "token": token}).first()
+    return None if row is None else _claim(connection, row)
+
+
 def _take(connection: Connection, worker_id: str, token: str, trial_id: int) -> Row:
     now = time.time()
     row = connection.execute(sql.TAKE, {"trial": trial_id, "now": now}).one()

@@ -99,6 +99,7 @@ def test_a_study_whose_cluster_loses_a_node_is_the_study_that_it_would_have_been
     told = ("run", "--study", study, "--trials", str(count), "--window", "4", *flags)
     alone = Run(tmp_path / "alone")
     alone.finished(alone.start(*told, "--executor", "local", "--workers", "2"), timeout=1200)
+    (scratch / "ray").mkdir()  # where Ray notes the cluster that it has started
     sizes = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=sizes | {"temp_dir": str(scratch)})
     try:

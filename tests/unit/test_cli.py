@@ -21,10 +21,10 @@ from hpo.ledger import reads
 # Adding to this is a decision, taking away from it breaks somebody's script.
 SURFACE = {
     "run": "--study --trials --epochs --time --name --workers --executor --cpus-per-worker --gpus-per-worker "
-    "--sampler --strategy --order --window --seed --tier --enqueue --warm-start -o "
+    "--scheduler --sampler --strategy --order --window --seed --tier --enqueue --warm-start -o "
     "--config --home --storage --tracking-uri --allow-drift",
     "resume": "--study --trials --epochs --time --workers --executor --cpus-per-worker --gpus-per-worker "
-    "--home --storage --tracking-uri --allow-drift",
+    "--scheduler --home --storage --tracking-uri --allow-drift",
     "status": "--study --json --home --storage",
     "best": "--study --trial --json --save --home --storage",
     "show": "number --study --all --json --home --storage",

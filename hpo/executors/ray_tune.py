@@ -1,0 +1,49 @@
+"""Where the trials of Ray Tune run: a connection to Ray. What is run there, and when, Tune decides (hpo.tuning)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpo.executors.base import WorkerContext
+from hpo.executors.cluster import Cluster, prepare
+from hpo.executors.resources import NOTHING_SAID, Resources, devices, gpus_each, needs
+
+
+class RayTune:
+    """Tune's trials are processes of their own: as many at a time as there is room for, here `workers`.
+
+    `each` says what one is given, once it has started.
+    """
+
+    name = "ray-tune"
+
+    def __init__(self, workers: int = 1, resources: Resources = NOTHING_SAID) -> None:
+        prepare(self.name)
+        self._count, self._resources = workers, resources
+        self._cluster = Cluster()
+        self.leaving = False
+        self.each: dict[str, float] = {}
+
+    @property
+    def carried(self) -> Path | None:
+        return self._cluster.carried
+
+    def start(self, context: WorkerContext) -> None:
+        wanted, present = needs(context.study), len(devices())
+        cpus = self._resources.cpus or wanted.threads
+        self._cluster.open(context, self._count * cpus, present)
+        gpus = gpus_each(self._resources.gpus, wanted, self._count, present)
+        self.each = {"cpu": cpus, "gpu": gpus}
+
+    def step(self) -> bool:
+        return False
+
+    def preempt(self) -> None:
+        """Tune looks at `leaving` between two of its steps."""
+        self.leaving = True
+
+    def stop(self, grace: float) -> None:
+        self._cluster.close()
+
+    def kill(self) -> None:
+        """Nothing to do: Ray's processes end with this one."""

@@ -1,0 +1,186 @@
+"""The transactions of trials that something else decides about, such as Ray Tune. Bodies for `Ledger.transact`.
+
+What the other calls a trial is a chain of trials here: one begins when it starts, and another, a child, whenever it
+goes on with what a third has learned. So every value keeps the one place it has, wherever the third one stood, and
+`parent` and `generation` tell the lineage. `key` is the other's name of the trial, kept with what was asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.engine import Connection, RowMapping
+
+from hpo.ledger import claims, driving, writes
+from hpo.ledger import statements as sql
+from hpo.ledger.claims import Claim
+from hpo.ledger.history import Curves, Judgement
+from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, decisions, reports, studies, trials
+from trainer.report import Outcome
+
+KEY, _FROM = "external", "external_from"  # of asks.trial_attrs; the latter is a checkpoint's sha256
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the other starts, or starts again: its key, its parameters, and of the checkpoint it goes on from, if any,
+    the trial and the sha256. `alias` is the key of a trial that was proposed before the other had a name for it."""
+
+    key: str
+    params: Mapping[str, Any]
+    origin: tuple[int, str] | None = None
+    alias: str = ""
+
+
+def newest(connection: Connection, study_id: int, key: str) -> RowMapping | None:
+    """The last trial of the chain, with what was asked."""
+    query = select(trials.c.number, asks.c.trial_attrs).join(asks, asks.c.trial_id == trials.c.id)
+    query = query.where(trials.c.study_id == study_id).order_by(trials.c.number)
+    mine = [number for number, attributes in connection.execute(query) if attributes.get(KEY) == key]
+    return driving.rows(connection, study_id, mine[-1:])[0] if mine else None
+
+
+def rename(connection: Connection, study_id: int, number: int, key: str) -> None:
+    """Another begins, where one left off, and calls the trial by another name."""
+    row = driving.rows(connection, study_id, [number])[0]
+    attributes = {**row["trial_attrs"], KEY: key}
+    connection.execute(update(asks).where(asks.c.trial_id == row["id"]).values(trial_attrs=attributes))
+
+
+def insert(connection: Connection, study_id: int, make: Callable[[int], writes.Ask], key: str) -> int | None:
+    """A new trial of the chain, made for the next number there is; that number, None if it was made for another."""
+    connection.execute(select(studies.c.id).where(studies.c.id == study_id).with_for_update())
+    number = connection.execute(select(func.count()).where(trials.c.study_id == study_id)).scalar_one()
+    ask = make(number)
+    if ask.number != number:
+        return None
+    writes.ask(connection, study_id, [replace(ask, trial_attrs={**ask.trial_attrs, KEY: key})])
+    return number
+
+
+def begin(
+    connection: Connection,
+    study_id: int,
+    start: Start,
+    make: Callable[[int], writes.Ask],
+    worker: tuple[str, str],
+    curves: Curves,
+    who: str,
+) -> Claim | None:
+    """The trial that is to be trained now, claimed by `worker` (id, token): the chain's last, or a new one.
+
+    None where the last one has ended, and nothing has changed since.
+    """
+    if (again := claims.taken(connection, worker[1], study_id)) is not None:
+        return again
+    last = newest(connection, study_id, start.key)
+    if last is None and (last := newest(connection, study_id, start.alias)) is not None:
+        rename(connection, study_id, last["number"], start.key)
+    if last is not None and _goes_on(last, start):
+        return None if last["state"] in TERMINAL_STATES else _take(connection, study_id, last["number"], worker)
+    parent, sha256 = start.origin or (None, "")
+    number = insert(connection, study_id, lambda number: _from(make(number), sha256), start.key)
+    assert number is not None, "made for the number that it was given"
+    if last is not None:
+        reason = f"it goes on as trial {number}, from a checkpoint of trial {parent}"
+        decide(connection, study_id, last["number"], "stop", who, reason, curves)
+    claim = _take(connection, study_id, number, worker)
+    if parent is not None:
+        _descend(connection, claim, parent, last)
+    return claim
+
+
+def _goes_on(last: RowMapping, start: Start) -> bool:
+    """Whether it is the same trial still: the same parameters, and a checkpoint of its own or the one it began with."""
+    own = start.origin is None or start.origin[0] == last["number"] or start.origin[1] == last["trial_attrs"].get(_FROM)
+    return own and last["params"] == start.params
+
+
+def _from(ask: writes.Ask, sha256: str) -> writes.Ask:
+    return replace(ask, trial_attrs={**ask.trial_attrs, _FROM: sha256})
+
+
+def _take(connection: Connection, study_id: int, number: int, worker: tuple[str, str]) -> Claim:
+    """The trial as this worker's, whoever had it before: the other says who trains it."""
+    row = driving.rows(connection, study_id, [number])[0]
+    if row["state"] == "running":
+        writes.lose(connection, row["id"], row["fence"], "it was started again elsewhere", counted=False)
+    driving.thaw(connection, study_id, [number])
+    return claims.take(connection, *worker, row["id"])
+
+
+def _descend(connection: Connection, child: Claim, parent: int, before: RowMapping | None) -> None:
+    mine = (trials.c.study_id == child.study_id) & (trials.c.number == parent)
+    generation = connection.execute(select(trials.c.generation).where(mine)).scalar_one() + 1
+    lineage = update(trials).where(trials.c.id == child.trial_id).values(parent=parent, generation=generation)
+    connection.execute(lineage)
+    fields = {"parent": parent, "params": child.params, "instead_of": None if before is None else before["number"]}
+    writes.record(connection, child, "restarted", fields, f"{child.trial_id}.descends")
+
+
+def decide(
+    connection: Connection, study_id: int, number: int, verdict: str, who: str, reason: str, curves: Curves
+) -> None:
+    """Carry out what was decided of an open trial: `stop` ends it by its curve so far, `pause` lets it wait.
+
+    The decision is stored with the last report. A worker that still has the trial is fenced. One that has reported
+    nothing is ended as infeasible: there is nothing to judge it by.
+    """
+    row = driving.rows(connection, study_id, [number])[0]
+    if row["state"] in TERMINAL_STATES or (verdict == "pause" and row["state"] != "running"):
+        return
+    step = connection.execute(select(func.max(reports.c.step)).where(reports.c.trial_id == row["id"])).scalar()
+    if step is None:
+        if verdict == "stop":
+            _end(connection, row, Judgement(Outcome("infeasible", error=f"{reason}, before it had reported anything")))
+        return
+    _store(connection, row, step, verdict, who, reason)
+    if verdict == "pause":
+        _end(connection, row, Judgement(Outcome("paused", step, row["epoch"])))
+        return
+    _end(connection, row, curves.judge(connection, row["id"], Outcome("pruned", step, row["epoch"])))
+
+
+def lost(connection: Connection, study_id: int, number: int, why: str) -> None:
+    """End an open trial whose worker is gone for good."""
+    row = driving.rows(connection, study_id, [number])[0]
+    _end(connection, row, Judgement(Outcome("lost", row["step"], row["epoch"], error=why)))
+
+
+def _store(connection: Connection, row: RowMapping, step: int, verdict: str, who: str, reason: str) -> None:
+    """The decision, obeyed as it is taken; one that ends a paused trial takes the place of the pause."""
+    values = {"trial_id": row["id"], "step": step, "fold": 0, "verdict": verdict, "reason": f"external: {reason}"}
+    values |= {"params": {}, "strategy": who, "fence": row["fence"], "obeyed": row["fence"]}
+    values |= {"revision": row["revision"] + 1}
+    at = (decisions.c.trial_id == row["id"]) & (decisions.c.step == step) & (decisions.c.fold == 0)
+    if not connection.execute(update(decisions).where(at).values(**values)).rowcount:
+        connection.execute(sql.INSERT_DECISION, values)
+
+
+def _end(connection: Connection, row: RowMapping, judged: Judgement) -> None:
+    """End the trial, or let it pause, and with it the attempt that runs."""
+    outcome = judged.outcome
+    state = "failed" if outcome.kind == "lost" else writes.STATE_OF_OUTCOME[outcome.kind]
+    now = time.time()
+    new = {"state": state, "outcome": outcome.kind, "error": outcome.error or None}
+    new |= {"values": judged.values, "violations": judged.violations}
+    new |= {"ended_at": None if state in OPEN_STATES else now, "revision": trials.c.revision + 1}
+    held = (trials.c.id == row["id"]) & (trials.c.fence == row["fence"]) & trials.c.state.in_(OPEN_STATES)
+    if connection.execute(update(trials).where(held).values(**new)).rowcount and row["state"] == "running":
+        ended = {"trial": row["id"], "held": row["fence"], "ended_as": outcome.kind, "ended": now}
+        connection.execute(sql.END_ATTEMPT, ended | {"last_step": outcome.step})
+
+
+def tell(connection: Connection, study_id: int) -> list[RowMapping]:
+    """Give the trials that have ended their places in the sequence of tells; those that had none."""
+    mine = trials.c.study_id == study_id
+    told = connection.execute(select(func.count()).where(mine, trials.c.told.is_not(None))).scalar_one()
+    query = select(trials.c.number).where(mine, trials.c.told.is_(None), trials.c.state.in_(TERMINAL_STATES))
+    numbers = list(connection.execute(query.order_by(trials.c.number)).scalars())
+    for place, number in enumerate(numbers, told):
+        connection.execute(sql.TELL, {"study": study_id, "trial": number, "place": place})
+    return driving.rows(connection, study_id, numbers)

@@ -1,0 +1,395 @@
+"""Ray Tune decides, the ledger records: a study as a Tune trainable, for `hpo run --executor ray-tune` and for a Tuner
+of your own.
+
+    study = hpo.load("mlp")
+    trainable = ray_tune.as_trainable(study, home=".hpo")
+    tune.Tuner(
+        trainable,
+        param_space=ray_tune.param_space(study),
+        tune_config=tune.TuneConfig(metric="val/accuracy", mode="max", num_samples=8, scheduler=...),
+        run_config=tune.RunConfig(callbacks=[ray_tune.Recorder(trainable)]),
+    ).fit()
+
+Each epoch is a result with `epoch`, `step` and the metrics; schedulers take `time_attr="epoch"`. With it goes a Tune
+checkpoint that holds the trainer's. See hpo.ledger.external for what becomes of a trial of Tune's in the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from hpo.budget import planned_epochs
+from hpo.clock import SystemClock
+from hpo.config import as_json, config_hash
+from hpo.dimensions import Choice, Dimension, Float, Int
+from hpo.errors import HpoError, UserError
+from hpo.executors.cluster import carried_environ
+from hpo.home import Home
+from hpo.identity import check_worker
+from hpo.ledger import Ledger, external, reads, writes
+from hpo.ledger.claims import Claim, renew
+from hpo.ledger.history import Curves, Judgement
+from hpo.ledger.leases import Heartbeat, acquire
+from hpo.ledger.process import Process
+from hpo.ledger.store import PATIENCE
+from hpo.opening import LEASE_SECONDS, Options, check_home, open_study
+from hpo.reporter import LedgerReporter, Opened
+from hpo.search.sampler import ask_seed
+from hpo.study import Study, parallel_of
+from hpo.system import SystemMetrics
+from trainer.errors import Fenced
+from trainer.report import CONTINUE, CheckpointRef, Outcome, Reporter, Verdict
+
+__all__ = ["Recorder", "as_trainable", "param_space"]
+
+ALIAS = "hpo/key"  # in a configuration: the key of the trial that was proposed for it
+_NOTE = "hpo.json"  # beside a checkpoint in Tune's: whose it is
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process that Tune has started needs; `who` is named with each decision."""
+
+    storage: str
+    home: Home
+    study_id: int
+    name: str
+    uid: str
+    who: str
+    directory: Path
+    carried: Path | None = None
+
+
+def as_trainable(
+    study: Study, home: Home | str | None = None, *, name: str | None = None, storage: str | None = None
+) -> Any:
+    """A function for `ray.tune.Tuner` that trains the study's trials, and is told by its attribute `job` of which one.
+
+    The study, from `hpo.load`, is opened in the ledger of `home`, or at `storage`. Raises UserError and DriftError as
+    `hpo run` does.
+    """
+    from hpo.run import Request, declare
+
+    at = (home if isinstance(home, Home) else Home.at(home)).create()
+    ledger = Ledger(storage or at.storage)
+    flags: dict[str, Any] = {"overrides": study.overrides, "order": "async", "strategy": "none"}
+    request = Request(at, study.reference, name or study.name, **flags)
+    study, spec = declare(request, ledger, workers=1)
+    row = open_study(ledger, study, spec, Options(at, ledger.url, at.tracking_uri))
+    check_home(ledger, row, at)
+    ledger.close()
+    return trainable(study, Job(ledger.url, at, row["id"], row["name"], row["uid"], "ray-tune", Path.cwd()))
+
+
+def trainable(study: Study, job: Job) -> Any:
+    """The function that Tune calls with a configuration: path -> value, for each dimension of the space."""
+    if parallel_of(as_json(study.config)).ranks > 1:
+        raise UserError("train.parallel asks for several ranks, and under Ray Tune a trial is one process: leave it.")
+
+    def train(config: Mapping[str, Any]) -> None:
+        try:
+            _train(config, job)
+        except _TakenAway:
+            sys.exit(0)  # what Tune has asked for
+
+    train.__name__ = job.name
+    vars(train).update(job=job)  # and not the study: Tune pickles the function
+    return train
+
+
+def param_space(study: Study) -> dict[str, Any]:
+    """The study's space for Tune: path -> a domain to draw from. Conditions are applied where a trial begins."""
+    return {path: _domain(dimension) for path, dimension in study.space.dimensions.items()}
+
+
+def _domain(dimension: Dimension) -> Any:
+    if isinstance(dimension, Float):
+        if dimension.step is not None:
+            return tune.quniform(dimension.low, dimension.high, dimension.step)
+        return (tune.loguniform if dimension.log else tune.uniform)(dimension.low, dimension.high)
+    if isinstance(dimension, Int):
+        return tune.choice(list(dimension.allowed()))
+    assert isinstance(dimension, Choice)
+    return tune.choice(list(dimension.options))
+
+
+def params_of(study: Study, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(coordinates, parameters) of what Tune asks for, each value brought to the nearest that the space has."""
+    space = study.space
+    fitted: dict[str, Any] = {}
+    for path, dimension in space.dimensions.items():
+        if path in config:
+            divisor = fitted.get(dimension.divisor or "", space.fixed.get(dimension.divisor or "", 1))
+            fitted[path] = _nearest(dimension, config[path], divisor)
+    coordinates = space.encode(fitted, space.from_unit([0.5] * len(space)), strict=False)
+    return coordinates, space.decode(coordinates)
+
+
+def _nearest(dimension: Dimension, value: Any, divisor: int) -> Any:
+    """A scheduler that perturbs knows no bounds."""
+    if isinstance(dimension, Float):
+        inside = min(max(float(value), dimension.low), dimension.high)
+        return inside if dimension.step is None else dimension.from_unit(dimension.to_unit(inside))
+    if isinstance(dimension, Int):
+        return min(dimension.allowed(divisor), key=lambda one: abs(one - value))
+    return value
+
+
+# In the process of a trial
+
+
+def _train(config: Mapping[str, Any], job: Job) -> None:
+    os.environ.update(carried_environ(job.carried))
+    if job.directory.is_dir():
+        os.chdir(job.directory)
+    with ExitStack() as stack:
+        ledger = Ledger(job.storage, create=False, patience=PATIENCE)
+        stack.callback(ledger.close)
+        row = dict(ledger.look(lambda connection: reads.study_row(connection, job.name)))
+        job.home.check_mark(row["name"], row["uid"], row["environment"]["host"])
+        opened = Opened(row)
+        check_worker(row, opened.study)
+        given = tune.get_checkpoint()
+        origin = None if given is None else _origin(Path(stack.enter_context(given.as_directory())), job.uid)
+        claim = _begin(ledger, opened, config, job, origin)
+        if claim is None:
+            return
+        reporter, outcome = _attempt(ledger, opened, claim, job, origin)
+    if outcome.kind != "complete":
+        raise RuntimeError(f"trial {claim.number} of {job.name}: {outcome.kind}: {outcome.error}")
+    reporter.send_last()
+
+
+def _begin(ledger: Ledger, opened: Opened, config: Mapping[str, Any], job: Job, origin: _Origin | None) -> Claim | None:
+    """The trial to be trained; None where nothing is left: it has ended, or the donor has trained to its end."""
+    study, spec = opened.study, opened.spec
+    coordinates, params = params_of(study, config)
+    if origin is not None and origin.ref.epoch >= planned_epochs(as_json(study.build(params))):
+        return None
+    origin_of = (origin.trial, origin.ref.sha256) if origin else None
+    start = external.Start(tune.get_context().get_trial_id(), params, origin_of, config.get(ALIAS, ""))
+
+    def make(number: int) -> writes.Ask:
+        whole = study.build(params)
+        parts = params, coordinates, as_json(whole), config_hash(whole)
+        return writes.Ask(number, 0, ask_seed(spec.seed, number), 0, *parts)
+
+    process, token = Process.current(), uuid.uuid4().hex
+    ledger.transact(lambda c: writes.register(c, process, "ray-tune"))
+    worker = (process.id, token)
+    return ledger.transact(lambda c: external.begin(c, opened.id, start, make, worker, opened.curves, job.who))
+
+
+def _attempt(
+    ledger: Ledger, opened: Opened, claim: Claim, job: Job, origin: _Origin | None
+) -> tuple[_Results, Outcome]:
+    """Train the trial to its end, and end it in the ledger."""
+    from hpo.attempt import attempt  # and with it torch
+
+    def renew_lease() -> None:
+        ledger.transact(lambda connection: renew(connection, claim))
+
+    with Heartbeat(f"trial {claim.number}", renew_lease, claim.lease_seconds / 3) as heartbeat:
+
+        def preempted() -> bool:
+            heartbeat.check()
+            return False
+
+        inner = LedgerReporter(ledger, job.home, opened, claim, preempted, SystemMetrics())
+        inner.sweep_files()
+        store = inner.store()
+        if origin is not None and origin.trial != claim.number:
+            store.kept.append(origin.ref)  # where it begins, until it has a checkpoint of its own
+        reporter = _Results(inner, claim, job)
+        try:
+            outcome = attempt(opened.study, claim, reporter, store)
+        except HpoError as error:  # this place is at fault, and not the trial
+            left = Outcome("preempted", error=str(error))
+            ledger.transact(lambda connection: writes.finish(connection, claim, left, None))
+            raise
+        return reporter, ledger.transact(lambda c: _finish(c, opened.curves, claim, outcome))
+
+
+def _finish(connection: Any, curves: Curves, claim: Claim, outcome: Outcome) -> Outcome:
+    judged = Judgement(outcome)
+    if outcome.kind == "complete":
+        judged = curves.judge(connection, claim.trial_id, outcome)
+    writes.finish(connection, claim, judged.outcome, judged.values, judged.violations)
+    return judged.outcome
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Whose checkpoint Tune has handed over: the trial's own, or that of another one to go on from."""
+
+    trial: int
+    ref: CheckpointRef
+
+
+def _origin(directory: Path, uid: str) -> _Origin:
+    note = json.loads((directory / _NOTE).read_text())
+    if note.pop("uid") != uid:
+        raise UserError(
+            f"the Tune checkpoint {directory} belongs to another study: give each study a Tuner of its own."
+        )
+    # Without metrics: another trial's checkpoint is never this one's best.
+    return _Origin(note.pop("trial"), CheckpointRef(directory / "checkpoint", **note))
+
+
+class _TakenAway(Fenced):
+    """The trial is not to go on in this process; what becomes of it is recorded where Tune is."""
+
+
+class _Results:
+    """A Reporter whose epochs also are results of Tune's, which stops or pauses a trial by not letting it go on.
+
+    A result is sent when the fit looks around again, after it has tidied its checkpoints; that of the last epoch once
+    the trial has ended in the ledger: no scheduler cuts that short.
+    """
+
+    def __init__(self, inner: Reporter, claim: Claim, job: Job) -> None:
+        self._inner, self._job, self._number = inner, job, claim.number
+        self._last_epoch = planned_epochs(claim.config)
+        self._newest: CheckpointRef | None = None
+        self._held: dict[str, Any] | None = None
+
+    @property
+    def preempted(self) -> bool:
+        self._send()
+        return self._inner.preempted
+
+    def report(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        epoch: int | None = None,
+        fold: int = 0,
+        checkpoint: CheckpointRef | None = None,
+    ) -> Verdict:
+        self._send()
+        self._inner.report(step, metrics, epoch=epoch, fold=fold, checkpoint=checkpoint)
+        self._newest = checkpoint or self._newest
+        if epoch is not None and fold == 0:
+            self._held = {**metrics, "epoch": epoch, "step": step, "trial": self._number}
+        return CONTINUE
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self._inner.event(kind, **fields)
+
+    def artifact(self, path: Path, name: str | None = None) -> None:
+        self._inner.artifact(path, name)
+
+    def _send(self) -> None:
+        if self._held is not None and self._held["epoch"] < self._last_epoch:
+            try:
+                self.send_last()
+            except SystemExit as left:
+                raise _TakenAway("Ray Tune has stopped or paused the trial.") from left
+
+    def send_last(self) -> None:
+        """What has not been sent. Tune ends the thread by SystemExit where it does not let the trial go on."""
+        result, self._held, ref = self._held, None, self._newest
+        if result is None:
+            return
+        if ref is None or not ref.path.is_dir():
+            tune.report(result)
+            return
+        with _copied(ref, self._job.home.tune / "tmp", {"uid": self._job.uid, "trial": self._number}) as directory:
+            tune.report(result, checkpoint=tune.Checkpoint.from_directory(directory))
+
+
+@contextmanager
+def _copied(ref: CheckpointRef, scratch: Path, note: Mapping[str, Any]) -> Iterator[Path]:
+    """A directory for Tune to take: the checkpoint's files by hard links, and whose it is."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+        shutil.copytree(ref.path, Path(directory, "checkpoint"), copy_function=os.link)
+        where = {"step": ref.step, "epoch": ref.epoch, "sha256": ref.sha256, "size": ref.size}
+        Path(directory, _NOTE).write_text(json.dumps({**note, **where}))
+        yield Path(directory)
+
+
+# In the process of the Tuner
+
+
+class Recorder(tune.Callback):
+    """Records what Tune decides: which trials it stops, pauses and gives up. One belongs to each Tuner.
+
+    While Tune runs it holds the study's lease. `hpo sync` sends MLflow what there is.
+    """
+
+    def __init__(self, trainable: Any) -> None:
+        self._job: Job = trainable.job
+        self._paused: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles what it is given; what is open stays here."""
+        return {"_job": self._job, "_paused": self._paused}
+
+    def setup(self, **info: Any) -> None:
+        job = self._job
+        self._ledger = Ledger(job.storage, create=False)
+        row = self._ledger.look(lambda connection: reads.study_row(connection, job.name))
+        self._curves = Opened(dict(row)).curves
+        self._end = self._hold()
+
+    def _hold(self) -> Callable[[], None]:
+        """Become the study's driver; what to call at the end."""
+        job = self._job
+        clock, me = SystemClock(), Process.current()
+        lease = acquire(self._ledger, f"driver:{job.study_id}", job.name, me, clock, LEASE_SECONDS)
+        heartbeat = Heartbeat(f"study {job.name}", lease.renew, 1.0)
+
+        def end() -> None:
+            heartbeat.close()
+            lease.release()
+
+        return end
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        for trial in trials:
+            if trial.status != "PAUSED":
+                self._paused.discard(trial.trial_id)
+            elif trial.trial_id not in self._paused:
+                self._paused.add(trial.trial_id)
+                self._decided(trial, "pause", "paused by the scheduler")
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._decided(trial, "stop", "stopped by the scheduler")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if (number := self._number(trial)) is not None:
+            self._ledger.transact(lambda c: external.lost(c, self._job.study_id, number, "Ray Tune gave it up"))
+        self._tell()
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        self._tell()
+        self._end()
+
+    def _decided(self, trial: Any, verdict: str, reason: str) -> None:
+        if (number := self._number(trial)) is not None:
+            given = (self._job.study_id, number, verdict, self._job.who, reason, self._curves)
+            self._ledger.transact(lambda connection: external.decide(connection, *given))
+        if verdict == "stop":
+            self._tell()
+
+    def _number(self, trial: Any) -> int | None:
+        """Of the last trial in the ledger that is this one."""
+        row = self._ledger.look(lambda c: external.newest(c, self._job.study_id, trial.trial_id))
+        return None if row is None else row["number"]
+
+    def _tell(self) -> None:
+        self._ledger.transact(lambda connection: external.tell(connection, self._job.study_id))

@@ -1,0 +1,220 @@
+"""`hpo run --executor ray-tune`: the study's sampler proposes, a scheduler of Ray Tune decides, the ledger records."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune import schedulers
+from ray.tune.search import BasicVariantGenerator, Searcher
+from sqlalchemy.engine import RowMapping
+
+from hpo.asking import Asking
+from hpo.budget import planned_epochs
+from hpo.config import as_json
+from hpo.dimensions import Float
+from hpo.driver import Driver
+from hpo.errors import UserError
+from hpo.executing import SCHEDULERS, one_of
+from hpo.executors.ray_tune import RayTune
+from hpo.ledger import driving, external, reads
+from hpo.ledger.tables import OPEN_STATES
+from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
+from hpo.space import Space
+from hpo.study import Study
+
+_RETRIES = 5  # of a trial of Tune's whose process or node was lost
+_KEPT = 4  # checkpoints of a trial in Tune's storage; another trial may be about to start from one of the last
+POPULATIONS = ("pb2", "pbt")  # schedulers that Tune allows no searcher beside
+_SETTINGS = {
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is the driver's
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+
+
+class _Leaving(BaseException):
+    """Ends Tune's loop where it stands, as a kill would: every trial goes on from its last checkpoint."""
+
+
+class TuneDriver(Driver):
+    """Drives a study by Tune: each run is an experiment of Tune's, and takes up what those before it have left open."""
+
+    _executor: RayTune
+
+    def acquire(self) -> None:
+        make_scheduler(self._options.placement.scheduler, self._study)  # refused before anything is written
+        super().acquire()
+
+    def _drive(self, on_tick: Callable[[], None]) -> None:
+        os.environ.update(_SETTINGS)
+        row = self._ledger.look(lambda connection: reads.study_row(connection, self._spec.name))
+        job = Job(
+            storage=self._options.storage,
+            home=self._options.home,
+            study_id=self._id,
+            name=self._spec.name,
+            uid=row["uid"],
+            who=f"ray-tune:{self._options.placement.scheduler}",
+            directory=Path.cwd(),
+            carried=self._executor.carried,
+        )
+        train = trainable(self._study, job)
+        objective = self._study.objectives[0]
+        search, space, count = self._searched()
+        config = tune.TuneConfig(
+            metric=objective.metric,
+            mode="max" if objective.direction == "maximize" else "min",
+            num_samples=count,
+            scheduler=make_scheduler(self._options.placement.scheduler, self._study),
+            search_alg=search,
+            reuse_actors=True,  # torch stays imported
+        )
+        run = tune.RunConfig(
+            name=f"{self._spec.name}-{self._lease.fence}",
+            storage_path=str(self._options.home.tune),
+            callbacks=[_Watched(train, lambda: self._look(on_tick))],
+            failure_config=tune.FailureConfig(max_failures=_RETRIES),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=_KEPT),
+            verbose=0,
+        )
+        with contextlib.suppress(_Leaving):
+            tune.Tuner(
+                tune.with_resources(train, self._executor.each), param_space=space, tune_config=config, run_config=run
+            ).fit()
+        self._adopt()  # what the trials' own processes have asked for and ended
+
+    def _searched(self) -> tuple[Any, dict[str, Any] | None, int]:
+        """What proposes trials, from which space, and how many: all at once where they are a population."""
+        left, space = self._left(), self._study.space
+        count = len(left) + self._remaining()
+        proposals = _Proposals(left, self._renamed, self._proposed, space)
+        if self._options.placement.scheduler not in POPULATIONS:
+            return proposals, None, count
+        points = []
+        for place in range(count):
+            key = f"{self._lease.fence}.{place}"
+            if (found := proposals.suggest(key)) != Searcher.FINISHED:
+                points.append({**found, ALIAS: key})
+        domains = param_space(self._study) | {ALIAS: tune.choice([point[ALIAS] for point in points])}
+        return BasicVariantGenerator(points_to_evaluate=points), domains, len(points)
+
+    def _look(self, on_tick: Callable[[], None]) -> None:
+        """Between two steps of Tune's."""
+        self._heartbeat.check()
+        self._reclaimer.reclaim(counted=False)
+        on_tick()
+        if self._executor.leaving:
+            raise _Leaving
+
+    def _all(self) -> list[RowMapping]:
+        return list(self._ledger.look(lambda c: c.execute(driving.ALL, {"study": self._id}).mappings().all()))
+
+    def _left(self) -> list[int]:
+        """The trials that an earlier run has left open."""
+        return [row["number"] for row in self._all() if row["state"] in OPEN_STATES]
+
+    def _remaining(self) -> int:
+        """How many more may be proposed: those that went on from another's checkpoint are no trials of Tune's own."""
+        own = sum(row["parent"] is None and row["outcome"] != "lost" for row in self._all())
+        return max(0, (self._budget.trials or 0) - own)
+
+    def _renamed(self, number: int, key: str) -> dict[str, Any]:
+        """A trial that was left open, as Tune calls it now: its parameters."""
+        self._ledger.transact(lambda connection: external.rename(connection, self._id, number, key))
+        return self._all()[number]["params"]
+
+    def _proposed(self, key: str) -> dict[str, Any] | None:
+        """The parameters of a new trial, which the ledger has; None where the sampler has nothing left to propose."""
+        self._ledger.transact(lambda connection: external.tell(connection, self._id))
+        while True:
+            rows = {row["number"]: row for row in self._all()}
+            told = sorted((row["told"], number) for number, row in rows.items() if row["told"] is not None)
+            asking = Asking(self._ledger, self._study, self._spec, self._curves, rows, [number for _, number in told])
+            if asking.exhausted(len(rows)):
+                return None
+            ask = asking.ask(len(rows), told=len(told))
+            if self._ledger.transact(lambda c, ask=ask: external.insert(c, self._id, lambda _: ask, key)) is not None:
+                return dict(ask.params)  # else a trial has gone on as a new one meanwhile
+
+
+class _Proposals(Searcher):
+    """What Tune tries: first the trials that were left open, then the sampler's proposals."""
+
+    def __init__(
+        self,
+        left: list[int],
+        renamed: Callable[[int, str], dict[str, Any]],
+        proposed: Callable[[str], dict[str, Any] | None],
+        space: Space,
+    ) -> None:
+        super().__init__()
+        self.left, self._renamed, self._proposed, self._space = left, renamed, proposed, space
+
+    def suggest(self, trial_id: str) -> Any:
+        params = self._renamed(self.left.pop(0), trial_id) if self.left else self._proposed(trial_id)
+        return Searcher.FINISHED if params is None else every(self._space, params)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles what it is given, for a restore that is never asked of it."""
+        return {}
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        """The ledger knows."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """There is nothing that the ledger has not."""
+
+    def restore(self, checkpoint_path: str) -> None: ...
+
+
+class _Watched(Recorder):
+    """A Recorder under a driver, which holds the lease, and looks around between two steps of Tune's."""
+
+    def __init__(self, trainable: Any, look: Callable[[], None]) -> None:
+        super().__init__(trainable)
+        self._look = look
+
+    def _hold(self) -> Callable[[], None]:
+        return lambda: None
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._look()
+
+
+def every(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
+    """A value for each dimension, those that conditions leave out in the middle: a scheduler perturbs what it names."""
+    middle = space.from_unit([0.5] * len(space))
+    return {path: params.get(path, one.value(middle[path])) for path, one in space.dimensions.items()}
+
+
+def make_scheduler(name: str | None, study: Study) -> Any:
+    """A scheduler of Tune's by name, its time the epochs. Raises UserError where the study gives it nothing to do."""
+    name = name or "asha"
+    one_of("--scheduler", name, SCHEDULERS)
+    epochs = planned_epochs(as_json(study.config))
+    if not isinstance(epochs, int):
+        raise UserError(f"--scheduler {name} must know how long a trial trains: give the study train.num_epochs.")
+    floats = {path: one for path, one in study.space.dimensions.items() if isinstance(one, Float)}
+    if name in POPULATIONS and not floats:
+        raise UserError(f"--scheduler {name} perturbs dimensions that are Float, and the space has none.")
+    population = {"time_attr": "epoch", "perturbation_interval": max(1, epochs // 5)}
+    match name:
+        case "fifo":
+            return schedulers.FIFOScheduler()
+        case "asha":
+            return schedulers.ASHAScheduler(time_attr="epoch", max_t=epochs)
+        case "hyperband":
+            return schedulers.HyperBandScheduler(time_attr="epoch", max_t=epochs)
+        case "median":
+            return schedulers.MedianStoppingRule(time_attr="epoch", grace_period=1)
+        case "pbt":
+            drawn = {path: domain for path, domain in param_space(study).items() if path in floats}
+            return schedulers.PopulationBasedTraining(**population, hyperparam_mutations=drawn)
+    from ray.tune.schedulers.pb2 import PB2
+
+    return PB2(**population, hyperparam_bounds={path: [one.low, one.high] for path, one in floats.items()})

@@ -1,0 +1,152 @@
+"""Ray Tune decides and the ledger records it: a Tuner of one's own, and `hpo run --executor ray-tune`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+import hpo
+from hpo.errors import UserError
+from hpo.home import Home
+from hpo.ledger import Ledger
+from hpo.ledger.tables import asks, decisions, events, reports, trials
+from hpo.run import Request, run
+
+sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
+from kill import STUDY, Run
+
+PINNED = {"train.optim.name": "adamw", "model.hidden_size": 8, "pause": 0.0}
+FLAGS = tuple(word for path, value in PINNED.items() for word in ("-o", f"{path}={value}"))
+
+
+def rows(home: Path, query) -> list:
+    ledger = Ledger(Home(home).storage, create=False)
+    with ledger.read() as connection:
+        found = list(connection.execute(query).all())
+    ledger.close()
+    return found
+
+
+def check_lineage(home: Path) -> int:
+    """What went on from another's checkpoint begins at that one's step, with other parameters; how many did."""
+    t = trials.c
+    found = {row.number: row for row in rows(home, select(trials, asks.c.params).join(asks, asks.c.trial_id == t.id))}
+    children = [row for row in found.values() if row.parent is not None]
+    replaced = rows(home, select(decisions.c.reason, decisions.c.strategy).where(decisions.c.verdict == "stop"))
+    assert len([reason for reason, _ in replaced if "goes on as trial" in reason]) == len(children)
+    assert {strategy.partition(":")[0] for _, strategy in replaced} <= {"ray-tune"}
+    for child in children:
+        parent = found[child.parent]
+        assert child.generation == parent.generation + 1
+        assert child.params.keys() == parent.params.keys() and child.params != parent.params
+        [fields] = rows(
+            home, select(events.c.fields).where(events.c.trial_id == child.id, events.c.kind == "restarted")
+        )
+        assert fields[0]["parent"] == parent.number
+        mine = select(reports.c.epoch).where(reports.c.epoch.is_not(None), reports.c.key == "val/loss")
+        epochs = [epoch for (epoch,) in rows(home, mine.where(reports.c.trial_id == child.id).order_by(reports.c.step))]
+        theirs = {epoch for (epoch,) in rows(home, mine.where(reports.c.trial_id == parent.id))}
+        assert epochs and min(epochs) - 1 in theirs, "it goes on where the other one had a checkpoint"
+    return len(children)
+
+
+@pytest.mark.timeout(900)
+def test_a_population_in_a_tuner_of_ones_own_is_in_the_ledger_with_its_lineage(tmp_path, ray_cluster):
+    import ray
+    from ray import tune
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    from hpo import ray_tune
+
+    study = hpo.load(str(STUDY)).configure(PINNED | {"train.num_epochs": 3})
+    trainable = ray_tune.as_trainable(study, tmp_path / "home")
+    space = ray_tune.param_space(study)
+    assert space.keys() == {"train.optim.lr", "model.dropout"}
+    scheduler = PopulationBasedTraining(
+        time_attr="epoch",
+        perturbation_interval=1,
+        quantile_fraction=0.5,
+        synch=True,
+        hyperparam_mutations={"train.optim.lr": space["train.optim.lr"]},
+    )
+    ray.init(address=ray_cluster, log_to_driver=False, logging_level="ERROR")
+    try:
+        tuner = tune.Tuner(
+            trainable,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                metric="val/loss", mode="min", num_samples=2, scheduler=scheduler, reuse_actors=True
+            ),
+            run_config=tune.RunConfig(
+                storage_path=str(tmp_path / "tune"), callbacks=[ray_tune.Recorder(trainable)], verbose=0
+            ),
+        )
+        results = tuner.fit()
+    finally:
+        ray.shutdown()
+    assert not results.errors
+    assert all(Path(result.checkpoint.path, "checkpoint").is_dir() for result in results)
+    assert check_lineage(tmp_path / "home") == 2, (
+        "one after each of the first two epochs; after the third none has left"
+    )
+    assert scheduler._num_perturbations >= 2
+    ended = rows(tmp_path / "home", select(trials.c.state, trials.c.told))
+    assert {state for state, _ in ended} == {"complete", "pruned"}
+    assert sorted(told for _, told in ended) == list(range(len(ended)))
+    at = Run(tmp_path / "home")
+    at.finished(at.start("sync"))
+    assert re.match("0 differences", at.finished(at.start("verify")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "pbt", "pb2"])
+def test_every_scheduler_drives_a_study_to_its_end(tmp_path, scheduler):
+    at = Run(tmp_path / "home")
+    told = ("run", "--study", str(STUDY), "--trials", "4", "--executor", "ray-tune", "--scheduler", scheduler)
+    at.finished(at.start(*told, *FLAGS, "-o", "train.num_epochs=6"), timeout=1500)
+    status = json.loads(at.finished(at.start("status", "--json")))
+    assert status["state"] == "complete"
+    assert re.match("0 differences", at.finished(at.start("verify")))
+    children = check_lineage(at.home)
+    print(f"{scheduler}: {children} perturbations, {status['trials']}")
+    if scheduler in ("pbt", "pb2"):
+        assert children > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"strategy": "asha"}, "--strategy with --executor ray-tune: there Ray Tune decides"),
+        ({"order": "ordered"}, "--order ordered with --executor ray-tune"),
+        ({"epochs": 5}, "--epochs with --executor ray-tune"),
+        ({"scheduler": "ashah"}, "--scheduler 'ashah' is not known.*did you mean 'asha'"),
+        ({"executor": "local", "scheduler": "pbt"}, "--scheduler pbt with --executor local: it belongs to ray-tune"),
+    ],
+)
+def test_what_tune_has_taken_over_is_refused(tmp_path, given, said):
+    request = Request(Home(tmp_path / "home"), **{"reference": "mlp", "executor": "ray-tune", "trials": 1} | given)
+    with pytest.raises(UserError, match=said):
+        run(request, lambda *_: lambda _: None)
+    assert not (tmp_path / "home").exists()
+
+
+def test_what_a_scheduler_asks_for_is_brought_to_what_the_space_has():
+    from hpo.ray_tune import params_of
+
+    study = hpo.load("mlp")
+    asked = {"train.optim.name": "adamw", "train.optim.lr": 0.3, "train.optim.momentum": 0.5, "train.batch_size": 100}
+    _, params = params_of(study, {**asked, "model.hidden_size": 17.9, "hpo/key": "x"})
+    assert params == {
+        "train.optim.name": "adamw",
+        "train.optim.lr": 0.1,
+        "train.batch_size": 128,
+        "model.hidden_size": 16,
+        "model.num_layers": 2,  # not asked for: the middle
+        "model.dropout": 0.25,
+    }
