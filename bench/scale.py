@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -251,12 +252,14 @@ def reports(directory: Path, workers: int, seconds: float) -> None:
 
 def status(root: Path) -> None:
     command = [sys.executable, "-m", "hpo", "status", "--home", str(root)]
-    took = []
+    took, busy = [], []
     for _ in range(5):
-        start = time.monotonic()
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         subprocess.run(command, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         took.append(time.monotonic() - start)
-    print(f"status  {min(took):.2f} to {max(took):.2f} s")
+        busy.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    print(f"status  {min(took):.2f} to {max(took):.2f} s, of a processor {min(busy):.2f} to {max(busy):.2f} s")
 
 
 def main() -> None:

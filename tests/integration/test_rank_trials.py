@@ -163,7 +163,7 @@ def test_parameters_reach_every_rank_to_the_last_bit(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_trial_of_ranks_that_pauses_and_goes_on_is_the_one_that_never_paused(tmp_path):
-    flags = {"bound": {"trials": 4}, "overrides": TWO, "sampler": "random"}
+    flags = {"bound": {"trials": 3}, "overrides": TWO, "sampler": "random"}
     promoted, state = drive(Home(tmp_path / "promoted"), strategy="asha-promote", **flags)
     straight, _ = drive(Home(tmp_path / "straight"), strategy="none", **flags)
     assert state == "complete"
