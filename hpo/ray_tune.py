@@ -30,7 +30,6 @@ from typing import Any
 
 from ray import tune
 
-from hpo.budget import planned_epochs
 from hpo.clock import SystemClock
 from hpo.config import as_json, config_hash
 from hpo.dimensions import Choice, Dimension, Float, Int
@@ -46,6 +45,7 @@ from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
 from hpo.opening import LEASE_SECONDS, Options, check_home, open_study
 from hpo.reporter import LedgerReporter, Opened
+from hpo.search.population import planned_epochs
 from hpo.search.sampler import ask_seed
 from hpo.study import Study, parallel_of
 from hpo.system import SystemMetrics

@@ -14,7 +14,6 @@ from ray.tune.search import BasicVariantGenerator, Searcher
 from sqlalchemy.engine import RowMapping
 
 from hpo.asking import Asking
-from hpo.budget import planned_epochs
 from hpo.config import as_json
 from hpo.dimensions import Float
 from hpo.driver import Driver
@@ -24,6 +23,7 @@ from hpo.executors.ray_tune import RayTune
 from hpo.ledger import driving, external, reads
 from hpo.ledger.tables import OPEN_STATES
 from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
+from hpo.search.population import planned_epochs
 from hpo.space import Space
 from hpo.study import Study
 
