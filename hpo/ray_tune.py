@@ -30,6 +30,7 @@ from typing import Any
 
 from ray import tune
 
+from hpo.budget import last_epoch
 from hpo.clock import SystemClock
 from hpo.config import as_json, config_hash
 from hpo.dimensions import Choice, Dimension, Float, Int
@@ -45,7 +46,6 @@ from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
 from hpo.opening import LEASE_SECONDS, Options, check_home, open_study
 from hpo.reporter import LedgerReporter, Opened
-from hpo.search.population import planned_epochs
 from hpo.search.sampler import ask_seed
 from hpo.study import Study, parallel_of
 from hpo.system import SystemMetrics
@@ -176,7 +176,7 @@ def _begin(ledger: Ledger, opened: Opened, config: Mapping[str, Any], job: Job, 
     """The trial to be trained; None where nothing is left: it has ended, or the donor has trained to its end."""
     study, spec = opened.study, opened.spec
     coordinates, params = params_of(study, config)
-    if origin is not None and origin.ref.epoch >= planned_epochs(as_json(study.build(params))):
+    if origin is not None and origin.ref.epoch >= last_epoch(as_json(study.build(params))):
         return None
     origin_of = (origin.trial, origin.ref.sha256) if origin else None
     start = external.Start(tune.get_context().get_trial_id(), params, origin_of, config.get(ALIAS, ""))
@@ -261,7 +261,7 @@ class _Results:
 
     def __init__(self, inner: Reporter, claim: Claim, job: Job) -> None:
         self._inner, self._job, self._number = inner, job, claim.number
-        self._last_epoch = planned_epochs(claim.config)
+        self._last_epoch = last_epoch(claim.config)
         self._newest: CheckpointRef | None = None
         self._held: dict[str, Any] | None = None
 

@@ -14,6 +14,7 @@ from ray.tune.search import BasicVariantGenerator, Searcher
 from sqlalchemy.engine import RowMapping
 
 from hpo.asking import Asking
+from hpo.budget import last_epoch
 from hpo.config import as_json
 from hpo.dimensions import Float
 from hpo.driver import Driver
@@ -23,7 +24,6 @@ from hpo.executors.ray_tune import RayTune
 from hpo.ledger import driving, external, reads
 from hpo.ledger.tables import OPEN_STATES
 from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
-from hpo.search.population import planned_epochs
 from hpo.space import Space
 from hpo.study import Study
 
@@ -196,7 +196,7 @@ def make_scheduler(name: str | None, study: Study) -> Any:
     """A scheduler of Tune's by name, its time the epochs. Raises UserError where the study gives it nothing to do."""
     name = name or "asha"
     one_of("--scheduler", name, SCHEDULERS)
-    epochs = planned_epochs(as_json(study.config))
+    epochs = last_epoch(as_json(study.config))
     if not isinstance(epochs, int):
         raise UserError(f"--scheduler {name} must know how long a trial trains: give the study train.num_epochs.")
     floats = {path: one for path, one in study.space.dimensions.items() if isinstance(one, Float)}
