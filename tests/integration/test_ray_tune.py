@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -110,7 +109,7 @@ def test_every_scheduler_drives_a_study_to_its_end(tmp_path, scheduler):
     at = Run(tmp_path / "home")
     told = ("run", "--study", str(STUDY), "--trials", "4", "--executor", "ray-tune", "--scheduler", scheduler)
     at.finished(at.start(*told, *FLAGS, "-o", "train.num_epochs=6"), timeout=1500)
-    status = json.loads(at.finished(at.start("status", "--json")))
+    status = at.status()
     assert status["state"] == "complete"
     assert re.match("0 differences", at.finished(at.start("verify")))
     children = check_lineage(at.home)
