@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import ending, failures
@@ -16,7 +15,7 @@ from hpo.ledger import Ledger, driving, writes
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process import Process
-from hpo.ledger.tables import TERMINAL_STATES, studies
+from hpo.ledger.tables import TERMINAL_STATES
 from hpo.opening import LEASE_SECONDS, Options, check_home, continued, open_study, write_changes
 from hpo.reclaim import Reclaimer
 from hpo.search.population import breeding, planned_epochs
@@ -395,10 +394,10 @@ class Driver:
             self.reason = ending.nothing_scored(name, self._asked, again)
         state = "stopped" if self.reason else "complete"
         if state != self._state:
-            self._ledger.transact(lambda connection: self._write_state(connection, state))
-        return state
 
-    def _write_state(self, connection: Connection, state: str) -> None:
-        self._lease.check(connection)
-        values = {"state": state, "revision": studies.c.revision + 1}
-        connection.execute(update(studies).where(studies.c.id == self._id).values(**values))
+            def body(connection: Connection) -> None:
+                self._lease.check(connection)
+                driving.end(connection, self._id, state)
+
+            self._ledger.transact(body)
+        return state

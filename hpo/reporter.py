@@ -20,6 +20,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, tables, writes
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory
+from hpo.ledger.plain import text
 from hpo.ledger.writes import LaneReport
 from hpo.search.strategy import make_strategy
 from hpo.spec import StudySpec
@@ -183,7 +184,7 @@ def _count(what: str, value: int) -> int:
 
 def _key(key: str) -> str:
     _check_length("metric name", key, tables.reports.c.key)
-    if writes.text(key) != key:
+    if text(key) != key:
         raise ValueError(f"metric name {key!r} cannot be stored: leave out NUL and halves of surrogate pairs.")
     return key
 

@@ -15,8 +15,8 @@ from hpo.clock import Clock, SystemClock
 from hpo.errors import StorageError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
+from hpo.ledger.plain import plain
 from hpo.ledger.tables import TERMINAL_STATES, checkpoints, trials
-from hpo.ledger.writes import plain
 from hpo.words import command
 from trainer.durable import write_text
 

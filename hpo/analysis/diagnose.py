@@ -23,8 +23,8 @@ from hpo.config import apply
 from hpo.errors import UserError
 from hpo.ledger import reads
 from hpo.ledger.claims import changes_of
+from hpo.ledger.plain import plain
 from hpo.ledger.tables import trials
-from hpo.ledger.writes import plain
 from hpo.spec import StudySpec
 from hpo.study import Study, load
 from trainer.config import ParallelConfig, TrainConfig

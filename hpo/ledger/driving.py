@@ -79,3 +79,9 @@ def retire(connection: Connection, study_id: int, numbers: Sequence[int], curves
         judged = curves.judge(connection, row["id"], Outcome("pruned", row["step"], row["epoch"]))
         values = {"new_values": judged.values, "new_violations": judged.violations}
         connection.execute(sql.RETIRE, values | {"trial": row["id"], "ended": time.time()})
+
+
+def end(connection: Connection, study_id: int, state: str) -> None:
+    """Write the state that a study is left in."""
+    values = {"state": state, "revision": studies.c.revision + 1}
+    connection.execute(update(studies).where(studies.c.id == study_id).values(**values))

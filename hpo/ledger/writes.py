@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 
 from hpo.ledger import statements as sql
 from hpo.ledger.claims import Claim, fenced, source
+from hpo.ledger.plain import plain, text
 from hpo.ledger.process import Process
 from hpo.ledger.tables import (
     OPEN_STATES,
@@ -85,24 +86,6 @@ class LaneReport:
     checkpoint_path: str = ""  # relative, as the row stores it
     decide: Decide | None = None
     strategy: str = "none"
-
-
-def text(value: str) -> str:
-    """`value` as every database takes it: NUL as its picture, half a surrogate pair as its escape."""
-    return value.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace").decode()
-
-
-def plain(value: Any) -> Any:
-    """`value` as JSON that every database accepts: non-finite floats become their names."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, str):
-        return text(value)
-    if isinstance(value, Mapping):
-        return {text(str(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
 
 
 # The driver's side
