@@ -60,8 +60,9 @@ def driven(home: Any, strategy: str, trials: int, executor: Any, clocked: Clocke
     from rich.console import Console
 
     from hpo.asking import Asking
-    from hpo.driver import Driver, Options
+    from hpo.driver import Driver
     from hpo.ledger import Ledger
+    from hpo.opening import Options
     from hpo.render import View
     from hpo.results import Results
     from hpo.run import Request, declare
@@ -214,9 +215,10 @@ def serve(storage: str, root: str, study_id: int, workers: int) -> None:
 
 def reports(directory: Path, workers: int, seconds: float) -> None:
     """Print how busy a driver is whose workers report once a second each."""
-    from hpo.driver import Driver, Options
+    from hpo.driver import Driver
     from hpo.home import Home
     from hpo.ledger import Ledger, reads
+    from hpo.opening import Options
     from hpo.run import Request, declare
 
     count = "SELECT count(*) FROM (SELECT DISTINCT trial_id, step FROM reports) AS told"

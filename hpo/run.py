@@ -13,7 +13,7 @@ from typing import Any
 
 from hpo import demands, preflight, warm
 from hpo.config import flatten
-from hpo.driver import LEASE_SECONDS, Driver, Options
+from hpo.driver import Driver
 from hpo.errors import NoLedger, StudyError, UserError
 from hpo.executing import Placement, Settled, one_of
 from hpo.executors.resources import NOTHING_SAID, Resources
@@ -21,6 +21,7 @@ from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
 from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
+from hpo.opening import LEASE_SECONDS, Options
 from hpo.results import Results
 from hpo.search.samplers import SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, make_strategy

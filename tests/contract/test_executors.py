@@ -11,7 +11,7 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from hpo.driver import Driver, Options
+from hpo.driver import Driver
 from hpo.errors import Busy, HpoError, UserError
 from hpo.executors.base import Executor
 from hpo.executors.inline import Inline
@@ -21,6 +21,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.process import Process
 from hpo.ledger.tables import attempts, workers
+from hpo.opening import Options
 from hpo.run import Request, declare
 from hpo.worker import Worker
 

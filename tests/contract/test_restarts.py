@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from hpo.driver import Driver, Options
+from hpo.driver import Driver
 from hpo.executors.inline import Inline
 from hpo.home import Home
 from hpo.ledger import Ledger, driving, reads, tables
+from hpo.opening import Options
 from hpo.run import Request, declare
 from hpo.search.strategy import STRATEGIES
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hpo.driver import Driver, Options
+from hpo.driver import Driver
 from hpo.enqueue import read
 from hpo.errors import DriftError, SpaceError, UserError
 from hpo.executors.inline import Inline
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
+from hpo.opening import Options
 from hpo.run import Request, declare
 from hpo.search.samplers import MODELS, SAMPLERS
 

@@ -21,13 +21,14 @@ from typer.testing import CliRunner
 from hpo import identity
 from hpo.cli import app
 from hpo.config import parse_override
-from hpo.driver import Driver, Options
+from hpo.driver import Driver
 from hpo.errors import DriftError
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
 from hpo.ledger import Ledger, driving, reads
 from hpo.ledger.tables import attempts, events, studies, trials, workers
+from hpo.opening import Options
 from hpo.results import Results
 from hpo.run import Request, declare
 from hpo.search.samplers import SAMPLERS

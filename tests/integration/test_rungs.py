@@ -10,12 +10,13 @@ import pytest
 from sqlalchemy import select
 
 from hpo.analysis.detail import describe, detail
-from hpo.driver import Driver, Options
+from hpo.driver import Driver
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import attempts, decisions, reports, studies, trials
+from hpo.opening import Options
 from hpo.run import Request, declare
 
 TINY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
