@@ -392,10 +392,5 @@ class Driver:
             self.reason = ending.nothing_scored(name, self._asked, again)
         state = "stopped" if self.reason else "complete"
         if state != self._state:
-
-            def body(connection: Connection) -> None:
-                self._lease.check(connection)
-                driving.end(connection, self._id, state)
-
-            self._ledger.transact(body)
+            self._ledger.transact(lambda c: driving.end(c, self._lease, self._id, state))
         return state

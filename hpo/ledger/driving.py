@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.ledger import statements as sql
 from hpo.ledger.history import PAGE, Curves
+from hpo.ledger.leases import Lease
 from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, studies, trials
 from trainer.report import Outcome
 
@@ -81,7 +82,8 @@ def retire(connection: Connection, study_id: int, numbers: Sequence[int], curves
         connection.execute(sql.RETIRE, values | {"trial": row["id"], "ended": time.time()})
 
 
-def end(connection: Connection, study_id: int, state: str) -> None:
-    """Write the state that a study is left in."""
+def end(connection: Connection, lease: Lease, study_id: int, state: str) -> None:
+    """Write the state that a study is left in by the driver that holds `lease`."""
+    lease.check(connection)
     values = {"state": state, "revision": studies.c.revision + 1}
     connection.execute(update(studies).where(studies.c.id == study_id).values(**values))
