@@ -29,7 +29,7 @@ from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
 from trainer.failpoint import failpoint
-from trainer.report import CheckpointRef, Verdict
+from trainer.report import CONTINUE, CheckpointRef, Verdict
 
 SYSTEM_PERIOD = 1.0  # seconds: short epochs would cost more to watch than to train
 
@@ -68,6 +68,7 @@ class LedgerReporter:
         self._read_at = -math.inf
         self._home = home
         self._files = home.files(opened.name, claim.number)
+        self._told = CONTINUE  # the last verdict
         self._last_epoch = last_epoch(claim.config, claim.changes)
 
     @property
@@ -106,6 +107,7 @@ class LedgerReporter:
         self._preempted()
         step, fold = _count("step", step), _count("fold", fold)
         epoch = None if epoch is None else _count("epoch", epoch)
+        self._check_obeyed(step)
         metrics = {_key(key): float(value) for key, value in metrics.items()}
         system = {} if epoch is None else self._machine()
         lane = LaneReport(
@@ -124,7 +126,18 @@ class LedgerReporter:
         failpoint("worker.after_report_commit")
         if isinstance(answer, Fenced):
             raise answer
+        if answer.kind != "continue":
+            self._told = answer
         return answer
+
+    def _check_obeyed(self, step: int) -> None:
+        """A loop that trains on after it was told to end would make its strategy one that ends nothing."""
+        told = self._told
+        if told.kind != "continue" and told.step is not None and step > told.step:
+            raise RuntimeError(
+                f"the trial was told to {told.kind} at step {told.step} and reported step {step}: fit() has to return "
+                "the Outcome of the verdict that report() gives."
+            )
 
     def event(self, kind: str, **fields: Any) -> None:
         _check_length("event kind", kind, tables.events.c.kind)

@@ -157,7 +157,8 @@ def best_trials(connection: Connection, home: Home, name: str) -> list[dict[str,
 
 def _best_trial(connection: Connection, home: Home, study: RowMapping, found: reads.Best) -> dict[str, Any]:
     name, judged = study["name"], study["spec"]["objectives"]
-    checkpoint = kept_checkpoint(detail(connection, home, name, found.number))
+    trial = detail(connection, home, name, found.number)
+    checkpoint = kept_checkpoint(trial)
     there = checkpoint is not None and Path(checkpoint["path"]).is_dir()
     metrics = results.path(home, name, found.number)
     return {
@@ -168,7 +169,9 @@ def _best_trial(connection: Connection, home: Home, study: RowMapping, found: re
         "value": found.value,
         "values": found.values,
         "params": found.params,
+        "epoch": trial["epoch"],
         "checkpoint": checkpoint["path"] if checkpoint and there else None,
+        "checkpoint_epoch": checkpoint["epoch"] if checkpoint and there else None,
         "metrics": str(metrics) if metrics.is_file() else None,
         "missing_checkpoint": checkpoint["path"] if checkpoint and not there else None,
         "overrides": study["spec"]["overrides"] | found.params,
@@ -215,11 +218,18 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
         [
             f"{best['study']}, trial {best['number']}: {judged}",
             *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
-            f"checkpoint: {best['checkpoint'] or gone}",
+            f"checkpoint: {best['checkpoint'] or gone}{_of_epoch(best)}",
             *([f"metrics: {best['metrics']}"] if best["metrics"] else []),
             f"train it: {command(f'run --study {reference} --name {name} --trials 1 --strategy none {overrides}')}",
         ]
     )
+
+
+def _of_epoch(best: Mapping[str, Any]) -> str:
+    """Of which epoch the checkpoint is, where that is not the last: train.checkpoint.monitor holds it for the best."""
+    if best["checkpoint"] is None or best["checkpoint_epoch"] == best["epoch"]:
+        return ""
+    return f" (of epoch {best['checkpoint_epoch']}, the best of {best['epoch']} by train.checkpoint.monitor)"
 
 
 def kept_checkpoints(trial: Mapping[str, Any]) -> list[dict[str, Any]]:

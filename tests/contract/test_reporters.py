@@ -17,6 +17,8 @@ from trainer_runs import MemoryReporter
 from hpo import handover
 from hpo.home import Home
 from hpo.ledger import tables, writes
+from hpo.ledger.history import Curves
+from hpo.objective import Objective
 from hpo.reporter import LedgerReporter
 from hpo.system import SystemMetrics
 from trainer.errors import Fenced
@@ -56,11 +58,10 @@ class Attempts:
 def in_ledger(home: Home, wrap: Callable[[Reporter], Reporter]) -> tuple[Attempts, Made]:
     made, strategy, taken = Made(home), StopAtTwo(), []
     made.ask()
-    objective = SimpleNamespace(metric="val/loss")
     opened: Any = SimpleNamespace(
         name=made.name,
         strategy=strategy,
-        study=SimpleNamespace(objectives=[objective]),
+        curves=Curves(made.id, [Objective("val/loss")]),
         history=lambda connection, claim, epoch, value: SimpleNamespace(epoch=epoch),
     )
 
@@ -124,6 +125,16 @@ def test_a_replay_gets_the_verdict_that_was_stored(trial):
     assert again.report(1, {"val/loss": 3.0}, epoch=1).kind == "continue"
     assert again.report(2, {"val/loss": 2.0}, epoch=2) == verdict
     assert trial.values() == {(1, "val/loss"): 3.0, (2, "val/loss"): 2.0}
+
+
+@pytest.mark.parametrize("trial", ["ledger", "lead"], indirect=True)
+def test_a_loop_that_trains_on_after_it_was_told_to_end_is_in_error(trial):
+    reporter = trial.next()
+    assert reporter.report(2, {"val/loss": 2.0}, epoch=2).kind == "stop"
+    assert reporter.report(2, {}).kind == "continue"  # what it saves on its way out
+    with pytest.raises(RuntimeError, match=r"told to stop at step 2 and reported step 3: fit\(\) has to return"):
+        reporter.report(3, {"val/loss": 1.0}, epoch=3)
+    assert trial.values() == {(2, "val/loss"): 2.0}
 
 
 def test_a_report_without_an_epoch_or_without_metrics_goes_on(trial):

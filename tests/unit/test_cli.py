@@ -243,7 +243,8 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
     assert "metrics:" not in result.stdout
     (metrics := kept.parent / "metrics.json").touch()
     result = hpo("best", home=home)
-    assert f"checkpoint: {kept}\nmetrics: {metrics}\n" in result.stdout
+    of_epoch = "of epoch 1, the best of 2 by train.checkpoint.monitor"
+    assert f"checkpoint: {kept} ({of_epoch})\nmetrics: {metrics}\n" in result.stdout
     command = shlex.split(result.stdout.splitlines()[-1].removeprefix("train it: "))
     assert command[:6] == ["hpo", "run", "--study", "mlp", "--name", "crafted-best"]
     assert command[-2:] == ["--home", str(home.root)]
