@@ -188,11 +188,12 @@ def _derived(
 ) -> tuple[Ledger, Found, Driven]:
     """The study that is looked at, and how one made from it is driven: by default as it was."""
     from hpo.analysis.listed import Driven, found
+    from hpo.executing import Placement
     from hpo.lookup import open_study, tracking_uri_of
 
     ledger, name, at = open_study(home, storage, study)
     uri = tracking_uri_of(ledger, name, at, tracking_uri)
-    return ledger, found(ledger, name), Driven(at, executor, workers, storage, uri)
+    return ledger, found(ledger, name), Driven(at, Placement(executor, workers), storage, uri)
 
 
 def _drive(ledger: Ledger, of: Found, name: str, listed: list[dict[str, Any]], driven: Driven, *, quiet: bool) -> None:

@@ -58,6 +58,8 @@ class Placement:
         most = MAX_WORKERS if elsewhere else MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
         if not 1 <= workers <= most:
             raise UserError(f"--workers {workers}: give 1 to {most} on this host; others can join by `hpo worker`.")
+        if (nodes := os.environ.get("HPO_NODES", "1")) != "1" and workers > 1:
+            raise UserError(f"--workers {workers} with HPO_NODES={nodes}: the hosts train one trial at a time; give 1.")
         if self.scheduler is not None and name != "ray-tune":
             raise UserError(f"--scheduler {self.scheduler} with --executor {name}: it belongs to ray-tune.")
         if self.scheduler is not None:

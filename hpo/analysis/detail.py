@@ -170,6 +170,7 @@ def _best_trial(connection: Connection, home: Home, study: RowMapping, found: re
         "values": found.values,
         "params": found.params,
         "epoch": trial["epoch"],
+        "folds": len(trial["folds"]),
         "checkpoint": checkpoint["path"] if checkpoint and there else None,
         "checkpoint_epoch": checkpoint["epoch"] if checkpoint and there else None,
         "metrics": str(metrics) if metrics.is_file() else None,
@@ -227,6 +228,8 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
 
 def _of_epoch(best: Mapping[str, Any]) -> str:
     """Of which epoch the checkpoint is, where that is not the last: train.checkpoint.monitor holds it for the best."""
+    if best["checkpoint"] and best["folds"]:
+        return f" (of one fold; the value is the mean over {best['folds']})"
     if best["checkpoint"] is None or best["checkpoint_epoch"] == best["epoch"]:
         return ""
     return f" (of epoch {best['checkpoint_epoch']}, the best of {best['epoch']} by train.checkpoint.monitor)"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.config import as_json, flatten
 from hpo.errors import UserError
+from hpo.executing import Placement
 from hpo.ledger import reads
 from hpo.ledger.tables import TERMINAL_STATES
 from hpo.objective import Objective
@@ -35,6 +36,7 @@ class Found:
     name: str
     study: Study
     spec: StudySpec
+    placement: Placement
     base: Mapping[str, Any]
     ranked: Sequence[Mapping[str, Any]]
 
@@ -54,6 +56,11 @@ def found(ledger: Ledger, name: str) -> Found:
         configs = reads.configs(connection, [one["id"] for one in best])
     if not ranked:
         raise UserError(f"study {name!r} has no complete trial yet.")
+    if born := [one["number"] for one in best if one["parent"] is not None]:
+        raise UserError(
+            f"trial {born[0]} of study {name!r} went on from another one's checkpoint, so its parameters alone do not "
+            "give it again: enqueue them in a study of their own, and confirm that."
+        )
     base = flatten(as_json(study.config))
     if SEED not in base:
         raise UserError(f"study {name!r} has no field {SEED}, by which a training could be repeated otherwise.")
@@ -66,7 +73,7 @@ def found(ledger: Ledger, name: str) -> Found:
         }
         for one in best
     ]
-    return Found(name, study, spec, base, rows)
+    return Found(name, study, spec, Placement.of(row["environment"]), base, rows)
 
 
 @dataclass(frozen=True)
@@ -74,22 +81,25 @@ class Driven:
     """How a derived study is to be run, as the flags have it; None: as the study it comes from."""
 
     home: Home
-    executor: str | None
-    workers: int | None
+    placement: Placement
     storage: str | None
     tracking_uri: str | None
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
 def request(of: Found, name: str, listed: Sequence[Mapping[str, Any]], driven: Driven) -> Request:
-    """What runs the study `name` of the `listed` configurations."""
+    """What runs the study `name` of the `listed` configurations. Raises UserError where Ray Tune is to do that."""
+    if driven.placement.executor == "ray-tune":
+        raise UserError("--executor ray-tune asks a scheduler what is trained, and here a list says it: take another.")
+    placement = driven.placement.over(of.placement if of.placement.executor != "ray-tune" else Placement())
     return Request(
         home=driven.home,
         reference=of.spec.reference,
         name=name,
         trials=len(listed),
-        executor=driven.executor,
-        workers=driven.workers,
+        executor=placement.executor,
+        workers=placement.workers,
+        resources=placement.resources,
         sampler="random",
         strategy="none",
         order="ordered",

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import optuna
 import pytest
+from crafted import open_crafted, put_trial
 from optuna.trial import create_trial
 from typer.testing import CliRunner
 
 from hpo.analysis import importance, plots
-from hpo.analysis.listed import Spread
+from hpo.analysis.listed import Driven, Spread, found, request
 from hpo.cli import app
 from hpo.errors import UserError
+from hpo.executing import Placement
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.run import Request, run
@@ -156,7 +158,7 @@ def test_plots_elsewhere_change_nothing(home, tmp_path):
 
 @pytest.fixture(scope="module")
 def confirmed(home) -> dict:
-    shown = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--executor", "inline", "--json")
+    shown = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--json")
     assert shown.exit_code == 0, shown.output
     return json.loads(shown.stdout)
 
@@ -222,6 +224,28 @@ def test_the_best_is_ablated_a_parameter_at_a_time(home):
             assert row["label"] in gone and gone <= {row["label"], "train.optim.momentum"}
     costs = [row["worse"]["mean"] for row in rows]
     assert costs == sorted(costs, reverse=True)
+
+
+def test_a_derived_study_is_driven_as_the_one_it_comes_from(home, confirmed):
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        driven = [reads.study_row(connection, name)["environment"]["executor"] for name in ("mlp", "mlp-confirm")]
+    of = found(ledger, "mlp")
+    ledger.close()
+    assert driven == ["inline", "inline"]
+    for placement, expected in ((Placement(), "inline"), (Placement("local", 1), "local")):
+        assert request(of, "x", [], Driven(home, placement, None, None)).executor == expected
+    with pytest.raises(UserError, match="--executor ray-tune asks a scheduler what is trained"):
+        request(of, "x", [], Driven(home, Placement("ray-tune"), None, None))
+
+
+def test_what_went_on_from_another_trial_is_not_trained_again_by_its_parameters(tmp_path):
+    ledger = open_crafted(tmp_path / "ledger.db")
+    put_trial(ledger, 0, curve=(0.5,))
+    put_trial(ledger, 1, curve=(0.9,), parent=0)
+    with pytest.raises(UserError, match="trial 1 of study 'crafted' went on from another one's checkpoint"):
+        found(ledger, "crafted")
+    ledger.close()
 
 
 def test_a_mean_is_of_what_there_is():

@@ -78,6 +78,13 @@ def test_a_resume_gives_workers_what_they_had_unless_told_otherwise():
     assert Placement("ray").over(last) == Placement("ray")
 
 
+def test_hosts_that_share_ranks_train_one_trial_at_a_time(monkeypatch):
+    monkeypatch.setenv("HPO_NODES", "2")
+    assert Placement("local", 1).settled().workers == 1
+    with pytest.raises(UserError, match=r"--workers 2 with HPO_NODES=2: the hosts train one trial at a time; give 1\."):
+        Placement().settled()
+
+
 def test_a_study_needs_a_cpu_for_each_thread_of_each_rank():
     found = needs(load("mlp").configure({"train.parallel.data": 2, "train.num_threads": 3, "train.device": "cpu"}))
     assert found == Needs(ranks=2, threads=3, gpu=False)
