@@ -86,7 +86,8 @@ class Driver:
             self._lease.check(connection)
             write_changes(connection, row, self._lease, values)
             before = row["spec"]["strategy"]
-            if (promoting(before) or breeding(before)) and not (self._promoting or self._breeding):
+            waited = promoting(before) or breeding(before)
+            if not (waited and (self._promoting or self._breeding)):  # what Ray Tune has paused waits for nothing here
                 driving.thaw(connection, self._id, [n for n, one in self._rows.items() if one["state"] == "paused"])
             if self._streak.forgiven > self._forgiven_before:
                 uid = f"{self._lease.name}.{self._lease.fence}.forgiven"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from hpo.analysis.detail import describe, detail
 from hpo.driver import Driver
@@ -195,6 +195,17 @@ def test_failures_that_end_a_study_keep_what_waits(tmp_path, monkeypatch):
 def test_what_waits_goes_on_under_a_strategy_that_lets_nothing_wait(tmp_path):
     home = Home(tmp_path / "home")
     interrupted_with_paused_trials(home)
+    ledger, state = drive(home, bound={"trials": 4}, allow_drift=True, **(PROMOTE | {"strategy": "none"}))
+    assert state == "complete"
+    assert {state for (state,) in rows(ledger, trials.c.state)} == {"complete"}
+
+
+def test_what_ray_tune_has_paused_goes_on_elsewhere(tmp_path):
+    """Under Tune the strategy was none before, too."""
+    home = Home(tmp_path / "home")
+    ledger = interrupted_with_paused_trials(home)
+    [spec] = [spec for (spec,) in rows(ledger, studies.c.spec)]
+    ledger.transact(lambda c: c.execute(update(studies).values(spec=spec | {"strategy": {"name": "none"}})))
     ledger, state = drive(home, bound={"trials": 4}, allow_drift=True, **(PROMOTE | {"strategy": "none"}))
     assert state == "complete"
     assert {state for (state,) in rows(ledger, trials.c.state)} == {"complete"}
