@@ -51,11 +51,7 @@ def generations(
         return {}
     breeds.check(study.space)
     name, size, config = strategy["name"], breeds.population, as_json(study.config)
-    if (folds := (config.get("train") or {}).get("folds", 1)) != 1:
-        raise UserError(
-            f"train.folds={folds}: under {name} a trial goes on from another's checkpoint, and each fold trains a "
-            "model of its own: leave the folds away, or choose another strategy."
-        )
+    whole(name, config)
     for flag, value in (("--order", None if order == "ordered" else order), ("--window", window)):
         if value is not None:
             raise UserError(
@@ -71,6 +67,15 @@ def generations(
             "population or interval of the strategy."
         )
     return {"order": "ordered", "window": size}
+
+
+def whole(name: str, config: Mapping[str, Any]) -> None:
+    """Raise UserError where a trial, which is to go on from another's checkpoint under `name`, trains folds."""
+    if (folds := (config.get("train") or {}).get("folds", 1)) != 1:
+        raise UserError(
+            f"train.folds={folds}: under {name} a trial goes on from another's checkpoint, and each fold trains a "
+            "model of its own: leave the folds away, or choose another."
+        )
 
 
 def check(study: Study, spec: StudySpec) -> None:

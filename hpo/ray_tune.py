@@ -17,6 +17,7 @@ checkpoint that holds the trainer's. See hpo.ledger.external for what becomes of
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -29,11 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from sqlalchemy.engine import RowMapping
 
+from hpo import demands
 from hpo.budget import last_epoch
 from hpo.clock import SystemClock
 from hpo.config import as_json, config_hash
-from hpo.dimensions import Choice, Dimension, Float, Int
 from hpo.errors import HpoError, UserError
 from hpo.executors.cluster import carried_environ
 from hpo.home import Home
@@ -44,11 +46,13 @@ from hpo.ledger.history import Curves, Judgement
 from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
+from hpo.ledger.tables import TERMINAL_STATES
 from hpo.opening import LEASE_SECONDS, Options, check_home, open_study
 from hpo.reporter import LedgerReporter, Opened
 from hpo.search.sampler import ask_seed
 from hpo.study import Study, parallel_of
 from hpo.system import SystemMetrics
+from hpo.tune_space import param_space, params_of
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Reporter, Verdict
 
@@ -109,49 +113,12 @@ def trainable(study: Study, job: Job) -> Any:
     return train
 
 
-def param_space(study: Study) -> dict[str, Any]:
-    """The study's space for Tune: path -> a domain to draw from. Conditions are applied where a trial begins."""
-    return {path: _domain(dimension) for path, dimension in study.space.dimensions.items()}
-
-
-def _domain(dimension: Dimension) -> Any:
-    if isinstance(dimension, Float):
-        if dimension.step is not None:
-            return tune.quniform(dimension.low, dimension.high, dimension.step)
-        return (tune.loguniform if dimension.log else tune.uniform)(dimension.low, dimension.high)
-    if isinstance(dimension, Int):
-        return tune.choice(list(dimension.allowed()))
-    assert isinstance(dimension, Choice)
-    return tune.choice(list(dimension.options))
-
-
-def params_of(study: Study, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(coordinates, parameters) of what Tune asks for, each value brought to the nearest that the space has."""
-    space = study.space
-    fitted: dict[str, Any] = {}
-    for path, dimension in space.dimensions.items():
-        if path in config:
-            divisor = fitted.get(dimension.divisor or "", space.fixed.get(dimension.divisor or "", 1))
-            fitted[path] = _nearest(dimension, config[path], divisor)
-    coordinates = space.encode(fitted, space.from_unit([0.5] * len(space)), strict=False)
-    return coordinates, space.decode(coordinates)
-
-
-def _nearest(dimension: Dimension, value: Any, divisor: int) -> Any:
-    """A scheduler that perturbs knows no bounds."""
-    if isinstance(dimension, Float):
-        inside = min(max(float(value), dimension.low), dimension.high)
-        return inside if dimension.step is None else dimension.from_unit(dimension.to_unit(inside))
-    if isinstance(dimension, Int):
-        return min(dimension.allowed(divisor), key=lambda one: abs(one - value))
-    return value
-
-
 # In the process of a trial
 
 
 def _train(config: Mapping[str, Any], job: Job) -> None:
-    os.environ.update(carried_environ(job.carried))
+    for key, value in carried_environ(job.carried).items():
+        os.environ.setdefault(key, value)  # by the first trial, before this process goes elsewhere
     if job.directory.is_dir():
         os.chdir(job.directory)
     with ExitStack() as stack:
@@ -164,18 +131,33 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
         given = tune.get_checkpoint()
         origin = None if given is None else _origin(Path(stack.enter_context(given.as_directory())), job.uid)
         claim = _begin(ledger, opened, config, job, origin)
-        if claim is None:
-            return
-        reporter, outcome = _attempt(ledger, opened, claim, job, origin)
-    if outcome.kind != "complete":
-        raise RuntimeError(f"trial {claim.number} of {job.name}: {outcome.kind}: {outcome.error}")
-    reporter.send_last()
+        reporter, outcome = (None, None) if claim is None else _attempt(ledger, opened, claim, job, origin)
+        last = ledger.look(lambda c: external.newest(c, opened.id, tune.get_context().get_trial_id()))
+    if reporter and outcome and outcome.kind == "complete":
+        reporter.send_last()
+    elif last is not None and last["state"] in TERMINAL_STATES:
+        tune.report(_judged(opened.study, last))
+
+
+def _judged(study: Study, row: RowMapping) -> dict[str, Any]:
+    """The last result of a trial that has ended in the ledger, which is no failure to be tried again by Tune.
+
+    What failed has no number, at epoch 0: no scheduler ranks a trial by that, nor others by it.
+    """
+    names = [one.metric for one in study.objectives]
+    scored = row["state"] in ("complete", "pruned") and row["values"]
+    values = row["values"] if scored else [math.nan] * len(names)
+    epoch, step = (row["epoch"], row["step"]) if scored else (0, 0)
+    return {**dict(zip(names, values, strict=True)), "epoch": epoch, "step": step, "trial": row["number"], "done": True}
 
 
 def _begin(ledger: Ledger, opened: Opened, config: Mapping[str, Any], job: Job, origin: _Origin | None) -> Claim | None:
     """The trial to be trained; None where nothing is left: it has ended, or the donor has trained to its end."""
     study, spec = opened.study, opened.spec
     coordinates, params = params_of(study, config)
+    mine = ledger.look(lambda c: external.newest(c, opened.id, tune.get_context().get_trial_id()))
+    if origin is not None and mine is not None and mine["number"] != origin.trial:
+        demands.whole("this scheduler of Ray Tune's", as_json(study.config))
     if origin is not None and origin.ref.epoch >= last_epoch(as_json(study.build(params))):
         return None
     origin_of = (origin.trial, origin.ref.sha256) if origin else None

@@ -97,6 +97,8 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         known = None
     study, spec = declare(request, known, workers=asked.workers)
     placement = said.over(_last(known, spec.name)).settled() if known else asked
+    if placement.executor == "ray-tune":
+        _decided_by_tune(request)  # as the study was driven before
     if not (request.trials or request.epochs or request.seconds or (known and _begun(known, spec.name))):
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     preflight.check(study, spec)

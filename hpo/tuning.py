@@ -13,6 +13,7 @@ from ray.tune import schedulers
 from ray.tune.search import BasicVariantGenerator, Searcher
 from sqlalchemy.engine import RowMapping
 
+from hpo import demands
 from hpo.asking import Asking
 from hpo.budget import last_epoch
 from hpo.config import as_json
@@ -47,6 +48,11 @@ class TuneDriver(Driver):
     _executor: RayTune
 
     def acquire(self) -> None:
+        if len(objectives := [one.metric for one in self._study.objectives]) > 1:
+            raise UserError(
+                "--executor ray-tune: its schedulers judge by one objective, and the study has "
+                f"{', '.join(objectives)}: choose another executor, or leave one objective."
+            )
         make_scheduler(self._options.placement.scheduler, self._study)  # refused before anything is written
         super().acquire()
 
@@ -77,7 +83,7 @@ class TuneDriver(Driver):
         run = tune.RunConfig(
             name=f"{self._spec.name}-{self._lease.fence}",
             storage_path=str(self._options.home.tune),
-            callbacks=[_Watched(train, lambda: self._look(on_tick))],
+            callbacks=[_Watched(train, lambda: self._look(on_tick), self._note_ends)],
             failure_config=tune.FailureConfig(max_failures=_RETRIES),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=_KEPT),
             verbose=0,
@@ -129,9 +135,10 @@ class TuneDriver(Driver):
         return self._all()[number]["params"]
 
     def _proposed(self, key: str) -> dict[str, Any] | None:
-        """The parameters of a new trial, which the ledger has; None where the sampler has nothing left to propose."""
-        self._ledger.transact(lambda connection: external.tell(connection, self._id))
-        while True:
+        """The parameters of a new trial, which the ledger has; None where the sampler has nothing left to propose, or
+        failures end the study."""
+        self._note_ends()
+        while not self._streak.full:
             rows = {row["number"]: row for row in self._all()}
             told = sorted((row["told"], number) for number, row in rows.items() if row["told"] is not None)
             asking = Asking(self._ledger, self._study, self._spec, self._curves, rows, [number for _, number in told])
@@ -140,6 +147,11 @@ class TuneDriver(Driver):
             ask = asking.ask(len(rows), told=len(told))
             if self._ledger.transact(lambda c, ask=ask: external.insert(c, self._id, lambda _: ask, key)) is not None:
                 return dict(ask.params)  # else a trial has gone on as a new one meanwhile
+        return None
+
+    def _note_ends(self) -> None:
+        for row in self._ledger.transact(lambda connection: external.tell(connection, self._id)):
+            self._streak.note(row)
 
 
 class _Proposals(Searcher):
@@ -175,9 +187,12 @@ class _Proposals(Searcher):
 class _Watched(Recorder):
     """A Recorder under a driver, which holds the lease, and looks around between two steps of Tune's."""
 
-    def __init__(self, trainable: Any, look: Callable[[], None]) -> None:
+    def __init__(self, trainable: Any, look: Callable[[], None], note_ends: Callable[[], None]) -> None:
         super().__init__(trainable)
-        self._look = look
+        self._look, self._note_ends = look, note_ends
+
+    def _tell(self) -> None:
+        self._note_ends()
 
     def _hold(self) -> Callable[[], None]:
         return lambda: None
@@ -200,6 +215,8 @@ def make_scheduler(name: str | None, study: Study) -> Any:
     if not isinstance(epochs, int):
         raise UserError(f"--scheduler {name} must know how long a trial trains: give the study train.num_epochs.")
     floats = {path: one for path, one in study.space.dimensions.items() if isinstance(one, Float)}
+    if name in POPULATIONS:
+        demands.whole(f"--scheduler {name}", as_json(study.config))
     if name in POPULATIONS and not floats:
         raise UserError(f"--scheduler {name} perturbs dimensions that are Float, and the space has none.")
     population = {"time_attr": "epoch", "perturbation_interval": max(1, epochs // 5)}

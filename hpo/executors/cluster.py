@@ -65,7 +65,7 @@ class Cluster:
             sizes = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": _STORE}
             ray.init(address="local", _temp_dir=self._scratch, _node_ip_address="127.0.0.1", **sizes, **shared)
             return
-        environment: dict[str, object] = {"env_vars": dict(ONE)}
+        environment: dict[str, object] = {"env_vars": ONE | _STAYS}
         if (found := carry(study, Path(str(self._scratch), "code"))) is not None:
             self.carried, environment["working_dir"] = found, str(Path(str(self._scratch), "code"))
         try:
@@ -116,6 +116,9 @@ def carry(study: Study, to: Path) -> Path | None:
 def carried_environ(directory: Path | None) -> dict[str, str]:
     """For a process of the cluster: the environment by which it finds the study's code where Ray has put it."""
     return {} if directory is None else {CARRIED: f"{directory}{os.pathsep}{Path.cwd()}"}
+
+
+_STAYS = {"RAY_CHDIR_TO_TRIAL_DIR": "0"}  # Tune's processes too begin where Ray has put the code
 
 
 @contextmanager

@@ -10,11 +10,14 @@ import pytest
 from sqlalchemy import select
 
 import hpo
+from hpo.dimensions import Int
 from hpo.errors import UserError
+from hpo.executing import Settled
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, decisions, events, reports, trials
-from hpo.run import Request, run
+from hpo.opening import Options, open_study
+from hpo.run import Request, declare, run
 
 sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
 from kill import STUDY, Run
@@ -102,6 +105,28 @@ def test_a_population_in_a_tuner_of_ones_own_is_in_the_ledger_with_its_lineage(t
     assert re.match("0 differences", at.finished(at.start("verify")))
 
 
+@pytest.mark.timeout(600)
+def test_failures_end_a_study_and_not_the_command(tmp_path, ray_cluster):
+    """Trials of sgd fail before their first result of Tune's, the others in the second epoch."""
+    broken = tmp_path / "broken.py"
+    count = 'self.__dict__.setdefault("n", []).append(0) or len(self.n) > 15 * (self.config.train.optim.name != "sgd")'
+    broken.write_text(STUDY.read_text().replace('os.environ.get("TINY_FAIL")', count))
+    at = Run(tmp_path / "home")
+    told = ("run", "--study", str(broken), "--trials", "9", "--executor", "ray-tune", "--workers", "1")
+    said = at.finished(at.start(*told, "--scheduler", "fifo", "--seed", "1", "-o", "pause=0.0"), code=1, timeout=500)
+    assert "trials in a row failed in the same way" in said and "ValueError: the task is broken" in said
+    assert not re.search(r"TuneError|RuntimeError|tune_controller", said), said
+    status = at.status()
+    assert status["state"] == "stopped"
+    count = select(trials.c.number, trials.c.outcome, trials.c.step > 0, trials.c.fence)
+    ended = rows(at.home, count)
+    assert 3 <= len(ended) < 9, "no more is proposed"
+    assert {outcome for _, outcome, _, _ in ended} == {"user_error"}
+    assert {reported for *_, reported, _ in ended} == {True, False}, "both kinds"
+    assert {fence for *_, fence in ended} == {1}, "Tune tries none again"
+    assert re.match("0 differences", at.finished(at.start("verify")))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "pbt", "pb2"])
@@ -135,8 +160,51 @@ def test_what_tune_has_taken_over_is_refused(tmp_path, given, said):
     assert not (tmp_path / "home").exists()
 
 
+def test_a_resume_is_refused_what_tune_has_taken_over(tmp_path):
+    home = Home(tmp_path / "home").create()
+    ledger = Ledger(home.storage)
+    study, spec = declare(Request(home, "mlp", strategy="none", order="async"), ledger, workers=1)
+    placement = Settled("ray-tune", 1, scheduler="asha")
+    open_study(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=2, placement=placement))
+    ledger.close()
+    for given in ({"epochs": 5}, {"seconds": 5.0}, {"strategy": "asha"}):
+        with pytest.raises(UserError, match="with --executor ray-tune: there Ray Tune decides"):
+            run(Request(home, name="mlp", **given), lambda *_: lambda _: None)
+
+
+def test_several_objectives_are_refused(tmp_path):
+    two = tmp_path / "two.py"
+    one = 'Objective("val/loss", "minimize")'
+    two.write_text(STUDY.read_text().replace(f"[{one}]", f'[{one}, Objective("train/loss", "minimize")]'))
+    request = Request(Home(tmp_path / "home"), str(two), executor="ray-tune", sampler="random", trials=1)
+    with pytest.raises(UserError, match="judge by one objective, and the study has val/loss, train/loss"):
+        run(request, lambda *_: lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["pbt", "pb2"])
+def test_a_population_of_folds_is_refused(name):
+    from hpo.tuning import make_scheduler
+
+    with pytest.raises(UserError, match=f"train.folds=2: under --scheduler {name} a trial goes on from another's"):
+        make_scheduler(name, hpo.load("mlp").configure({"train.folds": 2}))
+
+
+def test_whole_numbers_are_drawn_as_the_space_has_them():
+    from ray.tune.search import sample
+
+    from hpo.tune_space import _domain
+
+    drawn = {one: sorted(_domain(one).sample(size=400)) for one in (Int(1, 1000, log=True), Int(0, 6, step=2))}
+    assert all(set(values) <= set(one.allowed()) for one, values in drawn.items())
+    log, steps = drawn.values()
+    assert sum(value < 32 for value in log) > 120, "about half of them"
+    assert set(steps) == {0, 2, 4, 6}
+    assert isinstance(_domain(Int(0, 6)), sample.Integer) and set(_domain(Int(5, 6)).sample(size=99)) == {5, 6}
+    assert set(_domain(Int(1, 5, step=2)).sample(size=99)) == {1, 3, 5}
+
+
 def test_what_a_scheduler_asks_for_is_brought_to_what_the_space_has():
-    from hpo.ray_tune import params_of
+    from hpo.tune_space import params_of
 
     study = hpo.load("mlp")
     asked = {"train.optim.name": "adamw", "train.optim.lr": 0.3, "train.optim.momentum": 0.5, "train.batch_size": 100}

@@ -1,0 +1,60 @@
+"""A space as Ray Tune has it: domains to draw from, and what it asks for brought back to what the space has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray import tune
+
+from hpo.dimensions import Choice, Dimension, Float, Int
+from hpo.study import Study
+
+
+def param_space(study: Study) -> dict[str, Any]:
+    """The study's space for Tune: path -> a domain to draw from. Conditions are applied where a trial begins."""
+    return {path: _domain(dimension) for path, dimension in study.space.dimensions.items()}
+
+
+def _domain(dimension: Dimension) -> Any:
+    if isinstance(dimension, Float):
+        if dimension.step is not None:
+            return tune.quniform(dimension.low, dimension.high, dimension.step)
+        return (tune.loguniform if dimension.log else tune.uniform)(dimension.low, dimension.high)
+    if isinstance(dimension, Int):
+        return _integers(dimension)
+    assert isinstance(dimension, Choice)
+    return tune.choice(list(dimension.options))
+
+
+def _integers(dimension: Int) -> Any:
+    irregular = dimension.powers_of_two or dimension.multiple_of is not None
+    if irregular or dimension.low % dimension.step:  # Tune rounds to multiples of the step
+        return tune.choice(list(dimension.allowed()))
+    if dimension.log:
+        return tune.lograndint(dimension.low, dimension.high + 1)
+    if dimension.step == 1:
+        return tune.randint(dimension.low, dimension.high + 1)
+    return tune.qrandint(dimension.low, dimension.high, dimension.step)
+
+
+def params_of(study: Study, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(coordinates, parameters) of what Tune asks for, each value brought to the nearest that the space has."""
+    space = study.space
+    fitted: dict[str, Any] = {}
+    for path, dimension in space.dimensions.items():
+        if path in config:
+            divisor = fitted.get(dimension.divisor or "", space.fixed.get(dimension.divisor or "", 1))
+            fitted[path] = _nearest(dimension, config[path], divisor)
+    coordinates = space.encode(fitted, space.from_unit([0.5] * len(space)), strict=False)
+    return coordinates, space.decode(coordinates)
+
+
+def _nearest(dimension: Dimension, value: Any, divisor: int) -> Any:
+    """A scheduler that perturbs knows no bounds."""
+    if isinstance(dimension, Float):
+        inside = min(max(float(value), dimension.low), dimension.high)
+        return inside if dimension.step is None else dimension.from_unit(dimension.to_unit(inside))
+    if isinstance(dimension, Int):
+        return min(dimension.allowed(divisor), key=lambda one: abs(one - value))
+    return value
