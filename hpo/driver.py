@@ -331,10 +331,8 @@ class Driver:
 
     def _promoted(self) -> list[int]:
         """The paused trials that are to go on, as many as there is room for; looked for where anything is new."""
-        room, last = (
-            self._spec.window - len(self._open - self._paused - self._ended_rows.keys()),
-            not self._wants_more(),
-        )
+        room = self._spec.window - len(self._open - self._paused - self._ended_rows.keys())
+        last = not self._wants_more()
         if not (self._promoting and self._paused and self._looked != last and room > 0) or self._streak.full:
             return []
         self._looked, points = last, self._asking.features()
