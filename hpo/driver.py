@@ -388,7 +388,9 @@ class Driver:
         if self._streak.full:
             self.reason = self._streak.explain(again)
         elif self._asked and not self._scored:
-            self.reason = ending.nothing_scored(name, self._asked, again)
+            infeasible = self._ledger.look(lambda c: driving.all_infeasible(c, self._id))
+            none = ending.nothing_feasible(name, self._asked) if infeasible else None
+            self.reason = none or ending.nothing_scored(name, self._asked, again)
         state = "stopped" if self.reason else "complete"
         if state != self._state:
             self._ledger.transact(lambda c: driving.end(c, self._lease, self._id, state))

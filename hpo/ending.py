@@ -25,6 +25,14 @@ def nothing_scored(study: str, asked: int, again: str) -> str:
     return f"none of {counted(asked, 'trial')} gave a value, `{why}` says why: {again}"
 
 
+def nothing_feasible(study: str, asked: int) -> str:
+    why = command(f"show 0 --study {study}")
+    return (
+        f"none of {counted(asked, 'trial')} is feasible, `{why}` says why: loosen the constraints, or search where "
+        "they hold, in a study of another --name."
+    )
+
+
 def mend(study: str, budget: Budget, used: Budget) -> str:
     """How a study goes on whose task is to be mended; what failed has used up the budget, since it counts."""
     more = ""

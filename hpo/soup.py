@@ -94,8 +94,8 @@ def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
         raise UserError(
             f"a soup is made of at least two trials of one architecture, and of the best "
             f"{counted(len(numbers), 'trial')} of study {name!r} {len(members)} can be used "
-            f"({'; '.join(left_out) or 'there are no more'}): raise --top, or run a study whose model is the same in "
-            "every trial (pin its dimensions with -o)."
+            f"({'; '.join(left_out) or 'there are no more'}): {'raise --top, or ' if len(ranks) > top else ''}run a "
+            "study whose model is the same in every trial (pin its dimensions with -o)."
         )
     return _mixed(study, members, [weights[one.number] for one in members], "best trial", left_out)
 

@@ -94,7 +94,8 @@ def describe(found: Confirmation) -> str:
 def _said(found: Confirmation, known: bool) -> list[str]:
     first = found.rows[0]
     runs = max((row.again.count for row in found.rows if row.again), default=0)
-    lines = [f"mean ± standard error over {counted(runs, 'seed')}; selected: the value in study {found.study}"]
+    mean = f"mean ± standard error over {runs} seeds" if runs > 1 else "of one seed, which says nothing of its spread"
+    lines = [f"{mean}; selected: the value in study {found.study}"]
     if known:
         lines.append(f"gap: {found.hold_out} minus the value it was selected by; nothing here is chosen by it")
     elif found.hold_out:

@@ -40,8 +40,9 @@ def lacking_importances(study: optuna.Study, target: Target = None) -> str:
 
 
 def quiet() -> None:
-    """Leave out Optuna's warning that less of a target is taken as better, which `target` promises."""
+    """Leave out what Optuna warns of and a user need not hear: that less of a target is taken as better, say."""
     warnings.filterwarnings("ignore", "PedAnovaImportanceEvaluator computes the importances of params to achieve low")
+    warnings.filterwarnings("ignore", "Some regimes for parameter")  # conditional ones that few trials have
 
 
 def importances(study: optuna.Study, evaluator: str = "ped-anova", target: Target = None) -> dict[str, float]:

@@ -121,6 +121,7 @@ def draw(of: Subject, kinds: Sequence[str], directory: Path) -> dict[str, Path]:
     files = {f"{kind}.png": directory / f"{kind}.png" for kind in kinds} | {PAGE: directory / PAGE}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Attempt(ing)? to set", UserWarning)  # of axes on which all trials are alike
         quiet()
         try:
             directory.mkdir(parents=True, exist_ok=True)

@@ -82,6 +82,12 @@ def retire(connection: Connection, study_id: int, numbers: Sequence[int], curves
         connection.execute(sql.RETIRE, values | {"trial": row["id"], "ended": time.time()})
 
 
+def all_infeasible(connection: Connection, study_id: int) -> bool:
+    """Whether every trial has broken a constraint."""
+    kept = (trials.c.study_id == study_id) & trials.c.outcome.is_distinct_from("infeasible")
+    return connection.execute(select(trials.c.id).where(kept).limit(1)).first() is None
+
+
 def end(connection: Connection, lease: Lease, study_id: int, state: str) -> None:
     """Write the state that a study is left in by the driver that holds `lease`."""
     lease.check(connection)

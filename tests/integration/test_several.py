@@ -250,3 +250,17 @@ def test_a_trial_is_judged_at_one_epoch_by_all_objectives_and_constraints(
         expected[1],
         expected[2] if expected[2] is None else pytest.approx(expected[2]),
     )
+
+
+def test_a_study_that_is_nowhere_feasible_says_so(tmp_path):
+    """And not that the task is to be mended."""
+    study = tmp_path / "narrow.py"
+    study.write_text(
+        "from hpo import Constraint, Float, Objective, Study\n"
+        "from studies.mlp.config import Config\n"
+        "STUDY = Study('narrow', Config(), 'studies.mlp.task:MlpTask', {'train.optim.lr': Float(1e-3, 1e-2)},\n"
+        "              [Objective('val/loss')], constraints=[Constraint('val/loss', upper=1e-9)])\n"
+    )
+    flags = ("--trials", "2", "--executor", "inline", "-o", "train.num_epochs=1")
+    said = hpo("run", "--study", str(study), *flags, home=Home(tmp_path / "home"), code=1).stderr
+    assert "none of 2 trials is feasible, `hpo show 0 --study narrow" in said and "mend" not in said
