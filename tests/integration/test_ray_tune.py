@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from hpo.errors import UserError
 from hpo.executing import Settled
 from hpo.home import Home
 from hpo.ledger import Ledger
-from hpo.ledger.tables import asks, decisions, events, reports, trials
+from hpo.ledger.tables import OPEN_STATES, asks, decisions, events, reports, trials
 from hpo.opening import Options, open_study
 from hpo.run import Request, declare, run
 
@@ -124,6 +126,27 @@ def test_failures_end_a_study_and_not_the_command(tmp_path, ray_cluster):
     assert {outcome for _, outcome, _, _ in ended} == {"user_error"}
     assert {reported for *_, reported, _ in ended} == {True, False}, "both kinds"
     assert {fence for *_, fence in ended} == {1}, "Tune tries none again"
+    assert re.match("0 differences", at.finished(at.start("verify")))
+
+
+@pytest.mark.timeout(600)
+def test_a_study_that_was_interrupted_is_resumed_to_its_end(tmp_path, ray_cluster):
+    at = Run(tmp_path / "home")
+    told = ("run", "--study", str(STUDY), "--trials", "3", "--executor", "ray-tune", "--scheduler", "fifo")
+    process = at.start(*told, "-o", "train.optim.name=adamw", "-o", "model.hidden_size=8", "-o", "train.num_epochs=3")
+    deadline = time.monotonic() + 240
+    while not at.query(select(reports.c.epoch).where(reports.c.epoch.is_not(None)).limit(1)):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    at.finished(process, code=130, timeout=240)
+    left = {number for (number,) in at.query(select(trials.c.number).where(trials.c.state.in_(OPEN_STATES)))}
+    assert left
+    at.finished(at.start("resume", "--study", "tiny"), timeout=500)
+    assert at.status()["state"] == "complete"
+    ended = at.query(select(trials.c.number, trials.c.state, trials.c.epoch, trials.c.fence))
+    assert [(number, state, epoch) for number, state, epoch, _ in ended] == [(n, "complete", 3) for n in range(3)]
+    assert {number for number, *_, fence in ended if fence > 1} <= left, "what had ended is not trained again"
     assert re.match("0 differences", at.finished(at.start("verify")))
 
 
