@@ -33,7 +33,7 @@ def found(ledger: Ledger, *columns, where=None) -> list[tuple]:
 
 
 def run_in(home: Path, **environ: str) -> Run:
-    return Run(home, TRIALS, ("--workers", "1", "--window", "2", *RANKS), environ)
+    return Run(home, TRIALS, ("--workers", "1", "--window", "2", *RANKS), environ=environ)
 
 
 @pytest.fixture(scope="module")
