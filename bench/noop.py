@@ -3,9 +3,12 @@
 from pydantic import BaseModel, ConfigDict
 
 from hpo import Float, Objective, Study
-from trainer.report import Outcome
+from trainer.report import Outcome, OutcomeKind
 
 REPORTS = 10
+
+
+ENDS: dict[str, OutcomeKind] = {"stop": "pruned", "pause": "paused"}  # one that goes on reports again what it did
 
 
 class Config(BaseModel):
@@ -25,8 +28,9 @@ class Noop:
 
     def fit(self, reporter, checkpoints) -> Outcome:
         for step in range(1, REPORTS + 1):
-            if reporter.report(step, metrics(self.config.x, self.config.y, step), epoch=step).kind == "stop":
-                return Outcome("pruned", step, step)
+            verdict = reporter.report(step, metrics(self.config.x, self.config.y, step), epoch=step).kind
+            if verdict in ENDS:
+                return Outcome(ENDS[verdict], step, step)
         return Outcome("complete", REPORTS, REPORTS)
 
 

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict
 from hpo import Choice, Float, Int, Objective, Study
 from trainer.report import Outcome
 
+ENDS = {"stop": "pruned", "pause": "paused"}  # one that goes on reports again what it did
+
 
 class Train(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,8 +36,9 @@ class Curves:
             if c.lr > 0.7:
                 return Outcome("nonfinite", epoch, epoch, error="loss is not finite")
             loss = floor + c.num_heads / epoch
-            if reporter.report(epoch, {"val/loss": loss, "time/epoch": 1.0}, epoch=epoch).kind == "stop":
-                return Outcome("pruned", epoch, epoch)
+            verdict = reporter.report(epoch, {"val/loss": loss, "time/epoch": 1.0}, epoch=epoch).kind
+            if verdict in ENDS:
+                return Outcome(ENDS[verdict], epoch, epoch)
         return Outcome("complete", c.train.num_epochs, c.train.num_epochs)
 
 

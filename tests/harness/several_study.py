@@ -13,6 +13,9 @@ class Train(BaseModel):
     num_epochs: int = 9
 
 
+ENDS = {"stop": "pruned", "pause": "paused"}  # one that goes on reports again what it did
+
+
 class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     train: Train = Train()
@@ -31,8 +34,9 @@ class Several:
             return Outcome("nonfinite", 0, 0, error="loss is not finite")
         for epoch in range(1, c.train.num_epochs + 1):
             metrics = {"val/loss": c.x + c.y / epoch, "val/accuracy": c.x**2 - c.y, "size": 10.0 * c.size}
-            if reporter.report(epoch, metrics, epoch=epoch).kind == "stop":
-                return Outcome("pruned", epoch, epoch)
+            verdict = reporter.report(epoch, metrics, epoch=epoch).kind
+            if verdict in ENDS:
+                return Outcome(ENDS[verdict], epoch, epoch)
         return Outcome("complete", c.train.num_epochs, c.train.num_epochs)
 
 
