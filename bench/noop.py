@@ -3,12 +3,9 @@
 from pydantic import BaseModel, ConfigDict
 
 from hpo import Float, Objective, Study
-from trainer.report import Outcome, OutcomeKind
+from trainer.report import ENDS, Outcome
 
 REPORTS = 10
-
-
-ENDS: dict[str, OutcomeKind] = {"stop": "pruned", "pause": "paused"}  # one that goes on reports again what it did
 
 
 class Config(BaseModel):

@@ -14,7 +14,6 @@ from hpo.errors import UserError
 from hpo.ledger import Ledger, writes
 from hpo.ledger import statements as sql
 from hpo.ledger.history import Curve, Curves
-from hpo.search.beginning import Beginning
 from hpo.search.population import breeding
 from hpo.search.promotion import Featuring, Point
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
@@ -64,8 +63,7 @@ class Asking:
 
     def features(self) -> Mapping[int, Point]:
         """Of all trials, where the sampler shows them."""
-        sampler = self._sampler.sampler if isinstance(self._sampler, Beginning) else self._sampler
-        return sampler.features() if isinstance(sampler, Featuring) else {}
+        return self._sampler.features() if isinstance(self._sampler, Featuring) else {}
 
     def exhausted(self, number: int) -> bool:
         return self._sampler.exhausted(number)

@@ -20,7 +20,7 @@ from hpo.ledger import Ledger, reads, writes
 from hpo.objective import Objective
 from hpo.study import Study
 from hpo.trained import Trained, all_trained, declared, evaluating, trained
-from hpo.words import counted
+from hpo.words import aligned, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,8 +167,7 @@ def describe(found: Soup) -> str:
     for one in found.mixtures:
         numbers = map(str, one.steps if of_one else one.trials)
         rows.append([one.name, *(f"{one.metrics[key]:.6g}" for key in keys), ", ".join(numbers)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = aligned(rows)
     which = f"checkpoints of trial {found.best_alone.number}" if of_one else "each trial by its best checkpoint"
     lines.append(f"{which}, all evaluated anew")
     return "\n".join([*lines, *([f"left out: {'; '.join(found.left_out)}."] if found.left_out else [])])

@@ -132,7 +132,8 @@ class TuneDriver(Driver):
     def _renamed(self, number: int, key: str) -> dict[str, Any]:
         """A trial that was left open, as Tune calls it now: its parameters."""
         self._ledger.transact(lambda connection: external.rename(connection, self._id, number, key))
-        return self._all()[number]["params"]
+        [row] = self._ledger.look(lambda connection: driving.rows(connection, self._id, [number]))
+        return row["params"]
 
     def _proposed(self, key: str) -> dict[str, Any] | None:
         """The parameters of a new trial, which the ledger has; None where the sampler has nothing left to propose, or

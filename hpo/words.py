@@ -1,10 +1,10 @@
-"""Words for people: counts, and the next command as they can type it."""
+"""Words for people: counts, tables, and the next command as they can type it."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
@@ -27,6 +27,12 @@ def _one(noun: str) -> str:
 def portion(count: int, of: object, noun: str) -> str:
     """`1 of 10 trials`, or `1 trial` where there is no bound."""
     return f"{count} of {of} {noun}{'' if of == 1 else 's'}" if of else counted(count, noun)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, their cells below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def given(flag: str, value: str) -> None:

@@ -21,7 +21,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import CheckpointConfig, TrainConfig
 from trainer.loop import Watch, fit
 from trainer.monitor import improved
-from trainer.report import CheckpointRef, Outcome, Reporter, Verdict
+from trainer.report import ENDS, CheckpointRef, Outcome, Reporter, Verdict
 from trainer.task import Task
 
 ITEM = "folds"  # of a saved state
@@ -45,11 +45,8 @@ def fit_folds(
         verdict = reporter.report(at.offset, _mean(at.before), epoch=done)
         if done == config.folds:
             return replace(ended, epoch=done)
-        if verdict.kind != "continue":
-            return replace(ended, kind=_ENDS[verdict.kind], epoch=done)
-
-
-_ENDS: dict[str, Any] = {"stop": "pruned", "pause": "paused", "restart_from": "restarted"}
+        if verdict.kind in ENDS:
+            return replace(ended, kind=ENDS[verdict.kind], epoch=done)
 
 
 def _mean(folds: Collection[Metrics]) -> Metrics:

@@ -33,6 +33,10 @@ OutcomeKind = Literal[
 ]
 
 
+# What a fit that obeys a verdict ends as; after `continue` it goes on.
+ENDS: Mapping[VerdictKind, OutcomeKind] = {"stop": "pruned", "pause": "paused", "restart_from": "restarted"}
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The answer to one report, taken at `step` and obeyed there by every rank.

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpo.analysis.listed import SEED, Found, Repeat, Spread, aligned
+from hpo.analysis.listed import SEED, Found, Repeat, Spread
 from hpo.errors import SpaceError, UserError
-from hpo.words import counted
+from hpo.words import aligned, counted
 
 FOUND, DEFAULTS = "as found", "all defaults"
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpo.analysis.listed import SEED, Found, Repeat, Spread, aligned
-from hpo.words import counted
+from hpo.analysis.listed import SEED, Found, Repeat, Spread
+from hpo.words import aligned, counted
 
 
 def listed(of: Found, top: int, seeds: int) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
 from hpo.render import duration, number, sparkline
-from hpo.words import command, counted
+from hpo.words import aligned, command, counted
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, RowMapping
@@ -202,7 +202,7 @@ def describe_front(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(
         [
             f"{name}: no trial is better than these {len(found)} in every objective",
-            *_columns(rows),
+            *(f"  {line}" for line in aligned(rows)),
             f"one in full, and how to train it: {command(f'best --study {name} --trial {first}')}",
         ]
     )
@@ -348,13 +348,7 @@ def _section(title: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
     if not cells:
         return
     yield from ("", title)
-    yield from _columns(cells)
-
-
-def _columns(cells: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from (f"  {line}" for line in aligned(cells))
 
 
 def overrides_of(params: Mapping[str, Any]) -> list[str]:

@@ -181,9 +181,3 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{self.mean:.5g}" + (f" ± {self.error:.2g}" if self.error is not None else "")
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, their cells below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

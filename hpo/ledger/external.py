@@ -38,10 +38,10 @@ class Start:
 
 def newest(connection: Connection, study_id: int, key: str) -> RowMapping | None:
     """The last trial of the chain, with what was asked."""
-    query = select(trials.c.number, asks.c.trial_attrs).join(asks, asks.c.trial_id == trials.c.id)
-    query = query.where(trials.c.study_id == study_id).order_by(trials.c.number)
-    mine = [number for number, attributes in connection.execute(query) if attributes.get(KEY) == key]
-    return driving.rows(connection, study_id, mine[-1:])[0] if mine else None
+    chain = (trials.c.study_id == study_id) & (asks.c.trial_attrs[KEY].as_string() == key)
+    query = select(func.max(trials.c.number)).join(asks, asks.c.trial_id == trials.c.id).where(chain)
+    number = connection.execute(query).scalar()
+    return None if number is None else driving.rows(connection, study_id, [number])[0]
 
 
 def rename(connection: Connection, study_id: int, number: int, key: str) -> None:

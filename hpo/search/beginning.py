@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpo.search.promotion import Featuring, Point
 from hpo.search.sampler import Proposal, Sampler, TrialRecord
 
 if TYPE_CHECKING:
@@ -27,25 +28,28 @@ class Beginning:
         guided: int,
         remembers: bool,
     ) -> None:
-        self.sampler, self._random, self._space, self._queue = sampler, random, space, queue
+        self._sampler, self._random, self._space, self._queue = sampler, random, space, queue
         self._end = len(queue) + guided
         self._shift = 0 if remembers else self._end
 
     def adopt(self, record: TrialRecord) -> None:
-        self.sampler.adopt(record)
+        self._sampler.adopt(record)
 
     def tell(self, record: TrialRecord) -> None:
-        self.sampler.tell(record)
+        self._sampler.tell(record)
 
     def ask(self, number: int) -> Proposal:
         if number >= self._end:
-            return self.sampler.ask(number - self._shift)
+            return self._sampler.ask(number - self._shift)
         drawn = self._random.ask(number)
         coordinates = drawn.coordinates
         if number < len(self._queue):
             coordinates = self._space.encode(self._queue[number], coordinates)
-        self.sampler.adopt(TrialRecord(number, "running", coordinates))
+        self._sampler.adopt(TrialRecord(number, "running", coordinates))
         return Proposal(coordinates, drawn.seed)
 
+    def features(self) -> Mapping[int, Point]:
+        return self._sampler.features() if isinstance(self._sampler, Featuring) else {}
+
     def exhausted(self, number: int) -> bool:
-        return number >= self._end and self.sampler.exhausted(number - self._shift)
+        return number >= self._end and self._sampler.exhausted(number - self._shift)

@@ -5,9 +5,7 @@ import math
 from pydantic import BaseModel, ConfigDict
 
 from hpo import Choice, Float, Int, Objective, Study
-from trainer.report import Outcome
-
-ENDS = {"stop": "pruned", "pause": "paused"}  # one that goes on reports again what it did
+from trainer.report import ENDS, Outcome
 
 
 class Train(BaseModel):

@@ -5,15 +5,12 @@ import os
 from pydantic import BaseModel, ConfigDict
 
 from hpo import Constraint, Float, Int, Objective, Study
-from trainer.report import Outcome
+from trainer.report import ENDS, Outcome
 
 
 class Train(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     num_epochs: int = 9
-
-
-ENDS = {"stop": "pruned", "pause": "paused"}  # one that goes on reports again what it did
 
 
 class Config(BaseModel):
