@@ -295,7 +295,8 @@ class Fit:
 
     def lr(self, step: int) -> float:
         """The learning rate of `step`, this one or the last."""
-        return self.lr_at(step) * self.state.plateau.scale * self.state.spikes.lr_scale(step)
+        own = self.task.lr_scale(step / self.total)
+        return self.lr_at(step) * own * self.state.plateau.scale * self.state.spikes.lr_scale(step)
 
     def _give_up(self, batches: list[Any]) -> Outcome:
         in_a_row = self.config.guard.max_consecutive
@@ -334,7 +335,7 @@ class Fit:
 
     def _evaluate(self) -> dict[str, float]:
         seed_all(derive(self.config.seed, "evaluate", self.state.step))
-        self.task.progress = self.state.step / self.total
+        self.task.progress, self.task.step = self.state.step / self.total, self.state.step
         model = self.state.average.model.eval()
         with torch.no_grad(), autocast(self.config.precision, self.device):
             metrics = {name: float(value) for name, value in self.task.evaluate(model).items()}

@@ -153,7 +153,7 @@ class Stepper:
         """The loss of one micro-batch, as it is differentiated."""
         seed_all(derive(self.config.seed, "step", self.state.step, micro_step, *self.ranks.stream))
         batch = to_device(batch, self.device)
-        self.task.progress = self.state.step / self.total
+        self.task.progress, self.task.step = self.state.step / self.total, self.state.step
         filler = isinstance(batch, Filler)
         given = batch.batch if filler else batch
         with differentiable(self.config.gradients):

@@ -43,6 +43,8 @@ class Task:
 
     # The share of the run's steps done, kept by the trainer: for weights that change over the run.
     progress: float = 0.0
+    # The optimizer steps done, kept in the same way: for what is to be measured at some of them only.
+    step: int = 0
     # What `Loss.count` counts. Other than samples it is also a rate, `train/tokens_per_sec`; tokens have a perplexity.
     unit: str = "samples"
 
@@ -76,6 +78,10 @@ class Task:
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """The loss of one micro-batch, already on the model's device."""
         raise NotImplementedError(f"{type(self).__name__} needs a method loss(model, batch) that returns a Loss.")
+
+    def lr_scale(self, progress: float) -> float:
+        """A factor on the schedule's learning rate once the share `progress` of the run's steps is done: of a phase."""
+        return 1.0
 
     def parallel_plan(self, model: nn.Module) -> Mapping[str, str]:
         """For `train.parallel.tensor`: pattern of module names -> "colwise", "rowwise", or what divides a sequence.

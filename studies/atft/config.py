@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from studies.atft.phases import loss_weights
-from trainer.config import CheckpointConfig, Frozen, OptimConfig, ScheduleConfig, TrainConfig
+from studies.atft.phases import PHASES, PhaseConfig, plan
+from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, ScheduleConfig, TrainConfig
 from trainer.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -129,31 +129,24 @@ class ModelConfig(Frozen):
 
 
 class TermScale(Frozen):
-    """Factors on the weights of the phase, one per term: what a search varies."""
+    """Factors on the weights of every phase, one per term: what a search varies."""
 
-    mse: Annotated[float, Field(ge=0.0)] = 1.0
-    rank_ic: Annotated[float, Field(ge=0.0)] = 1.0
-    cs_ic: Annotated[float, Field(ge=0.0)] = 1.0
-    sharpe: Annotated[float, Field(ge=0.0)] = 1.0
+    mse: NonNegative = 1.0
+    rank_ic: NonNegative = 1.0
+    cs_ic: NonNegative = 1.0
+    sharpe: NonNegative = 1.0
 
 
 class LossConfig(Frozen):
-    """The composite loss. `phase` picks a row of `phases.PHASES`, or `schedule` for all of them, a quarter of the run
-    each; `horizon_weights` empty weighs horizons equally."""
+    """The composite loss. `phase` picks one of `phases`, or `schedule` for all of them one after another;
+    `horizon_weights.5` is the weight of 5 days, 1 for a horizon that is not named; `point=quantile` gives the model a
+    head of the quantiles .05, .25, .5, .75 and .95, of which the median ranks."""
 
     phase: str = "3"
     scale: TermScale = TermScale()
-    point: Literal["mse", "huber"] = "mse"
+    point: Literal["mse", "huber", "quantile"] = "mse"
     tau: Annotated[float, Field(gt=0.0, le=5.0)] = 0.2
-    horizon_weights: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
-
-    @model_validator(mode="after")
-    def _understood(self) -> LossConfig:
-        try:
-            loss_weights(self.phase, dict(self.scale))
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
-        return self
+    horizon_weights: dict[str, NonNegative] = Field(default_factory=dict)
 
 
 class EvalConfig(Frozen):
@@ -178,6 +171,7 @@ class Config(Frozen):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
+    phases: dict[str, PhaseConfig] = Field(default_factory=lambda: dict(PHASES))
     evaluation: EvalConfig = EvalConfig()
     train: TrainConfig = TRAIN
 
@@ -186,7 +180,21 @@ class Config(Frozen):
         bins = self.data.lookback // 2 + 1
         if self.model.num_frequencies > bins:
             raise ValueError(f"num_frequencies {self.model.num_frequencies} exceeds the {bins} bins of the window")
-        weights = self.loss.horizon_weights
-        if weights and (len(weights) != len(self.data.horizons) or not sum(weights) > 0):
-            raise ValueError(f"horizon_weights {weights} must give each of {self.data.horizons} a weight, not all 0")
+        weights, known = self.loss.horizon_weights, [str(h) for h in self.data.horizons]
+        if unknown := sorted(set(weights) - set(known)):
+            raise ValueError(
+                f"loss.horizon_weights.{unknown[0]} is of no horizon: choose among {', '.join(known)}, or add it to "
+                "data.horizons"
+            )
+        if not any(self.omega):
+            raise ValueError("loss.horizon_weights are all 0: raise one")
+        try:
+            plan(self.loss.phase, dict(self.loss.scale), self.phases)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         return self
+
+    @property
+    def omega(self) -> list[float]:
+        """The weight of each horizon, as given."""
+        return [self.loss.horizon_weights.get(str(h), 1.0) for h in self.data.horizons]

@@ -168,7 +168,9 @@ class Atft(nn.Module):
     """The whole model.
 
     forward(x [D, N, L, F], mask [D, N], sectors [N], neighbours [D, N, K], valid [D, N, K], edges [D, N, K, E])
-    -> [D, N, horizons]; what it gives where the mask is False means nothing. `sectors` are 0 for unknown.
+    -> [D, N, horizons], with several quantiles [D, N, horizons, quantiles], increasing by construction; what it gives
+    where the mask is False means nothing. `sectors` are 0 for unknown. A call without `use_fan` or `use_graph` leaves
+    that part out, as a phase of training may.
     """
 
     def __init__(
@@ -186,8 +188,10 @@ class Atft(nn.Module):
         num_frequencies: int,
         graph: bool,
         selection: str,
+        num_quantiles: int = 1,
     ) -> None:
         super().__init__()
+        self.num_quantiles = num_quantiles
         self.fan = FrequencyNormalisation(lookback, num_frequencies)
         if num_frequencies:
             self.main_window = nn.Linear(lookback, 8)
@@ -203,24 +207,43 @@ class Atft(nn.Module):
         self.gat = GraphAttention(hidden_size, num_heads, edge_features, dropout) if graph else None
         self.fusion = nn.Linear(2 * hidden_size, hidden_size) if graph else None
         self.refine = GatedResidual(hidden_size, hidden_size, hidden_size, dropout)
-        self.head = nn.Linear(hidden_size, num_horizons)
+        self.head = nn.Linear(hidden_size, num_horizons * num_quantiles)
 
     def forward(
-        self, x: Tensor, mask: Tensor, sectors: Tensor, neighbours: Tensor, valid: Tensor, edges: Tensor
+        self,
+        x: Tensor,
+        mask: Tensor,
+        sectors: Tensor,
+        neighbours: Tensor,
+        valid: Tensor,
+        edges: Tensor,
+        use_fan: bool = True,
+        use_graph: bool = True,
     ) -> Tensor:
-        rest, main = self.fan(x)
+        rest, main = self.fan(x) if use_fan else (x, x)
         context = self.sector(sectors).expand(x.shape[0], -1, -1)
         z = self.embed(rest * self.select(x, context)[..., None, :]) + self.position
         for layer in self.temporal:
             z = layer(z)
         z = self.attention_norm(z[..., -1, :] + F.glu(self.attention_gate(self.attention(z)), dim=-1))
-        if self.gat is not None and self.fusion is not None:
+        if use_graph and self.gat is not None and self.fusion is not None:
             # A neighbour that is absent that day is masked; the stock itself always stays.
             there = mask.gather(1, neighbours.flatten(1)).view_as(neighbours) & valid
             there = torch.cat([torch.ones_like(there[..., :1]), there[..., 1:]], dim=-1)
             message = self.gat(z, neighbours, there, edges)
             gate = torch.sigmoid(self.fusion(torch.cat([z, message], dim=-1)))
             z = gate * message + (1 - gate) * z
-        if self.fan.num_frequencies:
+        if use_fan and self.fan.num_frequencies:
             z = z + self.main_mix(F.gelu(self.main_window(main.transpose(-1, -2))).flatten(-2))
-        return self.head(self.refine(z))
+        out = self.head(self.refine(z))
+        return out if self.num_quantiles == 1 else spread(out.unflatten(-1, (-1, self.num_quantiles)))
+
+
+def spread(raw: Tensor) -> Tensor:
+    """Increasing values [..., quantiles] from any: the middle one stays, each next one is a softplus further out."""
+    middle = raw.shape[-1] // 2
+    steps = F.softplus(raw)
+    centre = raw[..., middle : middle + 1]
+    above = centre + steps[..., middle + 1 :].cumsum(dim=-1)
+    below = centre - steps[..., :middle].flip(-1).cumsum(dim=-1).flip(-1)
+    return torch.cat([below, centre, above], dim=-1)

@@ -1,42 +1,98 @@
-"""The weights of the loss by phase. Torch-free, so that a mistake is refused before anything is trained."""
+"""The four phases of training: how long each lasts, its learning rate, its loss weights, what of the model takes part.
+
+Torch-free, so that a mistake is refused before anything is trained.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Annotated
 
-from trainer.config import LossWeights, Phase
+from pydantic import Field
+
+from trainer.config import Frozen, LossWeights, NonNegative, Phase
 from trainer.errors import ConfigError
 
 TERMS = ("mse", "rank_ic", "cs_ic", "sharpe")
-PHASES: dict[str, dict[str, float]] = {
-    "1": {"mse": 1.0},
-    "2": {"mse": 0.8, "rank_ic": 0.1, "cs_ic": 0.05, "sharpe": 0.05},
-    "3": {"mse": 0.6, "rank_ic": 0.2, "cs_ic": 0.1, "sharpe": 0.1},
-    "4": {"mse": 0.4, "rank_ic": 0.3, "cs_ic": 0.2, "sharpe": 0.1},
+ALL = "schedule"  # all four, one after another
+
+
+class TermWeights(Frozen):
+    """lambda_k: the weight of each term of the loss; `mse` is that of the point loss, whichever is chosen."""
+
+    mse: NonNegative = 0.0
+    rank_ic: NonNegative = 0.0
+    cs_ic: NonNegative = 0.0
+    sharpe: NonNegative = 0.0
+
+
+class PhaseConfig(Frozen):
+    """One phase. `epochs` is its length in proportion to the others': they share train.num_epochs, 0 leaves it out.
+    `lr` is a factor on the schedule's learning rate; `graph` and `fan` say whether those parts of the model take part.
+    """
+
+    epochs: NonNegative = 1.0
+    lr: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
+    graph: bool = True
+    fan: bool = True
+    weights: TermWeights
+
+
+PHASES: dict[str, PhaseConfig] = {
+    "1": PhaseConfig(graph=False, fan=False, weights=TermWeights(mse=1.0)),
+    "2": PhaseConfig(fan=False, weights=TermWeights(mse=0.8, rank_ic=0.1, cs_ic=0.05, sharpe=0.05)),
+    "3": PhaseConfig(weights=TermWeights(mse=0.6, rank_ic=0.2, cs_ic=0.1, sharpe=0.1)),
+    "4": PhaseConfig(lr=0.3, weights=TermWeights(mse=0.4, rank_ic=0.3, cs_ic=0.2, sharpe=0.1)),
 }
 
 
-ALL = "schedule"  # all four, a quarter of the run each
+@dataclass(frozen=True)
+class Plan:
+    """The phases of a run: (the share of it at which each starts, the phase), and the weights they add up to."""
+
+    phases: tuple[tuple[float, PhaseConfig], ...]
+    weights: LossWeights
+
+    def at(self, progress: float) -> PhaseConfig:
+        """The phase once the share `progress` of the run is done."""
+        return [phase for start, phase in self.phases if start <= progress][-1]
 
 
-def loss_weights(phase: str, scale: Mapping[str, float] | None = None) -> LossWeights:
-    """lambda_k of a phase, or of ALL, times the factors of `scale`.
+def behind(progress: float) -> float:
+    """Just before `progress`: what has been trained so far is judged by the phase that it was trained in."""
+    return max(math.nextafter(progress, 0.0), 0.0)
 
-    Raises ConfigError where one is unknown or all come to 0.
+
+def plan(phase: str, scale: Mapping[str, float] | None = None, phases: Mapping[str, PhaseConfig] = PHASES) -> Plan:
+    """The run of one phase, named as in `phases`, or of ALL; its weights times the factors of `scale`.
+
+    Raises ConfigError where a name is unknown, no phase has a length, or all weights of one come to 0.
     """
-    if phase not in (*PHASES, ALL):
-        raise ConfigError(f"loss.phase {phase!r} is not a phase: choose one of {', '.join((*PHASES, ALL))}.")
+    if unknown := sorted(set(phases) - set(PHASES)):
+        raise ConfigError(f"phases.{unknown[0]} is not a phase: choose among {', '.join(PHASES)}.")
+    if phase not in (*phases, ALL):
+        raise ConfigError(f"loss.phase {phase!r} is not a phase: choose one of {', '.join((*phases, ALL))}.")
     scale = scale or {}
     if unknown := sorted(set(scale) - set(TERMS)):
-        raise ConfigError(f"loss.scale {unknown[0]!r} is not a term of the loss: choose among {', '.join(TERMS)}.")
-    rows = PHASES if phase == ALL else {phase: PHASES[phase]}
+        raise ConfigError(f"loss.scale.{unknown[0]} is not a term of the loss: choose among {', '.join(TERMS)}.")
+    rows = {n: p for n, p in sorted(phases.items()) if p.epochs > 0} if phase == ALL else {phase: phases[phase]}
+    if not rows:
+        raise ConfigError("phases.*.epochs are all 0: give at least one phase a length.")
     for name, row in rows.items():
-        if not any(weight * scale.get(term, 1.0) > 0 for term, weight in row.items()):
+        if not any(weight * scale.get(term, 1.0) > 0 for term, weight in row.weights):
             raise ConfigError(
-                f"loss.scale leaves phase {name} no term with a weight above 0: raise one of its factors."
+                f"phase {name} is left no term with a weight above 0: raise one of phases.{name}.weights or loss.scale."
             )
-    weighed = {term for row in rows.values() for term in row}
-    return LossWeights(
-        phases=tuple(Phase(start=i / len(rows), weights=row) for i, row in enumerate(rows.values())),
-        scale={term: factor for term, factor in scale.items() if term in weighed},
+    ends = list(accumulate(row.epochs for row in rows.values()))
+    starts = [0.0, *(end / ends[-1] for end in ends[:-1])]
+    weighed = [{term: weight for term, weight in row.weights if weight} for row in rows.values()]
+    return Plan(
+        phases=tuple(zip(starts, rows.values(), strict=True)),
+        weights=LossWeights(
+            phases=tuple(Phase(start=start, weights=row) for start, row in zip(starts, weighed, strict=True)),
+            scale={term: factor for term, factor in scale.items() if any(term in row for row in weighed)},
+        ),
     )

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from studies.atft.config import Config
 from studies.atft.graph import EDGE_FEATURES
-from studies.atft.losses import composite
+from studies.atft.losses import MEDIAN, QUANTILES, composite
 from studies.atft.metrics import metric_block, oracle_rank_ic
 from studies.atft.model import Atft
 from studies.atft.panel import Panel, prepare
-from studies.atft.phases import loss_weights
+from studies.atft.phases import behind, plan
 from studies.atft.split import blocks
 from trainer.task import Loss, Task
 
 Batch = dict[str, Tensor]
+SHARES_EVERY = 10  # steps between two looks at what each term's gradient comes to
 INPUTS = ("x", "mask", "sectors", "neighbours", "valid", "edges")
 
 
@@ -64,9 +65,9 @@ class AtftTask(Task):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.data, self.panel = config.data, prepare(config.data)
-        omega = np.array(config.loss.horizon_weights or [1.0] * len(self.data.horizons))
-        self.omega = torch.tensor(omega / omega.sum(), dtype=torch.float32)
-        self.weights = loss_weights(config.loss.phase, dict(config.loss.scale))
+        self.omega = torch.tensor(np.array(config.omega) / sum(config.omega), dtype=torch.float32)
+        self.plan = plan(config.loss.phase, dict(config.loss.scale), config.phases)
+        self.quantiles = config.loss.point == "quantile"
         self.composite = partial(
             composite,
             tau=config.loss.tau,
@@ -89,6 +90,7 @@ class AtftTask(Task):
             self.panel.num_sectors,
             len(EDGE_FEATURES),
             lookback=self.data.lookback,
+            num_quantiles=len(QUANTILES) if self.quantiles else 1,
             **dict(self.config.model),
         )
 
@@ -96,7 +98,12 @@ class AtftTask(Task):
         return Blocks(self.panel, self.panel.split.train, self.data.block_days, self.data.lookback)
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        return self._composite(model(*(batch[name] for name in INPUTS)), batch)
+        shares = torch.is_grad_enabled() and self.step % SHARES_EVERY == 0
+        return self._composite(self._forward(model, batch, self.progress), batch, self.progress, shares)
+
+    def lr_scale(self, progress: float) -> float:
+        """The phase's own factor on the learning rate."""
+        return self.plan.at(progress).lr
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The metric block of each horizon on the validation days, `val/rank_ic_5d` and so on, and `val/loss`.
@@ -121,15 +128,20 @@ class AtftTask(Task):
         horizons = range(len(self.data.horizons))
         return [oracle_rank_ic(oracle[days, :, j], returns[days, :, j], self.data.min_stocks) for j in horizons]
 
-    def _composite(self, predictions: Tensor, batch: Batch) -> Loss:
+    def _forward(self, model: nn.Module, batch: Batch, progress: float) -> Tensor:
+        phase = self.plan.at(progress)
+        return model(*(batch[name] for name in INPUTS), use_fan=phase.fan, use_graph=phase.graph)
+
+    def _composite(self, out: Tensor, batch: Batch, progress: float, shares: bool = False) -> Loss:
         return self.composite(
-            predictions.transpose(1, 2),
+            out.transpose(1, 2),
             batch["targets"],
             batch["returns"],
             batch["mask"],
             batch["blocks"],
-            weights=self.weights.at(self.progress),
-            horizon_weights=self.omega.to(predictions.device),
+            weights=self.plan.weights.at(progress),
+            horizon_weights=self.omega.to(out.device),
+            shares=shares,
         )
 
     def _evaluate_span(self, model: nn.Module, days: np.ndarray, prefix: str) -> dict[str, float]:
@@ -158,9 +170,10 @@ class AtftTask(Task):
         total, count = 0.0, 0.0
         for i in range(len(data)):
             batch = {name: value.to(device) for name, value in data.__getitems__([i]).items()}
-            out = model(*(batch[name] for name in INPUTS)).float()
-            loss = self._composite(out, batch)
+            out = self._forward(model, batch, behind(self.progress)).float()
+            loss = self._composite(out, batch, behind(self.progress))
             total, count = total + float(loss.sum), count + float(loss.count)
-            masked = torch.where(batch["mask"][..., None], out, torch.nan)
+            ranked = out[..., MEDIAN] if self.quantiles else out
+            masked = torch.where(batch["mask"][..., None], ranked, torch.nan)
             predictions[batch["days"].cpu().numpy()] = masked.cpu().numpy()
         return predictions[days], total / count if count else float("nan")

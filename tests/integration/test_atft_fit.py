@@ -8,8 +8,10 @@ import torch
 
 from studies.atft import STUDY
 from studies.atft.config import Config, DataConfig, MarketConfig, ModelConfig, SplitConfig
+from studies.atft.phases import PHASES
 from studies.atft.task import AtftTask
 from trainer.checkpoint import CheckpointStore
+from trainer.config import ScheduleConfig
 from trainer.loop import fit
 from trainer.report import CONTINUE
 
@@ -56,7 +58,10 @@ def test_it_learns_and_reports_every_metric_of_every_horizon(trained):
         for name in ("rank_ic", "icir", "rank_ic_t", "ic", "decile_spread", "sharpe_net", "turnover", "oracle_ratio"):
             assert math.isfinite(last[f"val/{name}_{h}d"])
     assert math.isfinite(last["val/loss"]) and not any(key.startswith("test/") for key in last)
-    assert {"train/loss_mse", "train/loss_rank_ic", "train/loss_cs_ic", "train/loss_sharpe"} <= set(last)
+    terms = ("mse", "rank_ic", "cs_ic", "sharpe")
+    assert {f"train/loss_{term}" for term in terms} <= set(last)
+    shares = [last[f"train/grad_share_{term}"] for term in terms]
+    assert sum(shares) == pytest.approx(1.0) and min(shares) > 0
 
 
 def test_the_same_seed_gives_the_same_numbers(trained, tmp_path):
@@ -65,6 +70,38 @@ def test_the_same_seed_gives_the_same_numbers(trained, tmp_path):
         assert {k: v for k, v in first.items() if k.startswith(("val/", "train/loss"))} == {
             k: v for k, v in second.items() if k.startswith(("val/", "train/loss"))
         }
+
+
+def test_each_phase_has_its_own_epochs_rate_weights_and_parts_of_the_model(tmp_path):
+    """Four phases of one epoch each; the reports tell by which terms and rates each epoch was trained."""
+    config = changed(
+        SMALL,
+        train={"num_epochs": 4, "schedule": ScheduleConfig()},
+        loss={"phase": "schedule", "point": "quantile"},
+    )
+    kind, reports = train(config, tmp_path)
+    assert kind == "complete"
+    rates = [report["train/lr"] / config.train.optim.lr for report in reports]
+    assert rates == pytest.approx([PHASES[k].lr for k in "1234"])
+    for report, phase in zip(reports, PHASES.values(), strict=True):
+        weighed = {"quantile" if term == "mse" else term for term, weight in phase.weights if weight}
+        assert {key[11:] for key in report if key.startswith("train/loss_")} == weighed
+        assert all(math.isfinite(report[f"val/rank_ic_{h}d"]) for h in (1, 5, 10, 20))
+
+
+def test_a_phase_that_leaves_out_graph_and_fan_trains_and_judges_without_them():
+    task = AtftTask(changed(SMALL, loss={"phase": "schedule"}))
+    torch.manual_seed(0)
+    model = task.model().eval()
+    metrics = []
+    for progress in (0.1, 0.6):
+        task.progress = progress
+        model.zero_grad()
+        task.loss(model, task.train_set().__getitems__([0])).sum.backward()
+        assert any(p.grad is not None for p in model.gat.parameters()) == (progress > 0.5)
+        with torch.no_grad():
+            metrics.append(task.evaluate(model)["val/rank_ic_5d"])
+    assert metrics[0] != metrics[1]
 
 
 def test_micro_batches_give_the_loss_of_the_whole_batch():

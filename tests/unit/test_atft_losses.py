@@ -4,16 +4,20 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import rankdata, spearmanr
+from sklearn.metrics import mean_pinball_loss
 
-from studies.atft.losses import composite
+from hpo.config import Raw, apply
+from hpo.errors import SpaceError
+from studies.atft.config import Config
+from studies.atft.losses import MEDIAN, QUANTILES, composite
 from studies.atft.phases import ALL as EVERY
-from studies.atft.phases import PHASES, loss_weights
+from studies.atft.phases import PHASES, TERMS, behind, plan
 from trainer.errors import ConfigError
 from trainer.losses.ranking import MIN_SHARPE_DAYS, average_ranks, correlation, soft_rank_ic, soft_ranks
 from trainer.losses.ranking import sharpe_ratios as sharpe
 
 DAYS, STOCKS = 12, 30
-ALL = PHASES["3"]
+ALL = dict(PHASES["3"].weights)
 
 
 def day_batch(seed: int = 0, days: int = DAYS, horizons: int = 2):
@@ -32,7 +36,7 @@ def loss_of(p, y, r, mask, blocks, weights=ALL, **options):
 def test_every_term_equals_its_formula_in_numpy():
     p, y, r, mask, blocks = day_batch()
     result = loss_of(p, y, r, mask, blocks)
-    want = dict.fromkeys(PHASES["3"], 0.0)
+    want = dict.fromkeys(ALL, 0.0)
     for h in range(2):
         daily = []
         for t in range(DAYS):
@@ -166,6 +170,86 @@ def test_huber_is_the_mean_of_the_day():
     result = loss_of(p, y, r, mask, blocks, weights={"mse": 1.0}, point="huber")
     want = sum(torch.nn.functional.huber_loss(p[t, 0, mask[t]], y[t, 0, mask[t]]) for t in range(DAYS))
     torch.testing.assert_close(result.sum, want)
+    torch.testing.assert_close(result.terms["loss_huber"], want)
+
+
+def test_quantiles_are_scored_by_scikit_learns_pinball_loss_and_ranked_by_the_median():
+    _, y, r, mask, blocks = day_batch()
+    p = torch.randn(*y.shape, len(QUANTILES), generator=torch.Generator().manual_seed(7)).sort(dim=-1).values
+    result = loss_of(p, y, r, mask, blocks, point="quantile")
+    want = np.mean(
+        [
+            mean_pinball_loss(y[t, h, mask[t]].numpy(), p[t, h, mask[t], k].numpy(), alpha=q)
+            for t in range(DAYS)
+            for h in range(2)
+            for k, q in enumerate(QUANTILES)
+        ]
+    )
+    assert float(result.terms["loss_quantile"]) / DAYS == pytest.approx(want, rel=1e-5)
+    by_median = loss_of(p[..., MEDIAN], y, r, mask, blocks)
+    for name in ("rank_ic", "cs_ic", "sharpe"):
+        torch.testing.assert_close(result.terms[f"loss_{name}"], by_median.terms[f"loss_{name}"])
+
+
+def test_shares_of_the_gradient_are_those_of_finite_differences():
+    """Each term's gradient by the predictions, from central differences of its own loss in float64's steps."""
+    p, y, r, mask, blocks = day_batch(days=8, horizons=1)
+    result = loss_of(p.requires_grad_(), y, r, mask, blocks, shares=True)
+    result.sum.backward()
+    alone = {}
+    for name, weight in ALL.items():
+        q = p.detach().clone().requires_grad_()
+        loss_of(q, y, r, mask, blocks, weights={name: weight}).sum.backward()
+        alone[name] = q.grad
+        at = tuple(int(i) for i in (q.grad.abs() == q.grad.abs().max()).nonzero()[0])
+        step = torch.zeros_like(p).index_put_(tuple(torch.tensor([i]) for i in at), torch.tensor([0.02]))
+        up, down = (loss_of(p.detach() + s, y, r, mask, blocks, weights={name: weight}).sum for s in (step, -step))
+        assert float((up - down) / 0.04) == pytest.approx(float(q.grad[at]), rel=0.02)
+    torch.testing.assert_close(sum(alone.values()), p.grad)
+    total = sum(float(g.norm()) for g in alone.values())
+    for name, gradient in alone.items():
+        assert float(result.terms[f"grad_share_{name}"]) / 8 == pytest.approx(float(gradient.norm()) / total, rel=1e-4)
+
+
+def test_shares_of_the_gradient_change_no_gradient():
+    p, y, r, mask, blocks = day_batch()
+    grads = []
+    for shares in (False, True):
+        q = p.clone().requires_grad_()
+        loss_of(q, y, r, mask, blocks, shares=shares).sum.backward()
+        grads.append(q.grad)
+    assert torch.equal(*grads)
+
+
+def test_returns_over_h_days_may_be_divided_by_h_and_the_sharpe_term_is_that_of_numpy():
+    """Overlap scales the ratio and not its order: r, r/h and r in deviations are one term, but for eps."""
+    p, _, r, mask, blocks = day_batch(horizons=1)
+    daily = []
+    for t in range(DAYS):
+        v = mask[t].numpy()
+        a = p[t, 0].double().numpy()[v]
+        w = (a - a.mean()) / np.abs(a - a.mean()).sum()
+        daily.append(w @ r[t, 0].double().numpy()[v] / 5)
+    found = loss_of(p, r, r / 5, mask, blocks, weights={"sharpe": 1.0})
+    assert float(found.sum) / DAYS == pytest.approx(-np.mean(daily) / np.sqrt(np.var(daily) + 1e-6), rel=1e-4)
+    torch.testing.assert_close(
+        found.sum, loss_of(p, r, r, mask, blocks, weights={"sharpe": 1.0}).sum, rtol=0.01, atol=0
+    )
+
+
+def test_a_block_too_short_for_a_sharpe_ratio_is_excluded_where_that_is_weighted():
+    """Never a loss of 0: fewer than 8 scored days of a block skip the step, or leave the other block alone."""
+    p, y, r, mask, _ = day_batch(days=20)
+    halves = torch.zeros(2, 20)
+    halves[0, :9], halves[1, 9:] = 1, 1
+    whole = loss_of(p[9:], y[9:], r[9:], mask[9:], torch.ones(1, 11))
+    y[2:4] = torch.nan
+    result = loss_of(p, y, r, mask, halves)
+    assert int(result.count) == 11 and float(result.terms["excluded_days"]) == 9
+    torch.testing.assert_close(result.sum, whole.sum)
+    alone = loss_of(p[:9], y[:9], r[:9], mask[:9], torch.ones(1, 9), weights={"sharpe": 1.0})
+    assert int(alone.count) == 0
+    assert int(loss_of(p[:9], y[:9], r[:9], mask[:9], torch.ones(1, 9), weights={"mse": 1.0}).count) == 7
 
 
 def test_correlation_of_a_line_is_one():
@@ -175,25 +259,66 @@ def test_correlation_of_a_line_is_one():
 
 
 @pytest.mark.parametrize(
-    ("phase", "scale", "word"),
-    [("5", {}, "phase"), ("warmup", {}, "phase"), ("2", {"rankic": 1.0}, "rankic"), ("1", {"mse": 0.0}, "above 0")],
+    ("overrides", "words"),
+    [
+        ({"loss.phase": "5"}, ["loss.phase '5'", "1, 2, 3, 4, schedule"]),
+        ({"loss.phase": "2: mse 0.8"}, ["loss.phase '2: mse 0.8'", "schedule"]),
+        ({"loss.scale.rankic": 1.0}, ["loss.scale.rankic", "loss.scale.rank_ic"]),
+        ({"phases.2.weights.rankic": 1.0}, ["phases.2.weights.rankic", "rank_ic"]),
+        ({"phases.2.weights.mse": -1.0}, ["phases.2.weights.mse", "-1", "greater than or equal to 0"]),
+        ({"phases.2.weights.mse": "much"}, ["phases.2.weights.mse", "much", "number"]),
+        ({"phases.2.lr": 0.0}, ["phases.2.lr", "greater than 0"]),
+        ({"phases.5.lr": 1.0}, ["phases.5"]),
+        ({"loss.phase": "1", "loss.scale.mse": 0.0}, ["phase 1 is left no term", "phases.1.weights or loss.scale"]),
+        ({"loss.phase": "schedule", "phases.1.weights.mse": 0.0}, ["phase 1 is left no term"]),
+        ({f"phases.{k}.epochs": 0.0 for k in "1234"} | {"loss.phase": "schedule"}, ["phases.*.epochs are all 0"]),
+        ({"loss.horizon_weights.7": 1.0}, ["loss.horizon_weights.7", "1, 5, 10, 20"]),
+        ({f"loss.horizon_weights.{h}": 0.0 for h in (1, 5, 10, 20)}, ["loss.horizon_weights are all 0"]),
+        ({"loss.point": "mae"}, ["loss.point", "'mae'", "quantile"]),
+    ],
 )
-def test_what_is_not_understood_is_an_error_never_an_empty_loss(phase, scale, word):
-    with pytest.raises(ConfigError, match=word):
-        loss_weights(phase, scale)
+def test_what_is_not_understood_is_an_error_never_an_empty_loss(overrides, words):
+    with pytest.raises(SpaceError) as caught:
+        apply(Config(), {path: Raw(value) if isinstance(value, str) else value for path, value in overrides.items()})
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value), str(caught.value)
+
+
+def test_a_term_of_another_name_is_refused_in_the_plan_too():
+    with pytest.raises(ConfigError, match=r"loss.scale.rankic is not a term"):
+        plan("2", {"rankic": 1.0})
 
 
 def test_phase_weights_are_scaled():
-    assert loss_weights("2", {"sharpe": 2.0}).at(0.7) == {"mse": 0.8, "rank_ic": 0.1, "cs_ic": 0.05, "sharpe": 0.1}
+    assert plan("2", {"sharpe": 2.0}).weights.at(0.7) == {"mse": 0.8, "rank_ic": 0.1, "cs_ic": 0.05, "sharpe": 0.1}
 
 
 def test_the_schedule_takes_the_four_phases_in_turn():
-    weights = loss_weights(EVERY, {"mse": 1.0, "rank_ic": 2.0})
-    found = [weights.at(progress) for progress in (0.0, 0.24, 0.25, 0.5, 0.75, 1.0)]
-    rows = [PHASES[k] | ({"rank_ic": 2 * PHASES[k]["rank_ic"]} if k != "1" else {}) for k in "112344"]
-    assert found == rows
-    with pytest.raises(ConfigError, match="phase 1 no term"):
-        loss_weights(EVERY, {"mse": 0.0})
+    """By hand: lengths of 1, 2, 4 and 1 of 8, each with its own weights, rate and parts of the model."""
+    overrides = {f"phases.{k}.epochs": n for k, n in zip("1234", (1.0, 2.0, 4.0, 1.0), strict=True)}
+    config = apply(Config(), overrides | {"loss.phase": EVERY, "phases.2.lr": 2.0, "loss.scale.rank_ic": 2.0})
+    run = plan(config.loss.phase, dict(config.loss.scale), config.phases)
+    for progress, name in (
+        (0.0, "1"),
+        (0.124, "1"),
+        (0.125, "2"),
+        (0.374, "2"),
+        (0.375, "3"),
+        (0.875, "4"),
+        (1.0, "4"),
+    ):
+        phase = PHASES[name]
+        want = {term: getattr(phase.weights, term) * (2 if term == "rank_ic" else 1) for term in TERMS}
+        assert run.weights.at(progress) == {term: weight for term, weight in want.items() if weight}
+        assert run.at(progress).lr == (2.0 if name == "2" else phase.lr)
+        assert (run.at(progress).graph, run.at(progress).fan) == (name > "1", name > "2")
+    # What was trained up to a phase's end is judged by that phase.
+    assert run.at(behind(0.375)) == config.phases["2"] and run.at(behind(0.0)) == config.phases["1"]
+    left_out = plan(EVERY, {}, {**PHASES, "1": PHASES["1"].model_copy(update={"epochs": 0.0})})
+    assert left_out.at(0.0) == PHASES["2"] and left_out.weights.at(0.99) == plan("4").weights.at(0.0)
+
+
+def test_weights_of_horizons_are_those_named_and_1_for_the_rest():
+    assert apply(Config(), {"loss.horizon_weights.5": 3.0, "loss.horizon_weights.1": 0.0}).omega == [0.0, 3.0, 1.0, 1.0]
 
 
 def test_a_prediction_that_is_not_finite_shows_in_the_loss():

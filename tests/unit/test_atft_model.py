@@ -1,9 +1,10 @@
 """What the model must do before it has learnt anything."""
 
+import numpy as np
 import pytest
 import torch
 
-from studies.atft.model import Atft, FrequencyNormalisation, GraphAttention
+from studies.atft.model import Atft, FrequencyNormalisation, GraphAttention, spread
 
 D, N, L, F, K, H = 2, 9, 20, 6, 4, 3
 
@@ -68,6 +69,28 @@ def test_the_last_day_moves_every_horizon_and_predictions_vary(graph, k, selecti
         (gradient,) = torch.autograd.grad(out[..., h].sum(), batch["x"], retain_graph=True)
         assert (gradient[:, :, -1].abs().amax(dim=-1) > 0).all()
         assert (gradient[:, :, 0].abs().amax(dim=-1) > 0).all()
+
+
+def test_a_part_left_out_has_no_say():
+    model, batch = make(), inputs()
+    other = {**batch, "edges": batch["edges"] + 1, "neighbours": batch["neighbours"].flip(1)}
+    torch.testing.assert_close(model(**batch, use_graph=False), model(**other, use_graph=False))
+    assert not torch.equal(model(**batch), model(**other))
+    out, plain = model(**batch), model(**batch, use_fan=False)
+    model.fan.num_frequencies = 1
+    torch.testing.assert_close(model(**batch, use_fan=False), plain)
+    assert not torch.equal(out, plain) and not torch.equal(model(**batch), out)
+
+
+def test_quantiles_increase_whatever_the_weights():
+    model, batch = make(num_quantiles=5), inputs()
+    torch.nn.init.normal_(model.head.weight, std=30.0)
+    out = model(**batch)
+    assert out.shape == (D, N, H, 5) and (out.diff(dim=-1) >= 0).all()
+    raw = torch.tensor([[0.3, -2.0, 1.5, 0.0, 4.0]], dtype=torch.float64)
+    step = np.log1p(np.exp(raw[0].numpy()))
+    want = [1.5 - step[1] - step[0], 1.5 - step[1], 1.5, 1.5 + step[3], 1.5 + step[3] + step[4]]
+    np.testing.assert_allclose(spread(raw)[0], want)
 
 
 def test_permuting_the_stocks_permutes_the_predictions():
