@@ -100,7 +100,8 @@ def metric_block(
     """All metrics of one horizon. Correlations are NaN once more than `max_undefined` of the days are undefined."""
     rank_ic, ic, evaluated = daily_ic(predictions, returns, min_stocks)
     undefined = evaluated & ~np.isfinite(rank_ic)
-    scored = rank_ic[evaluated & ~undefined]
+    kept = evaluated & ~undefined
+    scored = rank_ic[kept]
     failed = not len(scored) or undefined.sum() > max_undefined * evaluated.sum()
     if failed:
         scored = np.full(1, np.nan)
@@ -112,8 +113,8 @@ def metric_block(
         "icir": mean / deviation if deviation > 0 else float("nan"),
         "rank_ic_positive": float("nan") if failed else float((scored > 0).mean()),
         "rank_ic_t": newey_west_t(scored, horizon - 1),
-        "ic": float("nan") if failed else float(ic[evaluated & ~undefined].mean()),
-        "decile_spread": float("nan") if failed else decile_spread(predictions, returns),
+        "ic": float("nan") if failed else float(ic[kept].mean()),
+        "decile_spread": float("nan") if failed else decile_spread(predictions[kept], returns[kept]),
         "num_days": float(evaluated.sum()),
         "undefined_days": float(undefined.sum()),
     } | {k: float("nan") if failed else v for k, v in portfolio(predictions, next_returns, horizon, cost).items()}

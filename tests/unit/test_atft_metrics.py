@@ -1,6 +1,7 @@
 """The metric block against scipy and numpy, and what it does with days that have no answer."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
@@ -92,3 +93,47 @@ def test_decile_spread_by_hand():
     predictions = np.arange(20.0)[None]
     returns = np.arange(20.0)[None] / 100
     assert decile_spread(predictions, returns) == pytest.approx(0.18)
+
+
+def test_the_whole_block_equals_its_formulas_in_pandas(panel):
+    """Every metric of a horizon of 5 days, written again with pandas and scipy, day by day and stock by stock."""
+    predictions, returns = panel
+    rng = np.random.default_rng(2)
+    tomorrow = np.where(rng.random(returns.shape) < 0.05, np.nan, 0.02 * rng.standard_normal(returns.shape))
+    predictions[7] = 0.25  # one undefined day of 60
+    block = metric_block(predictions, returns, tomorrow, 5, **RULES)
+    p, r, following = (pd.DataFrame(x) for x in (predictions, returns, tomorrow))
+    scored = [t for t in p.index if t != 7]
+    both = [(p.loc[t], r.loc[t]) for t in scored]
+    rank_ic = np.array([a.corr(b, method="spearman") for a, b in both])
+    book = p.sub(p.mean(axis=1), axis=0)
+    book = book.div(book.abs().sum(axis=1).replace(0, np.inf), axis=0).fillna(0)
+    book.loc[7] = 0.0
+    held = sum(book.shift(k).fillna(0) for k in range(5)) / 5
+    daily = (held * np.expm1(following).fillna(0)).sum(axis=1)
+    turnover = held.diff().fillna(held).abs().sum(axis=1)
+    net = daily - 0.0005 * turnover
+    wealth = np.concatenate([[0.0], net.cumsum()])
+    known = [pd.DataFrame({"p": a, "r": b}).dropna().sort_values("p", kind="stable").r for a, b in zip(
+        (p.loc[t] for t in scored), (r.loc[t] for t in scored), strict=True)]  # fmt: skip
+    d = rank_ic - rank_ic.mean()
+    gamma = [(d[k:] * d[: len(d) - k]).sum() / len(d) for k in range(5)]
+    want = {
+        "rank_ic": rank_ic.mean(),
+        "rank_ic_sd": rank_ic.std(ddof=1),
+        "icir": rank_ic.mean() / rank_ic.std(ddof=1),
+        "rank_ic_positive": (rank_ic > 0).mean(),
+        "rank_ic_t": rank_ic.mean()
+        / np.sqrt((gamma[0] + 2 * sum((1 - k / 5) * gamma[k] for k in range(1, 5))) / len(d)),
+        "ic": np.mean([a.corr(b) for a, b in both]),
+        "decile_spread": np.mean([x.iloc[-(len(x) // 10) :].mean() - x.iloc[: len(x) // 10].mean() for x in known]),
+        "num_days": 60,
+        "undefined_days": 1,
+        "sharpe": daily.mean() / daily.std() * np.sqrt(252),
+        "sharpe_net": net.mean() / net.std() * np.sqrt(252),
+        "turnover": turnover.mean(),
+        "max_drawdown": max(wealth[: t + 1].max() - wealth[t] for t in range(len(wealth))),
+    }
+    assert block.keys() == want.keys()
+    for name, value in want.items():
+        assert block[name] == pytest.approx(value, rel=1e-9), name
