@@ -26,7 +26,11 @@ from studies.atft.table import REQUIRED, Table, clean, read_table
 from trainer.errors import DataError
 
 CLIP_SD = 5.0
-LEAK_RANK_IC = 0.10  # a column that ranks real daily returns so well by itself has seen them
+LEAK_RANK_IC = 0.10  # what ranks real daily returns so well has seen them
+JUDGEMENT = (
+    f"a RankIC over {LEAK_RANK_IC:.2f} on real daily data is a leak until proven otherwise; val/suspected_leaks counts "
+    "the horizons that have one"
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
     mask = _rankable(grid, config)
     returns = forward_returns(grid, config.horizons)
     returns[~mask] = np.nan
+    _refuse_unusable(returns, split, config, report | {"jumps_over_40_percent": grid.jumps})
     if config.control == "shuffled":
         _shuffle(returns, split.train, config.seed)
     targets = _targets(returns, split.train, config)
@@ -94,11 +99,6 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
         report["universe"] = f"the {len(kept)} most traded of {there} stocks; -o data.max_stocks=0 keeps all"
     if leaks := _leaks(grid, returns, split.train, config):
         report["suspected_leaks"] = leaks
-    if report["train_days"] < config.block_days:
-        raise DataError(
-            f"{config.path or 'the synthetic market'} has {report['train_days']} training days with at least "
-            f"{config.min_stocks} stocks: lower data.min_stocks or give more stocks."
-        )
     panel = Panel(
         days=grid.days,
         codes=grid.codes,
@@ -127,7 +127,9 @@ def _load(config: DataConfig) -> tuple[Grid, dict[str, Any], np.ndarray | None]:
         if taken := sorted(set(config.features) & set(NAMES)):
             raise DataError(f"data.features names {taken[0]!r}, a feature that is made already: rename the column.")
         table, report = clean(read_table(config.path, config.features))
-        return to_grid(table), report | _columns_report(table), None
+        first, last = np.datetime_as_string([table.dates.min(), table.dates.max()])
+        told = {"dates": f"{first} to {last}", "judgement": JUDGEMENT} | _columns_report(table)
+        return to_grid(table), report | told, None
     market = simulate(config.market, config.seed, config.horizons)
     table, report = clean(market.table)
     grid = to_grid(table)
@@ -136,7 +138,24 @@ def _load(config: DataConfig) -> tuple[Grid, dict[str, Any], np.ndarray | None]:
     return grid, report, np.stack([market.oracle[h] for h in config.horizons], axis=-1)
 
 
-def _columns_report(table: Table) -> dict[str, list[str]]:
+def _refuse_unusable(returns: np.ndarray, split: Split, config: DataConfig, counted: dict[str, Any]) -> None:
+    """Raise DataError where too few days have enough stocks whose returns are known and differ."""
+    known = np.isfinite(returns)
+    low = np.where(known, returns, np.inf).min(axis=1)
+    high = np.where(known, returns, -np.inf).max(axis=1)
+    usable = ((known.sum(axis=1) >= config.min_stocks) & (high > low)).all(axis=1)
+    for part, days, least in (("training", split.train, config.block_days), ("validation", split.val, 1)):
+        if (found := int(usable[days].sum())) < least:
+            wrong = {what: n for what, n in counted.items() if isinstance(n, int) and n and what != "rows"}
+            told = ", ".join(f"{what.replace('_', ' ')} {n}" for what, n in wrong.items())
+            raise DataError(
+                f"{config.path or 'the synthetic market'} has {found} {part} days with at least {config.min_stocks} "
+                f"stocks whose returns are known and differ, of {len(days)}: lower data.min_stocks, or give more "
+                f"stocks or better prices{f' ({told})' if told else ''}."
+            )
+
+
+def _columns_report(table: Table) -> dict[str, Any]:
     sector = ["sector"] if len(table.sector_names) else []
     used = [*REQUIRED, *sector, *(name for name in table.columns if name not in REQUIRED)]
     return {"columns_used": used} | ({"columns_unused": list(table.unused)} if table.unused else {})
@@ -232,7 +251,7 @@ def _shape_report(grid: Grid, mask: np.ndarray, split: Split, names: tuple[str, 
         "features": len(names),
         "jumps_over_40_percent": grid.jumps,
         "unknown_sector": int((grid.sectors < 0).sum()),
-        "days_not_ranked": int((~full[split.train[0] :]).sum()),
+        "thin_days": int((~full[split.train[0] :]).sum()),
         "train_days": int(full[split.train].sum()),
         "val_days": int(full[split.val].sum()),
         "test_days": int(full[split.test].sum()),

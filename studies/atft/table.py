@@ -16,6 +16,7 @@ PRICES = ("open", "high", "low", "close")
 REQUIRED = ("date", "code", *PRICES, "volume")
 OPTIONAL = ("sector", "adj_close")
 JUMP = 0.40
+ABSURD = 1e30  # no price, volume or feature; its products would leave float32
 
 
 @dataclass(frozen=True)
@@ -74,19 +75,22 @@ def _check_features(path: str, features: Sequence[str], columns: list[str]) -> N
 def clean(table: Table) -> tuple[Table, dict[str, int]]:
     """Drop or blank what cannot be true, counting it: the data report.
 
-    A repeated (date, code) keeps its first row; a row without a positive close goes; other non-positive prices and
-    both ends of an inverted range become missing. Jumps are counted here and cut out of returns by `features`.
+    A repeated (date, code) keeps its first row; a row without a positive close goes; other non-positive prices, both
+    ends of an inverted range and any number beyond ABSURD become missing. Jumps are counted here and cut out of returns
+    by `features`.
     """
     order = np.lexsort((table.codes, table.dates))
     repeated = np.zeros(len(table), dtype=bool)
     dates, codes = table.dates[order], table.codes[order]
     repeated[order[1:]] = (dates[1:] == dates[:-1]) & (codes[1:] == codes[:-1])
-    columns = dict(table.columns)
+    absurd = {name: np.abs(values) > ABSURD for name, values in table.columns.items()}
+    columns = {name: np.where(absurd[name], np.nan, values) for name, values in table.columns.items()}
     report = {"rows": len(table), "duplicate_rows": int(repeated.sum())}
+    report |= {f"absurd_{name}": int(found.sum()) for name, found in absurd.items() if found.any()}
     for name in (*PRICES, "volume", "adj_close"):
         if name in columns:
             values = columns[name]
-            report[f"missing_{name}"] = int(np.isnan(values).sum())
+            report[f"missing_{name}"] = int(np.isnan(table.columns[name]).sum())
             bad = (values < 0) if name == "volume" else (values <= 0)
             report[f"nonpositive_{name}" if name != "volume" else "negative_volume"] = int(bad.sum())
             columns[name] = np.where(bad, np.nan, values)

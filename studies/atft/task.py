@@ -14,7 +14,7 @@ from studies.atft.graph import EDGE_FEATURES
 from studies.atft.losses import MEDIAN, QUANTILES, composite
 from studies.atft.metrics import metric_block, oracle_rank_ic
 from studies.atft.model import Atft
-from studies.atft.panel import Panel, prepare
+from studies.atft.panel import LEAK_RANK_IC, Panel, prepare
 from studies.atft.phases import behind, plan
 from studies.atft.split import blocks
 from trainer.task import Loss, Task
@@ -108,8 +108,9 @@ class AtftTask(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The metric block of each horizon on the validation days, `val/rank_ic_5d` and so on, and `val/loss`.
 
-        On the synthetic market `val/oracle_ratio_5d` is RankIC over that of the known conditional mean. With
-        data.split.test the same for the test days, as `test/...`.
+        On the synthetic market `val/oracle_ratio_5d` is RankIC over that of the known conditional mean; of a file
+        `val/suspected_leaks` counts the horizons whose RankIC is too good to be true. With data.split.test the same
+        for the test days, as `test/...`.
         """
         metrics: dict[str, float] = {}
         for name, days in self._spans().items():
@@ -160,6 +161,9 @@ class AtftTask(Task):
             if self.ceilings[prefix]:
                 block["oracle_ratio"] = block["rank_ic"] / self.ceilings[prefix][j]
             metrics |= {f"{prefix}/{name}_{h}d": value for name, value in block.items()}
+        if self.panel.oracle is None:
+            ranked = [metrics[f"{prefix}/rank_ic_{h}d"] for h in self.data.horizons]
+            metrics[f"{prefix}/suspected_leaks"] = float(sum(value > LEAK_RANK_IC for value in ranked))
         return metrics
 
     def _predict(self, model: nn.Module, days: np.ndarray) -> tuple[np.ndarray, float]:
