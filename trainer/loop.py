@@ -27,7 +27,7 @@ from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Report
 from trainer.runtime import memory_plan, out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
-from trainer.stability import RECENT, Spikes, hand_over, loudest
+from trainer.stability import RECENT, Spikes, as_json, hand_over, loudest
 from trainer.state import TrainState
 from trainer.step import Stepper
 from trainer.task import Task
@@ -247,7 +247,7 @@ class Fit:
             action = self._restore_weights()
             spikes.rolled_back(s.step)
         file = f"anomalies/step-{s.step:08d}.json"
-        hand_over(self.reporter, file, report | {"action": action} | details)
+        hand_over(self.reporter, file, as_json(report | {"action": action} | details))
         self.reporter.event("loss_jumped", **report, action=action, report=file)
         return ended
 
@@ -339,6 +339,8 @@ class Fit:
         model = self.state.average.model.eval()
         with torch.no_grad(), autocast(self.config.precision, self.device):
             metrics = {name: float(value) for name, value in self.task.evaluate(model).items()}
+            for name, text in self.task.artifacts(model).items():
+                hand_over(self.reporter, name, text)
         return self.ranks.agree(metrics)
 
     def _report(self, metrics: Mapping[str, float], *, epoch: int | None = None, save: bool) -> Outcome | None:

@@ -113,11 +113,16 @@ def loudest(model: nn.Module, ranks: Solo) -> list[dict[str, Any]]:
     return [{"module": name, "share": found[name] / whole if whole else 0.0} for name in ranked]
 
 
-def hand_over(reporter: Reporter, name: str, report: Mapping[str, Any]) -> None:
-    """Give `report` to the reporter as a JSON file; what is not finite stands in it by its name."""
+def as_json(report: Mapping[str, Any]) -> str:
+    """What is not finite stands in it by its name."""
+    return json.dumps(_plain(report), indent=2) + "\n"
+
+
+def hand_over(reporter: Reporter, name: str, text: str) -> None:
+    """Give `text` to the reporter as the file `name`."""
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "report.json"
-        path.write_text(json.dumps(_plain(report), indent=2) + "\n", encoding="utf-8")
+        path = Path(directory) / "text"
+        path.write_text(text, encoding="utf-8")
         reporter.artifact(path, name)
 
 

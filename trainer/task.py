@@ -104,3 +104,7 @@ class Task:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the model, named `val/...`; called after each epoch in eval mode and without gradient."""
         return {}
+
+    def artifacts(self, model: nn.Module) -> Mapping[str, str]:
+        """Texts that belong to the trial, by file name: called after `evaluate` and as that, on every rank alike."""
+        return {}

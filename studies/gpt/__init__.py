@@ -1,0 +1,46 @@
+"""A Llama-style language model: pre-trained and continued on two domains, of a generated language or of your text."""
+
+from hpo import Choice, Float, Int, Objective, Study
+from studies.gpt.config import Config
+
+STUDY = Study(
+    name="gpt",
+    config=Config(),
+    task="studies.gpt.task:GptTask",
+    check="studies.gpt.corpus:check",
+    space={
+        "train.optim.lr": Float(3e-4, 2e-2, log=True),
+        "train.optim.weight_decay": Float(1e-3, 1.0, log=True),
+        "train.schedule.warmup_ratio": Float(0.0, 0.2),
+        "train.batch_size": Int(8, 64, powers_of_two=True),
+        "model.hidden_size": Choice([32, 64, 96, 128], tier=2),
+        "model.num_layers": Int(1, 4, tier=2),
+        "model.num_heads": Choice([2, 4, 8], tier=2),
+        "model.num_kv_heads": Choice([1, 2], tier=2),
+        "train.optim.beta2": Float(0.9, 0.999, tier=3),
+        "train.clip.norm": Float(0.3, 3.0, log=True, tier=3),
+    },
+    objectives=[Objective("val/loss", "minimize", select="best")],
+    metrics=("train/loss", "val/*", "test/*"),
+    presets={
+        # 124 M parameters, GPT-2's smallest in width, depth and vocabulary; see README.md for the tokens it wants.
+        "full": {
+            "data.tokenizer": "bpe",
+            "data.vocab_size": 50304,
+            "data.block_size": 1024,
+            "data.tokens_per_parameter": 20.0,
+            "model.hidden_size": 768,
+            "model.num_layers": 12,
+            "model.num_heads": 12,
+            "model.num_kv_heads": 12,
+            "train.num_epochs": 20,
+            "train.batch_size": 512,
+            "train.micro_batch_size": 16,
+            "train.optim.lr": 6e-4,
+            "train.schedule.min_lr": 6e-5,
+            "train.schedule.warmup_ratio": 0.02,
+        }
+    },
+    data_paths=("data.path", "data.general_path", "model.weights"),
+    hold_out={"data.test": True},
+)

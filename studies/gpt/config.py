@@ -1,0 +1,153 @@
+"""What can be set in the gpt study. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config import CheckpointConfig, ClipConfig, Frozen, OptimConfig, Positive, ScheduleConfig, TrainConfig
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+LONGEST = 113  # tokens of a document of the generated corpus: 16 words of 6 letters, 15 spaces, both ends
+
+
+class MixPhase(Frozen):
+    """From `start`, a share of the run, `target` is the share of rows that come from the target domain."""
+
+    start: Ratio = 0.0
+    target: Ratio
+
+
+class CorpusConfig(Frozen):
+    """The generated corpus: documents of each domain to train on; a tenth as many to validate, and to test."""
+
+    general: PositiveInt = 2000
+    target: PositiveInt = 500
+    num_words: Annotated[int, Field(ge=4, le=2000)] = 48  # of the lexicon
+    successors: PositiveInt = 6  # of a word
+
+
+class DataConfig(Frozen):
+    """What is read. An empty `path` is the generated corpus of two domains, whose entropy is known.
+
+    `path` is the target domain: a text file, a table with a column `text` (JSON Lines, Parquet, CSV), or a directory of
+    such; `general_path`, which may be left out, the same of a general domain. `separator` divides a text file into
+    documents; without one, a file is a document. `cache` is a directory that keeps the tokens; empty: a process makes
+    its own and removes them, which is quick for bytes, and slow for BPE of a large text.
+
+    Rows of `block_size` tokens are drawn from both domains by the ratios of `phases`; an epoch takes the phase that it
+    begins in. With `tokens_per_parameter` the run sees so many tokens for each parameter of the model: 20 is about what
+    makes the best of a budget of operations (see budget.py). None: an epoch has as many rows as both domains together.
+    """
+
+    path: str = ""
+    general_path: str = ""
+    column: str = "text"
+    separator: str = ""
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    vocab_size: Annotated[int, Field(ge=257)] = 257  # of BPE, which learns at most so many
+    block_size: Annotated[int, Field(ge=8)] = 128
+    phases: tuple[MixPhase, ...] = (
+        MixPhase(start=0.0, target=0.1),
+        MixPhase(start=0.5, target=0.4),
+        MixPhase(start=0.8, target=0.8),
+    )
+    tokens_per_parameter: Positive | None = None
+    held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  # of a file, to validate, and as much to test
+    test: bool = False  # also evaluate what no trial is selected by
+    seed: Annotated[int, Field(ge=0)] = 0  # of the generated corpus
+    corpus: CorpusConfig = CorpusConfig()
+    cache: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        if self.general_path and not self.path:
+            raise ValueError("general_path is given and path, the target domain, is not: give both, or path alone.")
+        if self.tokenizer == "bytes" and self.vocab_size != 257:
+            raise ValueError(f"vocab_size={self.vocab_size} is BPE's, bytes have 257: set tokenizer=bpe, or leave it.")
+        starts = [phase.start for phase in self.phases]
+        if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+            raise ValueError(f"phases start at {starts}: let the first start at 0 and each later than the one before.")
+        if not self.path and self.block_size < LONGEST:
+            raise ValueError(
+                f"block_size {self.block_size} cuts documents of the generated corpus, of up to {LONGEST} tokens, and "
+                f"their entropy would not be known: give {LONGEST} or more."
+            )
+        if self.corpus.successors > self.corpus.num_words:
+            raise ValueError(f"successors {self.corpus.successors} are more than num_words {self.corpus.num_words}.")
+        return self
+
+
+class ModelConfig(Frozen):
+    """A Llama-style decoder; `mlp_size` None is 8/3 of `hidden_size`, up to a multiple of 16.
+
+    `weights` is a directory in Hugging Face's format to start from, of the sizes given here: continued pre-training.
+    """
+
+    hidden_size: PositiveInt = 64
+    num_layers: PositiveInt = 2
+    num_heads: PositiveInt = 4
+    num_kv_heads: PositiveInt = 2
+    mlp_size: PositiveInt | None = None
+    rope_theta: Positive = 10_000.0
+    norm_eps: Positive = 1e-5
+    tie: bool = True  # the embedding is the head as well
+    weights: str = ""
+
+    @property
+    def mlp(self) -> int:
+        return self.mlp_size or -(-self.hidden_size * 8 // 3 // 16) * 16
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelConfig:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"num_heads {self.num_heads} do not divide hidden_size {self.hidden_size} into heads of even width, "
+                "which rotary positions need: change one of them."
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads {self.num_kv_heads} do not divide num_heads {self.num_heads}: change one of them."
+            )
+        return self
+
+
+class SamplesConfig(Frozen):
+    """What the model writes after each epoch, `samples/epoch-N.txt` of the trial: up to `tokens` tokens after each of
+    `prompts`, nothing for 0. Temperature 0 takes the likeliest token each time."""
+
+    prompts: tuple[str, ...] = ("", "")
+    tokens: Annotated[int, Field(ge=0)] = 96
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.8
+
+
+TRAIN = TrainConfig(
+    num_epochs=5,
+    batch_size=16,
+    optim=OptimConfig(lr=3e-3, beta1=0.9, beta2=0.95, weight_decay=0.1),
+    schedule=ScheduleConfig(name="cosine", warmup_ratio=0.05),
+    clip=ClipConfig(norm=1.0),
+    checkpoint=CheckpointConfig(monitor="val/loss", mode="min"),
+)
+
+
+class Config(Frozen):
+    """The whole configuration of the study. `train.batch_size` counts rows of `data.block_size` tokens."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    samples: SamplesConfig = SamplesConfig()
+    train: TrainConfig = TRAIN
+
+    @model_validator(mode="after")
+    def _ranks_divide(self) -> Config:
+        tensor, heads = self.train.parallel.tensor, self.model.num_kv_heads
+        if heads % tensor:
+            raise ValueError(
+                f"train.parallel.tensor={tensor} does not divide model.num_kv_heads {heads}: a rank takes whole heads."
+            )
+        if self.train.parallel.pipeline > 1 and self.model.tie:
+            raise ValueError("model.tie shares weights of the first and the last stage of a pipeline: set it to false.")
+        return self

@@ -1,0 +1,106 @@
+"""The texts of a configuration, generated or read, divided into train, val and test. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from studies.gpt.budget import report
+from studies.gpt.config import Config, DataConfig
+from studies.gpt.source import Text, generate
+from trainer import tables
+from trainer.errors import DataError
+
+PARTS = ("train", "val", "test")
+TABLES = (*tables.PARQUET, *tables.ARROW, *tables.JSON, ".csv")
+Corpus = dict[str, dict[str, Text]]  # domain -> part -> its text; the target domain is always there
+
+
+def check(config: Config) -> dict[str, Any]:
+    """Refuse, as DataError, texts that no trial could use; the data report. Called before a study is written."""
+    corpus = prepare(config.data)
+    sizes = {
+        f"{domain}_{part}_bytes": sum(map(len, text.documents))
+        for domain, parts in corpus.items()
+        for part, text in parts.items()
+    }
+    return sizes | report(config)
+
+
+def prepare(data: DataConfig) -> Corpus:
+    """The texts of a configuration. Raises DataError, naming the file, for what cannot be used."""
+    if not data.path:
+        return _generated(data.corpus.model_dump_json(), data.seed)
+    given = {"general": data.general_path} if data.general_path else {}
+    return {domain: _read(path, data) for domain, path in (given | {"target": data.path}).items()}
+
+
+@lru_cache(maxsize=2)
+def _generated(corpus: str, seed: int) -> Corpus:
+    return generate(type(DataConfig().corpus).model_validate_json(corpus), seed)
+
+
+def _read(path: str, data: DataConfig) -> dict[str, Text]:
+    place = Path(path)
+    files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
+    documents = [document for file in files for document in _documents(file, data) if document.strip()]
+    if not documents:
+        raise DataError(f"{path} has no text in it: give a file of text, or a directory of such.")
+    parts = _divided(documents, data.held_out)
+    for part, texts in parts.items():
+        if (size := sum(map(len, texts))) < data.block_size:  # as many tokens at most, whatever the tokenizer
+            raise DataError(
+                f"{path} leaves {size} bytes to {part}, fewer than one block of {data.block_size} tokens: lower "
+                "data.block_size, or give more text."
+            )
+    return {part: Text(texts) for part, texts in parts.items()}
+
+
+def _documents(file: Path, data: DataConfig) -> Iterable[bytes]:
+    if file.suffix.lower() in TABLES:
+        return (text.encode() for text in tables.read(file, [data.column], [data.column]).texts(data.column))
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): give a file of text.") from error
+    if data.tokenizer == "bpe":
+        _check_utf8(file, content)
+    return content.split(data.separator.encode()) if data.separator else [content]
+
+
+def _check_utf8(file: Path, content: bytes) -> None:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{file} line {line} is not UTF-8 (byte 0x{content[error.start]:02x}), which BPE needs: save it as UTF-8, "
+            "or set data.tokenizer=bytes."
+        ) from error
+
+
+def _divided(documents: list[bytes], held_out: float) -> dict[str, list[bytes]]:
+    """Train, val and test one after another: the last shares of all bytes, cut where that is, at a character."""
+    size = sum(map(len, documents))
+    stops = [round(size * (1 - 2 * held_out)), round(size * (1 - held_out)), size]
+    parts: dict[str, list[bytes]] = {part: [] for part in PARTS}
+    at = 0
+    for document in documents:
+        begin = 0
+        for part, stop in zip(PARTS, stops, strict=True):
+            end = _character(document, min(max(stop - at, begin), len(document)))
+            if end > begin:
+                parts[part].append(document[begin:end])
+            begin = max(end, begin)
+        at += len(document)
+    return parts
+
+
+def _character(text: bytes, place: int) -> int:
+    """`place`, or the next one at which a character of UTF-8 begins; at most three bytes go on with one."""
+    for end in range(place, min(place + 4, len(text))):
+        if text[end] & 0xC0 != 0x80:
+            return end
+    return min(place, len(text)) if place + 4 < len(text) else len(text)

@@ -1,0 +1,107 @@
+"""From texts to rows of tokens: memory-mapped files that all trials share, packed, mixed by the phase of the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from studies.gpt.budget import rows
+from studies.gpt.config import Config, DataConfig
+from studies.gpt.corpus import PARTS, Corpus, prepare
+from trainer.data import Mixture, Packed, TokenDocuments, TokenFile, write_tokens
+from trainer.data.text import BPE, Bytes, Tokenizer
+
+BPE_FILE = "bpe.json"
+VERSION = 1  # of what lies in the cache
+
+
+class Tokens:
+    """The token files of a configuration, made on first use.
+
+    `files[domain, part]`; `bytes` of the text in each, and `nats` that its source spends on it, where that is known.
+    """
+
+    def __init__(self, data: DataConfig) -> None:
+        corpus = prepare(data)
+        directory = _cached(data, corpus)
+        self.tokenizer = BPE.load(directory / BPE_FILE) if data.tokenizer == "bpe" else Bytes()
+        names = [(domain, part) for domain in corpus for part in PARTS]
+        self.domains = tuple(corpus)
+        self.files = {name: TokenFile(directory / f"{'-'.join(name)}.json") for name in names}
+        self.bytes = {(domain, part): sum(map(len, corpus[domain][part].documents)) for domain, part in names}
+        self.nats = {(domain, part): corpus[domain][part].nats for domain, part in names}
+
+    def packed(self, domain: str, part: str, length: int, seed: int) -> Packed:
+        return Packed(TokenDocuments(self.files[domain, part]), length, seed=seed, pad_id=self.tokenizer.end)
+
+
+def train_rows(tokens: Tokens, config: Config) -> Mixture:
+    """Rows of all domains by the ratios of the phases; of an only domain, all of it."""
+    data, epochs = config.data, config.train.num_epochs
+    sources = [tokens.packed(domain, "train", data.block_size, config.train.seed) for domain in tokens.domains]
+    ratios = phase_ratios(data, epochs) if len(sources) > 1 else {0: (1.0,)}
+    first = ratios.pop(0)
+    return Mixture(list(zip(sources, first, strict=True)), size=rows(config), phases=ratios)
+
+
+def phase_ratios(data: DataConfig, num_epochs: int) -> dict[int, tuple[float, float]]:
+    """The epochs in which a phase begins -> the shares of (general, target). An epoch takes the phase it begins in."""
+    first = {math.ceil(phase.start * num_epochs - 1e-9): phase.target for phase in data.phases}
+    return {epoch: (1 - target, target) for epoch, target in first.items() if epoch < num_epochs}
+
+
+def _cached(data: DataConfig, corpus: Corpus) -> Path:
+    """The directory with the token files of these texts and this tokenizer. Any number of processes may make it."""
+    root = Path(data.cache or _own().name)
+    place = root / _key(data, corpus)
+    if not place.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as temporary:
+            made = Path(temporary) / "tokens"
+            made.mkdir()
+            _write(made, data, corpus)
+            try:
+                made.rename(place)
+            except OSError:
+                if not place.is_dir():  # else another process was quicker, and has made the same
+                    raise
+    return place
+
+
+@cache
+def _own() -> tempfile.TemporaryDirectory[str]:
+    """This process's, for all its trials; it goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="hpo-gpt-", ignore_cleanup_errors=True)
+
+
+def _key(data: DataConfig, corpus: Corpus) -> str:
+    digest = hashlib.sha256(json.dumps([VERSION, data.tokenizer, data.vocab_size]).encode())
+    for domain, parts in corpus.items():
+        for part, text in parts.items():
+            digest.update(f"{domain} {part} {len(text.documents)}".encode())
+            for document in text.documents:
+                digest.update(len(document).to_bytes(8, "little") + document)
+    return digest.hexdigest()[:32]
+
+
+def _write(directory: Path, data: DataConfig, corpus: Corpus) -> None:
+    tokenizer: Tokenizer = Bytes()
+    if data.tokenizer == "bpe":
+        texts = (document.decode() for parts in corpus.values() for document in parts["train"].documents)
+        tokenizer = BPE.train(texts, data.vocab_size)
+        tokenizer.save(directory / BPE_FILE)
+    for domain, parts in corpus.items():
+        for part, text in parts.items():
+            write_tokens(directory / f"{domain}-{part}.json", _encoded(text.documents, tokenizer), data.vocab_size)
+
+
+def _encoded(documents: list[bytes], tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """Each between two ends, so that its first token is predicted as well, and that there are no more."""
+    for document in documents:
+        ids = list(document) if isinstance(tokenizer, Bytes) else tokenizer.encode(document.decode())
+        yield [tokenizer.end, *ids, tokenizer.end]

@@ -1,0 +1,77 @@
+"""The generated corpus: two domains of one language, each a stochastic source whose entropy is known. Torch-free.
+
+A document is a chain of words: each word is drawn from a few successors of the one before it, by the domain's own
+table, and after each word the document ends with probability 1/8, or as it reaches 16 words. Words are separated by a
+space, so a text can be read in one way only and log p(text) is the sum over its words: no model can do better on
+average, and the loss that the source itself would have on the very documents is the floor of every perplexity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from studies.gpt.config import CorpusConfig
+
+DOMAINS = ("general", "target")
+END, MAX_WORDS = 1 / 8, 16
+SHORTEST, LONGEST = 2, 6  # letters of a word
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents as UTF-8, and the nats that the source spends on all of them, their ends included (None: unknown)."""
+
+    documents: list[bytes]
+    nats: float | None = None
+
+
+class Source:
+    """One domain: `start` [words] is how documents begin, `table` [words, words] how a word follows another."""
+
+    def __init__(self, words: list[str], config: CorpusConfig, rng: np.random.Generator) -> None:
+        self.words, size = words, len(words)
+        self.start = rng.dirichlet(np.ones(size))
+        self.table = np.zeros((size, size))
+        for row in self.table:
+            row[rng.choice(size, config.successors, replace=False)] = rng.dirichlet(np.ones(config.successors))
+
+    def text(self, count: int, rng: np.random.Generator) -> Text:
+        """`count` documents."""
+        documents, nats = [], 0.0
+        start, table = self.start.cumsum(), self.table.cumsum(axis=1)
+        for _ in range(count):
+            chain = [_drawn(start, rng)]
+            while len(chain) < MAX_WORDS and rng.random() >= END:
+                chain.append(_drawn(table[chain[-1]], rng))
+            documents.append(" ".join(self.words[word] for word in chain).encode())
+            nats += self.nats(chain)
+        return Text(documents, nats)
+
+    def nats(self, chain: list[int]) -> float:
+        """-log p of a document."""
+        p = [self.start[chain[0]], *(self.table[a, b] for a, b in pairwise(chain))]
+        going_on = (len(chain) - 1) * np.log(1 - END)
+        return -float(np.log(p).sum() + going_on + (np.log(END) if len(chain) < MAX_WORDS else 0.0))
+
+
+def _drawn(cumulative: np.ndarray, rng: np.random.Generator) -> int:
+    return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+
+
+def generate(config: CorpusConfig, seed: int) -> dict[str, dict[str, Text]]:
+    """Domain -> part (train, val, test) -> its text."""
+    rng = np.random.default_rng([seed, 0])
+    words: set[str] = set()
+    while len(words) < config.num_words:
+        words.add("".join(rng.choice(list(LETTERS), rng.integers(SHORTEST, LONGEST + 1))))
+    found = {}
+    for number, domain in enumerate(DOMAINS):
+        rng = np.random.default_rng([seed, 1 + number])
+        source, count = Source(sorted(words), config, rng), getattr(config, domain)
+        held = max(count // 10, 1)
+        found[domain] = {part: source.text(n, rng) for part, n in (("train", count), ("val", held), ("test", held))}
+    return found

@@ -1,0 +1,168 @@
+"""The decoder against references: rotary positions as complex numbers, causality, documents, shared heads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from studies.gpt.budget import FLOPS_PER_PARAMETER_AND_TOKEN, flops, optimal, parameters, rows
+from studies.gpt.config import Config, DataConfig, ModelConfig
+from studies.gpt.generate import generate
+from studies.gpt.model import Attention, Llama, angles, document_mask, rotate
+from studies.gpt.task import sizes
+from trainer.config import TrainConfig
+from trainer.data import block_diagonal_mask
+
+SMALL = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48}
+
+
+def llama(vocab_size: int = 50, **given) -> Llama:
+    torch.manual_seed(0)
+    model = Llama(vocab_size, **SMALL | given)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.2)  # so large that what is attended to shows
+    return model.eval()
+
+
+def test_rotary_positions_multiply_complex_numbers():
+    x = torch.randn(2, 3, 7, 8)
+    places, rates = torch.arange(7, dtype=torch.float64), 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    turned = torch.complex(*x.double().chunk(2, dim=-1)) * torch.polar(
+        torch.ones(7, 4, dtype=torch.float64), places[:, None] * rates
+    )
+    expected = torch.cat([turned.real, turned.imag], dim=-1)
+    torch.testing.assert_close(rotate(x, *angles(7, 8, 100.0)).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_depends_on_differences_of_positions_alone():
+    q, k = torch.randn(2, 1, 8)
+    cos, sin = angles(20, 8, 100.0)
+    at = [rotate(x.expand(20, 8), cos, sin) for x in (q, k)]
+    products = at[0] @ at[1].T
+    for shift in (1, 5, 12):
+        torch.testing.assert_close(products[shift:, shift:], products[:-shift, :-shift], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_later_token_changes_nothing_before_it():
+    model, tokens = llama(), torch.randint(50, (1, 12))
+    before = model(tokens)
+    for place in range(12):
+        changed = tokens.clone()
+        changed[0, place] = (changed[0, place] + 1) % 50
+        after = model(changed)
+        assert torch.equal(after[:, :place], before[:, :place])
+        assert not torch.allclose(after[:, place:], before[:, place:])
+
+
+@torch.no_grad()
+def test_documents_of_a_row_are_as_rows_of_their_own():
+    model, lengths = llama(), (5, 1, 4)
+    texts = [torch.randint(50, (1, length)) for length in lengths]
+    row = torch.cat([*texts, torch.full((1, 2), 49)], dim=1)
+    documents = torch.tensor([[0] * 5 + [1] + [2] * 4 + [-1] * 2])
+    packed = model(row, documents)
+    alone = torch.cat([model(text) for text in texts], dim=1)
+    torch.testing.assert_close(packed[:, :10], alone, rtol=1e-5, atol=1e-5)
+    assert torch.isfinite(packed).all()
+
+
+def test_the_mask_is_the_trainers():
+    documents = torch.tensor([[0, 0, 1, 1, 1, -1, -1], [0, 1, 2, 2, 3, 3, 3]])
+    mine, theirs = document_mask(documents), block_diagonal_mask(documents)
+    held = (documents >= 0)[:, None, :, None].expand_as(mine)
+    assert torch.equal(mine[held], theirs[held]) and mine.any(dim=-1).all()
+
+
+@torch.no_grad()
+def test_shared_keys_are_keys_repeated():
+    """Two heads of keys for four of queries: full attention whose weights of keys and values stand twice."""
+    shared, full = Attention(32, 4, 2, 100.0), Attention(32, 4, 4, 100.0)
+    for name in "qkvo":
+        weight = getattr(shared, name).weight
+        if name in "kv":
+            weight = weight.unflatten(0, (2, 8)).repeat_interleave(2, dim=0).flatten(0, 1)
+        getattr(full, name).weight.copy_(weight)
+    x, documents = torch.randn(2, 9, 32), torch.zeros(2, 9, dtype=torch.long)
+    torch.testing.assert_close(shared(x, documents), full(x, documents))
+
+
+@torch.no_grad()
+def test_attention_is_the_softmax_of_products():
+    layer = Attention(8, 1, 1, 100.0)
+    x, documents = torch.randn(1, 6, 8), torch.zeros(1, 6, dtype=torch.long)
+    cos, sin = angles(6, 8, 100.0)
+    q, k = (rotate(one(x), cos, sin) for one in (layer.q, layer.k))
+    expected = layer.o(scaled_dot_product_attention(q, k, layer.v(x), is_causal=True))
+    torch.testing.assert_close(layer(x, documents), expected)
+
+
+@pytest.mark.parametrize("given", [{}, {"tie": False, "num_kv_heads": 4}, {"mlp_size": 40, "num_layers": 3}])
+def test_parameters_are_counted_without_building_the_model(given):
+    config = Config(model=ModelConfig(hidden_size=32).model_copy(update=given))
+    model = Llama(257, **sizes(config))
+    assert parameters(config.model, 257) == sum(p.numel() for p in model.parameters())
+
+
+def test_the_full_size_is_124_million():
+    from studies.gpt import STUDY
+
+    full = STUDY.configure({"preset": "full"}).config
+    assert isinstance(full, Config)
+    assert round(parameters(full.model, full.data.vocab_size) / 1e6) == 124
+
+
+def test_a_budget_is_spent_on_20_tokens_for_each_parameter():
+    size, tokens = optimal(5.76e23)  # Gopher's, of which table 3 has 67 B parameters and 1.5 T tokens
+    assert tokens / size == pytest.approx(20) and flops(round(size), tokens) == pytest.approx(5.76e23)
+    assert size == pytest.approx(67e9, rel=0.05) and tokens == pytest.approx(1.5e12, rel=0.1)
+    config = Config(data=DataConfig(tokens_per_parameter=20.0), train=TrainConfig(num_epochs=4))
+    per_epoch, seen = rows(config), 20 * parameters(config.model, 257)
+    assert per_epoch is not None and per_epoch * 128 * 4 == pytest.approx(seen, rel=0.01)
+
+
+def test_the_models_products_are_two_of_six_operations():
+    """What is counted of a step is 6 N a token, N without what is only looked up, and attention's own besides."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, tokens = llama(tie=True), torch.randint(50, (2, 16))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(tokens).sum().backward()
+    norms = sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    products = FLOPS_PER_PARAMETER_AND_TOKEN * (sum(p.numel() for p in model.parameters()) - norms) * tokens.numel()
+    attention = 2 * 3 * 2 * (2 * 4 * 2 * 16 * 16 * 8)  # layers, forward and backward, products, 4 heads of 8
+    assert counter.get_total_flops() == products + attention
+
+
+@torch.no_grad()
+def test_the_likeliest_tokens_are_those_of_the_logits():
+    model, prompt = llama(), [3, 1, 4]
+    written = generate(model, prompt, 6, length=5, temperature=0)
+    for i in range(6):
+        seen = torch.tensor([(prompt + written[:i])[-5:]])
+        assert written[i] == int(model(seen)[0, -1].argmax())
+    assert generate(model, prompt, 6, length=5, temperature=0, end=written[2]) == written[:2]
+
+
+@torch.no_grad()
+def test_drawn_tokens_follow_the_softmax():
+    model, generator = llama(vocab_size=5), torch.Generator().manual_seed(1)
+    p = (model(torch.tensor([[2, 0]]))[0, -1] / 0.5).softmax(dim=-1)
+    drawn = [generate(model, [2, 0], 1, length=8, temperature=0.5, generator=generator)[0] for _ in range(600)]
+    counts = torch.bincount(torch.tensor(drawn), minlength=5) / 600
+    assert (counts - p).abs().max() < 4 * 0.5 / 600**0.5
+
+
+def test_the_model_needs_torch_alone():
+    import ast
+    from pathlib import Path
+
+    import studies.gpt.generate as generation
+    import studies.gpt.model as model
+
+    for module in (model, generation):
+        tree = ast.parse(Path(module.__file__).read_text())
+        names = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+        names += [alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names]
+        assert {name.partition(".")[0] for name in names} <= {"torch", "__future__", "collections"}
