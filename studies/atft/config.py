@@ -27,9 +27,9 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 class MarketConfig(Frozen):
     """The embedded synthetic market: `snr` is the standard deviation of alpha over that of the noise."""
 
-    num_days: Annotated[int, Field(ge=200)] = 720
+    num_days: Annotated[int, Field(ge=200)] = 1200
     num_stocks: Annotated[int, Field(ge=24)] = 64
-    snr: Annotated[float, Field(ge=0.0, le=1.0)] = 0.20
+    snr: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25
 
 
 class GraphConfig(Frozen):
@@ -111,15 +111,20 @@ class DataConfig(Frozen):
 
 
 class ModelConfig(Frozen):
-    """`num_frequencies` is FAN's K (0: no FAN), `graph` switches the GAT."""
+    """`num_frequencies` is FAN's K (0: no FAN) and `num_filters` how many filters read each channel of its main signal;
+    `graph`, `attention` and `selection` switch the GAT, the attention over the window and the weights of the features.
+    """
 
     hidden_size: PositiveInt = 32
     num_heads: PositiveInt = 4
     num_layers: PositiveInt = 2
     dropout: Share = 0.3
     num_frequencies: Annotated[int, Field(ge=0)] = 3
+    num_filters: PositiveInt = 4
     graph: bool = True
-    selection: Literal["softmax", "sigmoid"] = "softmax"
+    temporal: Literal["convolution", "lstm"] = "convolution"
+    selection: Literal["softmax", "sigmoid", "none"] = "softmax"
+    attention: bool = True
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelConfig:

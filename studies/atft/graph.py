@@ -8,7 +8,7 @@ import numpy as np
 
 from studies.atft.config import GraphConfig
 
-EDGE_FEATURES = ("correlation", "same_sector", "self")
+EDGE_FEATURES = ("correlation", "same_sector", "size_gap", "self")
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,11 @@ class Graphs:
     of_day: np.ndarray
 
 
-def build_graphs(returns: np.ndarray, sectors: np.ndarray, config: GraphConfig) -> Graphs:
-    """One graph every `refresh` days. returns: [days, stocks], NaN missing.
+def build_graphs(returns: np.ndarray, size: np.ndarray, sectors: np.ndarray, config: GraphConfig) -> Graphs:
+    """One graph every `refresh` days. returns, size (the rank of a stock's turnover): [days, stocks], NaN missing.
 
-    The market's mean is taken out of each day first: raw correlations of stocks all exceed any useful threshold.
+    The market's mean is taken out of each day first: raw correlations of stocks all exceed any useful threshold. An
+    edge also tells how much larger the source is: large stocks lead small ones (Lo and MacKinlay, 1990).
     """
     days, stocks = returns.shape
     count = np.isfinite(returns).sum(axis=1, keepdims=True)
@@ -49,7 +50,9 @@ def build_graphs(returns: np.ndarray, sectors: np.ndarray, config: GraphConfig) 
     valid = np.isfinite(rho)
     neighbours = np.where(valid, neighbours, itself)
     same = (sectors[neighbours] == sectors[itself]) & (sectors[itself] >= 0)
-    edges = np.stack([np.nan_to_num(rho), same, neighbours == itself], axis=-1).astype(np.float32)
+    gap = np.take_along_axis(size[starts], neighbours.reshape(len(starts), -1), axis=1).reshape(neighbours.shape)
+    gap = gap - size[starts][..., None]
+    edges = np.stack([np.nan_to_num(v) for v in (rho, same, gap, neighbours == itself)], axis=-1).astype(np.float32)
     return Graphs(neighbours, valid, edges, np.arange(days) // config.refresh)
 
 

@@ -7,10 +7,10 @@ unit variance and a component shared by the link group. alpha is `snr` times a w
 each a Markov process whose k-step expectation is known:
 
     reversal    R' = phi R - sqrt(1-phi^2) eps     E[R(t+k)] = phi^k R; its weight halves after 60 % of the span
-    lead-lag    like R with + and the eps of the stock's leader, the largest of its link group (Lo and MacKinlay, 1990)
+    lead-lag    like R with + and the eps of the stock's leader, the most traded of its group (Lo and MacKinlay, 1990)
     cycle       sqrt(2) cos(theta), theta' = theta + omega, omega AR(1): Gaussian phase, so
                 E[cos theta(t+k)] = cos(mean) exp(-variance / 2)
-    quality     AR(1), seen through two noisy features
+    quality     AR(1), seen through two features whose noise a mean over the window takes out
     regime      (+-1 Markov chain) x (slow AR(1) momentum in eps): the product of two expectations
 
 sigma is independent of the parts, so E[r(t+1..t+h)] is the sum over k of E[sigma] E[alpha]: the oracle. It knows the
@@ -33,16 +33,19 @@ BURN_IN = 120
 CLIP = 0.30
 BREAK = 0.6
 
-# Weights of the parts of alpha before the break (their squares sum to 1): ridge then reaches 0.4 to 0.5 of the oracle
-# at h = 1, as `python -m studies.atft.baseline` measures.
-WEIGHTS = {"reversal": 0.55, "lead_lag": 0.42, "cycle": 0.40, "quality": 0.50, "regime": 0.33}
-REVERSAL, LEAD_LAG, QUALITY, MOMENTUM = 0.6, 0.7, 0.98, 0.93
+# Weights of the parts of alpha before the break (their squares sum to 1). With them ridge reaches 0.40 of the oracle at
+# h = 1 and 0.52 at h = 5, as `python -m studies.atft.baseline 8` measures.
+WEIGHTS = {"reversal": 0.52, "lead_lag": 0.55, "cycle": 0.38, "quality": 0.44, "regime": 0.30}
+REVERSAL, LEAD_LAG, QUALITY, MOMENTUM = 0.6, 0.85, 0.98, 0.93
 REGIME_STAY = 0.98
-OMEGA_AR, OMEGA_SD = 0.9, 0.06
+OMEGA_AR, OMEGA_SD = 0.9, 0.03
 VOL_AR, VOL_SD = 0.97, 0.25
 GARCH_ALPHA, GARCH_BETA, MARKET_SD = 0.08, 0.90, 0.009
 SECTOR_SD = 0.006
+SIZE_SD = 1.5
 GROUP_SHARE = 0.5
+PERIODS = 8.0, 20.0
+LEVEL_SD, FLOW_NOISE, QUALITY_NOISE = 2.0, 0.4, 1.1
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Dynamics:
         self.snr, self.num_days, self.num_stocks = config.snr, config.num_days, n
         self.group = np.arange(n) // GROUP_SIZE
         self.sector = self.group % NUM_SECTORS
-        self.size = rng.normal(15.0, 1.2, n)
+        self.size = rng.normal(18.0, SIZE_SD, n)
         self.leader = np.empty(n, dtype=int)
         for g in range(self.group[-1] + 1):
             members = np.flatnonzero(self.group == g)
@@ -81,7 +84,7 @@ class Dynamics:
         self.follows = (self.leader != np.arange(n)).astype(float)
         self.beta = rng.normal(1.0, 0.25, n)
         self.log_sigma = np.log(0.018) + 0.3 * rng.standard_normal(n)
-        self.omega_mean = 2 * np.pi / rng.uniform(6.0, 14.0, n)
+        self.omega_mean = 2 * np.pi / rng.uniform(*PERIODS, n)
 
     def start(self, rng: np.random.Generator, lead: tuple[int, ...] = ()) -> State:
         """A state near stationarity, with leading axes `lead`."""
@@ -211,7 +214,7 @@ def _prices(law: Dynamics, path: State, returns: np.ndarray, rng: np.random.Gene
     split[shape[0] // 3 :, int(rng.integers(shape[1]))] = -np.log(2.0)
     prices = {"open": log_open, "high": high, "low": low, "close": log_close}
     surprise = 0.4 * np.abs(returns) / sigma + 0.3 * rng.standard_normal(shape)
-    volume = np.round(np.exp(law.size - split + surprise))
+    volume = np.round(np.exp(law.size - log_close - split + surprise))
     return {**{name: np.maximum(np.round(np.exp(v + split), 2), 0.01) for name, v in prices.items()}, "volume": volume}
 
 
@@ -219,13 +222,13 @@ def _features(path: State, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Flow (a quarter of a cycle behind alpha, on a wandering level), quality proxies, regime, decoys; 2 % missing."""
     shape = path.theta.shape
     level = np.zeros(shape)
-    level[0] = 2.0 * rng.standard_normal(shape[1])
+    level[0] = LEVEL_SD * rng.standard_normal(shape[1])
     for t in range(1, shape[0]):
-        level[t] = 0.99 * level[t - 1] + 2.0 * np.sqrt(1 - 0.99**2) * rng.standard_normal(shape[1])
+        level[t] = 0.99 * level[t - 1] + LEVEL_SD * np.sqrt(1 - 0.99**2) * rng.standard_normal(shape[1])
     features = {
-        "flow": level + np.sqrt(2) * np.sin(path.theta) + 0.4 * rng.standard_normal(shape),
-        "quality_a": path.quality + 0.8 * rng.standard_normal(shape),
-        "quality_b": 0.7 * path.quality + 0.8 * rng.standard_normal(shape),
+        "flow": level + np.sqrt(2) * np.sin(path.theta) + FLOW_NOISE * rng.standard_normal(shape),
+        "quality_a": path.quality + QUALITY_NOISE * rng.standard_normal(shape),
+        "quality_b": 0.7 * path.quality + QUALITY_NOISE * rng.standard_normal(shape),
         "regime": np.broadcast_to(path.regime + 0.5 * rng.standard_normal((shape[0], 1)), shape),
     }
     for i in range(NUM_DECOYS):

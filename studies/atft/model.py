@@ -1,8 +1,9 @@
 """ATFT-GAT-FAN. Torch only.
 
     x -> FAN -> residual -> variable selection -> gated convolutions -> attention over the window -> z
-          \\-> main signal -> MLP ----------------------------------------------------------------> m
-    z -> GATv2 over the day's graph -> gated fusion with z -> (+ m) -> gated residual network -> head per horizon
+          \\-> main signal -> filters over the window --------------------------------------------------------> m
+    z + m -> GATv2 over the day's graph -> gated fusion with z -> gated residual network -> head per horizon
+    last day, main signal -> one linear map -----------------------------------------------> + head per horizon
 
 Letters in shapes: D days, N stocks, L days of the window, F features, K neighbours, H hidden.
 """
@@ -111,6 +112,24 @@ class GatedConvolution(nn.Module):
         return self.norm(pairs[..., 1, :] + update * self.dropout(torch.ones_like(update[..., :1, :])))
 
 
+class Recurrent(nn.Module):
+    """LSTM with a gated residual (TFT, section 4.5). x: [..., L, H] -> the same shape."""
+
+    def __init__(self, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
+        self.gate = nn.Linear(hidden, 2 * hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.lstm(x.flatten(0, -3))
+        return self.norm(x + F.glu(self.gate(self.dropout(out)), dim=-1).view_as(x))
+
+
+TEMPORAL = {"convolution": GatedConvolution, "lstm": Recurrent}
+
+
 class WindowAttention(nn.Module):
     """Interpretable multi-head attention (TFT, section 4.4) of the last day over its window: heads share the values.
 
@@ -171,6 +190,9 @@ class Atft(nn.Module):
     -> [D, N, horizons], with several quantiles [D, N, horizons, quantiles], increasing by construction; what it gives
     where the mask is False means nothing. `sectors` are 0 for unknown. A call without `use_fan` or `use_graph` leaves
     that part out, as a phase of training may.
+
+    The last day's features, and filters over the main signal's window, also reach every head by one linear map, beside
+    the deep part (Cheng et al., arXiv 1606.07792): what a line can know need not pass through it.
     """
 
     def __init__(
@@ -184,30 +206,36 @@ class Atft(nn.Module):
         hidden_size: int,
         num_heads: int,
         num_layers: int,
+        num_filters: int,
         dropout: float,
         num_frequencies: int,
         graph: bool,
+        temporal: str,
         selection: str,
+        attention: bool,
         num_quantiles: int = 1,
     ) -> None:
         super().__init__()
         self.num_quantiles = num_quantiles
+        outputs = num_horizons * num_quantiles
         self.fan = FrequencyNormalisation(lookback, num_frequencies)
         if num_frequencies:
-            self.main_window = nn.Linear(lookback, 8)
-            self.main_mix = nn.Linear(8 * num_features, hidden_size)
+            self.main_window = nn.Linear(lookback, num_filters)
+            self.main_mix = nn.Linear(num_filters * num_features, hidden_size)
+            self.main_skip = nn.Linear(num_filters * num_features, outputs, bias=False)
         self.sector = nn.Embedding(num_sectors + 1, hidden_size)
-        self.select = VariableSelection(num_features, hidden_size, dropout, selection)
+        self.select = VariableSelection(num_features, hidden_size, dropout, selection) if selection != "none" else None
         self.embed = nn.Linear(num_features, hidden_size)
         self.position = nn.Parameter(0.02 * torch.randn(lookback, hidden_size))
-        self.temporal = nn.ModuleList(GatedConvolution(hidden_size, dropout) for _ in range(num_layers))
-        self.attention = WindowAttention(hidden_size, num_heads, dropout)
-        self.attention_gate = nn.Linear(hidden_size, 2 * hidden_size)
+        self.temporal = nn.ModuleList(TEMPORAL[temporal](hidden_size, dropout) for _ in range(num_layers))
+        self.attention = WindowAttention(hidden_size, num_heads, dropout) if attention else None
+        self.attention_gate = nn.Linear(hidden_size, 2 * hidden_size) if attention else None
         self.attention_norm = nn.LayerNorm(hidden_size)
         self.gat = GraphAttention(hidden_size, num_heads, edge_features, dropout) if graph else None
         self.fusion = nn.Linear(2 * hidden_size, hidden_size) if graph else None
         self.refine = GatedResidual(hidden_size, hidden_size, hidden_size, dropout)
-        self.head = nn.Linear(hidden_size, num_horizons * num_quantiles)
+        self.head = nn.Linear(hidden_size, outputs)
+        self.skip = nn.Linear(num_features, outputs, bias=False)
 
     def forward(
         self,
@@ -220,12 +248,17 @@ class Atft(nn.Module):
         use_fan: bool = True,
         use_graph: bool = True,
     ) -> Tensor:
+        use_fan = use_fan and self.fan.num_frequencies > 0
         rest, main = self.fan(x) if use_fan else (x, x)
-        context = self.sector(sectors).expand(x.shape[0], -1, -1)
-        z = self.embed(rest * self.select(x, context)[..., None, :]) + self.position
-        for layer in self.temporal:
-            z = layer(z)
-        z = self.attention_norm(z[..., -1, :] + F.glu(self.attention_gate(self.attention(z)), dim=-1))
+        weights = x.new_ones(x.shape[-1])
+        if self.select is not None:
+            weights = self.select(x, self.sector(sectors).expand(x.shape[0], -1, -1))
+        # FAN takes each channel by itself, so that channels may be weighed after it.
+        z = self._read(rest * weights[..., None, :])
+        out = self.skip(x[..., -1, :] * weights)
+        if use_fan:
+            filtered = (self.main_window(main.transpose(-1, -2)) * weights[..., None]).flatten(-2)
+            z, out = z + self.main_mix(filtered), out + self.main_skip(filtered)
         if use_graph and self.gat is not None and self.fusion is not None:
             # A neighbour that is absent that day is masked; the stock itself always stays.
             there = mask.gather(1, neighbours.flatten(1)).view_as(neighbours) & valid
@@ -233,10 +266,18 @@ class Atft(nn.Module):
             message = self.gat(z, neighbours, there, edges)
             gate = torch.sigmoid(self.fusion(torch.cat([z, message], dim=-1)))
             z = gate * message + (1 - gate) * z
-        if use_fan and self.fan.num_frequencies:
-            z = z + self.main_mix(F.gelu(self.main_window(main.transpose(-1, -2))).flatten(-2))
-        out = self.head(self.refine(z))
+        out = out + self.head(self.refine(z))
         return out if self.num_quantiles == 1 else spread(out.unflatten(-1, (-1, self.num_quantiles)))
+
+    def _read(self, window: Tensor) -> Tensor:
+        """[D, N, L, F] -> [D, N, H]: the temporal block and attention, seen from the last day."""
+        z = self.embed(window) + self.position
+        for layer in self.temporal:
+            z = layer(z)
+        last = z[..., -1, :]
+        if self.attention is not None and self.attention_gate is not None:
+            last = last + F.glu(self.attention_gate(self.attention(z)), dim=-1)
+        return self.attention_norm(last)
 
 
 def spread(raw: Tensor) -> Tensor:

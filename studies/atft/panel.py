@@ -110,7 +110,7 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
         returns=returns,
         next_returns=forward_returns(grid, (1,))[..., 0],
         return_scale=np.nanstd(returns[split.train], axis=(0, 1)),
-        graphs=build_graphs(grid.returns, grid.sectors, config.graph),
+        graphs=build_graphs(grid.returns, raw[..., names.index("size_rank")], grid.sectors, config.graph),
         split=split,
         oracle=None if oracle is None else oracle[:, kept],
         report=report,

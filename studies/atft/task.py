@@ -146,7 +146,7 @@ class AtftTask(Task):
         )
 
     def _evaluate_span(self, model: nn.Module, days: np.ndarray, prefix: str) -> dict[str, float]:
-        predictions, loss = self._predict(model, days)
+        predictions, loss = self.predict(model, days)
         metrics = {f"{prefix}/loss": loss}
         for j, h in enumerate(self.data.horizons):
             returns = self.panel.returns[days, :, j]
@@ -166,7 +166,7 @@ class AtftTask(Task):
             metrics[f"{prefix}/suspected_leaks"] = float(sum(value > LEAK_RANK_IC for value in ranked))
         return metrics
 
-    def _predict(self, model: nn.Module, days: np.ndarray) -> tuple[np.ndarray, float]:
+    def predict(self, model: nn.Module, days: np.ndarray) -> tuple[np.ndarray, float]:
         """(predictions [days, stocks, horizons], NaN where not ranked; mean composite loss per day)."""
         device = next(model.parameters()).device
         data = Blocks(self.panel, days, self.data.block_days, self.data.lookback)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from studies.atft.model import Atft, FrequencyNormalisation, GraphAttention, spread
+from studies.atft.model import Atft, FrequencyNormalisation, GraphAttention, Recurrent, spread
 
 D, N, L, F, K, H = 2, 9, 20, 6, 4, 3
 
@@ -16,6 +16,9 @@ def make(**changes):
         "hidden_size": 16,
         "num_heads": 4,
         "num_layers": 2,
+        "num_filters": 4,
+        "temporal": "convolution",
+        "attention": True,
         "dropout": 0.1,
         "num_frequencies": 3,
         "graph": True,
@@ -58,9 +61,11 @@ def test_fan_without_frequencies_is_exactly_the_identity():
 
 @pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("selection", ["softmax", "sigmoid"])
-def test_the_last_day_moves_every_horizon_and_predictions_vary(graph, k, selection):
-    model, batch = make(graph=graph, num_frequencies=k, selection=selection), inputs()
+@pytest.mark.parametrize("temporal", ["convolution", "lstm"])
+@pytest.mark.parametrize(("selection", "attention"), [("softmax", True), ("sigmoid", True), ("none", False)])
+def test_the_last_day_moves_every_horizon_and_predictions_vary(graph, k, temporal, selection, attention):
+    changes = {"graph": graph, "num_frequencies": k, "temporal": temporal, "selection": selection}
+    model, batch = make(**changes, attention=attention), inputs()
     batch["x"].requires_grad_()
     out = model(**batch)
     assert out.shape == (D, N, H)
@@ -68,7 +73,9 @@ def test_the_last_day_moves_every_horizon_and_predictions_vary(graph, k, selecti
     for h in range(H):
         (gradient,) = torch.autograd.grad(out[..., h].sum(), batch["x"], retain_graph=True)
         assert (gradient[:, :, -1].abs().amax(dim=-1) > 0).all()
-        assert (gradient[:, :, 0].abs().amax(dim=-1) > 0).all()
+        # Two convolutions reach 4 days back: without attention and FAN the model ends there.
+        reach = 3 if not attention and k == 0 and temporal == "convolution" else L - 1
+        assert (gradient[:, :, L - 1 - reach].abs().amax(dim=-1) > 0).all()
 
 
 def test_a_part_left_out_has_no_say():
@@ -91,6 +98,30 @@ def test_quantiles_increase_whatever_the_weights():
     step = np.log1p(np.exp(raw[0].numpy()))
     want = [1.5 - step[1] - step[0], 1.5 - step[1], 1.5, 1.5 + step[3], 1.5 + step[3] + step[4]]
     np.testing.assert_allclose(spread(raw)[0], want)
+
+
+def test_what_a_line_knows_reaches_every_head_beside_the_deep_part():
+    model, batch = make(selection="none", num_frequencies=0), inputs()
+    for p in model.head.parameters():
+        torch.nn.init.zeros_(p)
+    torch.testing.assert_close(model(**batch), batch["x"][:, :, -1] @ model.skip.weight.T)
+
+
+def test_filters_read_the_main_signal_of_each_feature_by_itself():
+    model, batch = make(selection="none", num_frequencies=2, graph=False), inputs()
+    for p in (*model.head.parameters(), model.skip.weight):
+        torch.nn.init.zeros_(p)
+    _, main = FrequencyNormalisation(L, 2)(batch["x"])
+    filtered = torch.einsum("dnlf,kl->dnfk", main, model.main_window.weight) + model.main_window.bias
+    torch.testing.assert_close(model(**batch), filtered.flatten(-2) @ model.main_skip.weight.T)
+
+
+def test_the_recurrent_form_equals_an_lstm_with_a_gated_residual():
+    torch.manual_seed(2)
+    layer, x = Recurrent(8, 0.5).eval(), torch.randn(2, 3, L, 8)
+    out, _ = layer.lstm(x.view(6, L, 8))
+    value, gate = layer.gate(out).view(2, 3, L, 16).split(8, dim=-1)
+    torch.testing.assert_close(layer(x), layer.norm(x + value * gate.sigmoid()))
 
 
 def test_permuting_the_stocks_permutes_the_predictions():

@@ -403,7 +403,8 @@ def test_the_graph_holds_the_strongest_correlations_of_its_window():
     rng = np.random.default_rng(0)
     returns = 0.02 * rng.standard_normal((80, 12)) + 0.02 * rng.standard_normal((80, 3))[:, np.arange(12) // 4]
     config = GraphConfig(window=60, top_k=3, refresh=5)
-    graphs = build_graphs(returns, np.arange(12) // 6, config)
+    size = rng.permuted(np.tile(np.linspace(-0.5, 0.5, 12), (80, 1)), axis=1)
+    graphs = build_graphs(returns, size, np.arange(12) // 6, config)
     excess = returns - returns.mean(axis=1, keepdims=True)
     day = 75
     rho = np.corrcoef(excess[day - 59 : day + 1].T)
@@ -416,4 +417,7 @@ def test_the_graph_holds_the_strongest_correlations_of_its_window():
         assert list(found) == strong
         np.testing.assert_allclose(graphs.edges[g, i, 1 : 1 + len(found), 0], rho[i, found], atol=1e-6)
         np.testing.assert_array_equal(graphs.edges[g, i, 1 : 1 + len(found), 1], found // 6 == i // 6)
+        np.testing.assert_allclose(
+            graphs.edges[g, i, 1 : 1 + len(found), 2], size[day, found] - size[day, i], atol=1e-6
+        )
     assert not graphs.valid[0, :, 1:].any(), "one day is no correlation"
