@@ -45,7 +45,8 @@ def _carried(path: Path) -> Path:
 
 def shipped() -> list[str]:
     """The names of the studies that come with the platform; none of them is imported."""
-    return sorted(module.name for module in pkgutil.iter_modules(map(str, _shipped_places())))
+    names = (module.name for module in pkgutil.iter_modules(map(str, _shipped_places())))
+    return sorted(name for name in names if not name.startswith("_"))  # what several of them share
 
 
 def _shipped_places() -> list[Path]:

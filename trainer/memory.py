@@ -102,7 +102,7 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
     with fake, Live() as live:
         model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
         model = checkpointed(model, config.activations, draws=False)
-        parameters = live.now
+        parameters = live.peak = live.now  # it is made on the host: what that took beside is gone
         optimizer = optim.build(config.optim, model)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         begun = live.now
@@ -175,17 +175,22 @@ class Plan:
 def plan(
     task: Task, config: TrainConfig, limit: int, size: int, batch_of: Callable[[int], Any], *, may_shrink: bool = True
 ) -> Plan:
-    """Halve the micro-batch, from `size` on, until the estimate fits; `batch_of(size)` gives one of the task's own.
+    """Halve the micro-batch, from `size` on, until the estimate fits; `batch_of(size)` gives one of the task's own,
+    where its `largest_batch` gives none.
 
     Raises ConfigError where the loss looks at values.
     """
     task = copy.copy(task)  # whatever its model() keeps of the model made for show
+
+    def largest(size: int) -> Any:
+        return batch_of(size) if (batch := task.largest_batch(size)) is None else batch
+
     try:
-        asked = needed = estimate(task, config, batch_of(size))
+        asked = needed = estimate(task, config, largest(size))
         fits = size
         while needed.peak > limit and fits > 1:
             fits = -(-fits // 2)
-            needed = estimate(task, config, batch_of(fits), accumulates=True)
+            needed = estimate(task, config, largest(fits), accumulates=True)
     except DataDependentOutputException as error:
         raise ConfigError(
             "the loss looks at values, so what a step needs cannot be estimated: leave train.memory_limit out and set "

@@ -71,6 +71,11 @@ class Task:
         before each read."""
         raise NotImplementedError(f"{type(self).__name__} needs a method train_set() that returns a dataset.")
 
+    def largest_batch(self, size: int) -> Any:
+        """The largest micro-batch of `size` samples that may come, on the host, for the estimate of memory: its values
+        do not matter. None: the first samples of the training set stand for all."""
+        return None
+
     def augment(self, sample: Any, generator: torch.Generator) -> Any:
         """Change one training sample; `generator` is seeded by (seed, epoch, index). By default nothing is done."""
         return sample

@@ -1,0 +1,81 @@
+"""LoRA by peft around a frozen model. Checkpoints hold the adapters alone: the rest is read or made again."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from studies._lm.base import base_model, shapes_only
+from studies._lm.config import ModelConfig
+from trainer.errors import ConfigError
+
+
+def adapted(config: ModelConfig) -> nn.Module:
+    """The frozen model with fresh adapters, B = 0, so that it gives what it gave; a peft.PeftModel on the CPU.
+
+    Its `state_dict` has the adapters alone, and loading one asks for no more. Raises ConfigError for modules that the
+    model does not have.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha or 2 * config.rank,  # type: ignore[arg-type]
+        lora_dropout=config.dropout,
+        target_modules=list(config.modules),
+        task_type="CAUSAL_LM",
+    )
+    base: Any = base_model(config)
+    with warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 by a name that becomes another in v6
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        try:
+            model = get_peft_model(base, lora, low_cpu_mem_usage=(shown := shapes_only()))
+        except ValueError as error:
+            last = [name for name, module in base.named_modules() if isinstance(module, nn.Linear)][-3:]
+            raise ConfigError(
+                f"model.modules={','.join(config.modules)} names no linear layers of the model; its last ones are "
+                f"{', '.join(last)}."
+            ) from error
+    return trained_alone(_filled(model) if shown else model)
+
+
+def _filled(model: nn.Module) -> nn.Module:
+    """With fake adapters in place of those on the device meta, where peft leaves those it is not to move."""
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            if p.device.type == "meta":
+                setattr(module, name, nn.Parameter(torch.empty(p.shape)))
+    return model
+
+
+def trained_alone(model: nn.Module) -> nn.Module:
+    """The same, saved and loaded by the parameters that are trained."""
+    model._register_state_dict_hook(_keep_trained)
+    model.register_load_state_dict_post_hook(_miss_trained)
+    return model
+
+
+def _trained(model: nn.Module) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    kept = {prefix + name for name in _trained(model)}
+    for key in [key for key in state if key.startswith(prefix) and key not in kept]:
+        del state[key]
+
+
+def _miss_trained(model: nn.Module, keys: Any) -> None:
+    needed = _trained(model)
+    keys.missing_keys[:] = [key for key in keys.missing_keys if key in needed]
+
+
+def save_adapter(model: nn.Module, directory: Path) -> None:
+    """Write the adapters as peft does: `PeftModel.from_pretrained(base, directory)` loads them."""
+    model.save_pretrained(str(directory))  # type: ignore[operator]

@@ -1,0 +1,157 @@
+"""A causal language model as it is before fine-tuning: from a directory, or a tiny Llama made on the spot."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+
+from studies._lm.config import ModelConfig
+from studies._lm.words import LENGTH, statements
+from trainer.data.text import Bytes
+from trainer.errors import ConfigError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "nf4": torch.bfloat16}
+STEPS, BATCH, SEED = 150, 64, 20  # of the tiny model's making
+
+
+def base_model(config: ModelConfig) -> nn.Module:
+    """The model with its weights held as `config.base` says, none of them trained, on the CPU.
+
+    Under FakeTensorMode it has shapes alone, for which a directory's config.json is enough.
+    Raises ConfigError where the directory's model cannot be read.
+    """
+    model = _from_directory(config) if config.path else _tiny_model(config)
+    model.requires_grad_(False)
+    if config.base == "nf4":
+        _quantise(model)
+    return model
+
+
+def _from_directory(config: ModelConfig) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    directory, dtype = Path(config.path).expanduser(), DTYPES[config.base]
+    try:
+        if shapes_only():
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=dtype)
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model.path={config.path!r} cannot be read as a causal language model: {reason}") from error
+
+
+def _tiny_model(config: ModelConfig) -> nn.Module:
+    model = _tiny_shape() if shapes_only() else copy.deepcopy(_tiny())
+    return model.to(DTYPES[config.base])
+
+
+def shapes_only() -> bool:
+    """Whether tensors made now are fake ones: a model made for an estimate of memory."""
+    return isinstance(torch.empty(0), FakeTensor)
+
+
+def _tiny_shape() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=Bytes.vocab_size, bos_token_id=None, eos_token_id=Bytes.end, **sizes, **heads)
+    )
+
+
+@lru_cache(maxsize=1)
+def _tiny() -> nn.Module:
+    """A Llama of 0.1 million parameters over bytes that has read statements about words: the same weights each time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # another number would give other weights
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(SEED)
+            return _taught(_tiny_shape())
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _taught(model: nn.Module) -> nn.Module:
+    bytes_ = Bytes()
+    texts = torch.tensor([[*bytes_.encode(text), bytes_.end] for text in statements(STEPS * BATCH, SEED)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, STEPS)
+    for tokens in texts.split(BATCH):
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+        loss = F.cross_entropy(logits[:, LENGTH:-1].flatten(0, 1), tokens[:, LENGTH + 1 :].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+# --- NF4
+
+
+def _quantise(model: nn.Module) -> None:
+    """Put four-bit layers of bitsandbytes in place of the linear layers within the model's blocks, one by one."""
+    head = getattr(model, "get_output_embeddings")()  # noqa: B009
+    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    for name, layer in linear:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, _Nf4Shape(layer) if shapes_only() else _nf4(layer))
+
+
+def _nf4(layer: nn.Linear) -> nn.Module:
+    from bitsandbytes import nn as bnb
+
+    quantised: Any = bnb.Params4bit
+    nested: dict[str, Any] = {"quant_type": "nf4", "compress_statistics": True}
+    made = bnb.Linear4bit(
+        layer.in_features,
+        layer.out_features,
+        False,
+        compute_dtype=torch.bfloat16,
+        device=torch.device("meta"),
+        **nested,
+    )
+    # Moving to a device is what quantises, on a CPU too.
+    made.weight = quantised(layer.weight.data, requires_grad=False, module=made, **nested).to("cpu")
+    made.bias = layer.bias
+    return made
+
+
+class _Nf4Shape(nn.Linear):
+    """What a four-bit layer holds and does, by shapes, since bitsandbytes' own parameters cannot be fake tensors: half
+    a byte a weight, a byte for each 64 of them, a float for each 256 of these; the weight in full while it is used."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        count = layer.weight.numel()
+        self.weight = nn.Parameter(torch.empty(-(-count // 2), 1, dtype=torch.uint8), requires_grad=False)
+        self.register_buffer("scales", torch.empty(-(-count // 64), dtype=torch.uint8))
+        self.register_buffer("nested", torch.empty(-(-count // (64 * 256)), dtype=torch.float32))
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = self.out_features, self.in_features
+        result = _Dequantised.apply(x.bfloat16(), self.weight, shape)
+        return (result if self.bias is None else result + self.bias).to(x.dtype).clone()  # peft clones it too
+
+
+class _Dequantised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
+        ctx.shape = shape
+        return F.linear(x, weight.new_empty(shape, dtype=x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0] @ grads[0].new_empty(ctx.shape), None, None

@@ -1,0 +1,84 @@
+"""The model of a fine-tuning study, and where its records come from. Torch-free."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from trainer.config import Frozen, Positive
+from trainer.config.fields import Beta
+from trainer.errors import ConfigError
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PACKAGES = ("transformers", "peft", "bitsandbytes")
+
+
+def _names(value: Any) -> Any:
+    """Names from a list, or from text that separates them by commas: `-o model.modules=q_proj,v_proj`."""
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+    return tuple(value) if isinstance(value, list) else value
+
+
+class ModelConfig(Frozen):
+    """A causal language model whose weights stay as they are, and LoRA beside its linear layers (Hu et al. 2021, arXiv
+    2106.09685): W x + (alpha / rank) B A dropout(x), of which A [rank, in] and B [out, rank] are trained.
+
+    `path` is a local directory as transformers saves one; empty: a tiny Llama made on the spot. `base` is how the
+    frozen weights are held: `nf4` quantises the linear layers to four bits, and the scales of the blocks once more
+    (QLoRA: Dettmers et al. 2023, arXiv 2305.14314); what is not quantised is then bf16, and so is what is computed.
+    """
+
+    path: str = ""
+    tokenizer: Literal["model", "bytes"] = "model"  # of a model in `path`: its own, or UTF-8 bytes and 256 for the end
+    base: Literal["fp32", "bf16", "nf4"] = "fp32"
+    rank: Annotated[int, Field(ge=1)] = 8
+    alpha: Positive | None = None  # None: twice the rank
+    dropout: Beta = 0.05  # of the adapters' inputs
+    modules: Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)] = PROJECTIONS
+
+    @model_validator(mode="after")
+    def _tokenizer_is_read(self) -> ModelConfig:
+        if not self.path and self.tokenizer != "model":
+            raise ValueError("tokenizer is read only with path: the tiny model has bytes; leave it out.")
+        return self
+
+
+class DataConfig(Frozen):
+    """Records of text: those of a JSONL file, or `generated` ones drawn from `seed`. A share of them, drawn from
+    `seed`, is held back to validate on. A record is cut after `max_length` tokens."""
+
+    path: str = ""
+    generated: Annotated[int, Field(ge=20)] = 640
+    val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    max_length: Annotated[int, Field(ge=2)] = 64
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
+def check_model(model: ModelConfig) -> None:
+    """Raise ConfigError, in a sentence, where packages are missing or `path` holds no model. Imports none of them."""
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise ConfigError(f"language models need {', '.join(missing)}: pip install 'hpo[llm]'.")
+    if model.path:
+        directory = Path(model.path).expanduser()
+        if not directory.is_dir():
+            raise ConfigError(f"model.path={model.path!r} is no directory: give that of a model saved by transformers.")
+        if not (directory / "config.json").is_file():
+            raise ConfigError(f"model.path={model.path!r} has no config.json: give the directory of a whole model.")
+
+
+def check_weights(model: ModelConfig) -> None:
+    """Raise ConfigError where a model cannot be trained for want of weights or a tokenizer."""
+    if not model.path:
+        return
+    directory = Path(model.path).expanduser()
+    if not any(directory.glob("*.safetensors")):
+        raise ConfigError(f"model.path={model.path!r} has no *.safetensors: save the model by save_pretrained.")
+    if model.tokenizer == "model" and not any(directory.glob("tokenizer*")):
+        raise ConfigError(
+            f"model.path={model.path!r} has no tokenizer: save it there too, or set model.tokenizer=bytes for a model "
+            "over bytes."
+        )

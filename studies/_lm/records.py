@@ -1,0 +1,54 @@
+"""Records of text in JSON lines, and their division into those to train on and those to validate on. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from trainer.errors import DataError
+
+Record = dict[str, str]
+T = TypeVar("T")
+
+
+def read_jsonl(path: str | Path, fields: Sequence[str]) -> list[Record]:
+    """The records of a file with one JSON object a line; each has all `fields`, as text that is not empty. Blank lines
+    are passed over. Raises DataError with the line."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"data.path={str(path)!r} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"data.path={str(path)!r} is not UTF-8 at byte {error.start}: save it as UTF-8.") from error
+    records = [_record(f"{path}, line {n}", line, fields) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if len(records) < 2:
+        raise DataError(
+            f"data.path={str(path)!r} holds {len(records)} records: give at least 2, one of them to validate."
+        )
+    return records
+
+
+def _record(where: str, line: str, fields: Sequence[str]) -> Record:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where} is not JSON ({error.msg} at column {error.colno}).") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{where} holds {type(value).__name__}: give an object with {' and '.join(fields)}.")
+    for field in fields:
+        if field not in value:
+            raise DataError(f"{where} lacks the field {field!r}: it has {', '.join(value) or 'none'}.")
+        if not isinstance(value[field], str) or not value[field]:
+            raise DataError(f"{where}: {field} is {value[field]!r}; give text that is not empty.")
+    return {field: value[field] for field in fields}
+
+
+def split(records: Sequence[T], share: float, seed: int) -> tuple[list[T], list[T]]:
+    """(to train on, to validate on): at least one of each; the second have a `share` of all, drawn from `seed`."""
+    order = np.random.default_rng(seed).permutation(len(records))
+    held = min(max(round(share * len(records)), 1), len(records) - 1)
+    return [records[i] for i in sorted(order[held:])], [records[i] for i in sorted(order[:held])]

@@ -1,0 +1,31 @@
+"""What can be set in the lora study. Torch-free."""
+
+from __future__ import annotations
+
+from studies._lm.config import DataConfig, ModelConfig
+from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, Positive, ScheduleConfig, TrainConfig
+
+
+class LossConfig(Frozen):
+    """Cross-entropy of the responses' tokens, plus `contrastive` times the contrastive loss of `task.contrast`."""
+
+    contrastive: NonNegative = 0.0
+    temperature: Positive = 0.1
+
+
+TRAIN = TrainConfig(
+    num_epochs=8,
+    batch_size=16,
+    optim=OptimConfig(lr=2e-3, weight_decay=0.0),
+    schedule=ScheduleConfig(name="cosine", warmup_ratio=0.1),
+    checkpoint=CheckpointConfig(monitor="val/loss"),
+)
+
+
+class Config(Frozen):
+    """The whole configuration of the study. A sample is a prompt with its response."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    train: TrainConfig = TRAIN

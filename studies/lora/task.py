@@ -1,0 +1,89 @@
+"""How adapters are trained to instructions, and judged."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from studies._lm.adapter import adapted
+from studies._lm.records import read_jsonl, split
+from studies._lm.text import IGNORED, Samples, padded, tokenizer, tokens_of
+from studies._lm.words import instructions
+from studies.lora.check import FIELDS
+from studies.lora.config import Config
+from trainer.data import Padded
+from trainer.losses import causal_contrastive, cross_entropy, weighted_sum
+from trainer.task import Loss, Task
+
+Batch = dict[str, Tensor]
+
+
+class LoraTask(Task):
+    """Cross-entropy of the tokens of responses; on the held-back records also the share of responses of which every
+    token is the likeliest one, which greedy decoding then gives."""
+
+    config: Config
+    unit = "tokens"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.text = tokenizer(config.model)
+
+    def model(self) -> nn.Module:
+        return adapted(self.config.model)
+
+    def train_set(self) -> Padded:
+        return padded(self._samples()[0], self.text.end)
+
+    def largest_batch(self, size: int) -> Batch:
+        shape = size, self.config.data.max_length
+        tokens = torch.zeros(shape, dtype=torch.long)
+        return {"tokens": tokens, "labels": tokens.clone(), "mask": torch.ones(shape, dtype=torch.bool)}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        tokens, targets = batch["tokens"], batch["labels"][:, 1:]
+        weight = self.config.loss.contrastive
+        out = model(input_ids=tokens, use_cache=False, output_hidden_states=weight > 0)
+        losses = {"lm": cross_entropy(out.logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=IGNORED)}
+        if weight > 0:
+            losses["contrastive"] = contrast(out.hidden_states[-1][:, :-1], targets, self.config.loss.temperature)
+        return weighted_sum(losses, {"lm": 1.0, "contrastive": weight} if weight > 0 else {"lm": 1.0})
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        data, device = padded(self._samples()[1], self.text.end), next(model.parameters()).device
+        loss, tokens, right, exact = 0.0, 0, 0, 0
+        for start in range(0, len(data), 64):
+            batch = data.__getitems__(range(start, min(start + 64, len(data))))
+            targets = batch["labels"][:, 1:].to(device)
+            logits = model(input_ids=batch["tokens"].to(device), use_cache=False).logits[:, :-1].float()
+            found = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+            hit, held = logits.argmax(dim=-1) == targets, targets != IGNORED
+            loss, tokens = loss + float(found.sum), tokens + int(held.sum())
+            right, exact = right + int((hit & held).sum()), exact + int((hit | ~held).all(dim=1).sum())
+        return {"val/loss": loss / tokens, "val/token_accuracy": right / tokens, "val/accuracy": exact / len(data)}
+
+    def _samples(self) -> tuple[Samples, Samples]:
+        data = self.config.data
+        records = read_jsonl(data.path, FIELDS) if data.path else instructions(data.generated, data.seed)
+        train, val = split(records, data.val_share, data.seed)
+        return self._tokens(train), self._tokens(val)
+
+    def _tokens(self, records: list[dict[str, str]]) -> Samples:
+        length = self.config.data.max_length
+        return Samples(tokens_of(self.text, one["prompt"], one["response"], length) for one in records)
+
+
+def contrast(states: Tensor, targets: Tensor, temperature: float) -> Loss:
+    """The causal contrastive loss of a language model's states: -log exp(1/t) / (exp(1/t) + sum_j exp(s_ij/t)).
+
+    states: [batch, time, hidden], the last layer's, of which states[:, i] predicts targets[:, i]; targets: [batch,
+    time], IGNORED outside responses. s_ij is the cosine of two states. Every state of a response is told from those of
+    its own and the other sequences that stand no later than it and predict another token: states that predict one token
+    may be alike. So a batch of one sequence has negatives of its own. This is the contrastive objective of Su et al.
+    2022 (arXiv 2202.06417, eq. 2), which spreads states apart, with the softmax of van den Oord et al. 2018 (arXiv
+    1807.03748, eq. 4) in place of its margin, and no state from the future.
+    """
+    flat = states.flatten(0, 1)
+    times = torch.arange(states.shape[1], device=states.device).expand(targets.shape).flatten()
+    valid = targets.flatten() != IGNORED
+    return causal_contrastive(flat, flat, valid, times=times, groups=targets.flatten(), temperature=temperature)
