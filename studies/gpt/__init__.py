@@ -41,6 +41,6 @@ STUDY = Study(
             "train.schedule.warmup_ratio": 0.02,
         }
     },
-    data_paths=("data.path", "data.general_path", "model.weights"),
+    data_paths=("data.path", "data.general_path", "data.tokenizer_file", "model.weights"),
     hold_out={"data.test": True},
 )

@@ -48,6 +48,8 @@ class DataConfig(Frozen):
     separator: str = ""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     vocab_size: Annotated[int, Field(ge=257)] = 257  # of BPE, which learns at most so many
+    tokenizer_file: str = ""  # a tokenizer.json to use as BPE, whose token `end_token` ends documents; empty: learn one
+    end_token: str = "<|end|>"
     block_size: Annotated[int, Field(ge=8)] = 128
     phases: tuple[MixPhase, ...] = (
         MixPhase(start=0.0, target=0.1),
@@ -67,6 +69,8 @@ class DataConfig(Frozen):
             raise ValueError("general_path is given and path, the target domain, is not: give both, or path alone.")
         if self.tokenizer == "bytes" and self.vocab_size != 257:
             raise ValueError(f"vocab_size={self.vocab_size} is BPE's, bytes have 257: set tokenizer=bpe, or leave it.")
+        if self.tokenizer_file and self.tokenizer == "bytes":
+            raise ValueError("tokenizer_file is read only with tokenizer=bpe: set that, or leave it out.")
         starts = [phase.start for phase in self.phases]
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(f"phases start at {starts}: let the first start at 0 and each later than the one before.")

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from studies.gpt import llama
 from studies.gpt.budget import report
 from studies.gpt.config import Config, DataConfig
 from studies.gpt.source import Text, generate
@@ -20,6 +21,7 @@ Corpus = dict[str, dict[str, Text]]  # domain -> part -> its text; the target do
 
 def check(config: Config) -> dict[str, Any]:
     """Refuse, as DataError, texts that no trial could use; the data report. Called before a study is written."""
+    llama.check(config)
     corpus = prepare(config.data)
     sizes = {
         f"{domain}_{part}_bytes": sum(map(len, text.documents))

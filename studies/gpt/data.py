@@ -15,6 +15,7 @@ from studies.gpt.config import Config, DataConfig
 from studies.gpt.corpus import PARTS, Corpus, prepare
 from trainer.data import Mixture, Packed, TokenDocuments, TokenFile, write_tokens
 from trainer.data.text import BPE, Bytes, Tokenizer
+from trainer.errors import DataError
 
 BPE_FILE = "bpe.json"
 VERSION = 1  # of what lies in the cache
@@ -29,7 +30,7 @@ class Tokens:
     def __init__(self, data: DataConfig) -> None:
         corpus = prepare(data)
         directory = _cached(data, corpus)
-        self.tokenizer = BPE.load(directory / BPE_FILE) if data.tokenizer == "bpe" else Bytes()
+        self.tokenizer = _opened(data, directory / BPE_FILE) if data.tokenizer == "bpe" else Bytes()
         names = [(domain, part) for domain in corpus for part in PARTS]
         self.domains = tuple(corpus)
         self.files = {name: TokenFile(directory / f"{'-'.join(name)}.json") for name in names}
@@ -80,7 +81,9 @@ def _own() -> tempfile.TemporaryDirectory[str]:
 
 
 def _key(data: DataConfig, corpus: Corpus) -> str:
-    digest = hashlib.sha256(json.dumps([VERSION, data.tokenizer, data.vocab_size]).encode())
+    digest = hashlib.sha256(json.dumps([VERSION, data.tokenizer, data.vocab_size, data.end_token]).encode())
+    if data.tokenizer_file and Path(data.tokenizer_file).is_file():
+        digest.update(Path(data.tokenizer_file).read_bytes())
     for domain, parts in corpus.items():
         for part, text in parts.items():
             digest.update(f"{domain} {part} {len(text.documents)}".encode())
@@ -89,9 +92,24 @@ def _key(data: DataConfig, corpus: Corpus) -> str:
     return digest.hexdigest()[:32]
 
 
+def _opened(data: DataConfig, learnt: Path) -> BPE:
+    """The tokenizer given, else the one learnt. Raises DataError where it has more tokens than the model knows."""
+    if not data.tokenizer_file:
+        return BPE.load(learnt)
+    given = BPE.load(data.tokenizer_file, data.end_token)
+    if given.vocab_size > data.vocab_size:
+        raise DataError(
+            f"{data.tokenizer_file} has {given.vocab_size} tokens and data.vocab_size is {data.vocab_size}: set it to "
+            f"{given.vocab_size} or more."
+        )
+    return given
+
+
 def _write(directory: Path, data: DataConfig, corpus: Corpus) -> None:
     tokenizer: Tokenizer = Bytes()
-    if data.tokenizer == "bpe":
+    if data.tokenizer_file:
+        tokenizer = _opened(data, directory)
+    elif data.tokenizer == "bpe":
         texts = (document.decode() for parts in corpus.values() for document in parts["train"].documents)
         tokenizer = BPE.train(texts, data.vocab_size)
         tokenizer.save(directory / BPE_FILE)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from studies.gpt import llama
 from studies.gpt.budget import flops, parameters
 from studies.gpt.config import Config
 from studies.gpt.data import Tokens, train_rows
@@ -33,7 +34,10 @@ class GptTask(Task):
         self.tokens = Tokens(config.data)
 
     def model(self) -> nn.Module:
-        return Llama(self.data.vocab_size, **sizes(self.config))
+        model = Llama(self.data.vocab_size, **sizes(self.config))
+        if self.config.model.weights:
+            llama.load(model, self.config.model.weights)
+        return model
 
     def train_set(self) -> Mixture:
         rows = train_rows(self.tokens, self.config)

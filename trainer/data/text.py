@@ -36,16 +36,19 @@ class Bytes:
 
 
 class BPE:
-    """Byte-level byte-pair encoding, learnt by `BPE.train` and kept as the JSON of `tokenizers`."""
+    """Byte-level byte-pair encoding, learnt by `BPE.train` and kept as the JSON of `tokenizers`; or any other tokenizer
+    of that library, `end_token` being what ends a document there."""
 
     END = "<|end|>"
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, end_token: str = END) -> None:
+        self._tokenizer, self._end_token = tokenizer, end_token
         self.vocab_size: int = tokenizer.get_vocab_size()
-        end = tokenizer.token_to_id(self.END)
+        end = tokenizer.token_to_id(end_token)
         if end is None:
-            raise DataError(f"the tokenizer has no token {self.END!r}: train it with trainer.data.text.BPE.")
+            raise DataError(
+                f"the tokenizer has no token {end_token!r}: train it with trainer.data.text.BPE, or name its own."
+            )
         self.end: int = end
 
     @classmethod
@@ -67,11 +70,11 @@ class BPE:
         return cls(tokenizer)
 
     @classmethod
-    def load(cls, path: str | Path) -> BPE:
-        """Read what `save` wrote."""
+    def load(cls, path: str | Path, end_token: str = END) -> BPE:
+        """Read what `save` wrote, or another `tokenizer.json`."""
         tokenizers = _library()
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            return cls(tokenizers.Tokenizer.from_file(str(path)), end_token)
         except DataError:
             raise
         except Exception as error:  # the library raises no class of its own
@@ -86,11 +89,11 @@ class BPE:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def __getstate__(self) -> str:
-        return self._tokenizer.to_str()
+    def __getstate__(self) -> tuple[str, str]:
+        return self._tokenizer.to_str(), self._end_token
 
-    def __setstate__(self, state: str) -> None:
-        self.__init__(_library().Tokenizer.from_str(state))
+    def __setstate__(self, state: tuple[str, str]) -> None:
+        self.__init__(_library().Tokenizer.from_str(state[0]), state[1])
 
 
 def _library() -> Any:

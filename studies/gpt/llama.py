@@ -1,0 +1,192 @@
+"""Weights in the format of Hugging Face's Llama, read and written; transformers itself is not needed. Torch-free until
+weights are touched.
+
+python -m studies.gpt.llama show DIR               # what to give `hpo run --study gpt` to start from DIR
+python -m studies.gpt.llama save FILE DIR          # of what `hpo export --study gpt --format safetensors` wrote
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from studies.gpt.config import Config, ModelConfig
+from trainer.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+PARTS = {
+    "norm1": "input_layernorm",
+    "attend.q": "self_attn.q_proj",
+    "attend.k": "self_attn.k_proj",
+    "attend.v": "self_attn.v_proj",
+    "attend.o": "self_attn.o_proj",
+    "norm2": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+ENDS = {"embed.tokens": "model.embed_tokens", "head.norm": "model.norm", "head.logits": "lm_head"}
+SIZES = {  # a field of ModelConfig -> its name there
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "mlp_size": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "tie": "tie_word_embeddings",
+}
+PLAIN = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}  # what else there may be, we have not
+
+
+def their_name(name: str) -> str:
+    """Of a parameter of `Llama`, its name there."""
+    module, _, kind = name.rpartition(".")
+    if module in ENDS:
+        return f"{ENDS[module]}.{kind}"
+    _, number, part = module.split(".", 2)
+    return f"model.layers.{number}.{PARTS[part]}.{kind}"
+
+
+def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
+    """(the model's sizes, of the vocabulary) in a directory. Raises DataError for what is no Llama like ours."""
+    file = Path(directory) / "config.json"
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+        rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+        sizes = {ours: given[theirs] for ours, theirs in SIZES.items() if theirs in given}
+        sizes["rope_theta"] = rope.get("rope_theta", given.get("rope_theta", 10_000.0))
+        vocab_size, kind = given["vocab_size"], rope.get("rope_type", rope.get("type", "default"))
+        width = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): give a directory of Hugging Face's.") from error
+    except (ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"{file} is not the configuration of a Llama ({error!r}).") from error
+    wrong = [f"{name}={given[name]!r}" for name, value in PLAIN.items() if given.get(name, value) != value]
+    wrong += [f"rope_type={kind!r}"] if kind != "default" else []
+    wrong += [f"head_dim={width}"] if width * given["num_attention_heads"] != given["hidden_size"] else []
+    if wrong or given.get("model_type") != "llama":
+        what = wrong[0] if wrong else f"model_type={given.get('model_type')!r}"
+        raise DataError(f"{file} has {what}, which studies/gpt/model.py does not compute: give a plain Llama.")
+    sizes.setdefault("num_kv_heads", given["num_attention_heads"])
+    sizes.setdefault("tie", False)
+    return ModelConfig.model_validate(sizes), vocab_size
+
+
+def check(config: Config) -> None:
+    """Raise DataError where model.weights is given and is of other sizes than the configuration."""
+    if not (directory := config.model.weights):
+        return
+    model, vocab_size = read_config(directory)
+    theirs = {f"model.{name}": getattr(model, name) for name in (*SIZES, "rope_theta")} | {
+        "data.vocab_size": vocab_size
+    }
+    ours = {f"model.{name}": getattr(config.model, name) for name in (*SIZES, "rope_theta")}
+    ours |= {"model.mlp_size": config.model.mlp, "data.vocab_size": config.data.vocab_size}
+    for name, value in ours.items():
+        if value != theirs[name]:
+            raise DataError(
+                f"{name} is {value} and model.weights ({directory}) has {theirs[name]}: give the sizes that "
+                f"`python -m studies.gpt.llama show {directory}` prints."
+            )
+
+
+def load(model: nn.Module, directory: str | Path) -> None:
+    """Put the weights of a directory (model.safetensors, in one file or several) into a `Llama`. Raises DataError
+    where one is missing or of another shape."""
+    import torch
+
+    found, own = _tensors(Path(directory)), model.state_dict()
+    with torch.no_grad():
+        for name, tensor in own.items():
+            theirs = their_name(name)
+            if theirs == "lm_head.weight" and theirs not in found:
+                theirs = "model.embed_tokens.weight"  # tied
+            if theirs not in found or found[theirs].shape != tensor.shape:
+                has = tuple(found[theirs].shape) if theirs in found else "none"
+                raise DataError(
+                    f"model.weights: {directory} has {has} for {theirs}, and the model has {tuple(tensor.shape)}: give "
+                    f"the sizes that `python -m studies.gpt.llama show {directory}` prints."
+                )
+            tensor.copy_(found[theirs])
+
+
+def _tensors(directory: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{directory} has no *.safetensors: give a directory of Hugging Face's, saved as safetensors.")
+    try:
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    except SafetensorError as error:
+        raise DataError(f"{directory}: its safetensors cannot be read ({error}).") from error
+
+
+def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, end: int | None = None) -> None:
+    """Write the state of a `Llama` so that transformers' LlamaForCausalLM.from_pretrained opens it."""
+    from safetensors.torch import save_file
+
+    place, model = Path(directory), config.model
+    place.mkdir(parents=True, exist_ok=True)
+    given: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in SIZES.items()}
+    given |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": config.data.vocab_size}
+    given |= {"intermediate_size": model.mlp, "max_position_embeddings": config.data.block_size, **PLAIN}
+    given |= {"rope_theta": model.rope_theta, "head_dim": model.hidden_size // model.num_heads}
+    given |= {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}
+    given |= {"bos_token_id": end, "eos_token_id": end, "torch_dtype": "float32"}
+    tensors = {their_name(name): tensor.contiguous() for name, tensor in weights.items()}
+    if model.tie:
+        tensors.pop("lm_head.weight", None)
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    (place / "config.json").write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
+
+
+def flags(directory: str | Path) -> list[str]:
+    """`-o` of every size, for a run that starts from the weights in a directory."""
+    model, vocab_size = read_config(directory)
+    named = model.model_dump(exclude={"weights"}) | {"weights": str(directory)}
+    shown = {key: json.dumps(value) if isinstance(value, bool) else value for key, value in named.items()}
+    return [f"-o model.{name}={value}" for name, value in shown.items()] + [f"-o data.vocab_size={vocab_size}"]
+
+
+def _save_exported(file: str, directory: str) -> None:
+    """What `hpo export` wrote, with the trial's configuration in its header; and the tokenizer, where there is one."""
+    from studies.gpt.data import Tokens
+    from trainer.data.text import BPE
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            about = opened.metadata() or {}
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{file} cannot be read as safetensors ({error}).") from error
+    if "config" not in about:
+        raise DataError(f"{file} has no configuration: write it by `hpo export --study gpt --format safetensors`.")
+    config = Config.model_validate_json(about["config"])
+    tokenizer = Tokens(config.data).tokenizer
+    save(weights, config, directory, tokenizer.end)
+    if isinstance(tokenizer, BPE):
+        tokenizer.save(Path(directory) / "tokenizer.json")
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) == 2 and arguments[0] == "show":
+        print(" ".join(flags(arguments[1])))
+    elif len(arguments) == 3 and arguments[0] == "save":
+        _save_exported(*arguments[1:])
+    else:
+        raise ConfigError("give `show DIR` or `save FILE DIR`: see studies/gpt/README.md.")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (ConfigError, DataError) as error:
+        sys.exit(f"error: {error}")
