@@ -39,14 +39,16 @@ def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | N
     if not isinstance(getattr(config, "train", None), TrainConfig):
         raise UserError(f"study {study.name!r} has no TrainConfig in its field train, so no schedule of ours.")
     train = config.train
-    samples = steps_per_epoch * train.batch_size if steps_per_epoch else len(study.task_class()(config).train_set())
+    task = study.task_class()(config)
+    samples = steps_per_epoch * train.batch_size if steps_per_epoch else len(task.train_set())
     epochs = Epochs.of(samples, train)
     lr = scaled_lr(train.schedule, optim.learning_rate(train.optim), train.batch_size)
     total = int(epochs.step(train.num_epochs))
     lr_at = schedule(train.schedule, lr, total, epochs)
     given = train.schedule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
     settings = " ".join([train.schedule.name, *(f"{field}={value}" for field, value in given.items())])
-    return Curve(f"{study.name}: {settings}", [lr_at(step) for step in range(total)], epochs)
+    rates = [lr_at(step) * task.lr_scale(step / total) for step in range(total)]
+    return Curve(f"{study.name}: {settings}", rates, epochs)
 
 
 def describe(found: Curve) -> str:

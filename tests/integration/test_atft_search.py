@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ import torch
 from typer.testing import CliRunner
 
 import studies.atft
+from hpo import Float
+from hpo.analysis.schedule import curve
 from hpo.cli import app
+from hpo.config import apply
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
+from hpo.space import Space
 from studies.atft import STUDY
 from studies.atft.phases import plan
 
@@ -125,6 +130,21 @@ def test_a_rung_compares_trials_within_one_phase_and_never_by_their_loss():
     epochs = range(config.train.num_epochs)
     names = ["".join(k for k, p in config.phases.items() if p == run.at(e / len(epochs))) for e in epochs]
     assert names == list("11223344")
+
+
+def test_hpo_schedule_shows_the_phases_own_rates():
+    given = {"preset": "phases", "phases.2.lr": 2.0, "train.schedule.name": "constant", "train.optim.lr": 0.1}
+    small = SMALL | {"train.num_epochs": 8, "train.schedule.warmup_ratio": 0.0}
+    rates = curve("atft", small | given, steps_per_epoch=3).rates
+    assert rates == pytest.approx([0.1] * 6 + [0.2] * 6 + [0.1] * 6 + [0.03] * 6)
+
+
+def test_weights_of_a_phase_and_of_a_horizon_may_be_searched():
+    space = Space({"phases.2.weights.rank_ic": Float(0.1, 1.0), "loss.horizon_weights.5": Float(0.5, 4.0)})
+    study = replace(STUDY, space=space).configure({"loss.phase": "2"})
+    assert study.space.paths == ("loss.horizon_weights.5", "phases.2.weights.rank_ic")
+    config = apply(study.config, {"phases.2.weights.rank_ic": 0.7, "loss.horizon_weights.5": 4.0})
+    assert plan("2", {}, config.phases).weights.at(0.0)["rank_ic"] == 0.7 and config.omega == [1.0, 4.0, 1.0, 1.0]
 
 
 def test_tiers_begin_with_what_matters_and_end_with_the_loss():
