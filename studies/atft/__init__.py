@@ -33,7 +33,7 @@ STUDY = Study(
     },
     # The epoch with the best RankIC is the one whose checkpoint is kept, so it is the one a trial is judged by.
     objectives=[Objective("val/rank_ic_5d", "maximize", select="best")],
-    metrics=("train/*", "val/*", "test/*"),
+    metrics=("train/*", "val/loss", "val/suspected_leaks", "val/*_[0-9]*d", "test/*"),
     presets={
         "full": {
             "data.market.num_days": 1500,
