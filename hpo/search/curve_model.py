@@ -27,8 +27,9 @@ from hpo.search.promotion import Point
 Seen = tuple[tuple[int, float], ...]  # (epoch, best loss so far), ascending
 
 MOST = 600  # observations that the model takes in; the time of a decision grows with their cube
+_FIRST, _TIMES = 4, 3  # the model looks at a curve from that epoch on, and when it has grown so many times as long
 _FITTED = 48  # at most so many of one epoch give the length scales
-_STEPS = 20
+_STEPS = 25
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class Trials:
 def observe(points: Mapping[int, Point], curves: Mapping[int, Sequence[tuple[int, float]]]) -> tuple[list[int], Trials]:
     """The trials that have features and a finite loss, by number, and what is taken of their curves.
 
-    Of a curve the points count at which it was about twice as long as at the last one, and its end. Behind a loss that
-    is not finite a trial counts as the worst of all.
+    Of a curve the points count at which it came to epoch 4, 12, 36 ..., and its end: what lies before says next to
+    nothing of where it ends, and leads the model astray (docs/log.md). Behind a loss that is not finite a trial counts
+    as the worst of all.
     """
     worst = max((loss for curve in curves.values() for _, loss in curve if math.isfinite(loss)), default=math.nan)
     numbers = sorted(number for number in points if curves.get(number) and math.isfinite(worst))
@@ -57,13 +59,15 @@ def observe(points: Mapping[int, Point], curves: Mapping[int, Sequence[tuple[int
 
 
 def _thinned(curve: Sequence[tuple[int, float]], worst: float) -> Seen:
-    best, found = math.inf, []
+    best, found, mark = math.inf, [], _FIRST
     for place, (epoch, loss) in enumerate(curve):
         best = min(best, loss) if math.isfinite(loss) else best
         end = place == len(curve) - 1
-        if end or not found or epoch >= 2 * found[-1][0]:
+        if end or epoch >= mark:
             known = best if math.isfinite(best) and (math.isfinite(loss) or not end) else worst
             found.append((max(epoch, 1), known))
+        while epoch >= mark:
+            mark *= _TIMES
     return tuple(found)
 
 
@@ -220,7 +224,8 @@ def _variance(theta: Tensor, t: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _fitted(points: tuple[Point, ...], seen: tuple[tuple[int, float, float], ...]) -> Tensor:
-    """The logarithms of the hyperparameters of highest posterior density, by L-BFGS from the prior's middle."""
+    """The logarithms of the hyperparameters of highest posterior density, by Rprop from the prior's middle (iRprop-,
+    Igel and Huesken 2003; Blum and Riedmiller 2013 for Gaussian processes)."""
     places = [i for i, _, _ in seen]
     table = _Table(
         torch.tensor([points[i] for i in places], dtype=torch.float64),
@@ -230,23 +235,35 @@ def _fitted(points: tuple[Point, ...], seen: tuple[tuple[int, float, float], ...
     )
     middle, width = torch.tensor(_PRIOR + (_LENGTH,) * len(points[0]), dtype=torch.float64).T
     free = torch.zeros_like(middle, requires_grad=True)
-    optimizer = torch.optim.LBFGS([free], max_iter=_STEPS, history_size=8, line_search_fn="strong_wolfe")
+    step, before = torch.full_like(middle, 0.2), torch.zeros_like(middle)
+    least, found = math.inf, middle
+    for _ in range(_STEPS):
+        theta = middle + width * free
+        value, gradient = _loss(theta, table, free)
+        gradient = gradient + free.detach()  # of the prior
+        value += 0.5 * float(free.detach().square().sum())
+        if value < least:
+            least, found = value, theta.detach()
+        alike = gradient * before
+        step = torch.where(alike > 0, step * 1.2, torch.where(alike < 0, step * 0.5, step)).clamp(1e-3, 0.5)
+        before = torch.where(alike < 0, 0.0, gradient)
+        with torch.no_grad():
+            free -= step * before.sign()
+            free.clamp_(-_BOUND, _BOUND)
+    return found
 
-    def at(free: Tensor) -> Tensor:
-        return middle + width * _BOUND * torch.tanh(free / _BOUND)  # no line search leads to a singular kernel
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        theta = at(free)
-        factor = torch.linalg.cholesky(_kernel(theta, table, table, same=True))
-        white = torch.linalg.solve_triangular(factor, table.y[:, None], upper=False)
-        value = 0.5 * (white * white).sum() + factor.diagonal().log().sum()
-        value = value + 0.5 * (((theta - middle) / width) ** 2).sum()
-        value.backward()
-        return value
+def _loss(theta: Tensor, table: _Table, free: Tensor) -> tuple[float, Tensor]:
+    """The negative logarithm of the marginal likelihood, but for a constant, and its gradient in `free`.
 
-    optimizer.step(loss)  # pyright: ignore[reportArgumentType]
-    return at(free.detach())
+    Of the kernel K it is (K^-1 - w w') / 2 with w = K^-1 y: so nothing is differentiated through the factorization.
+    """
+    kernel = _kernel(theta, table, table, same=True)
+    factor = torch.linalg.cholesky(kernel.detach())
+    weights = torch.cholesky_solve(table.y[:, None], factor)
+    value = 0.5 * float(table.y @ weights[:, 0]) + float(factor.diagonal().log().sum())
+    outer = 0.5 * (torch.cholesky_inverse(factor) - weights @ weights.T)
+    return value, torch.autograd.grad(kernel, free, outer)[0]
 
 
 @contextmanager

@@ -140,9 +140,9 @@ def test_the_posterior_is_that_of_the_kernel_written_down():
     """Against numpy's inverse: mean and variance of a new trial, expected improvement by its closed form."""
     rng = np.random.default_rng(0)
     points = {n: tuple(rng.random(2)) for n in range(9)}
-    curves = {n: [(e, float(points[n][0] + 1 / e)) for e in range(1, 5)] for n in range(9)}
+    curves = {n: [(e, float(points[n][0] + 1 / e)) for e in range(1, 16)] for n in range(9)}
     numbers, trials = observe(points, curves)
-    assert numbers == list(range(9)) and [epoch for epoch, _ in trials.seen[0]] == [1, 2, 4]
+    assert numbers == list(range(9)) and [epoch for epoch, _ in trials.seen[0]] == [4, 12, 15]
     model = Model(trials)
     f, g, of_f, of_g, c, noise, *scales = model._theta.exp().tolist()
 
@@ -157,15 +157,28 @@ def test_the_posterior_is_that_of_the_kernel_written_down():
     y = np.array([warp(loss) for one in trials.seen for _, loss in one])
     gram = np.array([[kernel(a, b) for b in seen] for a in seen]) + (noise**2 + 1e-6) * np.eye(len(seen))
     inverse = np.linalg.inv(gram)
-    means = [np.array([kernel((points[n], 8, n), b) for b in seen]) @ inverse @ y for n in range(9)]
+    means = [np.array([kernel((points[n], 24, n), b) for b in seen]) @ inverse @ y for n in range(9)]
     leader = min(*means, min(y))
     for point, place in (((0.3, 0.4), -1), (points[4], 4)):
-        cross = np.array([kernel((point, 8, place), b) for b in seen])
-        mean, variance = cross @ inverse @ y, kernel((point, 8, place), (point, 8, place))
+        cross = np.array([kernel((point, 24, place), b) for b in seen])
+        mean, variance = cross @ inverse @ y, kernel((point, 24, place), (point, 24, place))
         spread = math.sqrt(variance - cross @ inverse @ cross)
         z = (leader - mean) / spread
         expected = spread * (z * 0.5 * math.erfc(-z / math.sqrt(2)) + math.exp(-z * z / 2) / math.sqrt(2 * math.pi))
-        assert model.improvement([point], [place], 8) == [pytest.approx(expected, rel=1e-5)]
+        assert model.improvement([point], [place], 24) == [pytest.approx(expected, rel=1e-5)]
+
+
+def test_the_gradient_of_the_fit_is_that_of_the_marginal_likelihood():
+    rng = np.random.default_rng(1)
+    points, curves = {n: tuple(rng.random(2)) for n in range(9)}, {n: [(4, n / 9), (12, n / 12)] for n in range(9)}
+    _, trials = observe(points, curves)
+    table = curve_model._table(trials, curve_model._Warp(trials), curve_model._all(trials))
+    theta = torch.linspace(-1.0, 0.0, 8, dtype=torch.float64).requires_grad_()
+    kernel = curve_model._kernel(theta, table, table, same=True)
+    marginal = 0.5 * (table.y @ torch.linalg.solve(kernel, table.y) + torch.logdet(kernel))
+    (expected,) = torch.autograd.grad(marginal, theta)
+    _, found = curve_model._loss(theta, table, theta)
+    assert torch.allclose(found, expected, rtol=1e-9)
 
 
 def test_a_model_depends_on_nothing_but_its_trials():
