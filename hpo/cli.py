@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hpo import cli_analysis, cli_models, cli_training, commandline, words
+from hpo import cli_analysis, cli_models, cli_training, cli_workers, commandline, words
 from hpo.commandline import (
     MOST,
     AllOption,
@@ -64,6 +64,16 @@ def _common(
     ] = False,
 ) -> None:
     pass
+
+
+@app.command()
+def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, of its file.")]) -> None:
+    """Write a study to begin with, NAME.py, which runs at once and is there to be changed."""
+    from hpo.starter import write
+
+    file = write(name, Path.cwd()).name
+    print(f"{file} is written: open it and change what is yours; as it is, it runs by")
+    print(f"  {words.command(f'run --study {file} --trials 5')}")
 
 
 @app.command()
@@ -356,35 +366,10 @@ def sync(
         raise typer.Exit(1)
 
 
-@app.command()
-def worker(
-    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
-    home: HomeOption = ".hpo",
-    study: Annotated[
-        str | None, typer.Option("--study", help="The study's name; by default all of the home's that are driven.")
-    ] = None,
-) -> None:
-    """Train trials beside a study's driver, from another process or host that sees its home, until it is done."""
-    from hpo.home import Home
-    from hpo.joining import join
-
-    raise typer.Exit(join(storage, Home.at(home), study))
-
-
-@app.command()
-def node(
-    rendezvous: Annotated[str, typer.Argument(help="HOST:PORT, the HPO_RENDEZVOUS of the first node.")],
-    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
-) -> None:
-    """Train this host's share of the ranks of trials that another host's worker has claimed."""
-    from hpo.ranks import serve
-
-    serve(rendezvous, storage)
-
-
 app.add_typer(cli_analysis.app)
 app.add_typer(cli_models.app)
 app.add_typer(cli_training.app)
+app.add_typer(cli_workers.app)
 
 
 def main() -> None:

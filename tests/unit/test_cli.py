@@ -20,6 +20,7 @@ from hpo.ledger import reads
 
 # Adding to this is a decision, taking away from it breaks somebody's script.
 SURFACE = {
+    "init": "name",
     "run": "--study --trials --epochs --time --name --workers --executor --cpus-per-worker --gpus-per-worker "
     "--scheduler --sampler --strategy --order --window --seed --tier --enqueue --warm-start -o "
     "--config --home --storage --tracking-uri --allow-drift",

@@ -1,0 +1,37 @@
+"""Commands that lend a study another process or another host."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hpo.commandline import HomeOption
+
+app = typer.Typer()
+
+
+@app.command()
+def worker(
+    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
+    home: HomeOption = ".hpo",
+    study: Annotated[
+        str | None, typer.Option("--study", help="The study's name; by default all of the home's that are driven.")
+    ] = None,
+) -> None:
+    """Train trials beside a study's driver, from another process or host that sees its home, until it is done."""
+    from hpo.home import Home
+    from hpo.joining import join
+
+    raise typer.Exit(join(storage, Home.at(home), study))
+
+
+@app.command()
+def node(
+    rendezvous: Annotated[str, typer.Argument(help="HOST:PORT, the HPO_RENDEZVOUS of the first node.")],
+    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
+) -> None:
+    """Train this host's share of the ranks of trials that another host's worker has claimed."""
+    from hpo.ranks import serve
+
+    serve(rendezvous, storage)
