@@ -16,6 +16,8 @@ STUDY = Study(
         "model.num_heads": Choice([1, 2, 4], tier=2),
         "model.num_layers": Int(1, 3, tier=2),
         "model.num_frequencies": Int(0, 5, tier=2),
+        "model.temporal": Choice(["convolution", "lstm"], tier=2),
+        "model.selection": Choice(["softmax", "sigmoid", "none"], tier=2),
         "train.optim.name": Choice(["adamw", "lion"], tier=2),
         "train.optim.weight_decay": Float(1e-3, 0.3, log=True, tier=2),
         "train.schedule.name": Choice(["cosine", "one_cycle", "wsd"], tier=2),

@@ -194,9 +194,15 @@ class Config(Frozen):
         if not any(self.omega):
             raise ValueError("loss.horizon_weights are all 0: raise one")
         try:
-            plan(self.loss.phase, dict(self.loss.scale), self.phases)
+            phases = plan(self.loss.phase, dict(self.loss.scale), self.phases).phases
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        parallel, partial = self.train.parallel, any(not (phase.graph and phase.fan) for _, phase in phases)
+        if partial and parallel.ranks > 1 and not parallel.find_unused:
+            raise ValueError(
+                "a phase leaves the graph or FAN out, and ranks wait for the gradients of all of the model: set "
+                "train.parallel.find_unused=true, or phases.1.graph, .fan and phases.2.fan to true"
+            )
         return self
 
     @property

@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,6 +115,20 @@ def test_micro_batches_give_the_loss_of_the_whole_batch():
     parts = [task.loss(model, data.__getitems__([i])) for i in (0, 3, 1)]
     torch.testing.assert_close(whole.sum, sum(part.sum for part in parts))
     assert float(whole.count) == sum(float(part.count) for part in parts)
+
+
+def test_folds_of_a_trial_walk_forward_with_scalers_of_their_own_training_days():
+    task = AtftTask(changed(SMALL, data={"split": SMALL.data.split.model_copy(update={"val_days": 20})}))
+    first, second = (task.in_fold(fold, 2) for fold in range(2))
+    longest, embargo = SMALL.data.horizons[-1], SMALL.data.split.embargo
+    for fold in (first, second):
+        split = fold.panel.split
+        assert split.train[-1] + longest + embargo < split.val[0] and split.val[-1] + longest + embargo < split.test[0]
+        known = fold.panel.returns[split.train, :, 1]
+        assert fold.panel.return_scale[1] == pytest.approx(np.nanstd(known))
+    assert second.panel.split.val[0] == first.panel.split.val[-1] + 1
+    assert len(second.panel.split.train) == len(first.panel.split.train) + 20
+    assert first.panel.return_scale[1] != second.panel.return_scale[1]
 
 
 def test_the_last_block_is_judged_only_on_request():

@@ -274,6 +274,10 @@ def test_correlation_of_a_line_is_one():
         ({f"phases.{k}.epochs": 0.0 for k in "1234"} | {"loss.phase": "schedule"}, ["phases.*.epochs are all 0"]),
         ({"loss.horizon_weights.7": 1.0}, ["loss.horizon_weights.7", "1, 5, 10, 20"]),
         ({f"loss.horizon_weights.{h}": 0.0 for h in (1, 5, 10, 20)}, ["loss.horizon_weights are all 0"]),
+        (
+            {"loss.phase": "schedule", "train.parallel.data": 2, "train.batch_size": 2},
+            ["train.parallel.find_unused=true"],
+        ),
         ({"loss.point": "mae"}, ["loss.point", "'mae'", "quantile"]),
     ],
 )
