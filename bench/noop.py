@@ -38,4 +38,5 @@ STUDY = Study(
     space={"x": Float(0.0, 1.0), "y": Float(1e-3, 1.0, log=True)},
     objectives=[Objective("val/loss", "minimize")],
     sampler="random",
+    strategy="none",
 )

@@ -63,7 +63,7 @@ def run(cell: Cell) -> tuple[Key, dict[str, Any]]:
     warnings.simplefilter("ignore")
     table = next(table for table in tables(cell.directory, cell.kind) if table.name == cell.task)
     begun = time.process_time()
-    method = Counted(methods(table.dimensions, table.length, cell.seed)[cell.method]())
+    method = Counted(methods(table.dimensions, table.length, cell.seed, cell.workers)[cell.method]())
     regrets = replay(table, method, cell.workers)
     seconds = round(time.process_time() - begun, 3)
     return cell.key, {"regret": regrets, "seconds": seconds, "decisions": method.decisions}
@@ -76,7 +76,7 @@ class Counted:
         self._method, self.decisions = method, 0
         self.report = method.report
 
-    def next(self) -> tuple[int, Sequence[float] | None]:
+    def next(self) -> tuple[int, Sequence[float] | None] | None:
         self.decisions += 1
         return self._method.next()
 

@@ -12,25 +12,33 @@ from bench.tables import Method
 
 
 class Ours:
-    """The product's own samplers and strategies, driven as its driver does in async order."""
+    """The product's own samplers and strategies, driven as its driver does.
 
-    def __init__(self, sampler: str, strategy: str | dict[str, Any], dimensions: int, seed: int) -> None:
+    strategy   None for the default one
+    window     of ordered mode: a trial begins once all that are so many before it have ended, and knows of those alone,
+               in its decisions too; None for async
+    """
+
+    def __init__(
+        self, sampler: str, strategy: str | None, dimensions: int, seed: int, window: int | None = None
+    ) -> None:
         from hpo import Float, Objective
         from hpo.search.promotion import Promoting
         from hpo.search.samplers import make_sampler
-        from hpo.search.strategy import make_strategy
+        from hpo.search.strategy import DEFAULT, make_strategy
         from hpo.space import Space
 
         space = Space({f"x{i}": Float(0.0, 1.0) for i in range(dimensions)})
         self._sampler = make_sampler(sampler, space, [Objective("loss")], seed)
-        self._strategy = make_strategy(strategy)
+        self._strategy = make_strategy(DEFAULT if strategy is None else strategy)
         self._promoting = self._strategy if isinstance(self._strategy, Promoting) else None
-        self._names = list(space.dimensions)
+        self._names, self._window = list(space.dimensions), window
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._states: dict[int, str] = {}
         self._coordinates: dict[int, dict[str, Any]] = {}
+        self._told = 0  # ordered: the trials before this one have been
 
-    def next(self) -> tuple[int, Sequence[float] | None]:
+    def next(self) -> tuple[int, Sequence[float] | None] | None:
         from hpo.search.promotion import Board, Featuring
 
         if self._promoting and "paused" in self._states.values():
@@ -40,9 +48,20 @@ class Ours:
                 self._sampler.adopt(self._record(number).open())
                 return number, None
         number = len(self._states)
+        if self._window is not None and not self._tell_up_to(number - self._window):
+            return None
         self._coordinates[number] = self._sampler.ask(number).coordinates
         self._states[number], self._curves[number] = "running", []
         return number, [self._coordinates[number][name] for name in self._names]
+
+    def _tell_up_to(self, last: int) -> bool:
+        """Tell the sampler of all trials up to this one, if they have ended."""
+        if any(self._states[number] == "running" for number in range(self._told, last + 1)):
+            return False
+        for number in range(self._told, last + 1):
+            self._sampler.tell(self._record(number))
+        self._told = max(self._told, last + 1)
+        return True
 
     def report(self, number: int, epoch: int, loss: float, done: bool) -> bool:
         from hpo.search.strategy import TableHistory
@@ -50,14 +69,17 @@ class Ours:
         self._curves[number].append((epoch, loss))
         kind = "continue"
         if self._strategy.wants(epoch):
-            kind = self._strategy.decide(TableHistory(number, epoch, self._curves, self._states)).kind
+            visible = None if self._window is None else number - self._window
+            history = TableHistory(number, epoch, self._curves, self._states, visible)
+            kind = self._strategy.decide(history).kind
         if done:
             self._states[number] = "complete" if math.isfinite(loss) else "infeasible"
         elif kind == "continue":
             return True
         else:
             self._states[number] = {"stop": "pruned", "pause": "paused"}[kind]
-        self._sampler.tell(self._record(number))
+        if self._window is None:
+            self._sampler.tell(self._record(number))
         return False
 
     def _record(self, number: int) -> Any:
@@ -146,13 +168,14 @@ class SyneTune:
         return goes_on
 
 
-def methods(dimensions: int, length: int, seed: int) -> dict[str, Callable[[], Method]]:
+def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[str, Callable[[], Method]]:
     """Every method by its name; peers are named after their library."""
-    ours = {
+    ours: dict[str, tuple[str, str | None]] = {
         "random": ("random", "none"),
         "tpe + median": ("tpe", "median"),
         "random + asha": ("random", "asha"),
         "tpe + asha": ("tpe", "asha"),
+        "tpe + asha from 4": ("tpe", None),
         "random + asha-promote": ("random", "asha-promote"),
         "tpe + asha-promote": ("tpe", "asha-promote"),
         "tpe + hyperband-promote": ("tpe", "hyperband-promote"),
@@ -163,6 +186,9 @@ def methods(dimensions: int, length: int, seed: int) -> dict[str, Callable[[], M
         name: lambda sampler=sampler, strategy=strategy: Ours(sampler, strategy, dimensions, seed)
         for name, (sampler, strategy) in ours.items()
     }
+    ordered = max(4, 2 * workers)  # as `hpo run` has it
+    found["the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
+    found["freeze-thaw's sampler + the default"] = lambda: Ours("freeze-thaw", None, dimensions, seed, ordered)
     for sampler, pruner in (("tpe", "median"), ("random", "halving"), ("tpe", "halving"), ("tpe", "hyperband")):
         found[f"optuna {sampler} + {pruner}"] = lambda sampler=sampler, pruner=pruner: Optuna(
             sampler, pruner, dimensions, length, seed

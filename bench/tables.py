@@ -88,8 +88,8 @@ def _finite(curves: np.ndarray) -> np.ndarray:
 class Method(Protocol):
     """A search as the replay drives it; a trial is its number."""
 
-    def next(self) -> tuple[int, Sequence[float] | None]:
-        """The trial to run: a paused one, or a new one with its point in the unit cube."""
+    def next(self) -> tuple[int, Sequence[float] | None] | None:
+        """The trial to run: a paused one, or a new one with its point in the cube; None to wait for a running one."""
         ...
 
     def report(self, number: int, epoch: int, loss: float, done: bool) -> bool:
@@ -107,7 +107,9 @@ def replay(table: Table, method: Method, workers: int, budgets: Sequence[int] = 
     now = 0
     while len(found) < len(budgets):
         while len(running) < workers and (free.any() or running):
-            number, point = method.next()
+            if (chosen := method.next()) is None:
+                break
+            number, point = chosen
             if point is not None:
                 distance = np.where(free, ((table.cube - np.asarray(point)) ** 2).sum(axis=1), np.inf)
                 rows[number], reached[number] = int(distance.argmin()), 0

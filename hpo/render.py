@@ -21,6 +21,7 @@ from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.ledger.tables import STATES
 from hpo.progress import Progress, Trial
+from hpo.search.strategy import DEFAULT, make_strategy
 from hpo.words import command, counted, portion
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class View:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def start(self) -> View:
+        if why := unasked(self.progress.spec["strategy"]):
+            self._line(why)
         for line in data_report(self.progress.data):
             self._line(line)
         if self._live:
@@ -115,6 +118,16 @@ class View:
     def _line(self, text: str) -> None:
         self._told = self._clock.monotonic()
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def unasked(strategy: Mapping[str, Any]) -> str:
+    """What the strategy does where it is the default one, which nobody has asked for; else nothing."""
+    if dict(strategy) != make_strategy(DEFAULT).model_dump():
+        return ""
+    return (
+        "strategy: asha, the default: at epochs 4, 12, 36 ... a trial stops unless it is among the best third of those "
+        "that came there; --strategy none trains each to its end"
+    )
 
 
 def data_report(data: Mapping[str, Any]) -> Iterator[str]:

@@ -27,7 +27,7 @@ from hpo.identity import json_sha256, tree_sha256
 from hpo.loading import load_module, source_parts
 from hpo.objective import Constraint, Objective, check_judged
 from hpo.search.samplers import sampler_spec
-from hpo.search.strategy import make_strategy
+from hpo.search.strategy import DEFAULT, make_strategy
 from hpo.space import Space
 from trainer.config import ParallelConfig
 from trainer.manifest import MANIFEST
@@ -55,7 +55,7 @@ class Study:
     presets      name -> {path: value}, chosen by `-o preset=name`
     data_paths   fields that name data files; their contents belong to the study's identity
     sampler      a name in hpo.search.samplers.SAMPLERS, or {"name": ..., option: value}
-    strategy     a name in hpo.search.strategy.STRATEGIES, or {"name": ..., option: value}
+    strategy     a name in hpo.search.strategy.STRATEGIES, or {"name": ..., option: value}; "none" lets no trial stop
     enqueue      configurations to be tried first, path -> value; what one leaves open is drawn at random
     hold_out     {path: value} under which the task also measures, as `test/...`, what no trial is selected by
     check        "package.module:function" (or ".module:function"), called with the configuration before anything is
@@ -96,7 +96,7 @@ class Study:
         presets: Mapping[str, Mapping[str, Any]] | None = None,
         data_paths: Sequence[str] = (),
         sampler: str | Mapping[str, Any] = "tpe",
-        strategy: str | Mapping[str, Any] = "none",
+        strategy: str | Mapping[str, Any] = DEFAULT,
         enqueue: Sequence[Mapping[str, Any]] = (),
         hold_out: Mapping[str, Any] | None = None,
         check: str | None = None,

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from crafted import change_trial, open_crafted, put_trial
+from pydantic import BaseModel
 from rich.console import Console
 from sqlalchemy import event, insert, select, update
 
+from hpo import Float, Objective, Study
 from hpo.clock import FakeClock
 from hpo.ledger.tables import asks, reports, studies, trials
 from hpo.progress import Progress
@@ -25,8 +27,10 @@ from hpo.render import (
     short_params,
     sparkline,
     summary,
+    unasked,
 )
 from hpo.run import Result
+from hpo.search.strategy import make_strategy
 
 
 @pytest.fixture
@@ -176,6 +180,25 @@ def test_without_a_terminal_each_trial_that_ends_is_one_line(ledger):
     assert lines[1].startswith("trial 1 complete  epoch 2/4  val/accuracy 0.75  best so far  (3/10, ")
     assert lines[2].startswith("trial 2 failed  epoch 0/4  ValueError: [bold]no[/bold]  (3/10, ")
     assert len(lines) == 3
+
+
+class Config(BaseModel):
+    x: float = 0.5
+
+
+def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
+    by_default = Study("s", Config(), "m:T", {"x": Float(0.0, 1.0)}, [Objective("loss")]).strategy
+    with ledger.write() as connection:
+        spec = connection.execute(select(studies.c.spec)).scalar_one()
+        connection.execute(update(studies).values(spec=spec | {"strategy": by_default}))
+    to = console(40)
+    View(ledger, "crafted", to, workers=1, clock=FakeClock()).start()
+    first, second = to.file.getvalue().splitlines()
+    assert first.startswith("strategy: asha, the default: at epochs 4, 12, 36 ...") and "--strategy none" in first
+    assert second.startswith("crafted: ")
+    strategy = make_strategy(by_default)
+    assert [epoch for epoch in range(1, 40) if strategy.rung(epoch) != strategy.rung(epoch - 1)] == [4, 12, 36]
+    assert (strategy.eta, unasked({**by_default, "eta": 4}), unasked({"name": "none"})) == (3, "", "")
 
 
 def test_the_live_screen_fits_the_terminal_and_keeps_the_best_in_sight(ledger):

@@ -56,7 +56,7 @@ def made(seed=0, n=120, length=12):
 
 @pytest.mark.parametrize("workers", [1, 8])
 @pytest.mark.parametrize(
-    "name", ["random", "random + asha-promote", "tpe + asha", "optuna tpe + halving", "freeze-thaw"]
+    "name", ["random", "random + asha-promote", "tpe + asha", "the default", "optuna tpe + halving", "freeze-thaw"]
 )
 def test_methods_are_driven_alike_and_repeat(name, workers):
     table = made()
@@ -78,6 +78,19 @@ def test_what_pauses_goes_on_where_it_was():
     replay(table, method, 8, (6,))
     assert all([epoch for epoch, _ in curve] == list(range(1, len(curve) + 1)) for curve in method._curves.values())
     assert "paused" in method._states.values() and max(map(len, method._curves.values())) > 3
+
+
+def test_in_ordered_mode_the_workers_change_nothing_but_the_time():
+    """With one window for both, 1 and 4 workers start the same trials, and stop them at the same epochs."""
+    found = []
+    for workers in (1, 4):
+        method = Ours("tpe", None, 2, 0, window=6)
+        replay(made(), method, workers, (12,))
+        ended = next(n for n, state in method._states.items() if state == "running")
+        found.append({n: (method._coordinates[n], method._curves[n]) for n in range(ended)})
+    common = min(map(len, found))
+    assert common > 12 and [found[0][n] for n in range(common)] == [found[1][n] for n in range(common)]
+    assert len({len(curve) for _, curve in found[0].values()}) > 1
 
 
 def test_halves_part_the_tasks():

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from hpo.identity import drift
 from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
 from hpo.loading import source_parts
+from hpo.search.strategy import make_strategy
 from hpo.spec import StudySpec
 
 
@@ -241,6 +243,13 @@ def test_data_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert study().configure({"data.path": "x.csv"}).overrides == {"data.path": str(tmp_path / "x.csv")}
     assert study().configure({"data.path": None}).overrides == {"data.path": None}
+
+
+def test_a_study_that_names_no_strategy_lets_none_stop_before_its_fifth_epoch():
+    strategy = make_strategy(study().strategy)
+    assert study().strategy == {"name": "asha", "min_epochs": 4, "eta": 3, "max_epochs": None}
+    assert not any(strategy.wants(epoch) for epoch in range(4)) and getattr(strategy, "several", False)
+    assert replace(study(strategy="none"), name="other").strategy == {"name": "none"}
 
 
 def test_spec_survives_json_and_names_what_changed():
