@@ -12,7 +12,7 @@ STUDY = Study(
         "train.optim.lr": Float(3e-4, 2e-2, log=True),
         "train.optim.weight_decay": Float(1e-3, 1.0, log=True),
         "train.schedule.warmup_ratio": Float(0.0, 0.2),
-        "train.batch_size": Int(8, 64, powers_of_two=True),
+        "train.batch_size": Int(4, 32, powers_of_two=True),
         "model.hidden_size": Choice([32, 64, 96, 128], tier=2),
         "model.num_layers": Int(1, 4, tier=2),
         "model.num_heads": Choice([2, 4, 8], tier=2),

@@ -129,7 +129,7 @@ class SamplesConfig(Frozen):
 
 TRAIN = TrainConfig(
     num_epochs=5,
-    batch_size=16,
+    batch_size=8,
     optim=OptimConfig(lr=3e-3, beta1=0.9, beta2=0.95, weight_decay=0.1),
     schedule=ScheduleConfig(name="cosine", warmup_ratio=0.05),
     clip=ClipConfig(norm=1.0),

@@ -17,7 +17,13 @@ TINY = (
     "data.corpus.general=120", "data.corpus.target=40", "model.hidden_size=16", "model.num_heads=2",
     "model.num_kv_heads=1", "model.num_layers=1", "train.num_epochs=2", "samples.tokens=8",
 )  # fmt: skip
-LEARNT = ("train.num_epochs=2", "train.batch_size=8", "train.optim.lr=0.01", "train.schedule.warmup_ratio=0")
+LEARNT = (
+    "train.peak_tflops=0.1",
+    "train.num_epochs=2",
+    "train.batch_size=8",
+    "train.optim.lr=0.01",
+    "train.schedule.warmup_ratio=0",
+)
 FLAGS = ("--study", "gpt", "--executor", "inline", "--sampler", "random")
 
 
@@ -55,6 +61,17 @@ def test_what_the_model_writes_is_shown_in_mlflow(searched):
     assert written == ["epoch-0001.txt"] * 2 + ["epoch-0002.txt"] * 2
     texts = [path.read_text() for path in searched.artifacts.rglob("samples/*.txt")]
     assert all(text.count("---\n") == 1 for text in texts)
+
+
+def test_the_best_model_goes_to_hugging_faces_format(searched, tmp_path):
+    from studies.gpt import llama
+
+    file = tmp_path / "best.safetensors"
+    result = hpo("export", "0", "--study", "gpt", "--to", str(file), home=searched, given=())
+    assert result.exit_code == 0, result.output
+    llama.main(["save", str(file), str(tmp_path / "there")])
+    model, vocab_size = llama.read_config(tmp_path / "there")
+    assert (model.hidden_size, model.num_layers, vocab_size) == (16, 1, 257)
 
 
 def test_resumed_is_as_run_at_once(searched, home):
@@ -116,4 +133,5 @@ def test_text_of_ones_own_is_learnt(home, tmp_path):
     result = hpo("run", *FLAGS, "--trials", "1", home=home, given=(f"data.path={path}", *LEARNT))
     assert result.exit_code == 0, result.output
     curves = json.loads(hpo("show", "0", "--study", "gpt", "--json", home=home, given=()).stdout)["curves"]
-    assert curves["val/bits_per_byte"][-1][2] < 6 and "val/floor" not in curves and "val/general_loss" not in curves
+    assert curves["val/bits_per_byte"][-1][2] < 6 and 0 < curves["train/mfu"][-1][2] < 1
+    assert "val/floor" not in curves and "val/general_loss" not in curves

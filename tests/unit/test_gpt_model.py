@@ -7,12 +7,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from studies.gpt.budget import FLOPS_PER_PARAMETER_AND_TOKEN, flops, optimal, parameters, rows
-from studies.gpt.config import Config, DataConfig, ModelConfig
+from studies.gpt.config import Config, CorpusConfig, DataConfig, ModelConfig
 from studies.gpt.generate import generate
 from studies.gpt.model import Attention, Llama, angles, document_mask, rotate
-from studies.gpt.task import sizes
+from studies.gpt.task import GptTask, sizes
 from trainer.config import TrainConfig
 from trainer.data import block_diagonal_mask
+from trainer.flops import flops as counted
 
 SMALL = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48}
 
@@ -122,17 +123,15 @@ def test_a_budget_is_spent_on_20_tokens_for_each_parameter():
     assert per_epoch is not None and per_epoch * 128 * 4 == pytest.approx(seen, rel=0.01)
 
 
-def test_the_models_products_are_two_of_six_operations():
-    """What is counted of a step is 6 N a token, N without what is only looked up, and attention's own besides."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    model, tokens = llama(tie=True), torch.randint(50, (2, 16))
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(tokens).sum().backward()
-    norms = sum(p.numel() for p in model.parameters() if p.ndim == 1)
-    products = FLOPS_PER_PARAMETER_AND_TOKEN * (sum(p.numel() for p in model.parameters()) - norms) * tokens.numel()
-    attention = 2 * 3 * 2 * (2 * 4 * 2 * 16 * 16 * 8)  # layers, forward and backward, products, 4 heads of 8
-    assert counter.get_total_flops() == products + attention
+def test_a_step_is_counted_as_6_operations_for_each_parameter_and_token():
+    """What MFU is measured by, against the budget's C = 6 N D; attention's own products come on top."""
+    config = Config(data=DataConfig(corpus=CorpusConfig(general=30, target=20)))
+    task = GptTask(config)
+    size = parameters(config.model, 257)
+    norms = sum(p.numel() for p in task.model().parameters() if p.ndim == 1)
+    batch = task.train_set().__getitems__([0, 1, 2])
+    attention = 2 * 3 * 2 * (3 * 4 * 2 * 128 * 128 * 16)  # layers, passes, products; rows, heads, of width 16
+    assert counted(task, batch) == FLOPS_PER_PARAMETER_AND_TOKEN * (size - norms) * 3 * 128 + attention
 
 
 @torch.no_grad()

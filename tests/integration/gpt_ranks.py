@@ -1,0 +1,56 @@
+"""What the ranks of a test do: train a small gpt by `fit` and hand back every epoch's metrics and the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from studies.gpt.config import Config
+from studies.gpt.task import GptTask
+from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import load
+from trainer.loop import fit
+from trainer.report import CONTINUE
+
+CONFIG: dict[str, Any] = {
+    "data": {"corpus": {"general": 60, "target": 30}},
+    "model": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "tie": False},
+    "samples": {"prompts": ["a", ""], "tokens": 6, "temperature": 0.8},
+    "train": {
+        "num_epochs": 2,
+        "batch_size": 12,
+        "micro_batch_size": 3,
+        "optim": {"name": "adamw", "lr": 3e-3, "eps": 1e-4},  # so that no gradient's rounding becomes a whole step
+        "clip": {"norm": 0.5},
+        "checkpoint": {"monitor": "val/loss"},
+    },
+}
+
+
+def run(directory: str, parallel: Mapping[str, Any], **model: Any) -> dict[str, Any]:
+    """The metrics of both epochs, what the model wrote, and the weights at the end."""
+    given = CONFIG | {"train": CONFIG["train"] | {"parallel": dict(parallel)}, "model": CONFIG["model"] | model}
+    config = Config.model_validate(given)
+    metrics: list[dict[str, float]] = []
+    committed, written = [], {}
+
+    def report(step: int, values: Mapping[str, float], *, checkpoint: Any = None, **_: Any) -> Any:
+        metrics.append({name: value for name, value in values.items() if name.startswith(("train/loss", "val/"))})
+        committed.extend([checkpoint] if checkpoint else [])
+        return CONTINUE
+
+    def artifact(path: Path, name: str | None = None) -> None:
+        written[name] = path.read_text()
+
+    reporter: Any = SimpleNamespace(preempted=False, report=report, event=lambda kind, **_: None, artifact=artifact)
+    store = CheckpointStore(Path(directory), fence=1)
+    outcome = fit(GptTask(config), config.train, reporter, store)
+    state = load(committed[-1].path) if committed else {"model": {}}
+    weights = {name: value.flatten().tolist() for name, value in state["model"].items()}
+    return {"kind": outcome.kind, "metrics": metrics, "written": written, "weights": weights}
+
+
+def runs(job: dict[str, Any]) -> dict[str, Any]:
+    return {name: run(f"{job['directory']}/{name}", **given) for name, given in job["runs"].items()}
