@@ -15,6 +15,7 @@ from hpo.commandline import (
     MOST,
     AllOption,
     AllStudiesOption,
+    BestTrialOption,
     ConfigOption,
     CpusOption,
     DriftOption,
@@ -211,9 +212,7 @@ def status(
 @app.command()
 def best(
     study: StudyOption = None,
-    trial: Annotated[
-        int | None, typer.Option("--trial", min=0, max=MOST, help="Which, where several objectives leave several.")
-    ] = None,
+    trial: BestTrialOption = None,
     as_json: JsonOption = False,
     save: Annotated[
         str | None, typer.Option("--save", metavar="FILE.yaml", help="Write its configuration for `--config`.")

@@ -12,6 +12,7 @@ import typer
 
 from hpo import commandline
 from hpo.commandline import (
+    BestTrialOption,
     ConfigOption,
     ExecutorOption,
     HomeOption,
@@ -145,16 +146,17 @@ def confirm(
     given = commandline.overrides(config, override)
     ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
     driven = replace(driven, overrides={**of.study.hold_out, **given})
-    metric = confirming.held_out(of, hold_out)
+    metrics = confirming.held_out(of, hold_out)
     own = name or f"{of.name}-confirm"
     _drive(ledger, of, own, confirming.listed(of, top, seeds), driven, quiet=as_json)
-    found = confirming.confirmation(of, own, metric, repeats(ledger, own, metric))
-    print(found.to_json() if as_json else confirming.describe(found))
+    found = confirming.confirmations(of, own, metrics, repeats(ledger, own, metrics))
+    print((confirming.to_json if as_json else confirming.describe)(found))
 
 
 @app.command()
 def ablate(
     study: StudyOption = None,
+    trial: BestTrialOption = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="How often each is trained.")] = 1,
     name: NameOption = None,
     workers: WorkersOption = None,
@@ -172,10 +174,11 @@ def ablate(
     from hpo.analysis.listed import repeats
 
     ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
-    tried, own = ablating.variants(of), name or f"{of.name}-ablate"
-    _drive(ledger, of, own, ablating.listed(of, tried, seeds), driven, quiet=as_json)
-    found = ablating.ablation(of, own, tried, repeats(ledger, own, None))
-    print(found.to_json() if as_json else ablating.describe(found))
+    best = of.chosen(trial)
+    tried, own = ablating.variants(of, best), name or f"{of.name}-ablate"
+    _drive(ledger, of, own, ablating.listed(best, tried, seeds), driven, quiet=as_json)
+    found = ablating.ablations(of, own, best, tried, repeats(ledger, own))
+    print((ablating.to_json if as_json else ablating.describe)(found))
 
 
 def _derived(

@@ -136,6 +136,9 @@ TrackingOption = Annotated[
 StudyOption = Annotated[
     str | None, typer.Option("--study", help="The study's name; may be left out where the home holds only one.")
 ]
+BestTrialOption = Annotated[
+    int | None, typer.Option("--trial", min=0, max=MOST, help="Which, where several objectives leave several.")
+]
 AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="Worker processes.  [default: as last time, else 2]")

@@ -105,7 +105,7 @@ def best_of(objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequen
     order = sorted(values, key=lambda number: rank(objectives[0], number, values[number][0]))
     if len(objectives) == 1:
         return order[:1]
-    among = set(front(_losses(objectives, values)))
+    among = set(front(losses(objectives, values)))
     return [number for number in order if number in among]
 
 
@@ -114,11 +114,12 @@ def placed(
 ) -> dict[int, tuple[int, int]]:
     """Number -> its place, from 0: the front it is in (with one objective, 0) and where it is in all, best first."""
     order = sorted(values, key=lambda number: rank(objectives[0], number, values[number][0]))
-    of = {n: i for i, one in enumerate(fronts(_losses(objectives, values))) for n in one} if len(objectives) > 1 else {}
+    of = {n: i for i, one in enumerate(fronts(losses(objectives, values))) for n in one} if len(objectives) > 1 else {}
     order.sort(key=lambda number: of.get(number, 0))
     return {number: (of.get(number, 0), place) for place, number in enumerate(order)}
 
 
-def _losses(objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequence[float]]) -> dict[int, Losses]:
+def losses(objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequence[float]]) -> dict[int, Losses]:
+    """Number -> what its values are as losses, lower is better."""
     signs = [-1.0 if one["direction"] == "maximize" else 1.0 for one in objectives]
     return {n: tuple(sign * value for sign, value in zip(signs, own, strict=True)) for n, own in values.items()}

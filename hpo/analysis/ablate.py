@@ -26,12 +26,14 @@ class Variant:
     refused: str = ""
 
 
-def variants(of: Found) -> list[Variant]:
+def variants(of: Found, trial: Mapping[str, Any]) -> list[Variant]:
     """As found, each parameter that is not at its default, and none of them."""
-    best = of.ranked[0]["params"]
+    best = trial["params"]
     changed = [path for path in best if best[path] != of.base.get(path)]
     if not changed:
-        raise UserError(f"the best trial of study {of.name!r} has every parameter at its default: nothing to ablate.")
+        raise UserError(
+            f"trial {trial['number']} of study {of.name!r} has every parameter at its default: nothing to ablate."
+        )
     return [
         Variant(FOUND, best),
         *(_without(of, best, path) for path in sorted(changed)),
@@ -56,9 +58,9 @@ def _active(of: Found, params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def listed(of: Found, found: Sequence[Variant], seeds: int) -> list[dict[str, Any]]:
-    """The variants, each under the same `seeds` seeds, of which the first is the best trial's."""
-    first = of.ranked[0]["config"][SEED]
+def listed(trial: Mapping[str, Any], found: Sequence[Variant], seeds: int) -> list[dict[str, Any]]:
+    """The variants, each under the same `seeds` seeds, of which the first is the trial's."""
+    first = trial["config"][SEED]
     return [
         {"label": one.label, "params": {**one.params, **({SEED: first + i} if i else {})}}
         for one in found
@@ -81,7 +83,7 @@ class Ablated:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The variants, what was found first, then by what they cost."""
+    """By one objective: the variants, what was found first, then by what they cost."""
 
     study: str
     name: str
@@ -89,26 +91,47 @@ class Ablation:
     metric: str
     rows: Sequence[Ablated]
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+
+def ablations(
+    of: Found, name: str, trial: Mapping[str, Any], tried: Sequence[Variant], found: Mapping[str, Sequence[Repeat]]
+) -> list[Ablation]:
+    """One for each objective."""
+    ablated = []
+    for place, objective in enumerate(of.objectives):
+        values = {label: [run.values[place] for run in runs] for label, runs in found.items()}
+        sign = 1.0 if objective.direction == "minimize" else -1.0
+        rows = [_ablated(of, trial, one, values.get(one.label, []), values[FOUND], sign) for one in tried]
+        rows.sort(key=lambda row: (row.label != FOUND, row.worse is None, -row.worse.mean if row.worse else 0.0))
+        ablated.append(Ablation(of.name, name, trial["number"], objective.metric, rows))
+    return ablated
 
 
-def ablation(of: Found, name: str, tried: Sequence[Variant], found: Mapping[str, Sequence[Repeat]]) -> Ablation:
-    sign = 1.0 if of.objective.direction == "minimize" else -1.0
-    as_found = [run.value for run in found[FOUND]]
-    rows = []
-    for one in tried:
-        values = [run.value for run in found.get(one.label, [])]
-        pairs = zip(values, as_found, strict=False)
-        worse = [None if a is None or b is None else sign * (a - b) for a, b in pairs]
-        best = of.ranked[0]["params"].get(one.label)
-        spread = Spread.of(worse) if one.label != FOUND else None
-        rows.append(Ablated(one.label, best, of.base.get(one.label), Spread.of(values), spread, one.refused))
-    rows.sort(key=lambda row: (row.label != FOUND, row.worse is None, -row.worse.mean if row.worse else 0.0))
-    return Ablation(of.name, name, of.ranked[0]["number"], of.objective.metric, rows)
+def _ablated(
+    of: Found,
+    trial: Mapping[str, Any],
+    one: Variant,
+    values: Sequence[float | None],
+    as_found: Sequence[float | None],
+    sign: float,
+) -> Ablated:
+    pairs = zip(values, as_found, strict=False)
+    worse = Spread.of([None if a is None or b is None else sign * (a - b) for a, b in pairs])
+    found, default = trial["params"].get(one.label), of.base.get(one.label)
+    return Ablated(one.label, found, default, Spread.of(values), worse if one.label != FOUND else None, one.refused)
 
 
-def describe(found: Ablation) -> str:
+def to_json(found: Sequence[Ablation]) -> str:
+    """An object, or of several objectives a list of them."""
+    rows = [asdict(one) for one in found]
+    return json.dumps(rows if len(rows) > 1 else rows[0])
+
+
+def describe(found: Sequence[Ablation]) -> str:
+    """A table for each objective."""
+    return "\n\n".join(map(_described, found))
+
+
+def _described(found: Ablation) -> str:
     """A line for each variant."""
     table = [["at its default", "found", "default", found.metric, "worse by"]]
     for row in found.rows:

@@ -12,15 +12,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpo.analysis.listed import SEED, Found, Repeat, Spread
+from hpo.errors import UserError
+from hpo.objective import best_of, rank
 from hpo.words import aligned, counted
 
 
 def listed(of: Found, top: int, seeds: int) -> list[dict[str, Any]]:
-    """The `top` best trials, each under the same `seeds` seeds: those that follow on the largest the study has used."""
+    """The `top` best trials, each under the same `seeds` seeds: those that follow on the largest the study has used.
+
+    With several objectives they are those that together cover the front best.
+    """
     first = 1 + max(trial["config"][SEED] for trial in of.ranked)
     return [
         {"label": _label(trial["number"]), "params": {**trial["params"], SEED: first + i}}
-        for trial in of.ranked[:top]
+        for trial in of.best(top)
         for i in range(seeds)
     ]
 
@@ -29,12 +34,20 @@ def _label(number: int) -> str:
     return f"trial {number}"
 
 
-def held_out(of: Found, given: str | None) -> str | None:
-    """The metric that no trial is selected by: the one given, else `test/x` where the objective is `val/x`."""
-    if given is not None:
-        return given
-    area, slash, rest = of.objective.metric.partition("/")
-    return f"test/{rest}" if slash and area == "val" else None
+def held_out(of: Found, given: str | None) -> list[str | None]:
+    """The metric that no trial is selected by, for each objective: `test/x` of `val/x`, or for the only one that given.
+
+    Raises UserError where one is given for several objectives.
+    """
+    if given is None:
+        parts = [one.metric.partition("/") for one in of.objectives]
+        return [f"test/{rest}" if slash and area == "val" else None for area, slash, rest in parts]
+    if len(of.objectives) > 1:
+        raise UserError(
+            f"--hold-out {given}: study {of.name!r} has {len(of.objectives)} objectives, each with a held-out "
+            "metric of its own, test/x for val/x: leave it away."
+        )
+    return [given]
 
 
 @dataclass(frozen=True)
@@ -55,31 +68,66 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The configurations, the best under other seeds first."""
+    """By one objective: the configurations, the best under other seeds first.
+
+    `front` are the trials that under other seeds no other is better than in every objective; with one, the best.
+    """
 
     study: str
     name: str
     metric: str
     hold_out: str | None
     rows: Sequence[Confirmed]
+    front: Sequence[int]
 
-    def to_json(self) -> str:
-        return json.dumps({**asdict(self), "rows": [{**asdict(row), "gap": row.gap} for row in self.rows]})
-
-
-def confirmation(of: Found, name: str, hold_out: str | None, found: Mapping[str, Sequence[Repeat]]) -> Confirmation:
-    rows = []
-    for trial in of.ranked:
-        if (runs := found.get(_label(trial["number"]))) is not None:
-            again, held = (Spread.of([getattr(run, field) for run in runs]) for field in ("value", "held_out"))
-            failed = sum(run.value is None for run in runs)
-            rows.append(Confirmed(trial["number"], trial["value"], again, held, failed))
-    sign = -1.0 if of.objective.direction == "maximize" else 1.0
-    rows.sort(key=lambda row: (row.again is None, sign * row.again.mean if row.again else 0.0, row.trial))
-    return Confirmation(of.name, name, of.objective.metric, hold_out, rows)
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "rows": [{**asdict(row), "gap": row.gap} for row in self.rows]}
 
 
-def describe(found: Confirmation) -> str:
+def confirmations(
+    of: Found, name: str, hold_outs: Sequence[str | None], found: Mapping[str, Sequence[Repeat]]
+) -> list[Confirmation]:
+    """One for each objective."""
+    runs = {one["number"]: found[label] for one in of.ranked if (label := _label(one["number"])) in found}
+    means = {number: [_mean(own, place) for place in range(len(of.objectives))] for number, own in runs.items()}
+    known = {number: own for number, own in means.items() if None not in own}
+    front = best_of(of.spec.objectives, known)  # pyright: ignore[reportArgumentType]
+    selected = {one["number"]: one["values"] for one in of.ranked}
+    confirmed = []
+    for place, (objective, hold_out) in enumerate(zip(of.objectives, hold_outs, strict=True)):
+        rows = [_confirmed(number, selected[number][place], own, place) for number, own in runs.items()]
+        rows.sort(key=lambda row: rank(objective.to_json(), row.trial, row.again.mean if row.again else None))
+        confirmed.append(Confirmation(of.name, name, objective.metric, hold_out, rows, front))
+    return confirmed
+
+
+def _mean(runs: Sequence[Repeat], place: int) -> float | None:
+    spread = Spread.of([run.values[place] for run in runs])
+    return None if spread is None else spread.mean
+
+
+def _confirmed(number: int, selected: float, runs: Sequence[Repeat], place: int) -> Confirmed:
+    values = [run.values[place] for run in runs]
+    held = Spread.of([run.held_out[place] for run in runs])
+    return Confirmed(number, selected, Spread.of(values), held, values.count(None))
+
+
+def to_json(found: Sequence[Confirmation]) -> str:
+    """An object, or of several objectives a list of them."""
+    rows = [one.as_json() for one in found]
+    return json.dumps(rows if len(rows) > 1 else rows[0])
+
+
+def describe(found: Sequence[Confirmation]) -> str:
+    """A table for each objective, and what they say."""
+    tables = "\n\n".join(map(_described, found))
+    if len(found) == 1 or not found[0].front:
+        return tables
+    front = ", ".join(map(str, found[0].front))
+    return f"{tables}\n\nunder other seeds no trial is better in every objective than trial {front}"
+
+
+def _described(found: Confirmation) -> str:
     """A line for each configuration, and what they say."""
     known = any(row.held_out for row in found.rows)
     table = [["trial", "selected", f"{found.metric} again", *([str(found.hold_out), "gap"] if known else [])]]

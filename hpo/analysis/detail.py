@@ -179,7 +179,7 @@ def _best_trial(connection: Connection, home: Home, study: RowMapping, found: re
     }
 
 
-def chosen_best(found: Sequence[dict[str, Any]], number: int | None) -> dict[str, Any]:
+def chosen_best(found: Sequence[Mapping[str, Any]], number: int | None) -> Mapping[str, Any]:
     """The best trial, or of a front the one that is named; UserError where that is none of it."""
     numbers = [one["number"] for one in found]
     if number is None and len(found) == 1:

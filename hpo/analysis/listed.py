@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from hpo import domination
+from hpo.analysis.detail import chosen_best
 from hpo.config import as_json, flatten
 from hpo.errors import UserError
 from hpo.executing import Placement
 from hpo.ledger import reads
 from hpo.ledger.tables import TERMINAL_STATES
-from hpo.objective import Objective
+from hpo.objective import Objective, best_of, losses
 from hpo.run import Request
 from hpo.spec import StudySpec
 from hpo.study import Study
@@ -31,7 +33,7 @@ SEED = "train.seed"
 @dataclass(frozen=True)
 class Found:
     """A study as it stands: what was declared and asked for, its own configuration, flat, and its complete trials,
-    best first, each with `number`, `value`, `params` and its whole `config`, flat."""
+    best first, each with `number`, `values`, `params` and its whole `config`, flat."""
 
     name: str
     study: Study
@@ -41,8 +43,18 @@ class Found:
     ranked: Sequence[Mapping[str, Any]]
 
     @property
-    def objective(self) -> Objective:
-        return self.study.objectives[0]
+    def objectives(self) -> Sequence[Objective]:
+        return self.study.objectives
+
+    def best(self, top: int) -> list[Mapping[str, Any]]:
+        """The `top` best trials; with several objectives those that together cover the front best."""
+        of = {one["number"]: one for one in self.ranked}
+        return [of[number] for number in domination.ranked(losses(self.spec.objectives, _values(self.ranked)))[:top]]
+
+    def chosen(self, number: int | None) -> Mapping[str, Any]:
+        """The best trial, or of a front the one that is named. Raises UserError where that is none of it."""
+        front = best_of(self.spec.objectives, _values(self.ranked))
+        return chosen_best([one for one in self.ranked if one["number"] in front], number)
 
 
 def found(ledger: Ledger, name: str) -> Found:
@@ -67,7 +79,7 @@ def found(ledger: Ledger, name: str) -> Found:
     rows = [
         {
             "number": one["number"],
-            "value": one["values"][0],
+            "values": one["values"],
             "params": one["params"],
             "config": flatten(configs[one["id"]]),
         }
@@ -119,32 +131,36 @@ def check_same(ledger: Ledger, name: str, listed: Sequence[Mapping[str, Any]]) -
             raise UserError(f"study {name!r} is there already and has trained others: name a new one by --name.")
 
 
+def _values(trials: Sequence[Mapping[str, Any]]) -> dict[int, Sequence[float]]:
+    return {one["number"]: one["values"] for one in trials}
+
+
 @dataclass(frozen=True)
 class Repeat:
-    """One trial of a derived study: its value, and that of the held-out metric at the same step; None where it has
-    none."""
+    """One trial of a derived study: its value by each objective, and that of the metric held out beside it at the same
+    step; None where it has none."""
 
-    label: str
-    number: int
-    state: str
-    value: float | None
-    held_out: float | None
+    values: Sequence[float | None]
+    held_out: Sequence[float | None]
 
 
-def repeats(ledger: Ledger, name: str, hold_out: str | None) -> dict[str, list[Repeat]]:
-    """The ended trials of a derived study by label, in the order of the list."""
+def repeats(ledger: Ledger, name: str, hold_outs: Sequence[str | None] = ()) -> dict[str, list[Repeat]]:
+    """The ended trials of a derived study by label, in the order of the list. Of the metrics held out there is one for
+    each objective, or none at all."""
     with ledger.read() as connection:
         row = reads.study_row(connection, name)
-        listed, objective = row["spec"]["listed"], row["spec"]["objectives"][0]
+        listed = row["spec"]["listed"]
+        metrics = [one["metric"] for one in row["spec"]["objectives"]]
         grouped: dict[str, list[Repeat]] = {one["label"]: [] for one in listed}
-        curves = _curves(connection, row["id"], [objective["metric"], *([hold_out] if hold_out else [])])
+        curves = _curves(connection, row["id"], [*metrics, *filter(None, hold_outs)])
         for trial in reads.trial_rows(connection, row["id"]):
             if trial["state"] in TERMINAL_STATES:
-                label, number = listed[trial["number"]]["label"], trial["number"]
-                value = trial["values"][0] if trial["state"] == "complete" and trial["values"] else None
-                at = _step(curves.get((number, objective["metric"]), {}), value)
-                held_out = curves.get((number, hold_out or ""), {}).get(at) if at is not None else None
-                grouped[label].append(Repeat(label, number, trial["state"], value, held_out))
+                number = trial["number"]
+                complete = trial["state"] == "complete" and trial["values"]
+                values = trial["values"] if complete else [None] * len(metrics)
+                at = _step(curves.get((number, metrics[0]), {}), values[0])
+                held = [None if at is None else curves.get((number, key or ""), {}).get(at) for key in hold_outs]
+                grouped[listed[number]["label"]].append(Repeat(values, held))
     return grouped
 
 

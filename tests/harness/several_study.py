@@ -11,6 +11,7 @@ from trainer.report import ENDS, Outcome
 class Train(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     num_epochs: int = 9
+    seed: int = 0
 
 
 class Config(BaseModel):
@@ -30,7 +31,11 @@ class Several:
         if os.environ.get("SEVERAL_ODD") and c.size % 2:
             return Outcome("nonfinite", 0, 0, error="loss is not finite")
         for epoch in range(1, c.train.num_epochs + 1):
-            metrics = {"val/loss": c.x + c.y / epoch, "val/accuracy": c.x**2 - c.y, "size": 10.0 * c.size}
+            luck = 0.01 * c.train.seed
+            loss, accuracy = c.x + c.y / epoch + luck, c.x**2 - c.y - luck**2
+            metrics = {"val/loss": loss, "val/accuracy": accuracy, "size": 10.0 * c.size}
+            if luck:
+                metrics["test/loss"] = 2 * loss
             verdict = reporter.report(epoch, metrics, epoch=epoch).kind
             if verdict in ENDS:
                 return Outcome(ENDS[verdict], epoch, epoch)

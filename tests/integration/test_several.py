@@ -252,6 +252,51 @@ def test_a_trial_is_judged_at_one_epoch_by_all_objectives_and_constraints(
     )
 
 
+def test_the_front_is_confirmed_and_ablated_by_each_objective(tmp_path):
+    """The oracle is the study's own formula: seed s adds 0.01 s to the loss and takes (0.01 s)^2 from the accuracy."""
+    home, flags = Home(tmp_path), ("--executor", "inline")
+    hpo("run", "--study", SEVERAL, "--trials", "12", "--strategy", "none", *flags, home=home)
+    with Ledger(home.storage).read() as connection:
+        rows = reads.trial_rows(connection, 1)
+    front = brute_front(rows)
+    assert len(front) > 2
+    shown = hpo("confirm", "--study", "several", "--top", "3", "--seeds", "2", "--json", *flags, home=home)
+    found = json.loads(shown.stdout)
+    assert [one["metric"] for one in found] == ["val/loss", "val/accuracy"]
+    tried = {row["trial"] for row in found[0]["rows"]}
+    assert len(tried) == 3 and tried <= set(front)
+    by_loss = min(front, key=lambda n: rows[n]["values"][0])
+    by_accuracy = max(front, key=lambda n: rows[n]["values"][1])
+    assert {by_loss, by_accuracy} <= tried, "they cover the front, ends included"
+    for one, shift, held in ((found[0], 0.015, 2), (found[1], -0.00025, None)):
+        assert {row["trial"] for row in one["rows"]} == tried and set(one["front"]) == tried
+        place = found.index(one)
+        for row in one["rows"]:
+            value = rows[row["trial"]]["values"][place]
+            assert row["selected"] == value
+            assert row["again"]["mean"] == pytest.approx(value + shift) and row["again"]["count"] == 2
+            assert row["held_out"] is None if held is None else row["gap"] == pytest.approx(value + 2 * shift)
+        means = [row["again"]["mean"] for row in one["rows"]]
+        assert means == sorted(means, reverse=place == 1)
+    text = hpo("confirm", "--study", "several", "--top", "3", "--seeds", "2", *flags, home=home).stdout
+    assert "under other seeds no trial is better in every objective than trial" in text
+    refused = hpo("confirm", "--study", "several", "--hold-out", "test/loss", home=home, code=2).stderr
+    assert "--hold-out test/loss: study 'several' has 2 objectives" in refused
+
+    assert (
+        "there is more than one best trial: name one of"
+        in hpo("ablate", "--study", "several", home=home, code=2).stderr
+    )
+    shown = hpo("ablate", "--study", "several", "--trial", str(by_loss), "--json", *flags, home=home)
+    loss, accuracy = json.loads(shown.stdout)
+    x, y = rows[by_loss]["params"]["x"], rows[by_loss]["params"]["y"]
+    cost = {row["label"]: row["worse"]["mean"] for row in loss["rows"] if row["worse"]}
+    assert cost["x"] == pytest.approx(0.5 - x) and cost["y"] == pytest.approx((0.5 - y) / 9)
+    assert cost["all defaults"] == pytest.approx(cost["x"] + cost["y"]) and cost["size"] == 0
+    cost = {row["label"]: row["worse"]["mean"] for row in accuracy["rows"] if row["worse"]}
+    assert cost["x"] == pytest.approx(x**2 - 0.25) and cost["y"] == pytest.approx(0.5 - y)
+
+
 def test_a_study_that_is_nowhere_feasible_says_so(tmp_path):
     """And not that the task is to be mended."""
     study = tmp_path / "narrow.py"

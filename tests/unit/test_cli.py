@@ -34,7 +34,7 @@ SURFACE = {
     "importance": "--study --metric --evaluator --json --home --storage",
     "confirm": "--study --top --seeds --hold-out --name --workers --executor -o --config --json --home --storage "
     "--tracking-uri",
-    "ablate": "--study --seeds --name --workers --executor --json --home --storage --tracking-uri",
+    "ablate": "--study --trial --seeds --name --workers --executor --json --home --storage --tracking-uri",
     "gc": "--study --keep-best --max-bytes --dry-run --home --storage --tracking-uri",
     "soup": "--study --top --trial --save --home --storage --tracking-uri",
     "export": "number --to --format --study --home --storage",
