@@ -1,4 +1,4 @@
-"""A curve, as strategies and the ledger know it: (epoch, loss), ascending; with several objectives a loss is a tuple."""
+"""A curve, as strategies and the ledger have it: (epoch, loss), ascending; of several objectives a loss is a tuple."""
 
 from __future__ import annotations
 

@@ -7,14 +7,68 @@ from __future__ import annotations
 
 import math
 import operator
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Losses = tuple[float, ...]
 
 
+class _Beyond:
+    """A loss, one or several, of what breaks its constraints: in order behind every loss that breaks none, and behind
+    those that break theirs by less in all; otherwise the number or the tuple that it is.
+
+    So the order of losses is constrained domination (Deb et al. 2002, "A Fast and Elitist Multiobjective Genetic
+    Algorithm: NSGA-II", section VI).
+    """
+
+    violation: float
+    bare: Any
+
+    def __eq__(self, other: object) -> bool:
+        return _placed(self) == _placed(other)
+
+    def __ne__(self, other: object) -> bool:  # numbers and tuples have one of their own, as of the others
+        return _placed(self) != _placed(other)
+
+    def __lt__(self, other: Any) -> bool:
+        return _placed(self) < _placed(other)
+
+    def __le__(self, other: Any) -> bool:
+        return _placed(self) <= _placed(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return _placed(self) > _placed(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return _placed(self) >= _placed(other)
+
+    def __hash__(self) -> int:
+        return hash(_placed(self))
+
+
+class _BeyondOne(_Beyond, float): ...
+
+
+class _BeyondSeveral(_Beyond, tuple[float, ...]): ...
+
+
+def _placed(loss: Any) -> tuple[float, Any]:
+    return (loss.violation, loss.bare) if isinstance(loss, _Beyond) else (0.0, loss)
+
+
+def beyond(loss: Any, violation: float) -> Any:
+    """The loss, one or several, of what is so far beyond its bounds in all; itself where that is 0."""
+    if not violation:
+        return loss
+    found = _BeyondSeveral(loss) if isinstance(loss, tuple) else _BeyondOne(loss)
+    found.violation, found.bare = violation, loss
+    return found
+
+
 def dominates(a: Losses, b: Losses) -> bool:
-    return a != b and all(map(operator.le, a, b))
+    (beyond_a, _), (beyond_b, _) = _placed(a), _placed(b)
+    return beyond_a < beyond_b if beyond_a != beyond_b else a != b and all(map(operator.le, a, b))
 
 
 def is_nan(loss: Any) -> bool:
@@ -98,3 +152,38 @@ def ranked(losses: Mapping[int, Any]) -> list[int]:
     else:
         order = sorted(sound, key=lambda key: (sound[key], key))
     return order + sorted(odd)
+
+
+class Ranking:
+    """Losses by number in the order of `ranked`, which is kept as they come: one of n takes log n comparisons."""
+
+    def __init__(self, losses: Mapping[int, Any]) -> None:
+        self.losses = dict(losses)
+        self._order: list[int] | None = None  # with several losses each new one may change all
+        several = any(isinstance(loss, tuple) for loss in losses.values())
+        self._keys = None if several else sorted(map(_key, losses.values(), losses))
+
+    def put(self, number: int, loss: Any) -> None:
+        """The loss of a number, in the place of another that it had; None takes it away."""
+        before = self.losses.pop(number, None)
+        if loss is not None:
+            self.losses[number] = loss
+        self._order = None
+        if isinstance(loss, tuple):
+            self._keys = None
+        if self._keys is not None and before is not None:
+            del self._keys[bisect_left(self._keys, _key(before, number))]
+        if self._keys is not None and loss is not None:
+            insort(self._keys, _key(loss, number))
+
+    @property
+    def order(self) -> list[int]:
+        """The numbers, the best first."""
+        if self._order is None:
+            self._order = ranked(self.losses) if self._keys is None else [number for _, _, number in self._keys]
+        return self._order
+
+
+def _key(loss: Any, number: int) -> tuple[bool, float, int]:
+    odd = math.isnan(loss)
+    return odd, 0.0 if odd else loss, number

@@ -20,6 +20,7 @@ from hpo.opening import Options, check_home, continued, open_study, write_change
 from hpo.reclaim import Reclaimer
 from hpo.search.population import breeding, planned_epochs
 from hpo.search.promotion import Board, promoting
+from hpo.search.strategy import has_rungs, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import Study
 from trainer.failpoint import failpoint
@@ -71,7 +72,8 @@ class Driver:
         self._time = Stopwatch(self._clock, row["seconds_used"])
         stored = Budget.of(dict(row))
         self._budget = self._options.budget.over(stored)
-        self._curves = Curves(self._id, self._study.objectives, self._study.constraints)
+        bounded = has_rungs(make_strategy(self._spec.strategy))
+        self._curves = Curves(self._id, self._study.objectives, self._study.constraints, bounded=bounded)
         self._promoting, self._breeding = promoting(self._spec.strategy), breeding(self._spec.strategy)
         self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
         self._adopt()
@@ -336,7 +338,8 @@ class Driver:
         if not (self._promoting and self._paused and self._looked != last and room > 0) or self._streak.full:
             return []
         self._looked, points = last, self._asking.features()
-        found = self._ledger.look(lambda c: Board.of(self._curves.upto(c, None), points))
+        self._ledger.look(lambda c: self._curves.refresh(c, None))
+        found = Board(self._curves.curves, self._curves.states, points, self._curves.order)
         # A budget of epochs is exceeded by the one trial that has to train to its end for the study to have a best one.
         alone = room == self._spec.window and "complete" not in found.states.values()
         numbers: list[int] = []

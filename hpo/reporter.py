@@ -22,7 +22,7 @@ from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.plain import text
 from hpo.ledger.writes import LaneReport
-from hpo.search.strategy import make_strategy
+from hpo.search.strategy import has_rungs, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import Study, load
 from hpo.system import SystemMetrics
@@ -43,12 +43,13 @@ class Opened:
         self.spec = StudySpec.from_json(row["spec"])
         self.study: Study = load(self.spec.reference).configure(self.spec.overrides)
         self.strategy = make_strategy(self.spec.strategy)
-        self.curves = Curves(self.id, self.study.objectives, self.study.constraints)
+        bounded = has_rungs(self.strategy)
+        self.curves = Curves(self.id, self.study.objectives, self.study.constraints, bounded=bounded)
 
-    def history(self, connection: Connection, claim: Claim, epoch: int, loss: Any) -> LedgerHistory:
+    def history(self, connection: Connection, claim: Claim, epoch: int) -> LedgerHistory:
         """What a decision on the trial may read: in ordered mode only trials <= number - W."""
         limit = claim.number - self.spec.window if self.spec.order == "ordered" else None
-        return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, loss, limit)
+        return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, limit)
 
 
 class LedgerReporter:
@@ -177,8 +178,7 @@ class LedgerReporter:
             return None
         if epoch >= self._last_epoch:
             return None  # nothing is left to be cut short
-        loss = opened.curves.loss(metrics)
-        return lambda connection: strategy.decide(opened.history(connection, claim, epoch, loss))
+        return lambda connection: strategy.decide(opened.history(connection, claim, epoch))
 
     def _checkpoints_changed(self, changes: Mapping[str, Mapping[str, Any]]) -> set[str]:
         return self._ledger.transact(lambda c: writes.set_checkpoints(c, self._claim, changes))

@@ -6,33 +6,40 @@ Only closed epochs of fold 0 count. A trial that has ended never changes, so its
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.engine import Connection
 
 from hpo.config import near
+from hpo.curves import Curve, first_loss, first_losses
+from hpo.domination import Ranking, beyond, ranked
 from hpo.ledger import statements as sql
 from hpo.ledger.tables import TERMINAL_STATES, machine_dependent, reports, trials
 from hpo.objective import Constraint, Objective
 from trainer.report import Outcome, OutcomeKind
 
-Curve = list[tuple[int, Any]]  # (epoch, loss); with several objectives a loss is a tuple, one for each
 PAGE = 500  # trials read at once: SQLite takes 32766 parameters
+_RANKINGS = 32  # that are kept; rungs are few, and who asks for one at every epoch asks for the newest
+
+BLOCK = 64  # trials that are asked at once whether any has changed
 
 _POINT = (reports.c.step, reports.c.epoch, reports.c.key, reports.c.value)
-_CLOSED = reports.c.key.in_(bindparam("metrics", expanding=True)) & (reports.c.fold == 0) & reports.c.epoch.is_not(None)
-_OWN = select(*_POINT).where(reports.c.trial_id == bindparam("trial"), _CLOSED).order_by(reports.c.step)
+_NAMED = reports.c.key.in_(bindparam("metrics", expanding=True)) & (reports.c.fold == 0)
+_OWN = select(*_POINT).where(reports.c.trial_id == bindparam("trial"), _NAMED).order_by(reports.c.step)
+_OWN_CLOSED = _OWN.where(reports.c.epoch.is_not(None))
 
 _MANY = (
     select(reports.c.trial_id, *_POINT)
-    .where(reports.c.trial_id.in_(bindparam("trials", expanding=True)), _CLOSED)
+    .where(reports.c.trial_id.in_(bindparam("trials", expanding=True)), _NAMED)
     .order_by(reports.c.trial_id, reports.c.step)
 )
+_MANY_CLOSED = _MANY.where(reports.c.epoch.is_not(None))
 
 _KEYS = select(reports.c.key).where(reports.c.trial_id == bindparam("trial")).distinct().order_by(reports.c.key)
 
@@ -49,13 +56,22 @@ _LAST = (
     .limit(1)
 )
 
-_STATES = (
-    select(trials.c.id, trials.c.number, trials.c.state, trials.c.revision)
+# Revisions only grow and trials only come, so equal counts and sums are equal trials.
+_block = trials.c.number // BLOCK
+_SUMS = (
+    select(_block, func.count(), func.sum(trials.c.revision))
     .where(
         trials.c.study_id == bindparam("study"),
         trials.c.number >= bindparam("first"),
         trials.c.number <= bindparam("last"),
     )
+    .group_by(_block)
+    .order_by(_block)
+)
+
+_STATES = (
+    select(trials.c.id, trials.c.number, trials.c.state, trials.c.revision)
+    .where(trials.c.study_id == bindparam("study"), trials.c.number.in_(bindparam("numbers", expanding=True)))
     .order_by(trials.c.number)
 )
 
@@ -70,31 +86,60 @@ class Judgement:
 
 
 class Curves:
-    """The curves of one study's objectives. What was read is kept in memory until its trial changes."""
+    """The curves of one study's objectives. What was read is kept in memory until its trial changes.
 
-    def __init__(self, study_id: int, objectives: Sequence[Objective], constraints: Sequence[Constraint] = ()) -> None:
+    `curves` and `states`, by number, ascending, are as of the last `refresh`. Under `bounded` the loss of a trial that
+    breaks constraints, by what was reported of them so far, ranks behind those that break none (`domination.beyond`).
+    """
+
+    def __init__(
+        self,
+        study_id: int,
+        objectives: Sequence[Objective],
+        constraints: Sequence[Constraint] = (),
+        *,
+        bounded: bool = False,
+    ) -> None:
         self.study_id = study_id
         self.objectives, self.constraints = objectives, constraints
         self.metrics = [objective.metric for objective in objectives]
         self._signs = [-1.0 if objective.direction == "maximize" else 1.0 for objective in objectives]
-        # Number -> the trial's revision, its state, its curve; ascending, since trials are read in order.
-        self._kept: dict[int, tuple[int, str, Curve]] = {}
+        self._bounds = constraints if bounded else ()
+        self._read_keys = list(dict.fromkeys([*self.metrics, *(one.metric for one in self._bounds)]))
+        self._own, self._many = (_OWN, _MANY) if self._bounds else (_OWN_CLOSED, _MANY_CLOSED)
+        self.curves: dict[int, Curve] = {}
+        self.states: dict[int, str] = {}
+        self._revisions: dict[int, int] = {}
+        self._sums: dict[int, tuple[int, int]] = {}  # of the blocks whose trials are all as they were read
+        self._rankings: dict[tuple[int, float], Ranking] = {}
         self._gap = 0  # every trial below has ended, and never changes
 
     def of(self, connection: Connection, trial_id: int) -> Curve:
         """(epoch, loss) of one trial, in order."""
-        return [(epoch, loss) for _, epoch, loss in self._steps(connection, trial_id)]
+        rows = connection.execute(self._own, {"trial": trial_id, "metrics": self._read_keys})
+        return self._curve(rows)
 
-    def _steps(self, connection: Connection, trial_id: int) -> list[tuple[int, int, Any]]:
-        """(step, epoch, loss) of one trial, in order."""
-        return self._points(connection.execute(_OWN, {"trial": trial_id, "metrics": self.metrics}))
+    def _curve(self, rows: Iterable[Any]) -> Curve:
+        return [(epoch, beyond(loss, self._violation(held))) for _, epoch, loss, held in self._points(rows)]
 
-    def _points(self, rows: Iterable[Any]) -> list[tuple[int, int, Any]]:
-        """(step, epoch, loss) where every objective was reported, of rows (step, epoch, key, value) in order."""
-        found: dict[tuple[int, int], dict[str, float]] = {}
-        for step, epoch, key, value in rows:
-            found.setdefault((step, epoch), {})[key] = math.nan if value is None else value
-        return [(*at, self.loss(own)) for at, own in found.items() if len(own) == len(self.metrics)]
+    def _violation(self, held: Mapping[str, float]) -> float:
+        """How far values are beyond the bounds, in all; what is not known yet breaks none."""
+        known = [(one, held[one.metric]) for one in self._bounds if one.metric in held]
+        return sum(max(0.0, one.violation(value)) if math.isfinite(value) else math.inf for one, value in known)
+
+    def _points(self, rows: Iterable[Any]) -> Iterator[tuple[int, int, Any, Mapping[str, float]]]:
+        """(step, epoch, loss, newest values) where every objective was reported, of rows (step, epoch, key, value) in
+        the order of steps."""
+        held: dict[str, float] = {}
+        for step, told in groupby(rows, itemgetter(0)):
+            closed: dict[int, dict[str, float]] = {}
+            for _, epoch, key, value in told:
+                held[key] = math.nan if value is None else value
+                if epoch is not None:
+                    closed.setdefault(epoch, {})[key] = held[key]
+            for epoch, own in closed.items():
+                if all(metric in own for metric in self.metrics):
+                    yield step, epoch, self.loss(own), held
 
     def loss(self, values: Mapping[str, float]) -> Any:
         """The loss of the objectives' values, by metric."""
@@ -105,28 +150,55 @@ class Curves:
         signed = [sign * value for sign, value in zip(self._signs, values, strict=True)]
         return tuple(signed) if len(signed) > 1 else signed[0]
 
-    def upto(self, connection: Connection, last: int | None) -> dict[int, tuple[str, Curve]]:
-        """Number -> (state, curve) of every trial <= `last`, or of all."""
+    def refresh(self, connection: Connection, last: int | None, own: int | None = None) -> None:
+        """Read what has changed of the trials <= `last`, or of all. `own` is the one whose report this transaction
+        commits, which may come to nothing: what is read of it is never taken as known."""
         last = 2**31 - 1 if last is None else last
-        if self._gap <= last:
-            self._read(connection, last)
-        return {number: (state, curve) for number, (_, state, curve) in self._kept.items() if number <= last}
-
-    def _read(self, connection: Connection, last: int) -> None:
-        rows = connection.execute(_STATES, {"study": self.study_id, "first": self._gap, "last": last}).all()
-        new = [row for row in rows if self._kept.get(row.number, (None,))[0] != row.revision]
-        curves: dict[int, Curve] = {row.id: [] for row in new}
-        for start in range(0, len(new), PAGE):
-            where = {"trials": [row.id for row in new[start : start + PAGE]], "metrics": self.metrics}
-            for trial_id, rows in groupby(connection.execute(_MANY, where), itemgetter(0)):
-                curves[trial_id] = [(epoch, loss) for _, epoch, loss in self._points(row[1:] for row in rows)]
-        for row in new:
-            # Of a trial that trains this may be read within a transaction that comes to nothing: read it anew.
-            revision = row.revision if row.state != "running" else -1
-            self._kept[row.number] = (revision, row.state, curves[row.id])
-        ended = {row.number for row in rows if row.state in TERMINAL_STATES}
-        while self._gap in ended:
+        if self._gap > last:
+            return
+        where = {"study": self.study_id, "first": self._gap - self._gap % BLOCK, "last": last}
+        sums = {block: (count, total) for block, count, total in connection.execute(_SUMS, where)}
+        changed = [block for block, summed in sums.items() if self._sums.get(block) != summed]
+        numbers = [n for block in changed for n in range(block * BLOCK, block * BLOCK + sums[block][0])]
+        for start in range(0, len(numbers), PAGE):
+            self._read(connection, numbers[start : start + PAGE], own)
+        self._sums.update((block, sums[block]) for block in changed)
+        if own is not None:
+            self._sums.pop(own // BLOCK, None)
+        while self.states.get(self._gap) in TERMINAL_STATES:
             self._gap += 1
+
+    def _read(self, connection: Connection, numbers: Sequence[int], own: int | None) -> None:
+        rows = connection.execute(_STATES, {"study": self.study_id, "numbers": numbers}).all()
+        new = [row for row in rows if self._revisions.get(row.number) != row.revision]
+        curves: dict[int, Curve] = {row.id: [] for row in new}
+        where = {"trials": list(curves), "metrics": self._read_keys}
+        for trial_id, points in groupby(connection.execute(self._many, where), itemgetter(0)):
+            curves[trial_id] = self._curve(row[1:] for row in points)
+        for row in new:
+            self._revisions[row.number] = -1 if row.number == own else row.revision
+            self.states[row.number], self.curves[row.number] = row.state, curves[row.id]
+            for span, ranking in self._rankings.items():
+                ranking.put(row.number, first_loss(curves[row.id], *span))
+
+    def upto(self, connection: Connection, last: int | None) -> dict[int, tuple[str, Curve]]:
+        """Number -> (state, curve) of every trial <= `last`, or of all, as of now."""
+        self.refresh(connection, last)
+        known = self.curves.items()
+        return {number: (self.states[number], curve) for number, curve in known if last is None or number <= last}
+
+    def ranking(self, epoch: int, beyond: float) -> Ranking:
+        """Of the first losses within [epoch, beyond), as of the last `refresh`."""
+        span = (epoch, beyond)
+        if span not in self._rankings:
+            while len(self._rankings) >= _RANKINGS:
+                del self._rankings[next(iter(self._rankings))]
+            self._rankings[span] = Ranking(first_losses(self.curves, *span))
+        return self._rankings[span]
+
+    def order(self, epoch: int, beyond: float) -> Sequence[int]:
+        """The trials by these losses, the best first."""
+        return self.ranking(epoch, beyond).order
 
     def judge(self, connection: Connection, trial_id: int, outcome: Outcome) -> Judgement:
         """What a trial ends with that is complete or pruned; nothing that failed is scored.
@@ -135,7 +207,8 @@ class Curves:
         against what was reported up to there. A complete trial whose objective or constraint is missing has failed; one
         of which either is not finite, or a constraint broken, is infeasible.
         """
-        points = self._steps(connection, trial_id)
+        rows = connection.execute(_OWN_CLOSED, {"trial": trial_id, "metrics": self.metrics})
+        points = [(step, epoch, loss) for step, epoch, loss, _ in self._points(rows)]
         if not points:
             missing = outcome.kind == "complete"
             return Judgement(self._missing(connection, trial_id, outcome, self.metrics) if missing else outcome)
@@ -212,31 +285,44 @@ class LedgerHistory:
         trial_id: int,
         number: int,
         epoch: int,
-        loss: Any,
         limit: int | None,
     ) -> None:
         self.number, self.epoch = number, epoch
-        self.value = loss
         self._curves, self._connection = curves, connection
         self._trial_id, self._limit = trial_id, limit
 
     @property
     def curve(self) -> Curve:
         """The trial's own (epoch, loss), this epoch included."""
-        return self._curves.of(self._connection, self._trial_id)
+        return self._own
+
+    @cached_property
+    def _own(self) -> Curve:
+        known = self._curves.of(self._connection, self._trial_id)
+        return [point for point in known if point[0] <= self.epoch]
+
+    @property
+    def value(self) -> Any:
+        """The trial's own loss at this epoch."""
+        return self.curve[-1][1]
 
     def at(self, epoch: int) -> dict[int, Any]:
         """Number -> loss of the other visible trials that reached `epoch`."""
-        found = {}
-        for number, (_, curve) in self._visible().items():
-            value = next((loss for reached, loss in curve if reached == epoch), None)
-            if value is not None:
-                found[number] = value
-        return found
+        losses = self._known.ranking(epoch, epoch + 1).losses
+        return {number: loss for number, loss in losses.items() if self._sees(number)}
+
+    def order(self, epoch: int, beyond: float) -> Sequence[int]:
+        """The visible trials and this one by their first loss within [epoch, beyond), the best first."""
+        if self._limit is None:
+            return self._known.order(epoch, beyond)
+        losses = self._known.ranking(epoch, beyond).losses
+        seen = {number: loss for number, loss in losses.items() if self._sees(number)}
+        return ranked(seen | first_losses({self.number: self.curve}, epoch, beyond))
 
     def curves(self, states: Collection[str] = ("complete",)) -> dict[int, Curve]:
         """Number -> curve of the other visible trials in one of `states`."""
-        return {number: curve for number, (state, curve) in self._visible().items() if state in states}
+        known, found = self._known.curves, self._known.states
+        return {number: known[number] for number in known if found[number] in states and self._sees(number)}
 
     def checkpoint(self, number: int) -> str | None:
         """The newest kept checkpoint of another visible trial, as `<trial number>/<path>`."""
@@ -246,7 +332,11 @@ class LedgerHistory:
         path = self._connection.execute(sql.NEWEST, where).scalar()
         return path and f"{number}/{path}"
 
-    def _visible(self) -> dict[int, tuple[str, Curve]]:
-        visible = self._curves.upto(self._connection, self._limit)
-        visible.pop(self.number, None)
-        return visible
+    @cached_property
+    def _known(self) -> Curves:
+        """The curves as this transaction sees them."""
+        self._curves.refresh(self._connection, self._limit, own=self.number)
+        return self._curves
+
+    def _sees(self, number: int) -> bool:
+        return number != self.number and (self._limit is None or number <= self._limit)

@@ -32,6 +32,7 @@ class Asha(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     several: ClassVar[bool] = True
+    rungs: ClassVar[bool] = True
     name: Literal["asha"] = "asha"
     min_epochs: int = Field(default=1, ge=1)
     eta: int = Field(default=3, ge=2)

@@ -4,19 +4,15 @@ Tuning", MLSys, algorithm 2): every trial waits at its rung with its checkpoint 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal
 
-from hpo.domination import is_nan, ranked
+from hpo.domination import is_nan
 from hpo.ledger.tables import STATES
 from hpo.search.asha import Asha
 from hpo.search.promotion import Board
 from hpo.search.strategy import Curve, History
 from trainer.report import CONTINUE, Verdict
-
-_epoch = itemgetter(0)
 
 
 class AshaPromote(Asha):
@@ -39,16 +35,22 @@ class AshaPromote(Asha):
             return CONTINUE
         if is_nan(history.value):
             return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
-        curves = {**history.curves(STATES), history.number: curve}
-        ranked = self._ranked(curves, rung)
-        place, keep = ranked.index(history.number), len(ranked) // self.eta
-        waiting = history.curves(("paused",))
-        ahead = any(number in waiting and self.rung(waiting[number][-1][0]) == rung for number in ranked[:place])
-        if place < keep and not ahead and rung < self.top(curves):
+        order = history.order(*self._span(rung))
+        place, keep = order.index(history.number), len(order) // self.eta
+        if (
+            place < keep
+            and not self._waits(history, order[:place], rung)
+            and rung < self.top({**history.curves(STATES), history.number: curve})
+        ):
             return CONTINUE
         return Verdict(
-            "pause", reason=f"rank {place + 1} of {len(ranked)} at rung {rung} (epoch {epoch}); the best {keep} go on"
+            "pause", reason=f"rank {place + 1} of {len(order)} at rung {rung} (epoch {epoch}); the best {keep} go on"
         )
+
+    def _waits(self, history: History, numbers: Sequence[int], rung: int) -> bool:
+        """Whether one of these trials is paused at the rung."""
+        waiting = history.curves(("paused",))
+        return any(number in waiting and self.rung(waiting[number][-1][0]) == rung for number in numbers)
 
     def promote(self, board: Board, last: bool) -> Sequence[int]:
         top = self.top(board.curves)
@@ -65,21 +67,12 @@ class AshaPromote(Asha):
                 waiting.setdefault(self.rung(curve[-1][0]) or 0, set()).add(number)
         found: list[int] = []
         for rung in sorted((rung for rung in waiting if rung < top), reverse=True):
-            ranked = self._ranked(board.curves, rung)
-            keep = max(len(ranked) // self.eta, at_least)
-            found += [number for number in ranked[:keep] if number in waiting[rung]]
+            order = board.order(*self._span(rung))
+            keep = max(len(order) // self.eta, at_least)
+            found += [number for number in order[:keep] if number in waiting[rung]]
         return found
 
-    def _ranked(self, curves: Mapping[int, Curve], rung: int) -> list[int]:
-        """The trials that have come to the rung, the best first."""
-        return ranked(self._losses(curves, rung))
-
-    def _losses(self, curves: Mapping[int, Curve], rung: int) -> dict[int, Any]:
-        """The losses of the trials' first reports from the rung on."""
-        level, found = self.first * self.eta**rung, {}
-        beyond = min(level * self.eta, self.max_epochs or math.inf)
-        for number, curve in curves.items():
-            place = bisect_left(curve, level, key=_epoch)
-            if place < len(curve) and curve[place][0] < beyond:
-                found[number] = curve[place][1]
-        return found
+    def _span(self, rung: int) -> tuple[int, float]:
+        """The epochs whose first report is a trial's at the rung: from it on, and before the next one."""
+        level = self.first * self.eta**rung
+        return level, min(level * self.eta, self.max_epochs or math.inf)

@@ -8,6 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hpo.curves import first_losses
+from hpo.domination import ranked
+from hpo.ledger.tables import STATES
 from hpo.search.asha import Asha
 from hpo.search.strategy import Curve, History
 from trainer.report import CONTINUE, Verdict
@@ -30,6 +33,7 @@ class Hyperband(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     several: ClassVar[bool] = True
+    rungs: ClassVar[bool] = True
     name: Literal["hyperband"] = "hyperband"
     min_epochs: int = Field(default=1, ge=1)
     eta: int = Field(default=3, ge=2)
@@ -84,6 +88,10 @@ class Among:
 
     def at(self, epoch: int) -> Mapping[int, Any]:
         return {number: loss for number, loss in self._history.at(epoch).items() if self._counts(number)}
+
+    def order(self, epoch: int, beyond: float) -> Sequence[int]:
+        curves = {**self.curves(STATES), self.number: self.curve}
+        return ranked(first_losses(curves, epoch, beyond))
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
         return {number: curve for number, curve in self._history.curves(states).items() if self._counts(number)}

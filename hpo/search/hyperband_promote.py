@@ -30,6 +30,7 @@ class HyperbandPromote(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     several: ClassVar[bool] = True
+    rungs: ClassVar[bool] = True
     name: Literal["hyperband-promote"] = "hyperband-promote"
     min_epochs: int = Field(default=1, ge=1)
     eta: int = Field(default=3, ge=2)

@@ -10,6 +10,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hpo.curves import first_losses
+from hpo.domination import ranked
 from hpo.search.asha_promote import AshaPromote
 from hpo.search.strategy import Curve
 
@@ -42,12 +44,13 @@ class Pasha(AshaPromote):
         return top
 
     def _agree(self, curves: Mapping[int, Curve], top: int) -> bool:
-        below = self._losses(curves, top - 1)
-        above = self._losses({number: curves[number] for number in below}, top)
+        below = first_losses(curves, *self._span(top - 1))
+        above = first_losses({number: curves[number] for number in below}, *self._span(top))
         among = {number: curves[number] for number in above if math.isfinite(above[number] + below[number])}
         if len(among) < 2:
             return True
-        pairs = zip(self._ranked(among, top), self._ranked(among, top - 1), strict=True)
+        orders = (ranked(first_losses(among, *self._span(rung))) for rung in (top, top - 1))
+        pairs = zip(*orders, strict=True)
         apart = max(abs(below[one] - below[other]) for one, other in pairs)
         return apart == 0.0 or apart <= self._tolerance(among)
 

@@ -6,10 +6,12 @@ ended. Both are functions of what the ledger holds, so a restart changes neither
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from hpo.curves import first_losses
+from hpo.domination import ranked
 from hpo.search.strategy import Curve, Strategy, make_strategy
 
 Point = tuple[float, ...]
@@ -19,18 +21,18 @@ Point = tuple[float, ...]
 class Board:
     """All trials of a study by number: their curves of (epoch, loss), ascending, and their states.
 
-    `points` are the features of their configurations, each in [0, 1], where the sampler is a Featuring one.
+    `points` are the features of their configurations, each in [0, 1], where the sampler is a Featuring one. `known` is
+    what knows the order of them all already.
     """
 
     curves: Mapping[int, Curve]
     states: Mapping[int, str]
     points: Mapping[int, Point] = field(default_factory=dict)
+    known: Callable[[int, float], Sequence[int]] | None = None
 
-    @classmethod
-    def of(cls, trials: Mapping[int, tuple[str, Curve]], points: Mapping[int, Point] | None = None) -> Board:
-        """From number -> (state, curve), and features."""
-        curves = {number: curve for number, (_, curve) in trials.items()}
-        return cls(curves, {number: state for number, (state, _) in trials.items()}, points or {})
+    def order(self, epoch: int, beyond: float) -> Sequence[int]:
+        """The trials that have reported within [epoch, beyond) by the first loss there, the best first."""
+        return self.known(epoch, beyond) if self.known else ranked(first_losses(self.curves, epoch, beyond))
 
     @property
     def paused(self) -> list[int]:

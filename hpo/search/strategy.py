@@ -3,7 +3,8 @@
 A strategy is a frozen pydantic model, its options are its fields, and its JSON is its specification. It holds no
 state: a decision is a function of the history alone, so it is the same after any restart. Values are losses
 (lower is better); a NaN is a value that is not finite and ranks behind every other. With several objectives a loss
-is a tuple, one for each; a strategy takes that which has `several`.
+is a tuple, one for each; a strategy takes that which has `several`. Where it has `rungs`, the losses of a trial that
+breaks constraints at their epoch rank behind those of all that break none (`domination.beyond`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from hpo.config import near
+from hpo.curves import Curve, first_losses
+from hpo.domination import ranked
 from hpo.errors import UserError
 from trainer.report import Verdict
-
-Curve = Sequence[tuple[int, Any]]  # (epoch, loss), ascending
 
 
 class History(Protocol):
@@ -48,6 +49,11 @@ class History(Protocol):
 
     def at(self, epoch: int) -> Mapping[int, Any]:
         """Number -> loss of the others that closed exactly this epoch, whatever became of them."""
+        ...
+
+    def order(self, epoch: int, beyond: float) -> Sequence[int]:
+        """The trials that have reported within [epoch, beyond), this one among them, by the first loss there, the best
+        first, as `domination.ranked` has it."""
         ...
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
@@ -128,6 +134,11 @@ def make_strategy(spec: str | Mapping[str, Any]) -> Strategy:
         raise UserError(f"strategy {name!r}: {option}={first['input']!r} is refused: {reason}.") from error
 
 
+def has_rungs(strategy: Strategy) -> bool:
+    """Whether the strategy only ever ranks losses, so that constraints may enter their order."""
+    return getattr(strategy, "rungs", False)
+
+
 def check_several(strategy: Strategy, objectives: int) -> None:
     """Raise UserError where a strategy cannot rank trials by so many objectives."""
     if objectives > 1 and not getattr(strategy, "several", False):
@@ -167,7 +178,10 @@ class TableHistory:
         return {number: curve for number, curve in self.tables.items() if number != self.number and number <= limit}
 
     def at(self, epoch: int) -> Mapping[int, Any]:
-        return {number: loss for number, curve in self._others().items() for reached, loss in curve if reached == epoch}
+        return first_losses(self._others(), epoch, epoch + 1)
+
+    def order(self, epoch: int, beyond: float) -> Sequence[int]:
+        return ranked(first_losses({**self._others(), self.number: self.curve}, epoch, beyond))
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
         return {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import sqlite3
 import subprocess
 import sys
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,8 @@ from hpo.budget import Budget
 from hpo.cli import app
 from hpo.clock import FakeClock, SystemClock
 from hpo.errors import Busy, HpoError, StorageError
-from hpo.ledger import Ledger, claims, reads, store, tables, writes
-from hpo.ledger.history import Curves
+from hpo.ledger import Ledger, claims, driving, reads, store, tables, writes
+from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
 from hpo.ledger.process import Process, is_dead, start_time
@@ -436,10 +438,60 @@ def test_curves_read_each_ended_trial_once_whatever_gaps_there_are(ledger):
             seen = curves.upto(connection, None)
     assert {number: curve for number, (_, curve) in seen.items()} == {n: [(1, float(n))] for n in range(6)}
     assert list(seen) == sorted(seen)
-    assert len(read) == 4 + 3 * 2, "the ended once, the open at every look"
+    assert len(read) == 6, "each once"
     ledger.transact(lambda c: writes.finish(c, taken[0], Outcome("complete", 1, 1), [1.0]))
     with ledger.read() as connection:
         assert curves.upto(connection, 3).keys() == {0, 1, 2, 3}
+
+
+def test_curves_that_are_kept_equal_those_read_anew_whatever_happens_between(ledger):
+    """Reports that come to nothing among it, and looks from within them; two blocks of trials, and a part of one."""
+    rng, study_id, loss = random.Random(3), new_study(ledger), [Objective("val/loss")]
+    kept, spans = Curves(study_id, loss), [(1, 2), (2, 4), (4, math.inf)]
+    asked, running, steps = 0, {}, {}
+
+    def told(one: claims.Claim, curves: Curves, *, fails: bool) -> None:
+        step = steps.get(one.trial_id, 0) + 1
+
+        def decide(connection) -> Verdict:
+            history = LedgerHistory(curves, connection, one.trial_id, one.number, step, None)
+            fresh = LedgerHistory(Curves(study_id, loss), connection, one.trial_id, one.number, step, None)
+            assert repr(history.value) == repr(fresh.value)
+            for span in spans:
+                assert history.order(*span) == fresh.order(*span)
+                assert repr(sorted(history.at(span[0]).items())) == repr(sorted(fresh.at(span[0]).items()))
+            if fails:
+                raise ZeroDivisionError
+            return CONTINUE
+
+        with suppress(ZeroDivisionError):
+            report(ledger, one, step, decide, **{"val/loss": rng.choice([rng.random(), 0.5, math.nan])})
+            steps[one.trial_id] = step
+
+    for _ in range(100):
+        if asked < 100 and len(running) < 3:
+            ask(ledger, study_id, *range(asked, asked := asked + 25))
+        if len(running) < 3 and (taken := claim_all(ledger)):
+            running[taken[0].number] = taken[0]
+        one = running[rng.choice(sorted(running))]
+        told(one, kept, fails=rng.random() < 0.3)
+        if steps.get(one.trial_id) and rng.random() < 0.5:
+            kind = rng.choice(["complete", "paused", "preempted"])
+            end = Outcome(kind, steps[one.trial_id], steps[one.trial_id])
+            ledger.transact(lambda c, one=one, end=end: writes.finish(c, one, end, None))
+            del running[one.number]
+        if rng.random() < 0.3:
+            ledger.transact(lambda c: driving.thaw(c, study_id, rng.sample(range(max(asked, 1)), min(asked, 5))))
+        last = rng.choice([None, rng.randrange(100)])
+        with ledger.read() as connection:
+            found, fresh = (repr(sorted(of.upto(connection, last).items())) for of in (kept, Curves(study_id, loss)))
+        assert found == fresh
+    assert {row["state"] for row in rows_of(ledger)} == {"complete", "paused", "waiting", "running"}
+
+
+def rows_of(ledger: Ledger) -> list[dict]:
+    with ledger.read() as connection:
+        return reads.trial_rows(connection, 1)
 
 
 def test_a_heartbeat_that_breaks_is_noticed(ledger, capsys):

@@ -196,6 +196,26 @@ def test_rungs_rank_by_non_domination_under_every_strategy_that_has_them(tmp_pat
         assert sorted(one.number for one in status.front) == brute_front(reads.trial_rows(connection, 1))
 
 
+@pytest.mark.parametrize("strategy", ["asha", "asha-promote"])
+def test_at_a_rung_what_breaks_a_bound_is_behind_what_keeps_to_it(tmp_path, strategy):
+    """In the order of a rung, as the ledger has it, and so that no decision lets such a trial go on before another."""
+    from test_driver import drive
+
+    home = Home(tmp_path / "home")
+    drive(home, trials=16, reference=SEVERAL, strategy=strategy, sampler="random")
+    with Ledger(home.storage).read() as connection:
+        rows = {row["number"]: row for row in reads.trial_rows(connection, 1)}
+        curves = Curves(1, [LOSS, ACCURACY], [Constraint("size", upper=120.0)], bounded=True)
+        curves.refresh(connection, None)
+    order = list(curves.order(1, 2))
+    beyond = [max(0.0, rows[n]["params"]["size"] / 12 - 1) for n in order]
+    assert beyond == sorted(beyond) and beyond[0] == 0.0 and beyond[-1] > 0, "feasible first, then by the violation"
+    assert sorted(order) == sorted(rows)
+    if strategy == "asha-promote":  # its rungs are those of all trials, whatever the order they came in
+        kept = [n for n in order if rows[n]["epoch"] > 1]
+        assert kept and all(rows[n]["params"]["size"] <= 12 for n in kept)
+
+
 # The judge
 
 

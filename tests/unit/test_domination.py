@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hpo.domination import dominates, front, fronts, ranked, spread
+from hpo.domination import Ranking, beyond, dominates, front, fronts, ranked, spread
 from hpo.errors import StudyError
 from hpo.objective import Constraint, best_of, placed
 
@@ -42,6 +42,55 @@ def test_fronts_are_those_of_every_pair_compared(size, seed):
     place = {key: i for i, one in enumerate(found) for key in one}
     assert [place[key] for key in order] == sorted(place.values()), "a front before the next"
     assert not any(dominates(losses[b], losses[a]) for i, a in enumerate(order) for b in order[i:])
+
+
+def violated(loss):
+    return getattr(loss, "violation", 0.0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_what_breaks_constraints_is_behind_what_breaks_none_and_by_how_much_it_does(size, seed):
+    """Deb et al. 2002, definition: feasible before infeasible, of these the less violation, else domination."""
+    rng = random.Random(seed)
+    losses = {
+        key: beyond(tuple(rng.random() for _ in range(size)), rng.choice([0.0, 0.0, 0.1, 0.1, 2.0, math.inf]))
+        for key in range(30)
+    }
+    if size == 1:
+        losses = {key: beyond(loss[0], violated(loss)) for key, loss in losses.items()}
+        expected = sorted(losses, key=lambda key: (violated(losses[key]), float(losses[key]), key))
+        assert ranked(losses) == expected
+        assert min(losses, key=lambda key: losses[key]) == expected[0]
+        assert all((losses[a] < losses[b]) == (expected.index(a) < expected.index(b)) for a in losses for b in losses)
+        return
+    order = []
+    for group in sorted({violated(loss) for loss in losses.values()}):
+        order += ranked({key: tuple(loss) for key, loss in losses.items() if violated(loss) == group})
+    assert ranked(losses) == order
+    for a in losses:
+        for b in losses:
+            if violated(losses[a]) != violated(losses[b]):
+                assert dominates(losses[a], losses[b]) == (violated(losses[a]) < violated(losses[b]))
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_ranking_that_is_kept_is_the_one_made_anew(several, seed):
+    rng = random.Random(seed)
+
+    def loss():
+        value = rng.choice([0.0, 0.5, 1.0, math.nan, math.inf, rng.random()])
+        return beyond((value, rng.random()) if several else value, rng.choice([0.0, 0.0, 1.0]))
+
+    losses = {key: loss() for key in rng.sample(range(50), rng.choice([0, 12]))}
+    ranking = Ranking(losses)
+    for _ in range(150):
+        number, new = rng.randrange(50), rng.choice([None, loss(), loss()])
+        ranking.put(number, new)
+        losses.pop(number, None)
+        losses |= {} if new is None else {number: new}
+        assert ranking.order == ranked(losses) and ranking.losses.keys() == losses.keys()
 
 
 def test_one_loss_ranks_as_it_did_and_nan_is_behind_everything():
