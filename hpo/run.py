@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from hpo import demands, preflight, warm
+from hpo.budget import Budget, spelled
 from hpo.config import flatten
 from hpo.driver import Driver
 from hpo.errors import NoLedger, StudyError, UserError
@@ -23,8 +24,8 @@ from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
 from hpo.opening import LEASE_SECONDS, Options
 from hpo.results import Results
-from hpo.search.samplers import SAMPLERS, sampler_spec
-from hpo.search.strategy import STRATEGIES, make_strategy
+from hpo.search.samplers import CHOSEN, sampler_spec
+from hpo.search.strategy import BRINGS, STRATEGIES, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import Study, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
@@ -99,6 +100,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
     placement = said.over(_last(known, spec.name)).settled() if known else asked
     if placement.executor == "ray-tune":
         _decided_by_tune(request)  # as the study was driven before
+        _bounded_by_trials(known, spec.name)
     if not (request.trials or request.epochs or request.seconds or (known and _begun(known, spec.name))):
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     preflight.check(study, spec)
@@ -250,6 +252,20 @@ def _decided_by_tune(request: Request) -> Request:
     return replace(request, strategy="none", order="async")
 
 
+def _bounded_by_trials(ledger: Ledger | None, name: str) -> None:
+    """Raise UserError where a study that Ray Tune is to go on with has a bound that Tune would not keep to."""
+    if ledger is None or not _begun(ledger, name):
+        return
+    with ledger.read() as connection:
+        stored = Budget.of(dict(reads.study_row(connection, name)))
+    if stored.epochs or stored.seconds:
+        bound = f"--epochs {stored.epochs}" if stored.epochs else f"--time {spelled(stored.seconds or 0)}"
+        raise UserError(
+            f"study {name!r} was begun with {bound}, which Ray Tune does not keep to: go on with another "
+            "--executor, or start another study by --name with --trials."
+        )
+
+
 def _last(ledger: Ledger, name: str) -> Placement:
     """Where the study's trials ran last."""
     if not _begun(ledger, name):
@@ -268,7 +284,7 @@ def _tracking_uri(request: Request, ledger: Ledger, name: str) -> str:
 def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Study, StudySpec]:
     """The study as asked for: flags, then what the ledger, if any, has stored for its name, then the declaration."""
     for flag, value, known in (
-        ("--sampler", request.sampler, SAMPLERS),
+        ("--sampler", None if request.sampler in BRINGS.values() else request.sampler, CHOSEN),
         ("--strategy", request.strategy, STRATEGIES),
         ("--order", request.order, ORDERS),
     ):

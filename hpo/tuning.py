@@ -14,7 +14,6 @@ from ray.tune.search import BasicVariantGenerator, Searcher
 from sqlalchemy.engine import RowMapping
 
 from hpo import demands
-from hpo.asking import Asking
 from hpo.budget import last_epoch
 from hpo.config import as_json
 from hpo.dimensions import Float
@@ -140,15 +139,26 @@ class TuneDriver(Driver):
         failures end the study."""
         self._note_ends()
         while not self._streak.full:
-            rows = {row["number"]: row for row in self._all()}
-            told = sorted((row["told"], number) for number, row in rows.items() if row["told"] is not None)
-            asking = Asking(self._ledger, self._study, self._spec, self._curves, rows, [number for _, number in told])
-            if asking.exhausted(len(rows)):
+            self._catch_up()
+            if self._asking.exhausted(self._asked):
                 return None
-            ask = asking.ask(len(rows), told=len(told))
+            ask = self._asking.ask(self._asked, told=self._told)
             if self._ledger.transact(lambda c, ask=ask: external.insert(c, self._id, lambda _: ask, key)) is not None:
-                return dict(ask.params)  # else a trial has gone on as a new one meanwhile
+                self._asked += 1
+                return dict(ask.params)
+            self._adopt()  # a trial has gone on as a new one meanwhile, and the sampler believes that number its own
         return None
+
+    def _catch_up(self) -> None:
+        """Tell the sampler of the trials and the ends that it does not know of."""
+        where = {"study": self._id, "asked": self._asked, "told": self._told}
+        ends, new = self._ledger.look(lambda c: [c.execute(q, where).mappings().all() for q in driving.SINCE])
+        for row in new:
+            if row["told"] is None:
+                self._asking.adopt(row)
+        for row in ends:
+            self._asking.tell(row)
+        self._asked, self._told = self._asked + len(new), self._told + len(ends)
 
     def _note_ends(self) -> None:
         for row in self._ledger.transact(lambda connection: external.tell(connection, self._id)):

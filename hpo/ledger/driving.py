@@ -24,6 +24,12 @@ ALL = (
     .order_by(trials.c.number)
 )
 
+# The ends and the trials that came since so many were told and asked for.
+SINCE = (
+    ALL.where(trials.c.told >= bindparam("told")).order_by(None).order_by(trials.c.told),
+    ALL.where(trials.c.number >= bindparam("asked")),
+)
+
 _SOME = ALL.where(trials.c.number.in_(bindparam("numbers", expanding=True)))
 
 # Number and state of the trials that nobody trains or is to train, but for those told.

@@ -6,20 +6,25 @@ import re
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
 import hpo
+from hpo import asking
 from hpo.dimensions import Int
 from hpo.errors import UserError
 from hpo.executing import Settled
 from hpo.home import Home
-from hpo.ledger import Ledger
+from hpo.ledger import Ledger, claims, driving, external, writes
+from hpo.ledger.process import Process
 from hpo.ledger.tables import OPEN_STATES, asks, decisions, events, reports, trials
 from hpo.opening import Options, open_study
 from hpo.run import Request, declare, run
+from hpo.tuning import TuneDriver
+from trainer.report import Outcome
 
 sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
 from kill import STUDY, Run
@@ -193,6 +198,66 @@ def test_a_resume_is_refused_what_tune_has_taken_over(tmp_path):
     for given in ({"epochs": 5}, {"seconds": 5.0}, {"strategy": "asha"}):
         with pytest.raises(UserError, match="with --executor ray-tune: there Ray Tune decides"):
             run(Request(home, name="mlp", **given), lambda *_: lambda _: None)
+
+
+@pytest.mark.parametrize(("bound", "said"), [({"epochs": 40}, "--epochs 40"), ({"seconds": 5400.0}, "--time 1h30m")])
+def test_a_bound_that_tune_would_not_keep_to_is_refused_on_resume(tmp_path, bound, said):
+    home = Home(tmp_path / "home").create()
+    ledger = Ledger(home.storage)
+    study, spec = declare(Request(home, "mlp", strategy="none", order="async"), ledger, workers=1)
+    open_study(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, **bound))
+    ledger.close()
+    with pytest.raises(UserError, match=f"study 'mlp' was begun with {said}, which Ray Tune does not keep to: go on"):
+        run(Request(home, name="mlp", executor="ray-tune", trials=5), lambda *_: lambda _: None)
+
+
+def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path, monkeypatch):
+    """Trials end out of order, and a child of one takes the number that the sampler has counted on."""
+    home = Home(tmp_path / "home").create()
+    ledger = Ledger(home.storage)
+    study, spec = declare(Request(home, str(STUDY), strategy="none", order="async"), ledger, workers=1)
+    placement = Settled("ray-tune", 1, scheduler="asha")
+    options = Options(home, ledger.url, home.tracking_uri, trials=40, placement=placement)
+    driver = TuneDriver(ledger, study, spec, options, placement.make())
+    me, made, make = Process.current(), [], asking.make_sampler
+    monkeypatch.setattr(asking, "make_sampler", lambda *given: made.append(given) or make(*given))
+    ledger.transact(lambda c: writes.register(c, me, "ray-tune"))
+    driver.acquire()
+
+    def row_of(number: int):
+        return ledger.look(lambda c: driving.rows(c, 1, [number]))[0]
+
+    def end(number: int) -> None:
+        taken = ledger.transact(lambda c: claims.take(c, me.id, f"token{number}", row_of(number)["id"]))
+        loss = (number * 7 % 11) / 11
+        lane = writes.LaneReport(taken, 1, {"val/loss": loss}, epoch=1)
+        ledger.transact(lambda c: writes.commit(c, [lane]))
+        ledger.transact(lambda c: writes.finish(c, taken, Outcome("complete", 1, 1), [loss]))
+
+    def child_first(ask, number: int, told: int):
+        found, parent = ask(number, told=told), row_of(3)
+        child = writes.Ask(number, 0, 1, told, parent["params"], parent["coordinates"], {}, "h" * 64)
+        ledger.transact(lambda c: external.insert(c, 1, lambda _: child, "child"))
+        return found
+
+    for place in range(16):
+        if place == 12:
+            monkeypatch.setattr(driver._asking, "ask", partial(child_first, driver._asking.ask))
+        proposed = driver._proposed(f"key{place}")
+        rows = {
+            row["number"]: row for row in ledger.look(lambda c: c.execute(driving.ALL, {"study": 1}).mappings().all())
+        }
+        number = max(rows)
+        assert number == place + (place >= 12) and rows.pop(number)["params"] == proposed
+        told = [n for _, n in sorted((row["told"], n) for n, row in rows.items() if row["told"] is not None)]
+        anew = asking.Asking(ledger, study, spec, driver._curves, rows, told).ask(number, told=len(told))
+        assert anew.params == proposed
+        if place % 3 == 2:
+            end(place), end(place - 2)
+    assert len(told) == 10
+    assert len(made) == 16 + 2, "once, and again once another had the number that it believed its own"
+    driver.release()
+    ledger.close()
 
 
 def test_several_objectives_are_refused(tmp_path):
