@@ -207,4 +207,4 @@ def _drive(ledger: Ledger, of: Found, name: str, listed: list[dict[str, Any]], d
 
     check_same(ledger, name, listed)
     with redirect_stdout(sys.stderr) if quiet else nullcontext():
-        commandline.drive(request(of, name, listed, driven))
+        commandline.drive(request(of, name, listed, driven), quiet=quiet)

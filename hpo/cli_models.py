@@ -102,8 +102,9 @@ def export(
     storage: StorageOption = None,
 ) -> None:
     """Write a trial's best model as a file, load that again and compare the outputs."""
-    from hpo.exporting import describe, export_trial
+    from hpo.exporting import check_path, describe, export_trial
     from hpo.lookup import open_study
 
+    check_path(Path(to))
     ledger, name, at = open_study(home, storage, study)
     print(describe(export_trial(ledger, at, name, number, format, Path(to))))

@@ -34,11 +34,14 @@ def schedule(
         int | None, typer.Option("--steps-per-epoch", min=1, help="Instead of counting them in the study's data.")
     ] = None,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE.png", help="Draw a picture instead.")] = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
 ) -> None:
     """The learning rate over the steps of a run: `-o train.schedule.name=wsd` shows another schedule."""
     from hpo.analysis.schedule import curve, describe, draw
+    from hpo.lookup import declaration
 
-    found = curve(study, commandline.overrides(config, override), steps_per_epoch)
+    found = curve(*declaration(study, home, storage, commandline.overrides(config, override)), steps_per_epoch)
     if save:
         draw(found, Path(save))
     print(f"{found.settings}: drawn in {save}" if save else describe(found))
@@ -53,11 +56,15 @@ def lr_find(
     high: Annotated[float, typer.Option("--high", help="The last one.")] = 10.0,
     steps: Annotated[int, typer.Option("--steps", min=20, max=100_000, help="Optimizer steps between them.")] = 100,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE.png", help="Draw a picture too.")] = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
 ) -> None:
     """Find a learning rate: train at rates that rise from step to step, and see where the loss falls fastest."""
     from hpo.analysis import lr_find as tests
+    from hpo.lookup import declaration
 
-    found = tests.lr_find(study, commandline.overrides(config, override), low, high, steps)
+    of = declaration(study, home, storage, commandline.overrides(config, override))
+    found = tests.lr_find(*of, low, high, steps)
     print(tests.describe(found))
     if save:
         tests.draw(found, f"{study}: learning-rate range test", Path(save))
@@ -92,7 +99,7 @@ def diagnose(
     """
     from hpo.analysis import diagnose as doctor
     from hpo.errors import UserError
-    from hpo.lookup import open_study
+    from hpo.lookup import declaration, open_study
 
     given = commandline.overrides(config, override)
     look = doctor.Look(steps=steps, points=points, profile=profile, pictures=not print_only)
@@ -101,7 +108,7 @@ def diagnose(
     if trial is None:
         if study is None:
             raise UserError("give a trial's number, or by --study a study whose own configuration is meant.")
-        _show(doctor.of_configuration(study, given), look, save, as_json)
+        _show(doctor.of_configuration(*declaration(study, home, storage, given)), look, save, as_json)
         return
     if given:
         raise UserError("a trial is what it was: leave out -o and --config, or its number.")
@@ -128,8 +135,12 @@ def batch_find(
     override: OverrideOption = None,
     config: ConfigOption = None,
     steps: Annotated[int, typer.Option("--steps", min=10, max=100_000, help="Optimizer steps to train.")] = 100,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
 ) -> None:
     """Find a batch size: train, measure how noisy the gradients are, and what batches take of memory."""
     from hpo.analysis import batch_find as sizes
+    from hpo.lookup import declaration
 
-    print(sizes.describe(sizes.batch_find(study, commandline.overrides(config, override), steps)))
+    of = declaration(study, home, storage, commandline.overrides(config, override))
+    print(sizes.describe(sizes.batch_find(*of, steps)))

@@ -6,6 +6,9 @@ import io
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +19,7 @@ from hpo.errors import HpoError, UserError
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
-    from hpo.run import Request
+    from hpo.run import Request, Result
 
 INTERRUPTED = 130
 MOST = 2**31 - 1  # what a ledger's integers hold
@@ -56,9 +59,21 @@ class Commands(TyperGroup):
 def _misuse(error: Any) -> str:
     """What is wrong with the words that were typed, in one sentence with the value."""
     wrong = getattr(error.__cause__, "errors", list)()
-    given = f" (given: {wrong[0]['input']!r})" if wrong else ""
+    if wrong and (allowed := _allowed(error.param.get_runtime_param().adapter.json_schema())):
+        name = next((opt for opt in error.param.opts if opt.startswith("-")), error.param.opts[0].upper())
+        return f"{name} {wrong[0]['input']}: give {allowed}."
     path = error.ctx.command_path if error.ctx else "hpo"
+    given = f" (given: {wrong[0]['input']!r})" if wrong else ""
     return f"{error.format_message().rstrip('.')}{given}: `{path} --help` shows what there is."
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """What an option takes, of the JSON schema of its type: `a whole number from 1 to 2147483647`."""
+    for one in schema.get("anyOf", (schema,)):
+        if noun := {"integer": "a whole number", "number": "a number"}.get(one.get("type")):
+            bounds = (("from", "minimum"), ("to", "maximum"))
+            return noun + "".join(f" {word} {one[key]}" for word, key in bounds if key in one)
+    return ""
 
 
 def _check_working_directory() -> None:
@@ -172,7 +187,8 @@ SamplerOption = Annotated[
     str | None,
     typer.Option(
         "--sampler",
-        help="Proposes trials: tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, bohb, or auto, which chooses one.",
+        help="Proposes trials: tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, or auto, which chooses one; the "
+        "strategies bohb and freeze-thaw bring their own.",
     ),
 ]
 StrategyOption = Annotated[
@@ -230,8 +246,44 @@ def overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def drive(request: Request) -> None:
+SILENCE = 0.2  # seconds that a command may take to begin before it says what it does
+
+
+@contextmanager
+def starting(text: str, stream: Any, after: float = SILENCE) -> Iterator[Callable[[], None]]:
+    """Show `text` on a terminal after so many seconds, until what it gives is called or the block ends."""
+    lock, ended, shown = threading.Lock(), threading.Event(), threading.Event()
+
+    def show() -> None:
+        with lock:
+            if not ended.is_set():
+                shown.set()
+                print(text, end="", file=stream, flush=True)
+
+    def end() -> None:
+        with lock:
+            if shown.is_set() and not ended.is_set():
+                print("\r\x1b[K", end="", file=stream, flush=True)
+            ended.set()
+
+    timer = threading.Timer(after, show)
+    timer.daemon = True
+    if stream is not None and stream.isatty():
+        timer.start()
+    try:
+        yield end
+    finally:
+        timer.cancel()
+        end()
+
+
+def drive(request: Request, *, quiet: bool = False) -> None:
     """Run or resume, and show it."""
+    with starting("reading the study and its data ...", None if quiet else sys.stderr) as begun:
+        _drive(request, begun)
+
+
+def _drive(request: Request, begun: Callable[[], None]) -> None:
     from rich.console import Console
 
     from hpo.render import View, summary
@@ -242,12 +294,17 @@ def drive(request: Request) -> None:
     ledgers: list[Ledger] = []
 
     def watch(ledger: Ledger, name: str, workers: int) -> Any:
+        begun()
         ledgers.append(ledger)
         views.append(View(ledger, name, console, workers=workers).start())
         return views[0].tick
 
     try:
         result = run(request, watch)
+    except KeyboardInterrupt:  # when the study is over, and what is left is to be put away
+        if not views:
+            raise
+        result = _left(ledgers[0], views[0].progress.name)
     finally:
         for view, ledger in zip(views, ledgers, strict=True):
             view.stop()
@@ -259,3 +316,13 @@ def drive(request: Request) -> None:
         raise HpoError(result.reason)
     if result.reason:
         console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
+
+
+def _left(ledger: Ledger, name: str) -> Result:
+    """How a run that was interrupted at its very end has left the study."""
+    from hpo.ledger import reads
+    from hpo.run import Result
+
+    with ledger.read() as connection:
+        state = reads.study_row(connection, name)["state"]
+    return Result(name, "interrupted" if state == "open" else state, "", 0, signal.SIGINT)

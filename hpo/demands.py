@@ -35,6 +35,11 @@ def sampler(strategy: Spec, asked: str | None) -> str | None:
     brought = BRINGS.get(strategy["name"])
     if brought and asked not in (None, brought):
         raise UserError(f"--sampler {asked}: strategy {strategy['name']} brings its own; leave the sampler away.")
+    if asked in BRINGS.values() and asked != brought:
+        raise UserError(
+            f"--sampler {asked}: it comes with the strategy of that name, and the study's is {strategy['name']}; "
+            f"choose another sampler, or --strategy {asked}."
+        )
     return brought
 
 
@@ -62,8 +67,8 @@ def generations(
     rounds = math.ceil(epochs / breeds.interval) if epochs < math.inf else 1
     if trials is not None and trials < rounds * size:
         raise UserError(
-            f"--trials {trials}: under {name} a trial is one generation of one member, and {size} members that train "
-            f"{epochs} epochs in {rounds} generations are {rounds * size} trials: give that many, or declare another "
+            f"--trials {trials}: {name} needs --trials {rounds * size}, {size} members in {rounds} generations, since "
+            f"a trial is one member's {breeds.interval} of {epochs} epochs: give that many, or declare another "
             "population or interval of the strategy."
         )
     return {"order": "ordered", "window": size}

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from trainer.export import Exported
 
 
+def check_path(path: Path) -> None:
+    """Raise HomeError where there is no directory to write the file into: a mistyped one is not made."""
+    if not path.expanduser().absolute().parent.is_dir():
+        raise HomeError(f"--to {path}: there is no directory {path.parent}; make it, or name another file.")
+
+
 def export_trial(ledger: Ledger, home: Home, name: str, number: int, format: str, path: Path) -> Exported:
     """Write the model of the trial's best kept checkpoint. Raises UserError where there is none, and what
     `trainer.export.export` raises."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
 
-from hpo.errors import UserError
+from hpo.errors import NoLedger, UserError
 from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
 
@@ -13,6 +16,25 @@ def open_ledger(home: str, storage: str | None, *, upgrade: bool = False) -> tup
     """The ledger of a home, or the one named, brought to this release if asked; NoLedger where there is none yet."""
     at = Home.at(home)
     return Ledger(storage or at.storage, create=False, upgrade=upgrade), at
+
+
+def declaration(study: str, home: str, storage: str | None, given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Where a study is declared, and what its configuration is to be besides: of one that only the ledger has by that
+    name, as it was begun."""
+    from hpo.loading import shipped
+    from hpo.spec import StudySpec
+
+    if ".py" in study or study in shipped():
+        return study, given
+    try:
+        ledger, _ = open_ledger(home, storage)
+    except NoLedger:
+        return study, given
+    with closing(ledger), ledger.read() as connection:
+        if study not in reads.study_names(connection):
+            return study, given
+        spec = StudySpec.from_json(reads.study_row(connection, study)["spec"])
+    return spec.reference, {**spec.overrides, **given}
 
 
 def study_names(ledger: Ledger, study: str | None) -> list[str]:

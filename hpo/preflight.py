@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from hpo.config import as_json, flatten, near
 from hpo.errors import UserError
@@ -27,6 +29,7 @@ def check(study: Study, spec: StudySpec) -> None:
         )
     study.check_task()
     values = flatten(as_json(study.config))
+    _check_sizes(values)
     monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}
     _check_metrics(study, {path: name for path, name in monitors.items() if isinstance(name, str) and name})
     if path := values.get(RESUME_FROM):
@@ -35,6 +38,19 @@ def check(study: Study, spec: StudySpec) -> None:
         from trainer.runtime import pick_device  # and with it torch, which alone knows
 
         pick_device(str(device))
+
+
+# What no study can mean: path -> the most there may be, and why.
+_MOST = {
+    "train.num_epochs": (2**31 - 1, "the ledger counts epochs in 32 bits"),
+    "train.folds": (1000, "each fold trains a model from the beginning"),
+}
+
+
+def _check_sizes(values: Mapping[str, Any]) -> None:
+    for path, (most, why) in _MOST.items():
+        if isinstance(given := values.get(path), int) and given > most:
+            raise UserError(f"{path}={given}: {why}, so give {most} or less.")
 
 
 def _check_metrics(study: Study, monitors: dict[str, str]) -> None:

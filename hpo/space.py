@@ -168,11 +168,15 @@ class Space:
         return Space({path: dimension for path, dimension in self.dimensions.items() if not meets(path)}, self.fixed)
 
     def upto(self, tier: int) -> Space:
-        """The space without the dimensions of a higher tier. Raises SpaceError where none is left."""
+        """The space without the dimensions of a higher tier. Raises SpaceError where none is left, or there is no such
+        tier."""
         kept = {path: dimension for path, dimension in self.dimensions.items() if dimension.tier <= tier}
         if not kept and self.dimensions:
             lowest = min(dimension.tier for dimension in self.dimensions.values())
             raise SpaceError(f"tier {tier} has no dimension: the lowest of this space is {lowest}.")
+        highest = max((dimension.tier for dimension in self.dimensions.values()), default=tier)
+        if tier > highest:
+            raise SpaceError(f"tier {tier} has no dimension: the highest of this space is {highest}.")
         return Space(kept, self.fixed)
 
     def bound(self, config: BaseModel) -> Space:

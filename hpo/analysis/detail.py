@@ -56,6 +56,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         there = f"it has trials 0 to {count - 1}" if count else "it has none yet"
         raise UserError(f"study {name!r} has no trial {number}: {there}.")
     metrics = [objective["metric"] for objective in study["spec"]["objectives"]]
+    tries = [dict(one) for one in connection.execute(_ATTEMPTS, {"trial": row["id"]}).mappings()]
     curves: dict[str, list[list[Any]]] = {}
     for _, key, step, epoch, value in reads.curves(connection, study["id"], numbers=[number]):
         curves.setdefault(key, []).append([step, epoch, _plain(value)])
@@ -65,12 +66,13 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "lineage": _lineage(connection, study["id"], row),
         "values": dict(zip(metrics, row["values"] or [None] * len(metrics), strict=True)),
         "seconds": None if None in (row["started_at"], row["ended_at"]) else row["ended_at"] - row["started_at"],
+        "seconds_trained": sum(one["ended_at"] - one["started_at"] for one in tries if one["ended_at"] is not None),
         "params": row["params"],
         "config": row["config"],
         "config_hash": row["config_hash"],
         "curves": curves,
         "folds": _folds(connection, row["id"], metrics),
-        "attempts": [dict(one) for one in connection.execute(_ATTEMPTS, {"trial": row["id"]}).mappings()],
+        "attempts": tries,
         "checkpoints": [
             {**one, "path": str(home.checkpoints(name, number) / one["path"])}
             for one in connection.execute(_CHECKPOINTS, {"trial": row["id"]}).mappings()
@@ -275,7 +277,9 @@ def describe(trial: Mapping[str, Any], base: Mapping[str, Any] | str, *, every: 
 
 
 def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool) -> Iterator[str]:
-    took = f", {duration(trial['seconds'])}" if trial["seconds"] is not None else ""
+    took = f", trained for {duration(trial['seconds_trained'])}" if trial["seconds_trained"] else ""
+    if trial["seconds"] is not None and round(trial["seconds"]) > round(trial["seconds_trained"]):
+        took += f", {duration(trial['seconds'])} from its start to its end"
     yield f"{trial['study']}, trial {trial['number']}: {trial['state']}"
     yield f"epoch {trial['epoch']}, step {trial['step']}{took}"
     if trial["lineage"]:

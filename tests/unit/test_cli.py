@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from crafted import open_crafted, put_trial
+from sqlalchemy import insert, update
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from hpo import commandline
 from hpo.cli import app
 from hpo.config import flatten, load_yaml, parse_override
+from hpo.driver import Driver
 from hpo.home import Home
 from hpo.ledger import reads
+from hpo.ledger.tables import attempts, trials
+
+SEVERAL = str(Path(__file__).parents[1] / "harness" / "several_study.py")
 
 # Adding to this is a decision, taking away from it breaks somebody's script.
 SURFACE = {
@@ -38,9 +46,9 @@ SURFACE = {
     "gc": "--study --keep-best --max-bytes --dry-run --home --storage --tracking-uri",
     "soup": "--study --top --trial --save --home --storage --tracking-uri",
     "export": "number --to --format --study --home --storage",
-    "schedule": "--study -o --config --steps-per-epoch --save",
-    "batch-find": "--study -o --config --steps",
-    "lr-find": "--study -o --config --low --high --steps --save",
+    "schedule": "--study -o --config --steps-per-epoch --save --home --storage",
+    "batch-find": "--study -o --config --steps --home --storage",
+    "lr-find": "--study -o --config --low --high --steps --save --home --storage",
     "diagnose": "trial --study -o --config --steps --points --profile --print-only --save --json --home --storage "
     "--tracking-uri",
     "ui": "--port --open --home --tracking-uri",
@@ -314,6 +322,93 @@ def test_ctrl_c_is_130(crafted, home, monkeypatch):
     result = hpo("status", "--study", "crafted", home=home)
     assert result.exit_code == 130
     assert result.stderr == "interrupted.\n"
+
+
+def test_ctrl_c_at_the_very_end_still_says_how_the_study_ended(tmp_path, monkeypatch):
+    release = Driver.release
+
+    def interrupted(driver):
+        release(driver)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Driver, "release", interrupted)
+    flags = ("--study", SEVERAL, "--trials", "2", "--executor", "inline", "--sampler", "random")
+    ended = hpo("run", *flags, home=Home(tmp_path))
+    assert ended.exit_code == 130
+    assert "several: complete, 2 of 2 trials ended" in ended.stdout and "interrupted." not in ended.stderr
+
+
+def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    slow, quick, quiet = Terminal(), Terminal(), io.StringIO()
+    with commandline.starting("reading ...", slow, after=0.0) as begun:
+        deadline = time.monotonic() + 30
+        while not slow.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        begun()
+        assert slow.getvalue() == "reading ...\r\x1b[K"
+    with commandline.starting("reading ...", quick, after=60.0):
+        pass
+    with commandline.starting("reading ...", quiet, after=0.0):
+        time.sleep(0.05)
+    assert slow.getvalue() == "reading ...\r\x1b[K" and not quick.getvalue() and not quiet.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--trials", "0"), "--trials 0: give a whole number from 1 to 2147483647."),
+        (("run", "--trials", "1e3"), "--trials 1e3: give a whole number from 1 to 2147483647."),
+        (("run", "--epochs", "1" + "0" * 20), f"--epochs 1{'0' * 20}: give a whole number from 1 to 2147483647."),
+        (("run", "--gpus-per-worker", "x"), "--gpus-per-worker x: give a number from 0."),
+        (("show", "x"), "NUMBER x: give a whole number from 0 to 2147483647."),
+        (("run", "--trials", "1", "--tier", "99"), "tier 99 has no dimension: the highest of this space is 2."),
+        (
+            ("run", "--trials", "1", "-o", "train.num_epochs=1" + "0" * 20),
+            f"train.num_epochs=1{'0' * 20}: the ledger counts epochs in 32 bits, so give 2147483647 or less.",
+        ),
+        (
+            ("run", "--trials", "1", "-o", "train.folds=100000"),
+            "train.folds=100000: each fold trains a model from the beginning, so give 1000 or less.",
+        ),
+        (("run", "--trials", "1", "--sampler", "bohb"), "--sampler bohb: it comes with the strategy of that name"),
+        (("run", "--trials", "3", "--strategy", "pbt"), "--trials 3: pbt needs --trials 80, 8 members in 10"),
+        (("export", "0", "--to", "a/b/c"), "--to a/b/c: there is no directory a/b; make it, or name another file."),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence_with_the_value_and_the_fix(home, words, said):
+    given = ("--study", "mlp") if words[0] == "run" else ()
+    result = hpo(words[0], *given, *words[1:], home=home)
+    assert result.exit_code == 2 and result.stderr.startswith(f"error: {said}"), result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not home.root.exists() or not any(home.root.iterdir()), "nothing is written"
+
+
+def test_a_study_of_the_home_is_meant_by_its_name_there(tmp_path):
+    home = Home(tmp_path)
+    flags = ("--name", "mine", "-o", "train.optim.lr=0.25", "-o", "train.optim.name=sgd", "-o", "train.num_epochs=1")
+    assert hpo("run", "--study", "mlp", *flags, "--trials", "1", "--executor", "inline", home=home).exit_code == 0
+    shown = hpo("schedule", "--study", "mine", "--steps-per-epoch", "30", home=home)
+    assert shown.exit_code == 0 and "0.25" in shown.stdout, shown.output
+    assert hpo("schedule", "--study", "his", home=home).exit_code == 2
+
+
+def test_how_long_a_trial_trained_is_told_from_how_long_it_took(crafted, home):
+    put_trial(crafted, 0, "complete", (0.5,))
+    with crafted.write() as connection:
+        at = {"trial_id": 1, "step": 1, "from_step": 0, "renewals": 0, "worker_id": "w"}
+        connection.execute(attempts.delete())
+        for fence, began, ended in ((1, 0.0, 60.0), (2, 3600.0, 3630.0)):
+            own = {"fence": fence, "started_at": began, "ended_at": ended, "outcome": "preempted"}
+            connection.execute(insert(attempts), at | own)
+        connection.execute(update(trials).values(started_at=0.0, ended_at=3630.0))
+    shown = hpo("show", "0", home=home).stdout
+    assert "trained for 1:30, 1:00:30 from its start to its end" in shown
+    found = json.loads(hpo("show", "0", "--json", home=home).stdout)
+    assert (found["seconds_trained"], found["seconds"]) == (90.0, 3630.0)
 
 
 def test_a_bug_is_never_dressed_up_as_a_users_mistake(crafted, home, monkeypatch):
