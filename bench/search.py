@@ -5,8 +5,9 @@
 
 DIR holds lcbench/table_17x1000x52.npz and taskset/*.json.gz; the protocol is that of `bench/tables.py`. Printed are the
 regrets after as many points as 10 and 30 whole curves have, as the mean over tasks and seeds with its standard error,
-and, with --against NAME, the ratio of the means paired by task and seed, with a 95 % interval by bootstrap; then the
-processor time of a cell, and of each decision which trial is to run.
+and, with --against NAME, the ratio of the means paired by task and seed, with a 95 % interval by bootstrap, and how
+many curves' worth of points it takes to the mean regret that NAME has at each budget; then the processor time of a
+cell, and of each decision which trial is to run.
 
 Every cell (method, task, seed) that has ended is a line of --cache and is not run again, so that a run can be cut and
 goes on; delete the lines of what has changed. Syne Tune's methods run where it is installed (syne-tune 0.16.0): the
@@ -64,9 +65,11 @@ def run(cell: Cell) -> tuple[Key, dict[str, Any]]:
     table = next(table for table in tables(cell.directory, cell.kind) if table.name == cell.task)
     begun = time.process_time()
     method = Counted(methods(table.dimensions, table.length, cell.seed, cell.workers)[cell.method]())
-    regrets = replay(table, method, cell.workers)
+    after = replay(table, method, cell.workers, range(1, BUDGETS[-1] + 1))
     seconds = round(time.process_time() - begun, 3)
-    return cell.key, {"regret": regrets, "seconds": seconds, "decisions": method.decisions}
+    regrets = [after[budget - 1] for budget in BUDGETS]
+    after = [round(regret, 5) for regret in after]
+    return cell.key, {"regret": regrets, "seconds": seconds, "decisions": method.decisions, "after": after}
 
 
 class Counted:
@@ -118,6 +121,15 @@ def ratio(ours: np.ndarray, theirs: np.ndarray, rounds: int = 4000) -> str:
     return "   ".join(f"{m:.2f} [{a:.2f}, {b:.2f}]" for m, a, b in zip(means, low, high, strict=True))
 
 
+def until(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Of mean regrets after 1, 2, 3 ... curves: how many of `ours` it takes to what `theirs` are at each budget."""
+    found = []
+    for budget in BUDGETS:
+        reached = np.flatnonzero(ours <= theirs[budget - 1])
+        found.append(f"{reached[0] + 1}" if len(reached) else f"over {BUDGETS[-1]}")
+    return " and ".join(found) + " curves"
+
+
 def report(chosen: Sequence[Table], names: Sequence[str], found: Cells, given: argparse.Namespace) -> None:
     """The table of one set: what there is of every method."""
 
@@ -135,10 +147,13 @@ def report(chosen: Sequence[Table], names: Sequence[str], found: Cells, given: a
         decisions = np.mean([row.get("decisions", np.nan) for row in cells.values()])
         both = sorted(cells.keys() & other.keys()) if name != given.against else []
         ours, theirs = (np.array([rows[key]["regret"] for key in both]) for rows in (cells, other))
+        known = [key for key in both if "after" in cells[key] and "after" in other[key]]
+        means = (np.mean([rows[key]["after"] for key in known], axis=0) for rows in (cells, other)) if known else ()
         costs = f"{seconds:6.2f} s {1e3 * seconds / decisions:5.1f} ms"
         print(
             f"  {name:28} {shown(regrets)}   {len(cells):4d} cells {costs}",
             f"  ratio {ratio(ours, theirs)}" if both else "",
+            f"  {until(*means)}" if known else "",
             flush=True,
         )
 

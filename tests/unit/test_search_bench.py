@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.search import until
 from bench.searchers import Ours, methods
 from bench.tables import SETS, Table, halved, replay
 
@@ -91,6 +92,13 @@ def test_in_ordered_mode_the_workers_change_nothing_but_the_time():
     common = min(map(len, found))
     assert common > 12 and [found[0][n] for n in range(common)] == [found[1][n] for n in range(common)]
     assert len({len(curve) for _, curve in found[0].values()}) > 1
+
+
+def test_equal_regret_is_reached_after_so_many_curves():
+    theirs = np.linspace(1.0, 0.0, 30)
+    assert until(theirs, theirs) == "10 and 30 curves"
+    assert until(np.minimum(theirs, 1.0 * (np.arange(30) < 4)), theirs) == "5 and 5 curves"
+    assert until(theirs + 0.1, theirs) == "13 and over 30 curves"
 
 
 def test_halves_part_the_tasks():
