@@ -216,6 +216,32 @@ def test_a_feature_that_knows_tomorrow_is_reported(extended):
     ]
 
 
+class Knows(torch.nn.Module):
+    """Predicts by the last feature of the day."""
+
+    def __init__(self, horizons: int) -> None:
+        super().__init__()
+        self.ones = torch.nn.Parameter(torch.ones(horizons))
+
+    def forward(self, x, *others, **parts):
+        return x[:, :, -1, -1:] * self.ones
+
+
+def test_a_rank_ic_too_good_to_be_true_is_counted_on_a_file_and_not_on_the_market(extended):
+    found = {}
+    for feature in ("label", "volume_1"):
+        features = (feature,) if feature == "label" else ()
+        task = AtftTask(Config(data=small(path=extended, features=features)))
+        with torch.no_grad():
+            found[feature] = task.evaluate(Knows(4))
+    high = [found["label"][f"val/rank_ic_{h}d"] > 0.10 for h in (1, 5, 10, 20)]
+    assert found["label"]["val/rank_ic_1d"] > 0.9 and found["label"]["val/suspected_leaks"] == sum(high) >= 1
+    honest = [found["volume_1"][f"val/rank_ic_{h}d"] > 0.10 for h in (1, 5, 10, 20)]
+    assert found["volume_1"]["val/suspected_leaks"] == sum(honest)
+    with torch.no_grad():
+        assert "val/suspected_leaks" not in AtftTask(Config(data=small())).evaluate(Knows(4))
+
+
 def test_stocks_that_are_left_out_are_explained(extended):
     report = prepare(small(path=extended, max_stocks=20)).report
     assert report["stocks"] == 20
