@@ -36,6 +36,8 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
     threads = torch.get_num_threads()
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark, matmul = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    filling: Any = torch.utils.deterministic
+    filled = filling.fill_uninitialized_memory
     if config.deterministic:
         # cuBLAS reads this when its first handle is made, so it has to stand before CUDA is used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -43,12 +45,16 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
         torch.set_num_threads(config.num_threads)
         torch.use_deterministic_algorithms(config.deterministic)
         torch.backends.cudnn.benchmark = not config.deterministic
+        # Writing NaN over all memory before its first use only matters to a model that reads what it never wrote, and
+        # takes 2 to 4 % of a step.
+        filling.fill_uninitialized_memory = False
         torch.set_float32_matmul_precision(matmul_precision(config.precision))
         yield device
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = benchmark
+        filling.fill_uninitialized_memory = filled
         torch.set_float32_matmul_precision(matmul)
 
 

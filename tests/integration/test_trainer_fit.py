@@ -432,10 +432,14 @@ def test_a_bug_in_the_task_comes_through_and_leaves_the_process_clean(tmp_path):
     def change(step, model, loss):
         raise ZeroDivisionError("bug")
 
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    def settings():
+        filling = torch.utils.deterministic.fill_uninitialized_memory
+        return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), filling
+
+    before = settings()
     with pytest.raises(ZeroDivisionError, match="bug"):
         Trial(tmp_path, task=changing(change), num_threads=before[0] + 1).attempt()
-    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+    assert settings() == before
 
 
 def test_a_detached_loss_and_a_missing_gpu_are_refused(tmp_path):

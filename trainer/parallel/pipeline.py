@@ -75,7 +75,7 @@ class Pipeline(Parts):
         stages = dict(enumerate(stages_of(model, task, c.stages)))
         if c.tensor > 1:
             parallelize(model, task, self.mesh["tensor"])
-        self._stages = {i: Run(stages.pop(i)) for i in range(self._place, len(stages), c.pipeline)}  # this rank's
+        self._stages = {i: Run(*stages.pop(i)) for i in range(self._place, len(stages), c.pipeline)}  # this rank's
         keep(model, [*itertools.chain(*self._stages.values())], [*itertools.chain(*stages.values())])
         self._others = self._whole.state_dict().keys() - model.state_dict().keys()
         if c.shard != "none":

@@ -41,8 +41,8 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-class Run(nn.ModuleList):
-    """Parts one after the other."""
+class Run(nn.Sequential):
+    """Parts one after the other; the first takes all that it is called with, tuples are handed on as arguments."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         found: Any = inputs
