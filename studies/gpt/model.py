@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-STD = 0.02  # of initial weights; of those that add to the residual stream, over sqrt(2 * layers) (GPT-2)
-
 
 class Llama(nn.Module):
     """tokens: [batch, length] of ids -> logits: [batch, length, vocab_size], each of the token that follows.
@@ -40,12 +38,17 @@ class Llama(nn.Module):
             Block(hidden_size, num_heads, num_kv_heads, mlp_size, rope_theta, norm_eps) for _ in range(num_layers)
         )
         self.head = Head(vocab_size, hidden_size, norm_eps)
-        for name, weight in self.named_parameters():
-            if weight.ndim == 2:
-                scale = (2 * num_layers) ** -0.5 if name.endswith(("attend.o.weight", "mlp.down.weight")) else 1.0
-                nn.init.normal_(weight, std=STD * scale)
         if tie:
             self.head.logits.weight = self.embed.tokens.weight
+        self.initialise(hidden_size, num_layers)
+
+    def initialise(self, hidden_size: int, num_layers: int) -> None:
+        """GPT-2's (Radford et al. 2019), whose deviation of 0.02 at a width of 768 is (3 width)^-1/2: so at any other.
+        What adds to the residual stream is smaller by the root of how often that happens."""
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                adds = name.endswith(("attend.o.weight", "mlp.down.weight"))
+                nn.init.normal_(weight, std=(3 * hidden_size * (2 * num_layers if adds else 1)) ** -0.5)
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         state = self.embed(tokens, documents)
@@ -94,10 +97,10 @@ class SwiGLU(nn.Module):
     def __init__(self, hidden: int, mlp: int) -> None:
         super().__init__()
         self.gate, self.up = nn.Linear(hidden, mlp, bias=False), nn.Linear(hidden, mlp, bias=False)
-        self.down = nn.Linear(mlp, hidden, bias=False)
+        self.down, self.silu = nn.Linear(mlp, hidden, bias=False), nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(self.silu(self.gate(x)) * self.up(x))
 
 
 class Attention(nn.Module):

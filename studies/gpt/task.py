@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,9 +41,11 @@ class GptTask(Task):
         return model
 
     def train_set(self) -> Mixture:
-        rows = train_rows(self.tokens, self.config)
-        self.rows = len(rows)
-        return rows
+        return self.rows
+
+    @cached_property
+    def rows(self) -> Mixture:
+        return train_rows(self.tokens, self.config)
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Loss:
         tokens, documents = batch["tokens"], batch["documents"]
@@ -70,7 +73,7 @@ class GptTask(Task):
             for domain in self.tokens.domains:
                 prefix = f"{part}/" if domain == "target" else f"{part}/{domain}_"
                 metrics |= {prefix + name: value for name, value in self._judged(model, domain, part).items()}
-        seen = self.progress * self.rows * self.config.train.num_epochs * self.data.block_size
+        seen = self.progress * len(self.rows) * self.config.train.num_epochs * self.data.block_size
         size = parameters(self.config.model, self.data.vocab_size)
         return metrics | {"budget/tokens": seen, "budget/flops": flops(size, seen)}
 

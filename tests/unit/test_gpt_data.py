@@ -148,7 +148,6 @@ def test_rows_are_mixed_by_the_ratio_of_the_phase():
 @torch.no_grad()
 def test_a_uniform_model_has_the_loss_of_its_vocabulary():
     task = GptTask(Config(data=data(test=True)))
-    task.train_set()
     model = task.model()
     torch.nn.init.zeros_(model.get_parameter("embed.tokens.weight"))
     metrics = task.evaluate(model.eval())
