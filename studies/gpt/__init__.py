@@ -43,4 +43,18 @@ STUDY = Study(
     },
     data_paths=("data.path", "data.general_path", "data.tokenizer_file", "model.weights"),
     hold_out={"data.test": True},
+    enqueue=[
+        {  # the defaults, so that what is found is never worse
+            "train.optim.lr": 3e-3,
+            "train.optim.weight_decay": 0.1,
+            "train.schedule.warmup_ratio": 0.05,
+            "train.batch_size": 8,
+            "model.hidden_size": 64,
+            "model.num_layers": 2,
+            "model.num_heads": 4,
+            "model.num_kv_heads": 2,
+            "train.optim.beta2": 0.95,
+            "train.clip.norm": 1.0,
+        }
+    ],
 )

@@ -106,6 +106,15 @@ def test_parameters_are_counted_without_building_the_model(given):
     assert parameters(config.model, 257) == sum(p.numel() for p in model.parameters())
 
 
+def test_the_first_trial_has_the_defaults():
+    from hpo.config import as_json, flatten
+    from studies.gpt import STUDY
+
+    [first] = STUDY.enqueue
+    default = flatten(as_json(Config()))
+    assert first == {path: default[path] for path in STUDY.space.paths}
+
+
 def test_the_full_size_is_124_million():
     from studies.gpt import STUDY
 
