@@ -115,12 +115,14 @@ def test_a_trial_cut_in_the_middle_goes_on_to_the_bit(tmp_path):
         ("", (), "has no text in it"),
         ("word " * 20, (), "fewer than one block of 128 tokens"),
         ("word " * 2000, ("model.num_heads=3",), "num_heads 3 do not divide hidden_size 64"),
+        ("word\nd\udcffrow " * 2000, ("data.tokenizer=bpe", "data.vocab_size=300"), "line 2 is not UTF-8"),
+        ("word " * 2000, ("model.weights=.",), "config.json cannot be read"),
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence(content, given, sentence, home, tmp_path):
     path: Path = tmp_path / "text.txt"
     if content is not None:
-        path.write_text(content)
+        path.write_text(content, errors="surrogateescape")
     result = hpo("run", *FLAGS, "--trials", "1", home=home, given=(f"data.path={path}", *given))
     assert result.exit_code == 2, result.output
     assert sentence in " ".join(result.stderr.split()) and result.stderr.count("error:") == 1
