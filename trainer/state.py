@@ -165,7 +165,11 @@ def _optimizer_state(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) ->
 
 
 def _load_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str], value: dict[str, Any]) -> None:
-    """Put back what was kept. Torch's own loader places and casts it; it numbers the parameters in group order."""
+    """Put back what was kept. Torch's own loader places and casts it; it numbers the parameters in group order.
+
+    Each tensor is then laid out as its parameter is: a checkpoint gives rows in order, and torch's fused kernels walk
+    through memory without a look at strides, so a parameter with channels last would meet another's momentum.
+    """
     if value["of"] != (mine := type(optimizer).__name__):
         raise ConfigError(f"the checkpoint holds the state of {value['of']}, and train.optim asks for {mine}: keep it.")
     kept = value["state"]
@@ -176,3 +180,7 @@ def _load_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str], val
         raise ConfigError(f"the checkpoint's optimizer knows a parameter {min(unknown)!r} that the model lacks.")
     packed["state"] = {i: kept[name] for i, name in enumerate(order) if name in kept}
     optimizer.load_state_dict(packed)
+    for p, state in optimizer.state.items():
+        for key, tensor in state.items():
+            if isinstance(tensor, torch.Tensor) and tensor.shape == p.shape and tensor.stride() != p.stride():
+                state[key] = torch.empty_like(p, dtype=tensor.dtype).copy_(tensor)

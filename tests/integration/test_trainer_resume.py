@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from trainer_runs import Killed, Toy, Trial, killed_at, uninterrupted
 
 from trainer.data import TensorDataset
@@ -64,6 +65,16 @@ class ToyOfLittleMemory(Toy):
         return super().loss(model, batch)
 
 
+class ToyOfImages(Toy):
+    """A convolution whose weights do not lie in the order of their indices."""
+
+    def model(self):
+        layers = [nn.Unflatten(1, (2, 1, 3)), nn.Conv2d(2, 12, (1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3)]
+        self.net = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        assert not self.net[1].weight.is_contiguous()
+        return self.net
+
+
 ROLLBACK = {"enabled": True, "threshold": 20.0, "window": 8, "min_history": 2, "cooldown": 2}
 
 VARIANTS = {
@@ -83,6 +94,8 @@ VARIANTS = {
         "clip": {"adaptive": 0.1},
         "schedule": {"name": "wsd", "warmup": "cosine", "warmup_steps": 2, "scale_lr": "sqrt"},
     },
+    "channels last": {"task": ToyOfImages, "optim": {"name": "sgd"}},
+    "channels last, adamw": {"task": ToyOfImages},
     "activations": {"activations": {"checkpoint": "selective"}},
     "penalty": {"gradients": {"penalty": 1.0, "penalty_of": "loss"}},
     "phases": {"task": ToyInPhases},

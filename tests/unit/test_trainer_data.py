@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from trainer.config import TrainConfig
 from trainer.data import Loader, TensorDataset
@@ -129,6 +129,17 @@ def test_what_is_drawn_depends_on_neither_position_nor_workers(data, task):
     for num_workers, position in ((0, 1), (2, 0), (2, 2)):
         for a, b in zip(whole[position:], read(num_workers, position), strict=True):
             assert torch.equal(a, b)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield 1
+
+
+@pytest.mark.parametrize("data", [DataLoader(TensorDataset(torch.arange(4))), Stream(), iter([1, 2])])
+def test_what_cannot_be_read_by_index_is_refused_with_what_to_return(data):
+    with pytest.raises(DataError, match=f"Numbers returned a {type(data).__name__}, .* of a DataLoader its `dataset`"):
+        loader(data)
 
 
 def test_an_empty_training_set_is_refused():

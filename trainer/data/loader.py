@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainer.config import TrainConfig
 from trainer.data.autotune import quickest
@@ -151,9 +152,7 @@ class Loader:
         shares: int = 1,
         on_event: Callable[..., None] = _ignore,
     ) -> None:
-        data = task.train_set()
-        if len(data) == 0:
-            raise DataError(f"the training set of {type(task).__name__} is empty.")
+        data = _training_set(task)
         self.sampler = Sampler(data, config, share, shares)
         self._config, self._on_event = config, on_event
         self.waited = 0.0
@@ -227,6 +226,19 @@ class Loader:
     def close(self) -> None:
         """End the worker processes."""
         self._reader.close()
+
+
+def _training_set(task: Task) -> Any:
+    """The task's training data. Raises DataError where it cannot be read by index, or is empty."""
+    data = task.train_set()
+    if isinstance(data, DataLoader | IterableDataset) or not hasattr(type(data), "__len__"):
+        raise DataError(
+            f"train_set() of {type(task).__name__} returned a {type(data).__name__}, which has no samples by index: "
+            "return a map-style data set, of a DataLoader its `dataset`; train.batch_size and num_workers do the rest."
+        )
+    if len(data) == 0:
+        raise DataError(f"the training set of {type(task).__name__} is empty.")
+    return data
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
