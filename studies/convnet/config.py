@@ -1,0 +1,81 @@
+"""What can be set in the convnet study. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, ScheduleConfig, Share, TrainConfig
+
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class PicturesConfig(Frozen):
+    """The generated task, see `shapes.py`: so many to train on, and what makes them hard."""
+
+    num_train: Annotated[int, Field(ge=10)] = 1500
+    size: Annotated[int, Field(ge=8)] = 16  # pixels
+    noise: NonNegative = 0.1  # standard deviation, of intensities from 0 to 1
+
+
+class DataConfig(Frozen):
+    """Generated pictures, or a directory with CIFAR-10 or CIFAR-100 in the binary version."""
+
+    path: str | None = None
+    pictures: PicturesConfig = PicturesConfig()
+    num_val: Annotated[int, Field(ge=10)] = 1000  # of a directory: taken from its training images
+    limit: Count | None = None  # of a directory: train on so many images; None: on all that are left
+    seed: Seed = 0  # draws the pictures, or the split
+    test: bool = False  # also measure test/..., on 1000 pictures, or on the directory's test batch
+
+
+class ModelConfig(Frozen):
+    """A residual net: three stages of `num_blocks` blocks, `width`, 2 `width` and 4 `width` channels."""
+
+    width: Count = 8
+    num_blocks: Count = 1
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # before the last layer
+    channels_last: bool = True  # how images lie in memory: quicker convolutions
+
+
+class LossConfig(Frozen):
+    """What is minimised: cross-entropy, or focal loss, which has easy images weigh less."""
+
+    name: Literal["cross_entropy", "focal"] = "cross_entropy"
+    label_smoothing: Share = 0.0
+    gamma: NonNegative = 2.0  # focal
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> LossConfig:
+        if self.name == "focal" and self.label_smoothing:
+            raise ValueError(f"label_smoothing={self.label_smoothing} is not read by focal: leave it 0.")
+        if self.name != "focal" and self.gamma != 2.0:
+            raise ValueError(f"gamma={self.gamma} is read only by focal: set name=focal, or leave it out.")
+        return self
+
+
+class AugmentConfig(Frozen):
+    """How training images are changed; each draw is a function of (seed, epoch, index), of mixup of the step."""
+
+    flip: bool = True  # half of them, left to right
+    crop: Annotated[int, Field(ge=0)] = 2  # cut out of the image with so many black pixels around it
+    erase: Share = 0.0  # of so many images a rectangle becomes grey
+    mixup: NonNegative = 0.0  # alpha of Beta(alpha, alpha), by which two images are mixed; 0: not mixed
+
+
+class Config(Frozen):
+    """The whole configuration of the study."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    augment: AugmentConfig = AugmentConfig()
+    train: TrainConfig = TrainConfig(
+        num_epochs=20,
+        batch_size=32,
+        optim=OptimConfig(name="sgd", lr=0.1, weight_decay=5e-4),
+        schedule=ScheduleConfig(name="one_cycle"),
+        checkpoint=CheckpointConfig(monitor="val/accuracy", mode="max"),
+    )

@@ -1,0 +1,76 @@
+"""The convnet study from the command line: killed and resumed it is the uninterrupted one, and bad data is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from hpo.cli import app
+from hpo.home import Home
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+
+TINY = {
+    "data.pictures.num_train": 40,
+    "data.pictures.size": 8,
+    "data.num_val": 20,
+    "data.test": True,
+    "model.width": 4,
+    "model.dropout": 0.1,
+    "augment.mixup": 0.3,
+    "augment.erase": 0.5,
+    "train.optim.wrap": "sam",
+    "train.batch_size": 16,
+    "train.micro_batch_size": 8,
+    "train.num_epochs": 3,
+    "train.precision": "bf16",
+}
+OPTIONS = [word for path, value in TINY.items() for word in ("-o", f"{path}={value}")]
+RUN = ("run", "--study", "convnet", "--trials", "2", "--executor", "inline", "--sampler", "random", *OPTIONS)
+
+
+def hpo(*arguments: str, home: Home):
+    return CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+
+
+def status(home: Home) -> dict:
+    return json.loads(hpo("status", "--study", "convnet", "--json", home=home).stdout)
+
+
+def test_killed_and_resumed_it_ends_as_the_uninterrupted_study(tmp_path):
+    whole, broken = Home.at(tmp_path / "whole"), Home.at(tmp_path / "broken")
+    environment = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": "worker.after_report_commit=kill@2"}
+    command = [sys.executable, "-m", "hpo", *RUN, "--home", str(broken.root)]
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    resumed = hpo("resume", "--executor", "inline", home=broken)
+    assert resumed.exit_code == 0, resumed.output
+    ran = hpo(*RUN, home=whole)
+    assert ran.exit_code == 0, ran.output
+    assert status(broken)["digest"] == status(whole)["digest"]
+    verified = hpo("verify", home=broken)
+    assert verified.exit_code == 0, verified.output
+    curves = json.loads(hpo("show", "0", "--json", home=whole).stdout)["curves"]
+    assert {"val/accuracy", "val/loss", "test/accuracy", "test/loss"} <= curves.keys()
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("data.path=/no/such/directory", "data.path"),
+        ("loss.name=hinge", "loss.name"),
+        ("augment.mixup=-1", "augment.mixup"),
+        ("data.num_val=3", "data.num_val"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_anything_is_written(home, option, sentence):
+    result = hpo("run", "--study", "convnet", "--trials", "1", "-o", option, home=home)
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: ") and sentence in line
+    assert not home.root.exists()
