@@ -23,11 +23,7 @@ def check(config: Config) -> dict[str, Any]:
     """Refuse, as DataError, texts that no trial could use; the data report. Called before a study is written."""
     llama.check(config)
     corpus = prepare(config.data)
-    sizes = {
-        f"{domain}_{part}_bytes": sum(map(len, text.documents))
-        for domain, parts in corpus.items()
-        for part, text in parts.items()
-    }
+    sizes = {f"{domain}_{part}_bytes": text.bytes for domain, parts in corpus.items() for part, text in parts.items()}
     return sizes | report(config)
 
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from studies.gpt.budget import rows
 from studies.gpt.config import Config, DataConfig
@@ -17,25 +18,28 @@ from trainer.data import Mixture, Packed, TokenDocuments, TokenFile, write_token
 from trainer.data.text import BPE, Bytes, Tokenizer
 from trainer.errors import DataError
 
-BPE_FILE = "bpe.json"
+BPE_FILE, ABOUT = "bpe.json", "about.json"
 VERSION = 1  # of what lies in the cache
+# What decides the tokens, besides the files themselves.
+DECIDE = {"path", "general_path", "column", "separator", "tokenizer", "vocab_size", "tokenizer_file", "end_token"}
+DECIDE |= {"held_out", "seed", "corpus"}
 
 
 class Tokens:
-    """The token files of a configuration, made on first use.
+    """The token files of a configuration, made on first use; after that the texts are not read again.
 
     `files[domain, part]`; `bytes` of the text in each, and `nats` that its source spends on it, where that is known.
     """
 
     def __init__(self, data: DataConfig) -> None:
-        corpus = prepare(data)
-        directory = _cached(data, corpus)
+        directory = _cached(data)
+        about: dict[str, Any] = json.loads((directory / ABOUT).read_text())
         self.tokenizer = _opened(data, directory / BPE_FILE) if data.tokenizer == "bpe" else Bytes()
-        names = [(domain, part) for domain in corpus for part in PARTS]
-        self.domains = tuple(corpus)
+        self.domains = tuple(about)
+        names = [(domain, part) for domain in self.domains for part in PARTS]
         self.files = {name: TokenFile(directory / f"{'-'.join(name)}.json") for name in names}
-        self.bytes = {(domain, part): sum(map(len, corpus[domain][part].documents)) for domain, part in names}
-        self.nats = {(domain, part): corpus[domain][part].nats for domain, part in names}
+        self.bytes: dict[tuple[str, str], int] = {name: about[name[0]][name[1]]["bytes"] for name in names}
+        self.nats: dict[tuple[str, str], float | None] = {name: about[name[0]][name[1]]["nats"] for name in names}
 
     def packed(self, domain: str, part: str, length: int, seed: int) -> Packed:
         return Packed(TokenDocuments(self.files[domain, part]), length, seed=seed, pad_id=self.tokenizer.end)
@@ -56,16 +60,16 @@ def phase_ratios(data: DataConfig, num_epochs: int) -> dict[int, tuple[float, fl
     return {epoch: (1 - target, target) for epoch, target in first.items() if epoch < num_epochs}
 
 
-def _cached(data: DataConfig, corpus: Corpus) -> Path:
+def _cached(data: DataConfig) -> Path:
     """The directory with the token files of these texts and this tokenizer. Any number of processes may make it."""
     root = Path(data.cache or _own().name)
-    place = root / _key(data, corpus)
+    place = root / _key(data)
     if not place.is_dir():
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as temporary:
             made = Path(temporary) / "tokens"
             made.mkdir()
-            _write(made, data, corpus)
+            _write(made, data, prepare(data))
             try:
                 made.rename(place)
             except OSError:
@@ -80,16 +84,14 @@ def _own() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="hpo-gpt-", ignore_cleanup_errors=True)
 
 
-def _key(data: DataConfig, corpus: Corpus) -> str:
-    digest = hashlib.sha256(json.dumps([VERSION, data.tokenizer, data.vocab_size, data.end_token]).encode())
-    if data.tokenizer_file and Path(data.tokenizer_file).is_file():
-        digest.update(Path(data.tokenizer_file).read_bytes())
-    for domain, parts in corpus.items():
-        for part, text in parts.items():
-            digest.update(f"{domain} {part} {len(text.documents)}".encode())
-            for document in text.documents:
-                digest.update(len(document).to_bytes(8, "little") + document)
-    return digest.hexdigest()[:32]
+def _key(data: DataConfig) -> str:
+    """Of the configuration and of the files that it names: their names, sizes and times of change."""
+    stamps = []
+    for path in filter(None, (data.path, data.general_path, data.tokenizer_file)):
+        files = sorted(Path(path).rglob("*")) if Path(path).is_dir() else [Path(path)]
+        stamps += [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
+    said = [VERSION, data.model_dump(mode="json", include=DECIDE), stamps]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _opened(data: DataConfig, learnt: Path) -> BPE:
@@ -116,6 +118,11 @@ def _write(directory: Path, data: DataConfig, corpus: Corpus) -> None:
     for domain, parts in corpus.items():
         for part, text in parts.items():
             write_tokens(directory / f"{domain}-{part}.json", _encoded(text.documents, tokenizer), data.vocab_size)
+    about = {
+        domain: {part: {"bytes": text.bytes, "nats": text.nats} for part, text in parts.items()}
+        for domain, parts in corpus.items()
+    }
+    (directory / ABOUT).write_text(json.dumps(about))
 
 
 def _encoded(documents: list[bytes], tokenizer: Tokenizer) -> Iterator[list[int]]:

@@ -28,6 +28,10 @@ class Text:
     documents: list[bytes]
     nats: float | None = None
 
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self.documents))
+
 
 class Source:
     """One domain: `start` [words] is how documents begin, `table` [words, words] how a word follows another."""

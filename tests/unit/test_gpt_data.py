@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from typing import Any
 
@@ -132,6 +133,19 @@ def test_tokens_are_the_texts_with_their_ends_and_are_made_once(tokenizer, tmp_p
         assert tokens.tokenizer.decode(ids) == b"".join(documents).decode()
     Tokens(config)
     assert {file: file.stat().st_mtime_ns for file in place.iterdir()} == stamps
+
+
+def test_a_file_that_has_changed_is_read_again_and_one_that_has_not_is_not(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("abc " * 400)
+    config = data(path=str(path), block_size=16, cache=str(tmp_path / "cache"))
+    first = Tokens(config).files["target", "train"][1:4].tolist()
+    stamp = path.stat()
+    path.write_text("xyz " * 400)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert Tokens(config).files["target", "train"][1:4].tolist() == first == [*b"abc"]
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 10**9))
+    assert Tokens(config).files["target", "train"][1:4].tolist() == [*b"xyz"]
 
 
 def test_rows_are_mixed_by_the_ratio_of_the_phase():
