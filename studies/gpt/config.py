@@ -23,8 +23,8 @@ class MixPhase(Frozen):
 class CorpusConfig(Frozen):
     """The generated corpus: documents of each domain to train on; a tenth as many to validate, and to test."""
 
-    general: PositiveInt = 2000
-    target: PositiveInt = 500
+    general: PositiveInt = 1500
+    target: PositiveInt = 400
     num_words: Annotated[int, Field(ge=4, le=2000)] = 48  # of the lexicon
     successors: PositiveInt = 6  # of a word
 
