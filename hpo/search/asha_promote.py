@@ -61,15 +61,14 @@ class AshaPromote(Asha):
         return math.inf
 
     def _best(self, board: Board, at_least: int, top: float) -> list[int]:
-        waiting: dict[int, set[int]] = {}
-        for number in board.paused:
-            if curve := board.curves.get(number):  # a loop of the user's own may pause before it reports
-                waiting.setdefault(self.rung(curve[-1][0]) or 0, set()).add(number)
+        # A loop of the user's own may pause before it reports.
+        epochs = {number: curve[-1][0] for number in board.paused if (curve := board.curves.get(number))}
+        at = {epoch: self.rung(epoch) or 0 for epoch in set(epochs.values())}
         found: list[int] = []
-        for rung in sorted((rung for rung in waiting if rung < top), reverse=True):
+        for rung in sorted({rung for rung in at.values() if rung < top}, reverse=True):
             order = board.order(*self._span(rung))
             keep = max(len(order) // self.eta, at_least)
-            found += [number for number in order[:keep] if number in waiting[rung]]
+            found += [number for number in order[:keep] if number in epochs and at[epochs[number]] == rung]
         return found
 
     def _span(self, rung: int) -> tuple[int, float]:
