@@ -120,6 +120,9 @@ class Curves:
         return self._curve(rows)
 
     def _curve(self, rows: Iterable[Any]) -> Curve:
+        if len(self._read_keys) == 1 and not self._bounds:  # each row is a point
+            [sign] = self._signs
+            return [(epoch, math.nan if value is None else sign * value) for _, epoch, _, value in rows]
         return [(epoch, beyond(loss, self._violation(held))) for _, epoch, loss, held in self._points(rows)]
 
     def _violation(self, held: Mapping[str, float]) -> float:

@@ -431,8 +431,8 @@ def test_curves_read_each_ended_trial_once_whatever_gaps_there_are(ledger):
     for one in taken[1:5]:  # 0 and 5 stay open
         ledger.transact(lambda c, one=one: writes.finish(c, one, Outcome("complete", 1, 1), [1.0]))
     curves, read = Curves(study_id, [Objective("val/loss", "minimize")]), []
-    loss = curves.loss
-    curves.loss = lambda values: read.append(values) or loss(values)
+    curve = curves._curve
+    curves._curve = lambda rows: read.append(rows) or curve(rows)
     for _ in range(3):
         with ledger.read() as connection:
             seen = curves.upto(connection, None)
