@@ -31,6 +31,7 @@ class Trial:
     curve: list[float] = field(default_factory=list)
     step: int = -1  # up to which the curve has been read
     from_epoch: int = 0
+    child: bool = False  # it goes on from another one's checkpoint
 
     @property
     def shown(self) -> list[float | None]:
@@ -49,7 +50,7 @@ class Progress:
         self.name = name
         self.trials: dict[int, Trial] = {}
         self.states: Counter[str] = Counter()  # kept beside the trials: of many they are not counted again each time
-        self.epochs = 0
+        self.epochs = self._replaced = 0
         self._open: set[int] = set()
         self._next = 0  # above every number so far
         self.best: list[Trial] = []  # one, or with several objectives the Pareto front
@@ -71,7 +72,8 @@ class Progress:
 
     @property
     def ended(self) -> int:
-        return sum(self.states[state] for state in TERMINAL_STATES)
+        """Of the trials asked for: one in whose place another went on, as under Ray Tune, is not over."""
+        return sum(self.states[state] for state in TERMINAL_STATES) - self._replaced
 
     @property
     def paused(self) -> int:
@@ -123,6 +125,8 @@ class Progress:
                 trial.curve, trial.step = known.curve, known.step
                 self.states[known.state] -= 1
                 self.epochs -= known.epoch - known.from_epoch
+            else:
+                self._replaced += trial.child and reads.replaces(self.spec)
             self.trials[trial.number] = trial
             self._next = max(self._next, trial.number + 1)
             (self._open.discard if trial.state in TERMINAL_STATES else self._open.add)(trial.number)
@@ -158,6 +162,7 @@ def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             trials.c.state,
             trials.c.epoch,
             trials.c.from_epoch,
+            trials.c.parent,
             trials.c["values"].label("objectives"),
             trials.c.error,
             asks.c.params,
@@ -180,4 +185,5 @@ _FRESH = union_all(
 def _trial(row: Any) -> Trial:
     last = row["folds"] if (row["folds"] or 1) > 1 else row["num_epochs"]  # what a trial's epochs are counted to
     at = (row["epoch"], last, row["objectives"] or [])
-    return Trial(row["number"], row["state"], *at, row["params"], row["error"], from_epoch=row["from_epoch"])
+    begun = {"from_epoch": row["from_epoch"], "child": row["parent"] is not None}
+    return Trial(row["number"], row["state"], *at, row["params"], row["error"], **begun)

@@ -12,7 +12,8 @@ SHOWN = 10  # trials of a front
 
 def line(status: Status) -> str:
     """One study in a line: `mlp: complete, 20 of 20 trials ended; best: trial 3, 0.9`."""
-    ended = portion(sum(status.trials[state] for state in TERMINAL_STATES), status.requested, "trial")
+    ended = sum(status.trials[state] for state in TERMINAL_STATES) - status.replaced
+    ended = portion(ended, status.requested, "trial")
     best = f"; best: trial {status.best.number}, {status.best.value:.6g}" if status.best else ""
     if status.front:
         numbers = ", ".join(str(one.number) for one in status.front[:SHOWN])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -51,7 +51,8 @@ class Best:
 class Status:
     """What `hpo status` shows. `state` is running, interrupted, complete or stopped; no bound is None.
 
-    `best` is None with several objectives, `front` empty with one.
+    `best` is None with several objectives, `front` empty with one. `replaced` counts the trials that ended because
+    another went on in their place: both are one of those requested.
     """
 
     study: str
@@ -65,6 +66,13 @@ class Status:
     front: list[Best]
     epochs_trained: int
     attempts: int
+    replaced: int = 0
+
+
+def replaces(spec: Mapping[str, Any]) -> bool:
+    """Whether a trial with a parent goes on in the place of another: so do Ray Tune's, whose strategy here is none.
+    Those of a population of ours are each asked for."""
+    return spec["strategy"]["name"] == "none"
 
 
 def status(connection: Connection, name: str) -> Status:
@@ -88,6 +96,9 @@ def status(connection: Connection, name: str) -> Status:
         front=found if several else [],
         epochs_trained=connection.execute(select(func.coalesce(func.sum(_TRAINED), 0)).where(mine)).scalar_one(),
         attempts=connection.execute(select(func.count()).select_from(attempts).join(trials).where(mine)).scalar_one(),
+        replaced=connection.execute(select(func.count(trials.c.parent)).where(mine)).scalar_one()
+        if replaces(study["spec"])
+        else 0,
     )
 
 

@@ -14,7 +14,9 @@ from rich.console import Console
 from sqlalchemy import event, insert, select, update
 
 from hpo import Float, Objective, Study
+from hpo.analysis.status import line
 from hpo.clock import FakeClock
+from hpo.ledger import reads
 from hpo.ledger.tables import asks, reports, studies, trials
 from hpo.progress import Progress
 from hpo.render import (
@@ -145,6 +147,24 @@ def test_totals_that_are_kept_are_those_of_the_trials_and_what_goes_on_unseen_is
     assert +progress.states == Counter(trial.state for trial in trials)
     assert (progress.ended, progress.paused) == (3, 1)
     assert progress.best == [progress.trials[2]]
+
+
+def test_what_goes_on_as_another_trial_under_ray_tune_is_one_of_those_asked_for(tmp_path):
+    """Of two trials one was replaced twice, and its last child trains; under a population's strategy each counts."""
+    for strategy, ended in (("none", 1), ("pbt", 3)):
+        ledger = open_crafted(tmp_path / f"{strategy}.db", strategy={"name": strategy})
+        put_trial(ledger, 0, "complete", (0.5,))
+        put_trial(ledger, 1, "pruned", (0.4,))
+        progress = Progress(ledger, "crafted", FakeClock())
+        put_trial(ledger, 2, "pruned", (0.6,), parent=0)
+        put_trial(ledger, 3, "running", (0.7,), parent=0)
+        progress.refresh()
+        assert progress.ended == ended and progress.counts(noun=True) == f"{ended}/10 trials"
+        with ledger.read() as connection:
+            assert line(reads.status(connection, "crafted")).startswith(
+                f"crafted: interrupted, {ended} of 10 trials ended"
+            )
+        ledger.close()
 
 
 def test_a_refresh_is_two_queries_and_there_are_two_a_second_at_most(ledger):
