@@ -36,7 +36,6 @@ STUDY = Study(
             "data.num_val": 5000,
             "train.num_epochs": 30,
             "train.batch_size": 128,
-            "train.precision": "auto",
         }
     },
     data_paths=("data.path",),
