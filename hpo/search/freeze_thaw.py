@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hpo.space import Space
 
 STARTUP = 8  # trials that have been seen before the model is asked
+SHARE = 3  # one new trial of so many is drawn at random
 _ANYWHERE, _NEARBY = 192, 64  # configurations from which a new one is chosen
 _BEST, _STEP = 8, 0.1  # those near these trials differ from them in half of the dimensions, by so much of the cube
 
@@ -105,6 +106,9 @@ def improvement(board: Board, points: Mapping[int, Point], eta: int = 3) -> dict
 class FreezeThawSampler:
     """Of random configurations, and some near the best trials, the one with the greatest expected improvement.
 
+    Every third trial is drawn at random whatever the model says: it may be wrong where it has seen nothing (as BOHB and
+    SMAC do, Falkner et al. 2018; Hutter et al. 2011).
+
     A dimension is a feature, its place in the unit interval, or the middle where it is not active; a choice is one for
     each option. Trials that fail do not enter the model, infeasible ones as the worst.
 
@@ -146,7 +150,7 @@ class FreezeThawSampler:
         curves = {n: [(e, self._sign * value) for e, value in one.curve] for n, one in self._records.items()}
         states = {n: record.state for n, record in self._records.items()}
         seen = [n for n, curve in curves.items() if states[n] != "failed" and any(math.isfinite(x) for _, x in curve)]
-        if len(seen) >= STARTUP and len(self._space):
+        if len(seen) >= STARTUP and len(self._space) and number % SHARE:
             places = self._places_for(proposal.seed, sorted(seen, key=lambda n: (_least(curves[n]), n))[:_BEST])
             points = {-1 - k: self._point_at(place) for k, place in enumerate(places)}
             worth = improvement(Board(curves, states, self._points), points)
