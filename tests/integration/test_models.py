@@ -298,7 +298,7 @@ def outputs(path: Path, format: str, x: torch.Tensor, expected: torch.Tensor) ->
     [
         (["export", "9", "--to", "x"], 2, "has no trial 9: it has trials 0 to 4"),
         (["export", "1", "--format", "gguf", "--to", "x"], 2, "choose one of safetensors, onnx, torch"),
-        (["export", "1", "--to", "/proc/none/x"], 2, "cannot be written"),
+        (["export", "1", "--to", "/proc/none/x"], 2, "there is no directory /proc/none"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_in_a_sentence(home, arguments, code, sentence):
