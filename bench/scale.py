@@ -5,6 +5,7 @@ python bench/scale.py [--trials 10000] [--measured 100] [--workers 64] [--second
 growth   processor time a trial, of the driver's own loop, of what `hpo run` does at its ticks (view, metrics.json)
          and of the worker's path, in a study that has no trials yet and in one that has --trials: real ones of
          bench/noop.py, the first of them multiplied in the ledger. The sampler's asks are not counted.
+waiting  processor time of a decision of a promoting strategy, and of a look for who goes on, where most trials wait
 reports  processor time a second of a driver whose study --workers threads of another process train by the worker's
          own code, each reporting once a second
 status   seconds of `hpo status`, start-up included, on the large study
@@ -158,6 +159,43 @@ def growth(directory: Path, strategy: str, trials: int, measured: int) -> None:
     print(f"growth  {strategy:13} the driver's at the end over that at the start: {own[1] / own[0]:.2f}")
 
 
+def waiting(directory: Path, strategy: str) -> None:
+    """Print what a decision takes, and a look for who goes on, where two thirds of the trials wait at their rungs."""
+    from sqlalchemy import update
+
+    from hpo.home import Home
+    from hpo.ledger import Ledger
+    from hpo.ledger.history import Curves, LedgerHistory
+    from hpo.ledger.tables import trials
+    from hpo.search.promotion import Board, promoting
+    from hpo.study import load
+
+    promotes = promoting(strategy)
+    if promotes is None:
+        return
+    ledger, curves = Ledger(Home(directory / f"{strategy}-large").storage), Curves(1, [load(STUDY).objectives[0]])
+    stopped = (trials.c.state == "pruned") & (trials.c.number % 3 > 0)
+    with ledger.write() as connection:
+        connection.execute(update(trials).where(stopped).values(state="paused", told=None))
+    with ledger.read() as connection:
+        curves.refresh(connection, None)
+        number, curve = next((n, curve) for n, curve in curves.curves.items() if curves.states[n] == "paused")
+        trial = connection.execute(trials.select().where(trials.c.number == number)).one()
+        board = Board(curves.curves, curves.states, {}, curves.order)
+
+        def decide() -> None:
+            promotes.decide(LedgerHistory(curves, connection, trial.id, number, curve[0][0], None))
+
+        for name, call in (("a decision", decide), ("who goes on", lambda: promotes.promote(board, False))):
+            took = []
+            for _ in range(7):
+                start = time.thread_time()
+                call()
+                took.append(time.thread_time() - start)
+            print(f"waiting {strategy:13} {len(board.paused)} of {len(board.states)}: {name} {1e3 * min(took):.2f} ms")
+    ledger.close()
+
+
 class Elsewhere:
     """An executor whose workers are threads of another process, each with a trial that reports once a second."""
 
@@ -282,6 +320,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for strategy in given.strategies:
             growth(Path(directory), strategy, given.trials, given.measured)
+            waiting(Path(directory), strategy)
         if given.strategies:
             status(Path(directory) / f"{given.strategies[0]}-large")
         if given.workers:

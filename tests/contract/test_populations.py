@@ -271,7 +271,7 @@ def test_such_a_study_is_ordered_and_as_wide_as_its_population(home):
     [
         ({"order": "async"}, "--order async: under pbt a generation begins once the last one has ended"),
         ({"window": 3}, "--window 3: under pbt"),
-        ({"trials": 7}, "--trials 7: pbt needs --trials 40, 8 members in 5 generations, since a trial is one member's 1"),
+        ({"trials": 7}, "--trials 7: pbt needs --trials 40, 8 members in 5 generations, since a trial"),
         ({"sampler": "grid", "tier": 1}, "--sampler grid: it has . points, and a population of 8 needs as many"),
     ],
 )  # fmt: skip
