@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ def adapted(config: ModelConfig) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     base: Any = base_model(config)
-    with warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 by a name that becomes another in v6
+    shown = shapes_only()  # fake layers cannot be moved from type to type, as peft does with those it makes
+    with torch.device("meta") if shown else nullcontext(), warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 by a name that becomes another in v6
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         try:
-            model = get_peft_model(base, lora, low_cpu_mem_usage=(shown := shapes_only()))
+            model = get_peft_model(base, lora)
         except ValueError as error:
             last = [name for name, module in base.named_modules() if isinstance(module, nn.Linear)][-3:]
             raise ConfigError(
@@ -46,7 +48,7 @@ def adapted(config: ModelConfig) -> nn.Module:
 
 
 def _filled(model: nn.Module) -> nn.Module:
-    """With fake adapters in place of those on the device meta, where peft leaves those it is not to move."""
+    """With fake adapters on the CPU in place of those on the device meta, where peft leaves what it meets there."""
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
             if p.device.type == "meta":
