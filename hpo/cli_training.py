@@ -129,6 +129,23 @@ def _show(subject: Subject, look: Look, save: str | None, as_json: bool, recorde
             print(recorder.record(found), file=sys.stderr)
 
 
+@app.command()
+def plan(
+    study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
+    memory: Annotated[str, typer.Option("--memory", help="Of the device: 6GB, 16GiB.")],
+    override: OverrideOption = None,
+    config: ConfigOption = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+) -> None:
+    """What of a study fits a memory, by the estimate: no device is needed, and no weights."""
+    from hpo.analysis import plan as plans
+    from hpo.lookup import declaration
+
+    of = declaration(study, home, storage, commandline.overrides(config, override))
+    print(plans.describe(plans.plan(*of, plans.size_of(memory))))
+
+
 @app.command("batch-find")
 def batch_find(
     study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],

@@ -53,6 +53,8 @@ class Study:
     constraints  a list of Constraints: a trial that breaks one is infeasible, and never the best
     metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives
     presets      name -> {path: value}, chosen by `-o preset=name`
+    plan         {path: values}: what `hpo plan` may change to save memory, what is dearest to you first; of each the
+                 values as you would rather have them, none needing more memory than the one before
     data_paths   fields that name data files; their contents belong to the study's identity
     sampler      a name in hpo.search.samplers.SAMPLERS, or {"name": ..., option: value}
     strategy     a name in hpo.search.strategy.STRATEGIES, or {"name": ..., option: value}; "none" lets no trial stop
@@ -73,6 +75,7 @@ class Study:
     constraints: tuple[Constraint, ...]
     metrics: tuple[str, ...]
     presets: Mapping[str, Mapping[str, Any]]
+    plan: Mapping[str, tuple[Any, ...]]
     data_paths: tuple[str, ...]
     sampler: Mapping[str, Any]
     strategy: Mapping[str, Any]
@@ -94,6 +97,7 @@ class Study:
         constraints: Sequence[Constraint] = (),
         metrics: Sequence[str] = ("train/loss", "val/*"),
         presets: Mapping[str, Mapping[str, Any]] | None = None,
+        plan: Mapping[str, Sequence[Any]] | None = None,
         data_paths: Sequence[str] = (),
         sampler: str | Mapping[str, Any] = "tpe",
         strategy: str | Mapping[str, Any] = DEFAULT,
@@ -132,6 +136,7 @@ class Study:
             constraints=tuple(constraints),
             metrics=tuple(metrics),
             presets=dict(presets or {}),
+            plan={path: tuple(values) for path, values in (plan or {}).items()},
             data_paths=tuple(data_paths),
             sampler=sampler_spec(sampler),
             strategy=make_strategy(strategy).model_dump(),
@@ -144,6 +149,7 @@ class Study:
         )
         for path in [
             *data_paths,
+            *self.plan,
             *self.hold_out,
             *(path for preset in self.presets.values() for path in flatten(preset)),
         ]:

@@ -91,13 +91,29 @@ class Live(TorchDispatchMode):
         return result
 
 
+SHALLOW = (2, 3)  # blocks from whose needs those of a deeper model are carried on in proportion
+
+
 def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = False) -> Estimate:
     """What training on micro-batches like `batch` (on the host, not yet moved) needs on `config`'s device, where a
-    window is one of them or `accumulates` several.
+    window is one of them or `accumulates` several. Of a task with a `depth`, from two shallower models.
 
-    Two steps are taken, since an optimizer makes its state in the first. Raises whatever the task raises where it looks
-    at values, which fake tensors have not.
+    Raises whatever the task raises where it looks at values, which fake tensors have not.
     """
+    if task.depth is None or task.depth <= max(SHALLOW):
+        sizes = _measured(task, config, batch, accumulates)
+    else:
+        # With gradients already there each part, and the peak of each part of a step, is linear in the blocks.
+        few, more = (_measured(task.of_depth(n), config, batch, True) for n in SHALLOW)
+        blocks = (task.depth - SHALLOW[0]) / (SHALLOW[1] - SHALLOW[0])
+        sizes = {name: round(size + blocks * (more[name] - size)) for name, size in few.items()}
+    peak = max(sizes.pop("passes"), sizes.pop("update"))
+    return Estimate(**sizes, peak=peak)
+
+
+def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool) -> dict[str, int]:
+    """The parts, and the peaks of the passes and of the optimizer's update. Two steps are taken, since an optimizer
+    makes its state in the first."""
     fake, device = FakeTensorMode(allow_non_fake_inputs=True), pick_device(config.device)
     with fake, Live() as live:
         model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
@@ -130,18 +146,22 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
             with differentiable(config.gradients):
                 accumulate([inputs] * (2 if accumulates else 1), loss_of, probe)
 
+        peaks = {"passes": 0, "update": 0}
         for _ in range(2):
             passes(probe)
             if sam is not None:
                 with sam.perturbed():
                     passes()
+            peaks["passes"], live.peak = max(peaks["passes"], live.peak), live.now
             optimizer.step()
             if lookahead is not None:
                 lookahead.step()
+            peaks["update"], live.peak = max(peaks["update"], live.peak), live.now
         gradients = _bytes(p.grad for p in model.parameters())
         del average  # it is kept through all steps
         state = _bytes(tree_leaves([dict(state) for state in optimizer.state.values()]))
-        return Estimate(parameters, gradients, state, copies, forward[-1], live.peak)
+        parts = {"parameters": parameters, "gradients": gradients, "optimizer": state, "copies": copies}
+        return parts | peaks | {"activations": forward[-1]}
 
 
 @dataclass(frozen=True)
@@ -173,7 +193,14 @@ class Plan:
 
 
 def plan(
-    task: Task, config: TrainConfig, limit: int, size: int, batch_of: Callable[[int], Any], *, may_shrink: bool = True
+    task: Task,
+    config: TrainConfig,
+    limit: int,
+    size: int,
+    batch_of: Callable[[int], Any],
+    *,
+    may_shrink: bool = True,
+    accumulates: bool = False,
 ) -> Plan:
     """Halve the micro-batch, from `size` on, until the estimate fits; `batch_of(size)` gives one of the task's own,
     where its `largest_batch` gives none.
@@ -186,7 +213,7 @@ def plan(
         return batch_of(size) if (batch := task.largest_batch(size)) is None else batch
 
     try:
-        asked = needed = estimate(task, config, largest(size))
+        asked = needed = estimate(task, config, largest(size), accumulates)
         fits = size
         while needed.peak > limit and fits > 1:
             fits = -(-fits // 2)

@@ -47,6 +47,9 @@ class Task:
     step: int = 0
     # What `Loss.count` counts. Other than samples it is also a rate, `train/tokens_per_sec`; tokens have a perplexity.
     unit: str = "samples"
+    # How many blocks of one kind the model is made of, where the task has a method of_depth: its memory is then
+    # estimated from that of shallower ones.
+    depth: int | None = None
 
     def __init__(self, config: Any) -> None:
         """`config` is the whole resolved configuration, already validated."""
@@ -70,6 +73,10 @@ class Task:
         set with an attribute `draws = False` promises that reading it draws no random number, and saves the seeding
         before each read."""
         raise NotImplementedError(f"{type(self).__name__} needs a method train_set() that returns a dataset.")
+
+    def of_depth(self, depth: int) -> Task:
+        """The same task with a model of so many of its blocks, for an estimate of memory."""
+        raise NotImplementedError(f"{type(self).__name__} has depth={self.depth} and needs a method of_depth(depth).")
 
     def largest_batch(self, size: int) -> Any:
         """The largest micro-batch of `size` samples that may come, on the host, for the estimate of memory: its values

@@ -18,14 +18,18 @@ from trainer.errors import ConfigError
 
 
 def adapted(config: ModelConfig) -> nn.Module:
+    """As `lora`; its `state_dict` has the adapters alone, and loading one asks for no more."""
+    return trained_alone(lora(config))
+
+
+def lora(config: ModelConfig) -> nn.Module:
     """The frozen model with fresh adapters, B = 0, so that it gives what it gave; a peft.PeftModel on the CPU.
 
-    Its `state_dict` has the adapters alone, and loading one asks for no more. Raises ConfigError for modules that the
-    model does not have.
+    Raises ConfigError for modules that the model does not have.
     """
     from peft import LoraConfig, get_peft_model
 
-    lora = LoraConfig(
+    settings = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha or 2 * config.rank,  # type: ignore[arg-type]
         lora_dropout=config.dropout,
@@ -34,17 +38,20 @@ def adapted(config: ModelConfig) -> nn.Module:
     )
     base: Any = base_model(config)
     shown = shapes_only()  # fake layers cannot be moved from type to type, as peft does with those it makes
-    with torch.device("meta") if shown else nullcontext(), warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 by a name that becomes another in v6
+    with (
+        torch.device("meta") if shown else nullcontext(),
+        warnings.catch_warnings(),
+    ):  # peft 0.21 asks transformers 5.23 by a name that becomes another in v6
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         try:
-            model = get_peft_model(base, lora)
+            model = get_peft_model(base, settings)
         except ValueError as error:
             last = [name for name, module in base.named_modules() if isinstance(module, nn.Linear)][-3:]
             raise ConfigError(
                 f"model.modules={','.join(config.modules)} names no linear layers of the model; its last ones are "
                 f"{', '.join(last)}."
             ) from error
-    return trained_alone(_filled(model) if shown else model)
+    return _filled(model) if shown else model
 
 
 def _filled(model: nn.Module) -> nn.Module:

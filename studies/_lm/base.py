@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
-from studies._lm.config import ModelConfig
+from studies._lm.config import ModelConfig, depth_of
 from studies._lm.words import LENGTH, statements
 from trainer.data.text import Bytes
 from trainer.errors import ConfigError
@@ -41,17 +41,19 @@ def _from_directory(config: ModelConfig) -> nn.Module:
 
     directory, dtype = Path(config.path).expanduser(), DTYPES[config.base]
     try:
+        shape = AutoConfig.from_pretrained(directory, local_files_only=True)
+        shape.num_hidden_layers = depth_of(config) or shape.num_hidden_layers
         if shapes_only():
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=dtype)
-        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+            return AutoModelForCausalLM.from_config(shape, dtype=dtype)
+        return AutoModelForCausalLM.from_pretrained(directory, config=shape, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"model.path={config.path!r} cannot be read as a causal language model: {reason}") from error
 
 
 def _tiny_model(config: ModelConfig) -> nn.Module:
-    model = _tiny_shape() if shapes_only() else copy.deepcopy(_tiny())
-    return model.to(DTYPES[config.base])
+    dtype = DTYPES[config.base]
+    return _tiny_shape(dtype) if shapes_only() else copy.deepcopy(_tiny()).to(dtype)
 
 
 def shapes_only() -> bool:
@@ -59,14 +61,13 @@ def shapes_only() -> bool:
     return isinstance(torch.empty(0), FakeTensor)
 
 
-def _tiny_shape() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def _tiny_shape(dtype: torch.dtype = torch.float32) -> nn.Module:
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=Bytes.vocab_size, bos_token_id=None, eos_token_id=Bytes.end, **sizes, **heads)
-    )
+    tokens = {"vocab_size": Bytes.vocab_size, "bos_token_id": None, "eos_token_id": Bytes.end}
+    return AutoModelForCausalLM.from_config(LlamaConfig(**tokens, **sizes, **heads), dtype=dtype)
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,12 +39,15 @@ class ModelConfig(Frozen):
     rank: Annotated[int, Field(ge=1)] = 8
     alpha: Positive | None = None  # None: twice the rank
     dropout: Beta = 0.05  # of the adapters' inputs
+    layers: Annotated[int, Field(ge=1)] | None = None  # use the first ones of the model alone; None: all
     modules: Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)] = PROJECTIONS
 
     @model_validator(mode="after")
     def _tokenizer_is_read(self) -> ModelConfig:
         if not self.path and self.tokenizer != "model":
             raise ValueError("tokenizer is read only with path: the tiny model has bytes; leave it out.")
+        if not self.path and self.layers is not None:
+            raise ValueError("layers is read only with path: the tiny model has two; leave it out.")
         return self
 
 
@@ -68,6 +72,23 @@ def check_model(model: ModelConfig) -> None:
             raise ConfigError(f"model.path={model.path!r} is no directory: give that of a model saved by transformers.")
         if not (directory / "config.json").is_file():
             raise ConfigError(f"model.path={model.path!r} has no config.json: give the directory of a whole model.")
+        depth_of(model)
+
+
+def depth_of(model: ModelConfig) -> int | None:
+    """How many blocks of one kind the model has, where its config.json says so."""
+    if not model.path:
+        return None
+    path = Path(model.path).expanduser() / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("num_hidden_layers")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model.path={model.path!r} has no config.json that can be read ({error}).") from error
+    if not isinstance(found, int):
+        return None
+    if model.layers is not None and model.layers > found:
+        raise ConfigError(f"model.layers={model.layers} is more than the model has: give at most {found}.")
+    return model.layers or found
 
 
 def check_weights(model: ModelConfig) -> None:

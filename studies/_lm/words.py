@@ -12,6 +12,7 @@ import numpy as np
 
 LETTERS = "abcdefghij"
 LENGTH = 4
+FREE = "?"  # the sign that any word may follow
 
 # name -> (the sign it has in statements, what it makes of a word)
 OPERATIONS: dict[str, tuple[str, Callable[[str], str]]] = {
@@ -22,16 +23,17 @@ OPERATIONS: dict[str, tuple[str, Callable[[str], str]]] = {
 }
 
 
-def _word(rng: np.random.Generator) -> str:
+def word(rng: np.random.Generator) -> str:
+    """Any word of LENGTH letters, each as likely."""
     return "".join(rng.choice([*LETTERS], LENGTH))
 
 
 def statements(count: int, seed: int) -> list[str]:
-    """Texts `word sign result`, all of one length."""
+    """Texts `word sign result`, all of one length; of one sign the result is any word."""
     rng = np.random.default_rng(seed)
-    signs = [*OPERATIONS.values()]
-    words = [(_word(rng), *signs[rng.integers(len(signs))]) for _ in range(count)]
-    return [f"{word}{sign}{operate(word)}" for word, sign, operate in words]
+    signs = [*OPERATIONS.values(), (FREE, lambda _: word(rng))]
+    drawn = [(word(rng), *signs[rng.integers(len(signs))]) for _ in range(count)]
+    return [f"{given}{sign}{operate(given)}" for given, sign, operate in drawn]
 
 
 def instructions(count: int, seed: int) -> list[dict[str, str]]:
@@ -39,6 +41,6 @@ def instructions(count: int, seed: int) -> list[dict[str, str]]:
     rng = np.random.default_rng(seed)
     found: dict[str, str] = {}
     while len(found) < count:
-        name, word = [*OPERATIONS][rng.integers(len(OPERATIONS))], _word(rng)
-        found[f"{name} {word}: "] = OPERATIONS[name][1](word)
+        name, given = [*OPERATIONS][rng.integers(len(OPERATIONS))], word(rng)
+        found[f"{name} {given}: "] = OPERATIONS[name][1](given)
     return [{"prompt": prompt, "response": response} for prompt, response in found.items()]

@@ -31,5 +31,12 @@ STUDY = Study(
             "train.activations.checkpoint": "full",
         }
     },
+    plan={
+        "model.base": ["fp32", "bf16", "nf4"],
+        "data.max_length": [2048, 1024, 512],
+        "model.rank": [64, 16],
+        "train.activations.checkpoint": ["none", "full"],
+        "train.micro_batch_size": [16, 4, 1],
+    },
     data_paths=("data.path", "model.path"),
 )

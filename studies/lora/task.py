@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
 from studies._lm.adapter import adapted
+from studies._lm.config import depth_of
 from studies._lm.records import read_jsonl, split
 from studies._lm.text import IGNORED, Samples, padded, tokenizer, tokens_of
 from studies._lm.words import instructions
 from studies.lora.check import FIELDS
 from studies.lora.config import Config
 from trainer.data import Padded
+from trainer.data.text import Tokenizer
 from trainer.losses import causal_contrastive, cross_entropy, weighted_sum
 from trainer.task import Loss, Task
 
@@ -27,7 +31,15 @@ class LoraTask(Task):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.text = tokenizer(config.model)
+        self.depth = depth_of(config.model)
+
+    @cached_property
+    def text(self) -> Tokenizer:
+        return tokenizer(self.config.model)
+
+    def of_depth(self, depth: int) -> LoraTask:
+        model = self.config.model.model_copy(update={"layers": depth})
+        return LoraTask(self.config.model_copy(update={"model": model}))
 
     def model(self) -> nn.Module:
         return adapted(self.config.model)

@@ -47,6 +47,7 @@ SURFACE = {
     "soup": "--study --top --trial --save --home --storage --tracking-uri",
     "export": "number --to --format --study --home --storage",
     "schedule": "--study -o --config --steps-per-epoch --save --home --storage",
+    "plan": "--study --memory -o --config --home --storage",
     "batch-find": "--study -o --config --steps --home --storage",
     "lr-find": "--study -o --config --low --high --steps --save --home --storage",
     "diagnose": "trial --study -o --config --steps --points --profile --print-only --save --json --home --storage "

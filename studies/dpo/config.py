@@ -1,0 +1,52 @@
+"""What can be set in the dpo study. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from studies._lm.config import DataConfig, ModelConfig
+from trainer.config import CheckpointConfig, Frozen, OptimConfig, Positive, ScheduleConfig, TrainConfig
+
+
+class LossConfig(Frozen):
+    """`dpo`, `ipo` and `kto` align the model itself (trainer.losses.preference); `reward` trains a model that scores
+    answers, -log sigmoid(r(chosen) - r(rejected)) (Bradley & Terry 1952; Stiennon et al. 2020, arXiv 2009.01325)."""
+
+    name: Literal["dpo", "ipo", "kto", "reward"] = "dpo"
+    beta: Positive = 0.1
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+
+    @model_validator(mode="after")
+    def _smoothing_is_dpos(self) -> LossConfig:
+        if self.label_smoothing and self.name != "dpo":
+            raise ValueError(f"label_smoothing is read only by dpo: leave it out with name={self.name}.")
+        return self
+
+
+class EvalConfig(Frozen):
+    """Of the held-back prompts the first `prompts` are answered, by at most `max_new_tokens`; best of `best_of`."""
+
+    prompts: Annotated[int, Field(ge=1)] = 64
+    max_new_tokens: Annotated[int, Field(ge=1)] = 8
+    best_of: Annotated[int, Field(ge=2)] = 16
+
+
+TRAIN = TrainConfig(
+    num_epochs=4,
+    batch_size=16,
+    optim=OptimConfig(lr=2e-3, weight_decay=0.0),
+    schedule=ScheduleConfig(name="cosine", warmup_ratio=0.1),
+    checkpoint=CheckpointConfig(monitor="val/reward_accuracy", mode="max"),
+)
+
+
+class Config(Frozen):
+    """The whole configuration of the study. A sample is a prompt with a chosen and a rejected answer."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    evaluation: EvalConfig = EvalConfig()
+    train: TrainConfig = TRAIN

@@ -1,0 +1,187 @@
+"""How preferences are learnt, and what is measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from studies._lm.config import depth_of
+from studies._lm.records import Record, read_jsonl, split
+from studies._lm.text import IGNORED, padded, tokenizer, tokens_of
+from studies.dpo import best_of
+from studies.dpo.check import FIELDS
+from studies.dpo.config import Config
+from studies.dpo.model import (
+    answers,
+    log_probs,
+    policy_model,
+    reference_log_probs,
+    reward_model,
+    unwrapped,
+)
+from studies.dpo.pairs import preferences, true_reward
+from trainer.data import Padded
+from trainer.data.text import Tokenizer
+from trainer.losses import LOSSES
+from trainer.task import Loss, Task
+
+Batch = dict[str, Tensor]
+
+
+class DpoTask(Task):
+    """A policy that prefers what was chosen, or with `loss.name=reward` a model that scores it higher."""
+
+    config: Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.depth = depth_of(config.model)
+        self.scores = config.loss.name == "reward"
+
+    @cached_property
+    def text(self) -> Tokenizer:
+        return tokenizer(self.config.model)
+
+    def of_depth(self, depth: int) -> DpoTask:
+        model = self.config.model.model_copy(update={"layers": depth})
+        return DpoTask(self.config.model_copy(update={"model": model}))
+
+    def model(self) -> nn.Module:
+        return (reward_model if self.scores else policy_model)(self.config.model)
+
+    def train_set(self) -> Padded:
+        return self._samples(self._records[0])
+
+    def largest_batch(self, size: int) -> Batch:
+        tokens = torch.zeros(size, self.config.data.max_length, dtype=torch.long)
+        return {f"{which}{kind}": tokens.clone() for which in self._answers for kind in ("", "_labels")}
+
+    @property
+    def _answers(self) -> tuple[str, ...]:
+        """What of a sample is read: for kto also an answer to another prompt."""
+        return ("chosen", "rejected", "other") if self.config.loss.name == "kto" else ("chosen", "rejected")
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        if self.scores:
+            better = self._rewards(model, batch, "chosen") - self._rewards(model, batch, "rejected")
+            return Loss(-F.logsigmoid(better).sum(), len(better), {"reward_accuracy": (better > 0).float().sum()})
+        return self._preference(self._ratios(model, batch))
+
+    def _preference(self, ratios: dict[str, tuple[Tensor, Tensor]]) -> Loss:
+        """The loss, given log pi and log reference of each kind of answer."""
+        loss = self.config.loss
+        (chosen, ref_chosen), (rejected, ref_rejected) = ratios["chosen"], ratios["rejected"]
+        if loss.name == "kto":
+            desirable = torch.arange(2 * len(chosen), device=chosen.device) < len(chosen)
+            policy, reference = torch.cat([chosen, rejected]), torch.cat([ref_chosen, ref_rejected])
+            other, ref_other = ratios["other"]
+            return LOSSES["kto"](policy, reference, desirable, (other - ref_other).detach(), beta=loss.beta)
+        options = {"label_smoothing": loss.label_smoothing} if loss.name == "dpo" else {}
+        return LOSSES[loss.name](chosen, rejected, ref_chosen, ref_rejected, beta=loss.beta, **options)
+
+    def _ratios(self, model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """log pi and log reference of each kind of answer, [batch] each; of ipo per token, as TRL has it."""
+        found = {}
+        for which in self._answers:
+            tokens, labels = batch[which], batch[f"{which}_labels"]
+            reference = reference_log_probs(model, tokens, labels)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and which != "other"):
+                policy, count = log_probs(model, tokens, labels)
+            per = count.clamp(min=1) if self.config.loss.name == "ipo" else 1
+            found[which] = policy / per, reference / per
+        return found
+
+    def _rewards(self, model: nn.Module, batch: Batch, which: str) -> Tensor:
+        return model(batch[which], batch[f"{which}_labels"])
+
+    # --- Evaluation
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """`val/loss`, `val/reward_accuracy` and `val/reward_margin` on held-back pairs; for a policy `val/kl` to its
+        reference on answers drawn from it, and on generated data `val/true_reward` and `val/win_rate` against answers
+        of the reference; for a reward model what it picks: `val/best_of_4` and so on."""
+        device, records = next(model.parameters()).device, self._records[1]
+        data, loss, right, margin = self._samples(records), 0.0, 0.0, 0.0
+        for start in range(0, len(data), 64):
+            read = data.__getitems__(range(start, min(start + 64, len(data))))
+            batch = {name: tensor.to(device) for name, tensor in read.items()}
+            if self.scores:
+                better = self._rewards(model, batch, "chosen") - self._rewards(model, batch, "rejected")
+                loss -= float(F.logsigmoid(better).sum())
+            else:
+                ratios = self._ratios(model, batch)
+                found = self._preference(ratios)
+                loss += float(found.sum) * len(batch["chosen"]) / float(found.count)
+                better = self.config.loss.beta * (_ratio(ratios["chosen"]) - _ratio(ratios["rejected"]))
+            right, margin = right + float((better > 0).sum()), margin + float(better.sum())
+        n = len(data)
+        metrics = {"val/loss": loss / n, "val/reward_accuracy": right / n, "val/reward_margin": margin / n}
+        prompts = [record["prompt"] for record in records[: self.config.evaluation.prompts]]
+        return metrics | (self._picked(model, prompts) if self.scores else self._drawn(model, prompts))
+
+    def _drawn(self, model: nn.Module, prompts: Sequence[str]) -> dict[str, float]:
+        """What the policy answers, beside what its reference does."""
+        policy: Any = unwrapped(model)
+        tokens, labels = self._answer(policy, prompts)
+        ratio = log_probs(policy, tokens, labels)[0] - reference_log_probs(policy, tokens, labels)
+        metrics = {"val/kl": float(ratio.mean())}
+        if not self.config.data.path:
+            with policy.disable_adapter():
+                others = self._worth(*self._answer(policy, prompts))
+            own = self._worth(tokens, labels)
+            wins = (own > others).float() + 0.5 * (own == others).float()
+            metrics |= {"val/true_reward": float(own.mean()), "val/win_rate": float(wins.mean())}
+        return metrics
+
+    def _picked(self, model: nn.Module, prompts: Sequence[str]) -> dict[str, float]:
+        """The true reward, or where none is known the model's own, of the best of n answers of the reference."""
+        scorer: Any = unwrapped(model)
+        scores, worths = [], []
+        for _ in range(self.config.evaluation.best_of):
+            with scorer.lm.disable_adapter():
+                tokens, labels = self._answer(scorer.lm, prompts)
+            scores.append(scorer(tokens, labels).cpu())
+            worths.append(scores[-1] if self.config.data.path else self._worth(tokens, labels))
+        counts, score, worth = best_of.sizes(len(scores)), torch.stack(scores, dim=1), torch.stack(worths, dim=1)
+        picked = {f"val/best_of_{n}": best_of.best_of(score, worth, n) for n in counts}
+        return picked | {f"val/best_of_{n}_kl_bound": best_of.kl_bound(n) for n in counts}
+
+    def _answer(self, model: Any, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        begin = getattr(self.text, "begin", [])
+        encoded = [[*begin, *self.text.encode(prompt)] for prompt in prompts]
+        return answers(model, encoded, self.config.evaluation.max_new_tokens, self.text.end)
+
+    def _worth(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """The true rewards of answers to generated prompts, [prompts]."""
+        drawn = [row[held].tolist() for row, held in zip(tokens, labels != IGNORED, strict=True)]
+        return torch.tensor([true_reward(self.text.decode(ids)) for ids in drawn])
+
+    # --- Data
+
+    @cached_property
+    def _records(self) -> tuple[list[Record], list[Record]]:
+        data = self.config.data
+        records = read_jsonl(data.path, FIELDS) if data.path else preferences(data.generated, data.seed)
+        return split(records, data.val_share, data.seed)
+
+    def _samples(self, records: Sequence[Record]) -> Padded:
+        """Of each record the prompt with its answers; the other answer is what was chosen for the next prompt."""
+        others = [*records[1:], records[0]]
+        rows = [record | {"other": other["chosen"]} for record, other in zip(records, others, strict=True)]
+        return padded([self._sample(row) for row in rows], self.text.end)
+
+    def _sample(self, row: Record) -> dict[str, Tensor]:
+        sample: dict[str, Tensor] = {}
+        for which in self._answers:
+            found = tokens_of(self.text, row["prompt"], row[which], self.config.data.max_length)
+            sample |= {which: found["tokens"], f"{which}_labels": found["labels"]}
+        return sample
+
+
+def _ratio(pair: tuple[Tensor, Tensor]) -> Tensor:
+    return pair[0] - pair[1]

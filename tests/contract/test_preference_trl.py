@@ -1,0 +1,105 @@
+"""The preference losses against TRL's own code, on random log-probabilities of answers of different lengths."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.losses import dpo, ipo, kto
+
+PAIRS, TIME = 8, 12
+
+with warnings.catch_warnings():  # of what the library imports
+    warnings.simplefilter("ignore")
+    trl = pytest.importorskip("trl")
+    from trl.trainer.dpo_trainer import DPOTrainer
+    from trl.trainer.kto_trainer import KTOTrainer
+
+
+def random(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probabilities of tokens [2 PAIRS, TIME - 1], those of a reference, mask of answers [2 PAIRS, TIME])."""
+    generator = torch.Generator().manual_seed(seed)
+    policy, reference = (torch.randn(2 * PAIRS, TIME - 1, generator=generator).abs().neg() for _ in range(2))
+    lengths = torch.randint(1, TIME - 2, (2 * PAIRS, 1), generator=generator)
+    mask = (torch.arange(TIME) >= 2) & (torch.arange(TIME) < 2 + lengths)
+    return policy * mask[:, 1:], reference * mask[:, 1:], mask.long()
+
+
+class Trainer(SimpleNamespace):
+    """What TRL's `_compute_loss` asks of its trainer, whose metrics go nowhere."""
+
+    def __init__(self, **own: Any) -> None:
+        accelerator = SimpleNamespace(device="cpu", gather_for_metrics=lambda x: x, gather=lambda x: x)
+        common = {
+            "model": SimpleNamespace(training=False),
+            "accelerator": accelerator,
+            "_metrics": defaultdict(lambda: defaultdict(list)),
+        }
+        super().__init__(**common, aux_loss_enabled=False, precompute_ref_logps=True, **own)
+
+
+def outputs(log_probs: Tensor) -> Any:
+    """A model's outputs with these."""
+    zeros = torch.zeros_like(log_probs)
+    return SimpleNamespace(log_probs=log_probs, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
+
+
+def of_trl(kind: str, beta: float, policy: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+    chosen, rejected = reference.sum(dim=1).chunk(2)
+    inputs = {
+        "input_ids": mask,
+        "attention_mask": mask,
+        "completion_mask": mask,
+        "ref_chosen_logps": chosen,
+        "ref_rejected_logps": rejected,
+    }
+    own = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "loss_types": [kind], "loss_weights": [1.0]}
+    trainer = Trainer(beta=beta, use_weighting=False, _total_train_tokens=0, label_smoothing=0.0, **own)
+    return DPOTrainer._compute_loss(trainer, lambda **_: outputs(policy), inputs, False)
+
+
+def pairs(log_probs: Tensor, per: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    return (log_probs.sum(dim=1) / per).chunk(2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("beta", [0.05, 0.5])
+@pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
+def test_dpo_and_ipo_are_trls(kind, beta, seed):
+    policy, reference, mask = random(seed)
+    given = policy.clone().requires_grad_()
+    want = of_trl(kind, beta, given, reference, mask)
+    (want_gradient,) = torch.autograd.grad(want, given)
+    policy.requires_grad_()
+    per = mask.sum(dim=1) if kind == "ipo" else 1.0
+    loss = (ipo if kind == "ipo" else dpo)(*pairs(policy, per), *pairs(reference, per), beta=beta)
+    (gradient,) = torch.autograd.grad(loss.sum / loss.count, policy)
+    torch.testing.assert_close(loss.sum / loss.count, want, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient, want_gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("beta", [0.05, 0.5])
+def test_kto_is_trls(beta, seed):
+    policy, reference, mask = random(seed)
+    other, ref_other, _ = random(seed + 100)
+    label = torch.rand(2 * PAIRS, generator=torch.Generator().manual_seed(seed)) < 0.5
+    batch = {
+        "input_ids": mask,
+        "attention_mask": mask,
+        "completion_mask": mask,
+        "label": label,
+        "ref_logps": reference.sum(dim=1),
+        "ref_KL_logps": ref_other.sum(dim=1),
+    }
+    own = {"calculate_KL": True, "loss_type": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0}
+    trainer = Trainer(beta=beta, _compute_kl_logps=lambda *_: other.sum(dim=1), _total_train_tokens=0, **own)
+    want = KTOTrainer._compute_loss(trainer, lambda **_: outputs(policy), batch, False)
+    loss = kto(policy.sum(1), reference.sum(1), label, (other - ref_other).sum(1), beta=beta)
+    torch.testing.assert_close(loss.sum / loss.count, want, rtol=1e-6, atol=1e-6)

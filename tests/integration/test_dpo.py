@@ -1,0 +1,203 @@
+"""The dpo study: preferences learnt against a reference that is the model itself, and what best-of-n picks."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trainer_runs import MemoryReporter
+from typer.testing import CliRunner
+
+from hpo import load
+from hpo.cli import app
+from hpo.home import Home
+from studies._lm.base import base_model
+from studies._lm.config import ModelConfig
+from studies._lm.text import IGNORED
+from studies.dpo.best_of import best_of, kl_bound, sizes
+from studies.dpo.model import answers, log_probs, reference_log_probs
+from studies.dpo.pairs import preferences, true_reward
+from studies.dpo.task import DpoTask
+from trainer.checkpoint import CheckpointStore
+from trainer.data.text import Bytes
+from trainer.loop import fit
+from trainer.losses import LOSSES
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+
+
+def task(**overrides: Any) -> DpoTask:
+    return DpoTask(load("dpo").configure(overrides).config)
+
+
+def trained(directory: Path, **overrides: Any) -> dict[str, float]:
+    """The last metrics of a fit."""
+    it, reporter = task(**overrides), MemoryReporter(None)
+    outcome = fit(it, it.config.train, reporter, CheckpointStore(directory, 1, []))
+    assert outcome.kind == "complete", outcome.error
+    return {key: value for (step, key), value in reporter.values.items() if step == outcome.step}
+
+
+# --- The policy and its reference
+
+
+def perturbed(it: DpoTask) -> Any:
+    """A model whose adapters say something."""
+    model, generator = it.model().eval(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(0.1 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "kto"])
+def test_the_loss_is_that_of_whole_answers_against_the_plain_model(name):
+    """Of each answer by itself, without padding and without peft."""
+    it = task(**{"loss.name": name, "data.generated": 40})
+    model, base, data = perturbed(it), base_model(ModelConfig()), it.train_set()
+    batch = data.__getitems__(range(6))
+    found = it.loss(model, batch)
+
+    def of(one: Any, which: str) -> torch.Tensor:
+        totals = []
+        for i in range(6):
+            tokens, labels = data.data[i][which], data.data[i][f"{which}_labels"]
+            log_p = one(input_ids=tokens[None]).logits[0].log_softmax(-1).detach()
+            held = [t for t in range(1, len(tokens)) if labels[t] != IGNORED]
+            total = sum(log_p[t - 1, tokens[t]] for t in held)
+            totals.append(total / (len(held) if name == "ipo" else 1))
+        return torch.stack(totals)
+
+    policy, reference = ({which: of(one, which) for which in it._answers} for one in (model, base))
+    if name == "kto":
+        both = [torch.cat([r["chosen"], r["rejected"]]) for r in (policy, reference)]
+        want = LOSSES["kto"](*both, torch.arange(12) < 6, policy["other"] - reference["other"], beta=0.1)
+    else:
+        pairs = (policy["chosen"], policy["rejected"], reference["chosen"], reference["rejected"])
+        want = LOSSES[name](*pairs, beta=0.1)
+    assert found.sum.item() == pytest.approx(want.sum.item(), rel=1e-4)
+    assert float(found.count) == float(want.count)
+    found.sum.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad), "the reference leaves no trace"
+
+
+def test_a_fresh_policy_is_its_reference():
+    it = task(**{"data.generated": 40})
+    model = it.model().eval()
+    batch = it.train_set().__getitems__(range(4))
+    with torch.no_grad():
+        policy, _ = log_probs(model, batch["chosen"], batch["chosen_labels"])
+        assert torch.equal(policy, reference_log_probs(model, batch["chosen"], batch["chosen_labels"]))
+    assert it.loss(model, batch).sum.item() / 4 == pytest.approx(math.log(2))
+
+
+def test_answers_are_drawn_from_the_model():
+    """As often as it says: the first letter of many answers, and each answer up to its end."""
+    model, prompt = base_model(ModelConfig()), [*b"abcd?"]
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([prompt])).logits[0, -1].softmax(-1)
+        torch.manual_seed(0)
+        tokens, labels = answers(model, [prompt] * 1000, 8, Bytes.end)
+    drawn = torch.bincount(tokens[:, 5], minlength=257) / 1000
+    assert float((drawn - expected).abs().sum()) < 0.15
+    for row, held in zip(tokens[:50], labels[:50] != IGNORED, strict=True):
+        answer = row[held].tolist()
+        assert len(answer) == 8 or answer.index(Bytes.end) == len(answer) - 1
+    short, _ = answers(model, [prompt, [*b"x?"]], 3, Bytes.end)
+    assert short[1, :2].tolist() == [*b"x?"]
+
+
+# --- What is measured
+
+
+def test_generated_preferences_follow_the_true_reward():
+    records = preferences(2000, seed=0)
+    better = np.array([true_reward(one["chosen"]) - true_reward(one["rejected"]) for one in records])
+    assert len({one["prompt"] for one in records}) == 2000
+    for gap in (1, 2, 3):  # Bradley & Terry: the better one wins with the probability sigmoid(gap)
+        won = (better == gap).sum() / (abs(better) == gap).sum()
+        assert won == pytest.approx(1 / (1 + math.exp(-gap)), abs=0.06)
+
+
+def test_the_best_of_n_by_true_scores_is_the_largest():
+    worth = torch.tensor([[1.0, 4.0, 2.0, 3.0], [0.0, 1.0, 5.0, 2.0]])
+    assert [best_of(worth, worth, n) for n in (1, 2, 4)] == [2.25, (4 + 3 + 1 + 5) / 4, 4.5]
+    assert best_of(-worth, worth, 4) == 0.5
+    assert sizes(16) == [1, 2, 4, 8, 16] and sizes(9) == [1, 2, 4, 8]
+
+
+def test_the_bound_is_the_divergence_where_no_two_answers_are_alike():
+    """Of uniform answers on [0, 1] the best of n has density n x^(n-1): KL = log n - (n-1)/n."""
+    x = (np.arange(1_000_000) + 0.5) / 1_000_000
+    for n in (1, 2, 4, 16):
+        density = n * x ** (n - 1)
+        assert kl_bound(n) == pytest.approx((density * np.log(density)).mean(), abs=1e-4)
+
+
+def test_alignment_earns_more_true_reward_than_its_reference(tmp_path):
+    found = trained(tmp_path, **{"train.num_epochs": 2, "data.generated": 400})
+    assert found["val/reward_accuracy"] > 0.6
+    assert found["val/win_rate"] > 0.55
+    assert found["val/kl"] > 0.1
+    assert found["train/reward_margin"] > 0
+
+
+def test_a_reward_model_picks_better_answers(tmp_path):
+    found = trained(tmp_path, **{"preset": "reward", "train.num_epochs": 2, "data.generated": 400})
+    assert found["val/reward_accuracy"] > 0.55
+    assert found["val/best_of_16"] > found["val/best_of_1"] + 0.3
+    assert found["val/best_of_4_kl_bound"] == pytest.approx(kl_bound(4))
+
+
+def test_a_reward_models_checkpoint_holds_head_and_adapters(tmp_path):
+    it = task(preset="reward")
+    model, again = it.model(), it.model()
+    names = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert set(model.state_dict()) == names and {"head.weight", "head.bias"} < names
+    with torch.no_grad():
+        model.head.bias.add_(1.0)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.head.bias, model.head.bias)
+    with pytest.raises(RuntimeError, match=r"head\.bias"):
+        again.load_state_dict({name: value for name, value in model.state_dict().items() if name != "head.bias"})
+
+
+# --- From the command line
+
+
+def test_pairs_of_ones_own_are_learnt_from_the_command_line(home, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": f"{i}? ", "chosen": "yes", "rejected": "no"} for i in range(24)]
+    file.write_text("".join(json.dumps(one) + "\n" for one in pairs))
+    small = ["-o", "train.num_epochs=1", "-o", "evaluation.prompts=4", "-o", "loss.name=dpo"]
+    arguments = ["run", "--study", "dpo", "--trials", "1", "--executor", "inline", "-o", f"data.path={file}", *small]
+    result = CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+    assert result.exit_code == 0, result.output
+    curves = json.loads(CliRunner().invoke(app, ["show", "0", "--json", "--home", str(home.root)]).stdout)["curves"]
+    assert {"val/kl", "val/reward_margin"} <= curves.keys()
+    assert "val/win_rate" not in curves  # no true reward is known
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.path={file}", ["line 2 lacks the field 'rejected'", "it has prompt, chosen"]),
+        ("loss.beta=0", ["loss.beta='0'", "greater than 0"]),
+        ("loss.name=ppo", ["loss.name='ppo'", "'kto'"]),
+    ],
+)
+def test_what_cannot_be_used(home: Home, tmp_path, override, words):
+    file = tmp_path / "pairs.jsonl"
+    one = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    file.write_text(json.dumps(one) + "\n" + json.dumps({"prompt": "a", "chosen": "b"}) + "\n")
+    arguments = ["run", "--study", "dpo", "--trials", "1", "-o", override.format(file=file)]
+    result = CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+    assert result.exit_code == 2, result.output
+    [line] = result.stderr.strip().splitlines()
+    assert all(word in line for word in words), line

@@ -1,0 +1,152 @@
+"""`hpo plan`: what of a study fits a memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from hpo import load
+from hpo.analysis.plan import frontier
+from hpo.cli import app
+from studies._lm.base import base_model
+from studies._lm.config import ModelConfig
+from trainer.memory import estimate
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def shape(tmp_path_factory) -> str:
+    """A directory with a config.json alone."""
+    path = tmp_path_factory.mktemp("shape")
+    (path / "config.json").write_text(json.dumps(SHAPE))
+    return str(path)
+
+
+def plan(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.stdout if code == 0 else result.stderr
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.lists(st.floats(0, 1), min_size=4, max_size=4),
+    st.floats(0, 4),
+)
+def test_what_is_shown_fits_and_nothing_that_fits_is_better(sizes, weights, limit):
+    """Against all of them, where a need falls with every field."""
+
+    def fits(one: tuple[int, ...]) -> bool:
+        return sum(w / (1 + i) for w, i in zip(weights, one, strict=False)) <= limit
+
+    everything = [one for one in product(*map(range, sizes)) if fits(one)]
+    best = [one for one in everything if not any(o != one and all(map(int.__le__, o, one)) for o in everything)]
+    assert frontier(sizes, fits) == best
+
+
+def test_any_study_halves_its_micro_batch():
+    text = plan("--study", "mlp", "--memory", "110KB")
+    [line] = re.findall(r"^1: .*$", text, re.MULTILINE)
+    size = int(line.split("train.micro_batch_size=")[1])
+    assert size < 32 and f"  {32 // size}  " in text
+    study = load("mlp").configure({"train.micro_batch_size": size})
+    task = study.task_class()(study.config)
+    batch = tuple(t[:size].clone() for t in task._split("train"))
+    assert estimate(task, study.config.train, batch, accumulates=True).peak <= 0.9 * 110_000
+
+
+def test_a_model_is_planned_for_from_its_config_alone(shape):
+    """Between what bf16 needs and what four bits need, four bits are what fits."""
+    fixed = {
+        "model.path": shape,
+        "data.max_length": "32",
+        "model.rank": "4",
+        "train.activations.checkpoint": "full",
+        "train.micro_batch_size": "1",
+    }
+    peaks = {}
+    for base in ("bf16", "nf4"):
+        study = load("lora").configure({**fixed, "model.base": base})
+        task = study.task_class()(study.config)
+        peaks[base] = estimate(task, study.config.train, task.largest_batch(1), accumulates=True).peak
+    memory = sum(peaks.values()) / 2 / 0.9
+    arguments = [word for path, value in fixed.items() for word in ("-o", f"{path}={value}")]
+    text = plan("--study", "lora", "--memory", str(int(memory)), *arguments)
+    assert re.findall(r"^\d+:  (.*)$", text, re.MULTILINE) == ["-o model.base=nf4"]
+    [row] = re.findall(r"^1  +nf4 .*$", text, re.MULTILINE)
+    accumulation, peak = row.split()[2:4]
+    assert int(accumulation) == 16  # of the study's batches of 16
+    assert float(peak) == pytest.approx(peaks["nf4"] / 2**20, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--study", "mlp", "--memory", "20KB"],
+            ["nothing that study 'mlp' may change fits", "micro_batch_size=1 needs"],
+        ),
+        (["--study", "mlp", "--memory", "much"], ["--memory 'much': give a number of bytes"]),
+        (
+            ["--study", "lora", "--memory", "6GB", "-o", "model.path=/nowhere"],
+            ["model.path='/nowhere' has no config.json"],
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(arguments, words):
+    sentence = plan(*arguments, code=2)
+    assert len(sentence.strip().splitlines()) == 1
+    for word in words:
+        assert word in sentence
+
+
+def test_four_bit_weights_take_what_is_estimated(shape):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def held(model: torch.nn.Module) -> int:
+        total = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+        for module in model.modules():
+            if state := getattr(getattr(module, "weight", None), "quant_state", None):
+                total += state.absmax.nbytes + state.state2.absmax.nbytes
+        return total
+
+    real = held(base_model(ModelConfig(base="nf4")))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert held(base_model(ModelConfig(base="nf4"))) == pytest.approx(real, rel=1e-3)
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "full"])
+def test_a_deep_model_needs_what_shallower_ones_say(shape, checkpoint):
+    study = load("lora").configure(
+        {"model.path": shape, "model.base": "bf16", "data.max_length": 64, "train.activations.checkpoint": checkpoint}
+    )
+    task = study.task_class()(study.config)
+    assert task.depth == 5
+    batch = task.largest_batch(2)
+    carried = estimate(task, study.config.train, batch, accumulates=True)
+    task.depth = None
+    assert carried == estimate(task, study.config.train, batch, accumulates=True)
+
+
+def test_more_layers_than_there_are_is_refused(shape):
+    sentence = plan("--study", "lora", "--memory", "6GB", "-o", f"model.path={shape}", "-o", "model.layers=9", code=2)
+    assert "model.layers=9 is more than the model has: give at most 5" in sentence
