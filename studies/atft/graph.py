@@ -9,6 +9,7 @@ import numpy as np
 from studies.atft.config import GraphConfig
 
 EDGE_FEATURES = ("correlation", "same_sector", "size_gap", "self")
+SIZE_STEPS = 5  # size_gap counts fifths of the day's ranking
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def build_graphs(returns: np.ndarray, size: np.ndarray, sectors: np.ndarray, con
     neighbours = np.where(valid, neighbours, itself)
     same = (sectors[neighbours] == sectors[itself]) & (sectors[itself] >= 0)
     gap = np.take_along_axis(size[starts], neighbours.reshape(len(starts), -1), axis=1).reshape(neighbours.shape)
-    gap = gap - size[starts][..., None]
+    gap = SIZE_STEPS * (gap - size[starts][..., None])
     edges = np.stack([np.nan_to_num(v) for v in (rho, same, gap, neighbours == itself)], axis=-1).astype(np.float32)
     return Graphs(neighbours, valid, edges, np.arange(days) // config.refresh)
 

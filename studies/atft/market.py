@@ -34,8 +34,8 @@ CLIP = 0.30
 BREAK = 0.6
 
 # Weights of the parts of alpha before the break (their squares sum to 1). With them ridge reaches 0.40 of the oracle at
-# h = 1 and 0.52 at h = 5, as `python -m studies.atft.baseline 8` measures.
-WEIGHTS = {"reversal": 0.52, "lead_lag": 0.55, "cycle": 0.38, "quality": 0.44, "regime": 0.30}
+# h = 1 and 0.55 at h = 5, as `python -m studies.atft.baseline 4` measures.
+WEIGHTS = {"reversal": 0.42, "lead_lag": 0.68, "cycle": 0.40, "quality": 0.42, "regime": 0.18}
 REVERSAL, LEAD_LAG, QUALITY, MOMENTUM = 0.6, 0.85, 0.98, 0.93
 REGIME_STAY = 0.98
 OMEGA_AR, OMEGA_SD = 0.9, 0.03
@@ -45,7 +45,7 @@ SECTOR_SD = 0.006
 SIZE_SD = 1.5
 GROUP_SHARE = 0.5
 PERIODS = 8.0, 20.0
-LEVEL_SD, FLOW_NOISE, QUALITY_NOISE = 2.0, 0.4, 1.1
+LEVEL_SD, FLOW_NOISE, QUALITY_NOISE = 2.0, 0.4, 1.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     x -> FAN -> residual -> variable selection -> gated convolutions -> attention over the window -> z
           \\-> main signal -> filters over the window --------------------------------------------------------> m
     z + m -> GATv2 over the day's graph -> gated fusion with z -> gated residual network -> head per horizon
-    last day, main signal -> one linear map -----------------------------------------------> + head per horizon
+    last day, its neighbours', main signal -> one linear map ------------------------------> + head per horizon
 
 Letters in shapes: D days, N stocks, L days of the window, F features, K neighbours, H hidden.
 """
@@ -158,8 +158,10 @@ class WindowAttention(nn.Module):
 class GraphAttention(nn.Module):
     """GATv2 (Brody et al., arXiv 2105.14491) over padded, masked neighbour lists; the first is the stock itself.
 
-    score = a . LeakyReLU(W_s h_source + W_t h_target + W_e edge), per head.
-    h: [D, N, H]; neighbours: [D, N, K] int; valid: [D, N, K]; edges: [D, N, K, E] -> [D, N, H].
+    score = a . LeakyReLU(W_s h_source + W_t h_target + W_e edge) + b . edge, per head; b is shared by the heads (the
+    edge bias of Graphormer, Ying et al., arXiv 2106.05234) and 0 at first, when neighbours weigh alike.
+    h: [D, N, H]; features: [D, N, F]; neighbours: [D, N, K] int; valid: [D, N, K]; edges: [D, N, K, E] -> the message
+    [D, N, H], and the mean of the neighbours' features weighed by b . edge alone, [D, N, F].
     """
 
     def __init__(self, hidden: int, heads: int, edge_features: int, dropout: float) -> None:
@@ -170,17 +172,24 @@ class GraphAttention(nn.Module):
         self.edge = nn.Linear(edge_features, hidden, bias=False)
         self.score = nn.Parameter(torch.empty(heads, self.size))
         nn.init.xavier_uniform_(self.score)
+        self.prior = nn.Linear(edge_features, 1, bias=False)
+        nn.init.zeros_(self.prior.weight)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, h: Tensor, neighbours: Tensor, valid: Tensor, edges: Tensor) -> Tensor:
+    def forward(
+        self, h: Tensor, features: Tensor, neighbours: Tensor, valid: Tensor, edges: Tensor
+    ) -> tuple[Tensor, Tensor]:
         days, stocks, k = neighbours.shape
-        flat = neighbours.reshape(days, stocks * k, 1).expand(-1, -1, h.shape[-1])
-        source = self.source(h).gather(1, flat).unflatten(1, (stocks, k))
+        flat = neighbours.reshape(days, stocks * k, 1)
+        source = self.source(h).gather(1, flat.expand(-1, -1, h.shape[-1])).unflatten(1, (stocks, k))
         mixed = F.leaky_relu(source + self.target(h)[:, :, None] + self.edge(edges), 0.2)
         scores = (mixed.unflatten(-1, (self.heads, self.size)) * self.score).sum(dim=-1)
-        share = scores.masked_fill(~valid[..., None], float("-inf")).softmax(dim=2)
-        gathered = self.dropout(share)[..., None] * source.unflatten(-1, (self.heads, self.size))
-        return gathered.sum(dim=2).flatten(-2)
+        prior = self.prior(edges)
+        share = self.dropout((scores + prior).masked_fill(~valid[..., None], float("-inf")).softmax(dim=2))
+        by_edge = prior.masked_fill(~valid[..., None], float("-inf")).softmax(dim=2)
+        message = (share[..., None] * source.unflatten(-1, (self.heads, self.size))).sum(dim=2).flatten(-2)
+        around = features.gather(1, flat.expand(-1, -1, features.shape[-1])).unflatten(1, (stocks, k))
+        return message, (by_edge * around).sum(dim=2)
 
 
 class Atft(nn.Module):
@@ -191,8 +200,8 @@ class Atft(nn.Module):
     where the mask is False means nothing. `sectors` are 0 for unknown. A call without `use_fan` or `use_graph` leaves
     that part out, as a phase of training may.
 
-    The last day's features, and filters over the main signal's window, also reach every head by one linear map, beside
-    the deep part (Cheng et al., arXiv 1606.07792): what a line can know need not pass through it.
+    The last day's features, its neighbours', and filters over the main signal's window also reach every head by one
+    linear map, beside the deep part (Cheng et al., arXiv 1606.07792): what a line can know need not pass through it.
     """
 
     def __init__(
@@ -233,9 +242,19 @@ class Atft(nn.Module):
         self.attention_norm = nn.LayerNorm(hidden_size)
         self.gat = GraphAttention(hidden_size, num_heads, edge_features, dropout) if graph else None
         self.fusion = nn.Linear(2 * hidden_size, hidden_size) if graph else None
+        self.graph_skip = nn.Linear(num_features, outputs, bias=False) if graph else None
         self.refine = GatedResidual(hidden_size, hidden_size, hidden_size, dropout)
         self.head = nn.Linear(hidden_size, outputs)
         self.skip = nn.Linear(num_features, outputs, bias=False)
+        self._start_small()
+
+    def _start_small(self) -> None:
+        """Returns are nearly noise: what a random head says of them at first would have to be unlearnt."""
+        with torch.no_grad():
+            self.head.weight.mul_(0.1)
+            for name, module in self.named_children():
+                if isinstance(module, nn.Linear) and name.endswith("skip"):
+                    module.weight.zero_()
 
     def forward(
         self,
@@ -255,17 +274,18 @@ class Atft(nn.Module):
             weights = self.select(x, self.sector(sectors).expand(x.shape[0], -1, -1))
         # FAN takes each channel by itself, so that channels may be weighed after it.
         z = self._read(rest * weights[..., None, :])
-        out = self.skip(x[..., -1, :] * weights)
+        last = x[..., -1, :] * weights
+        out = self.skip(last)
         if use_fan:
             filtered = (self.main_window(main.transpose(-1, -2)) * weights[..., None]).flatten(-2)
             z, out = z + self.main_mix(filtered), out + self.main_skip(filtered)
-        if use_graph and self.gat is not None and self.fusion is not None:
+        if use_graph and self.gat is not None and self.fusion is not None and self.graph_skip is not None:
             # A neighbour that is absent that day is masked; the stock itself always stays.
             there = mask.gather(1, neighbours.flatten(1)).view_as(neighbours) & valid
             there = torch.cat([torch.ones_like(there[..., :1]), there[..., 1:]], dim=-1)
-            message = self.gat(z, neighbours, there, edges)
+            message, around = self.gat(z, last, neighbours, there, edges)
             gate = torch.sigmoid(self.fusion(torch.cat([z, message], dim=-1)))
-            z = gate * message + (1 - gate) * z
+            z, out = gate * message + (1 - gate) * z, out + self.graph_skip(around)
         out = out + self.head(self.refine(z))
         return out if self.num_quantiles == 1 else spread(out.unflatten(-1, (-1, self.num_quantiles)))
 

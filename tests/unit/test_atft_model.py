@@ -100,10 +100,16 @@ def test_quantiles_increase_whatever_the_weights():
     np.testing.assert_allclose(spread(raw)[0], want)
 
 
+def test_it_starts_far_below_the_targets_so_that_little_must_be_unlearnt():
+    out = make()(**inputs())
+    assert (out.std(dim=1) < 0.2).all(), "targets have a deviation of 1"
+
+
 def test_what_a_line_knows_reaches_every_head_beside_the_deep_part():
-    model, batch = make(selection="none", num_frequencies=0), inputs()
+    model, batch = make(selection="none", num_frequencies=0, graph=False), inputs()
     for p in model.head.parameters():
         torch.nn.init.zeros_(p)
+    torch.nn.init.normal_(model.skip.weight)
     torch.testing.assert_close(model(**batch), batch["x"][:, :, -1] @ model.skip.weight.T)
 
 
@@ -111,6 +117,7 @@ def test_filters_read_the_main_signal_of_each_feature_by_itself():
     model, batch = make(selection="none", num_frequencies=2, graph=False), inputs()
     for p in (*model.head.parameters(), model.skip.weight):
         torch.nn.init.zeros_(p)
+    torch.nn.init.normal_(model.main_skip.weight)
     _, main = FrequencyNormalisation(L, 2)(batch["x"])
     filtered = torch.einsum("dnlf,kl->dnfk", main, model.main_window.weight) + model.main_window.bias
     torch.testing.assert_close(model(**batch), filtered.flatten(-2) @ model.main_skip.weight.T)
@@ -162,19 +169,23 @@ def test_an_isolated_stock_still_passes():
 def test_graph_attention_equals_dense_attention_over_a_matrix():
     torch.manual_seed(1)
     layer = GraphAttention(8, 2, 2, 0.0)
+    torch.nn.init.normal_(layer.prior.weight)
     h = torch.randn(1, N, 8)
     adjacency = torch.rand(N, N) > 0.5
     adjacency.fill_diagonal_(True)
-    edges = torch.randn(N, N, 2)
+    edges, features = torch.randn(N, N, 2), torch.randn(1, N, 5)
     # Every stock lists all others, itself first; the matrix decides which are valid.
     neighbours = torch.stack([torch.tensor([i] + [j for j in range(N) if j != i]) for i in range(N)])[None]
     rows = torch.arange(N)[:, None]
-    out = layer(h, neighbours, adjacency[rows, neighbours[0]][None], edges[rows, neighbours[0]][None])
+    out, around = layer(h, features, neighbours, adjacency[rows, neighbours[0]][None], edges[rows, neighbours[0]][None])
     source, target = layer.source(h[0]), layer.target(h[0])
+    prior = layer.prior(edges).squeeze(-1)
+    by_edge = prior.masked_fill(~adjacency, float("-inf")).softmax(dim=1)
+    torch.testing.assert_close(around[0], by_edge @ features[0])
     for head in range(2):
         part = slice(4 * head, 4 * head + 4)
         mixed = source[None, :, part] + target[:, None, part] + layer.edge(edges)[..., part]
-        scores = torch.nn.functional.leaky_relu(mixed, 0.2) @ layer.score[head]
+        scores = torch.nn.functional.leaky_relu(mixed, 0.2) @ layer.score[head] + prior
         share = scores.masked_fill(~adjacency, float("-inf")).softmax(dim=1)
         torch.testing.assert_close(out[0, :, part], share @ source[:, part])
 

@@ -444,6 +444,6 @@ def test_the_graph_holds_the_strongest_correlations_of_its_window():
         np.testing.assert_allclose(graphs.edges[g, i, 1 : 1 + len(found), 0], rho[i, found], atol=1e-6)
         np.testing.assert_array_equal(graphs.edges[g, i, 1 : 1 + len(found), 1], found // 6 == i // 6)
         np.testing.assert_allclose(
-            graphs.edges[g, i, 1 : 1 + len(found), 2], size[day, found] - size[day, i], atol=1e-6
+            graphs.edges[g, i, 1 : 1 + len(found), 2], 5 * (size[day, found] - size[day, i]), atol=1e-5
         )
     assert not graphs.valid[0, :, 1:].any(), "one day is no correlation"

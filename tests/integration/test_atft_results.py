@@ -1,0 +1,75 @@
+"""The study's table: paired differences with their errors, rows that the project's own trainer has trained."""
+
+import numpy as np
+import pytest
+import yaml
+
+from studies.atft import results
+from studies.atft.config import Config
+from studies.atft.metrics import daily_ic
+from studies.atft.panel import prepare
+
+TINY = (
+    *("data.market.num_days=280", "data.market.num_stocks=24", "data.min_stocks=10", "data.split.val_days=40"),
+    *("data.split.test_days=20", "data.split.min_train_days=40", "model.hidden_size=8", "model.num_heads=2"),
+    *("model.num_layers=1", "train.num_epochs=1"),
+)
+OPTIONS = [part for change in TINY for part in ("-o", change)]
+
+
+def test_means_weigh_markets_alike_and_errors_are_those_of_independent_means():
+    rng = np.random.default_rng(0)
+    days = [rng.normal(0.05, 0.1, 400), np.append(rng.normal(0.01, 0.2, 100), np.nan)]
+    mean, error = results.mean_and_error(days, lag=0)
+    assert mean == pytest.approx((days[0].mean() + days[1][:-1].mean()) / 2)
+    each = [days[0].std() / 20, days[1][:-1].std() / 10]
+    assert error == pytest.approx(np.hypot(*each) / 2)
+    overlapping = [np.convolve(values[:100], np.ones(5), "valid") for values in days]
+    assert results.mean_and_error(overlapping, 4)[1] > 1.5 * results.mean_and_error(overlapping, 0)[1]
+
+
+def test_the_table_pairs_days_and_says_what_of_the_gap_is_closed():
+    rng = np.random.default_rng(1)
+    luck = rng.normal(0.0, 0.1, (50, 2))
+    cell = {"ridge": luck + 0.05, "oracle": luck + 0.15, "without FAN": luck + 0.07, "default model": luck + 0.09}
+    cell["default model"] = cell["default model"] + rng.normal(0.0, 1e-4, (50, 2))
+    text = results.table([cell, cell], (1, 5))
+    assert "| default model | +0.0400 ± 0.0000 | +0.0400 ± 0.0000 |" in text
+    assert "| without FAN | -0.0200 ± 0.0000 | -0.0200 ± 0.0000 |" in text
+    assert "closes 40% (h = 1), 40% (h = 5)" in text
+
+
+def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, capsys):
+    best = tmp_path / "best.yaml"
+    best.write_text(yaml.safe_dump({"model": {"temporal": "lstm"}}))
+    results.main([*OPTIONS, "--markets", "2", "--seeds", "1", "--config", str(best)])
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split(" | ")[0].removeprefix("| ") for line in lines[2 : lines.index("")]]
+    rows = ["ridge", "oracle", "GRU", *results.ABLATIONS, "default model", "found by search"]
+    assert sorted(names) == sorted(rows)
+    means = dict(zip(names, (float(line.split(" | ")[1].split()[0]) for line in lines[2:]), strict=False))
+    assert len(set(means.values())) == len(means), "two rows are the same model"
+    oracle = []
+    for market in (0, 1):
+        panel = prepare(
+            results.apply(Config(), dict(results.parse_override(t) for t in (*TINY, f"data.seed={market}"))).data
+        )
+        days = panel.split.val
+        assert panel.oracle is not None
+        oracle.append(np.nanmean(daily_ic(panel.oracle[days, :, 0], panel.returns[days, :, 0], 10)[0]))
+    assert means["oracle"] == pytest.approx(np.mean(oracle), abs=6e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rows", "without luck"], "'without luck' is not a row: choose among GRU"),
+        (["-o", "model.hiden_size=8"], "hidden_size"),
+        (["--path", "nowhere.parquet"], "nowhere.parquet"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_exit_2(arguments, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        results.main(arguments)
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and words in err.splitlines()[-1] and "Traceback" not in err
