@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,8 +82,3 @@ def _keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) 
 def _miss_trained(model: nn.Module, keys: Any) -> None:
     needed = _trained(model)
     keys.missing_keys[:] = [key for key in keys.missing_keys if key in needed]
-
-
-def save_adapter(model: nn.Module, directory: Path) -> None:
-    """Write the adapters as peft does: `PeftModel.from_pretrained(base, directory)` loads them."""
-    model.save_pretrained(str(directory))  # type: ignore[operator]

@@ -58,8 +58,13 @@ class LoraTask(Task):
         out = model(input_ids=tokens, use_cache=False, output_hidden_states=weight > 0)
         losses = {"lm": cross_entropy(out.logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=IGNORED)}
         if weight > 0:
-            losses["contrastive"] = contrast(out.hidden_states[-1][:, :-1], targets, self.config.loss.temperature)
+            losses["contrastive"] = self._contrast(out.hidden_states[-1][:, :-1], targets)
         return weighted_sum(losses, {"lm": 1.0, "contrastive": weight} if weight > 0 else {"lm": 1.0})
+
+    def _contrast(self, states: Tensor, targets: Tensor) -> Loss:
+        parallel = self.config.train.parallel
+        gather = parallel.ranks == parallel.data > 1  # ranks that divide the model have the same samples
+        return contrast(states, targets, self.config.loss.temperature, gather=gather)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         data, device = padded(self._samples()[1], self.text.end), next(model.parameters()).device
@@ -85,17 +90,18 @@ class LoraTask(Task):
         return Samples(tokens_of(self.text, one["prompt"], one["response"], length) for one in records)
 
 
-def contrast(states: Tensor, targets: Tensor, temperature: float) -> Loss:
+def contrast(states: Tensor, targets: Tensor, temperature: float, *, gather: bool = False) -> Loss:
     """The causal contrastive loss of a language model's states: -log exp(1/t) / (exp(1/t) + sum_j exp(s_ij/t)).
 
     states: [batch, time, hidden], the last layer's, of which states[:, i] predicts targets[:, i]; targets: [batch,
     time], IGNORED outside responses. s_ij is the cosine of two states. Every state of a response is told from those of
     its own and the other sequences that stand no later than it and predict another token: states that predict one token
-    may be alike. So a batch of one sequence has negatives of its own. This is the contrastive objective of Su et al.
-    2022 (arXiv 2202.06417, eq. 2), which spreads states apart, with the softmax of van den Oord et al. 2018 (arXiv
-    1807.03748, eq. 4) in place of its margin, and no state from the future.
+    may be alike. So a batch of one sequence has negatives of its own; with `gather` those of other ranks count as well.
+    This is the contrastive objective of Su et al. 2022 (arXiv 2202.06417, eq. 2), which spreads states apart, with the
+    softmax of van den Oord et al. 2018 (arXiv 1807.03748, eq. 4) in place of its margin, and no state from the future.
     """
     flat = states.flatten(0, 1)
     times = torch.arange(states.shape[1], device=states.device).expand(targets.shape).flatten()
     valid = targets.flatten() != IGNORED
-    return causal_contrastive(flat, flat, valid, times=times, groups=targets.flatten(), temperature=temperature)
+    told = {"times": times, "groups": targets.flatten(), "temperature": temperature, "gather": gather}
+    return causal_contrastive(flat, flat, valid, **told)

@@ -18,7 +18,7 @@ from hpo.cli import app
 from hpo.config import from_json
 from hpo.home import Home
 from studies._lm import base
-from studies._lm.adapter import adapted, save_adapter
+from studies._lm.adapter import adapted
 from studies._lm.base import base_model
 from studies._lm.config import PROJECTIONS, ModelConfig
 from studies._lm.records import split
@@ -187,7 +187,7 @@ def test_what_a_trial_leaves_loads_in_plain_peft(searched, directory, tmp_path):
 
     best = json.loads(hpo("best", "--json", home=searched).stdout)
     model = load("lora").load_model(best["checkpoint"], trial_config(searched, best["number"]))
-    save_adapter(model, tmp_path / "adapter")
+    model.save_pretrained(tmp_path / "adapter")
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
         plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(directory), tmp_path / "adapter").eval()
     tokens = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(0))

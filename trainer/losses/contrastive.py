@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,6 +22,7 @@ def causal_contrastive(
     times: Tensor | None = None,
     groups: Tensor | None = None,
     temperature: float = 0.07,
+    gather: bool = False,
 ) -> Loss:
     """-log exp(s_ii / t) / sum_j exp(s_ij / t), s the cosine of anchor i and positive j (van den Oord et al. 2018,
     arXiv 1807.03748, eq. 4; the temperature and the cosine of Chen et al. 2020, arXiv 2002.05709, eq. 1).
@@ -28,6 +32,10 @@ def causal_contrastive(
     one group are not negatives of each other. For a sequence model, n runs over (sequence, position), so that a batch
     of one sequence has negatives of its own.
 
+    With `gather` negatives also come from the other ranks of torch.distributed, where there are any: each calls this
+    for its own anchors, at the same point. Gradients go back to the rank that a positive came from, so that the ranks'
+    sums together are the loss of all their items in one process.
+
     The count is of valid anchors with at least one negative; where there is none, as in a batch of one item, sum and
     count are 0. The negatives come from the micro-batch: its size is part of the loss, and accumulation over smaller
     micro-batches is another loss, not an approximation error.
@@ -36,14 +44,53 @@ def causal_contrastive(
     n = len(anchors)
     valid = torch.ones(n, dtype=torch.bool, device=anchors.device) if valid is None else valid
     a, b = zeroed(valid[:, None], anchors, positives)
-    similarity = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T / temperature
-    own = torch.eye(n, dtype=torch.bool, device=anchors.device)
-    negative = valid[:, None] & valid & ~own
+    everyone = _Ranks(n, anchors.device, gather)
+    similarity = F.normalize(a, dim=-1) @ everyone.all(F.normalize(b, dim=-1)).T / temperature
+    columns = torch.arange(similarity.shape[1], device=anchors.device)
+    own = columns == everyone.first + torch.arange(n, device=anchors.device)[:, None]
+    negative = valid[:, None] & everyone.all(valid) & ~own
     if times is not None:
-        negative &= times <= times[:, None]
+        negative &= everyone.all(times) <= times[:, None]
     if groups is not None:
-        negative &= groups != groups[:, None]
+        negative &= everyone.all(groups) != groups[:, None]
     counted = negative.any(dim=1)
-    log_p = similarity.diagonal() - similarity.masked_fill(~(negative | own), -torch.inf).logsumexp(dim=1)
-    hit = similarity.diagonal() >= similarity.masked_fill(~negative, -torch.inf).amax(dim=1)
+    positive = similarity.diagonal(everyone.first)
+    log_p = positive - similarity.masked_fill(~(negative | own), -torch.inf).logsumexp(dim=1)
+    hit = positive >= similarity.masked_fill(~negative, -torch.inf).amax(dim=1)
     return Loss(-torch.where(counted, log_p, 0.0).sum(), counted.sum(), {"contrastive_accuracy": (hit & counted).sum()})
+
+
+class _Ranks:
+    """The items of all ranks in their order, of which this one's n begin at `first`; without `gather` its own alone."""
+
+    def __init__(self, n: int, device: torch.device, gather: bool) -> None:
+        self.gather = gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.sizes, self.first = [n], 0
+        if self.gather:
+            counts = torch.zeros(dist.get_world_size(), dtype=torch.long, device=device)
+            counts[dist.get_rank()] = n
+            dist.all_reduce(counts)
+            self.sizes = counts.tolist()
+            self.first = sum(self.sizes[: dist.get_rank()])
+
+    def all(self, x: Tensor) -> Tensor:
+        """[this rank's, ...] -> [all ranks', ...]."""
+        return _Gathered.apply(x, self.first, sum(self.sizes)) if self.gather else x  # type: ignore[return-value]
+
+
+class _Gathered(torch.autograd.Function):
+    """Sums over the ranks of tensors that are 0 but for each rank's own rows; so is what goes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: int, total: int) -> Tensor:
+        ctx.rows = slice(first, first + len(x))
+        result = x.new_zeros((total, *x.shape[1:]), dtype=torch.uint8 if x.dtype == torch.bool else x.dtype)
+        result[ctx.rows] = x
+        dist.all_reduce(result)
+        return result.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        total = gradients[0].contiguous()
+        dist.all_reduce(total)
+        return total[ctx.rows], None, None
