@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -114,7 +115,7 @@ def test_flags(home, tmp_path, monkeypatch, arguments, words):
 def test_numbers_beyond_all_bounds(home, arguments):
     result = hpo("run", "--study", "mlp", "--trials", "1", *arguments, home=home)
     assert result.exit_code == 2
-    assert "less than or equal to" in result.stderr
+    assert re.search(rf"error: {arguments[0]} 9+: give a whole number from \d to \d+\.$", result.stderr)
     assert not home.root.exists()
 
 
