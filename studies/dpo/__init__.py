@@ -21,7 +21,7 @@ STUDY = Study(
     objectives=[Objective("val/reward_accuracy", "maximize")],
     presets={
         # Scores answers instead of giving them, and is judged by what it picks: best-of-n.
-        "reward": {"loss.name": "reward", "train.checkpoint.monitor": "val/reward_accuracy"},
+        "reward": {"loss.name": "reward"},
         # A model of billions of parameters on one GPU.
         "large": {
             "model.base": "nf4",
