@@ -188,7 +188,7 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
     }
     ordered = max(4, 2 * workers)  # as `hpo run` has it
     found["the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
-    found["freeze-thaw's sampler + the default"] = lambda: Ours("freeze-thaw", None, dimensions, seed, ordered)
+    found["bohb + the default"] = lambda: Ours("bohb", None, dimensions, seed, ordered)
     for sampler, pruner in (("tpe", "median"), ("random", "halving"), ("tpe", "halving"), ("tpe", "hyperband")):
         found[f"optuna {sampler} + {pruner}"] = lambda sampler=sampler, pruner=pruner: Optuna(
             sampler, pruner, dimensions, length, seed
