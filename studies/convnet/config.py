@@ -39,6 +39,15 @@ class ModelConfig(Frozen):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # before the last layer
     channels_last: bool = True  # how images lie in memory: quicker convolutions
 
+    @model_validator(mode="after")
+    def _kernels_are_sound(self) -> ModelConfig:
+        if self.channels_last and self.width < 8:
+            raise ValueError(
+                f"width={self.width} with channels_last: torch 2.13's CPU kernels write beyond their memory below 8 "
+                "channels; set channels_last=false, or width to 8 or more."
+            )
+        return self
+
 
 class LossConfig(Frozen):
     """What is minimised: cross-entropy, or focal loss, which has easy images weigh less."""

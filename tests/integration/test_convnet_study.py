@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ TINY = {
     "data.pictures.size": 8,
     "data.num_val": 20,
     "data.test": True,
-    "model.width": 4,
+    "model.width": 8,
     "model.dropout": 0.1,
     "augment.mixup": 0.3,
     "augment.erase": 0.5,
@@ -74,3 +75,23 @@ def test_a_mistake_is_one_sentence_before_anything_is_written(home, option, sent
     [line] = result.stderr.splitlines()
     assert line.startswith("error: ") and sentence in line
     assert not home.root.exists()
+
+
+def test_cifar_in_a_directory_is_trained_on_and_another_byte_is_another_study(tmp_path, home):
+    directory = tmp_path / "cifar"
+    directory.mkdir()
+    records = np.random.default_rng(0).integers(0, 10, (40, 3073), dtype=np.uint8)
+    for name, part in (("data_batch_1", records[:30]), ("test_batch", records[30:])):
+        (directory / f"{name}.bin").write_bytes(part.tobytes())
+    flags = ("run", "--study", "convnet", "--executor", "inline", "-o", f"data.path={directory}", "-o", "preset=cifar")
+    small = ("data.num_val=10", "model.width=8", "model.num_blocks=1", "train.num_epochs=1", "train.batch_size=16")
+    flags += tuple(word for option in small for word in ("-o", option))
+    ran = hpo(*flags, "--trials", "1", home=home)
+    assert ran.exit_code == 0, ran.output
+    trial = json.loads(hpo("show", "0", "--json", home=home).stdout)
+    assert (trial["state"], trial["step"]) == ("complete", 2)  # 20 of the 30 images in batches of 16
+    batch = directory / "data_batch_1.bin"
+    batch.write_bytes(bytes([(batch.read_bytes()[0] + 1) % 10]) + batch.read_bytes()[1:])
+    changed = hpo(*flags, "--trials", "2", home=home)
+    assert changed.exit_code == 2
+    assert "data" in changed.stderr and "Traceback" not in changed.stderr

@@ -69,7 +69,7 @@ class ToyOfImages(Toy):
     """A convolution whose weights do not lie in the order of their indices."""
 
     def model(self):
-        layers = [nn.Unflatten(1, (2, 1, 3)), nn.Conv2d(2, 12, (1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3)]
+        layers = [nn.Unflatten(1, (3, 1, 2)), nn.Conv2d(3, 8, (1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)]
         self.net = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         assert not self.net[1].weight.is_contiguous()
         return self.net

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hpo.study import load
 from studies.convnet import cifar, recipes, shapes
 from studies.convnet.augment import GREY, Crop, Erase, Flip, augmentation
-from studies.convnet.config import AugmentConfig, Config, DataConfig, LossConfig, PicturesConfig
+from studies.convnet.config import AugmentConfig, Config, DataConfig, LossConfig, ModelConfig, PicturesConfig
 from studies.convnet.data import num_classes, split
 from studies.convnet.model import ResNet
 from studies.convnet.task import ConvnetTask
@@ -271,12 +271,18 @@ def test_the_net_halves_twice_and_classifies(size, num_blocks):
 
 
 def test_how_images_lie_in_memory_changes_nothing_but_rounding():
-    nets = [ResNet(7, width=4, num_blocks=1, dropout=0.0, channels_last=last) for last in (False, True)]
+    nets = [ResNet(7, width=8, num_blocks=1, dropout=0.0, channels_last=last) for last in (False, True)]
     nets[1].load_state_dict(nets[0].state_dict())
     assert nets[1].stem.weight.is_contiguous(memory_format=torch.channels_last)
     x = torch.randint(256, (5, 3, 16, 16), dtype=torch.uint8)
     torch.testing.assert_close(nets[0](x), nets[1](x), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(nets[0](x), nets[0](x.float()))
+
+
+def test_channels_last_is_refused_where_torch_would_damage_memory():
+    with pytest.raises(ValidationError, match=r"width=4 with channels_last: .* set channels_last=false"):
+        ModelConfig(width=4)
+    assert ModelConfig(width=4, channels_last=False).width == 4
 
 
 # --- The study and its table
