@@ -306,8 +306,9 @@ def _drive(request: Request, begun: Callable[[], None]) -> None:
             raise
         result = _left(ledgers[0], views[0].progress.name)
     finally:
-        for view, ledger in zip(views, ledgers, strict=True):
+        for view in views:
             view.stop()
+        for ledger in ledgers:
             ledger.close()
     console.print(summary(views[0].progress, result), markup=False, highlight=False, soft_wrap=True)
     if result.signal:

@@ -166,6 +166,9 @@ class Ranking:
     def put(self, number: int, loss: Any) -> None:
         """The loss of a number, in the place of another that it had; None takes it away."""
         before = self.losses.pop(number, None)
+        if loss is not None and loss == before:
+            self.losses[number] = loss
+            return
         if loss is not None:
             self.losses[number] = loss
         self._order = None

@@ -21,7 +21,7 @@ from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.ledger.tables import STATES
 from hpo.progress import Progress, Trial
-from hpo.search.strategy import DEFAULT, make_strategy
+from hpo.search.strategy import by_default
 from hpo.words import command, counted, portion
 
 if TYPE_CHECKING:
@@ -122,11 +122,12 @@ class View:
 
 def unasked(strategy: Mapping[str, Any]) -> str:
     """What the strategy does where it is the default one, which nobody has asked for; else nothing."""
-    if dict(strategy) != make_strategy(DEFAULT).model_dump():
+    if not by_default(strategy):
         return ""
+    first, eta = strategy["min_epochs"], strategy["eta"]
     return (
-        "strategy: asha, the default: at epochs 4, 12, 36 ... a trial stops unless it is among the best third of those "
-        "that came there; --strategy none trains each to its end"
+        f"strategy: {strategy['name']}, the default: at epochs {first}, {first * eta}, {first * eta**2} ... a trial "
+        f"stops unless it is among the best 1/{eta} of those that came there; --strategy none trains each to its end"
     )
 
 

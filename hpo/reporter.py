@@ -178,7 +178,12 @@ class LedgerReporter:
             return None
         if epoch >= self._last_epoch:
             return None  # nothing is left to be cut short
-        return lambda connection: strategy.decide(opened.history(connection, claim, epoch))
+
+        def decide(connection: Connection) -> Verdict:
+            history = opened.history(connection, claim, epoch)
+            return strategy.decide(history) if history.told else CONTINUE
+
+        return decide
 
     def _checkpoints_changed(self, changes: Mapping[str, Mapping[str, Any]]) -> set[str]:
         return self._ledger.transact(lambda c: writes.set_checkpoints(c, self._claim, changes))

@@ -25,7 +25,7 @@ from hpo.lookup import tracking_uri_of
 from hpo.opening import LEASE_SECONDS, Options
 from hpo.results import Results
 from hpo.search.samplers import CHOSEN, sampler_spec
-from hpo.search.strategy import BRINGS, STRATEGIES, make_strategy
+from hpo.search.strategy import BRINGS, STRATEGIES, by_default, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import Study, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
@@ -121,11 +121,11 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         lease_timeout=lease_timeout,
     )
     driver = _driver_of(placement)(ledger, study, spec, options, placement.make())
-    if notice := silence(options.tracking_uri):
-        print(notice, file=sys.stderr)
     driver.acquire()
     try:
         results, show = Results(ledger, spec.name, home), watch(ledger, spec.name, placement.workers)
+        if notice := silence(options.tracking_uri):
+            print(notice, file=sys.stderr)
 
         def tick(notice: str = "") -> None:
             results.tick()
@@ -384,5 +384,6 @@ def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
 
 
 def _strategy(name: str, study: Study) -> dict[str, Any]:
-    """The named strategy, with the declaration's options where it declares that one."""
-    return dict(study.strategy) if study.strategy["name"] == name else dict(make_strategy(name).model_dump())
+    """The named strategy, with the declaration's options where it declares that one, and not those of the default."""
+    declared = study.strategy["name"] == name and not by_default(study.strategy)
+    return dict(study.strategy) if declared else dict(make_strategy(name).model_dump())

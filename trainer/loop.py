@@ -23,11 +23,11 @@ from trainer.optim.lookahead import Lookahead
 from trainer.pace import Pace
 from trainer.parallel import Solo, join
 from trainer.precision import LossScale, autocast, prepare, settled
-from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict
+from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict, hand_over
 from trainer.runtime import memory_plan, out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
-from trainer.stability import RECENT, Spikes, as_json, hand_over, loudest
+from trainer.stability import RECENT, Spikes, as_json, loudest
 from trainer.state import TrainState
 from trainer.step import Stepper
 from trainer.task import Task
@@ -308,8 +308,7 @@ class Fit:
         s, c = self.state, self.config
         self.stepper.drain()
         metrics = s.meter.metrics() | {"train/lr": self.lr(s.step - 1)} | self.pace.rates()
-        metrics |= self._extras() | self._evaluate()
-        metrics |= self.pace.times()
+        metrics |= self._extras() | self._evaluate() | self.pace.times()
         s.epoch, s.position = s.epoch + 1, 0
         s.meter.new_epoch()
         if c.schedule.name == "plateau":

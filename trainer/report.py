@@ -11,6 +11,7 @@ ends it returns an `Outcome`. Nothing else crosses this border.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,3 +127,11 @@ class Reporter(Protocol):
         Of several given for a name the last one is shown, so a replay after a resume may hand over the same again.
         """
         ...
+
+
+def hand_over(reporter: Reporter, name: str, text: str) -> None:
+    """Give `text` to the reporter as the file `name`."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "text"
+        path.write_text(text, encoding="utf-8")
+        reporter.artifact(path, name)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,7 +18,6 @@ from torch import nn
 
 from trainer.config import RollbackConfig
 from trainer.parallel.solo import Solo
-from trainer.report import Reporter
 
 RECENT = 16  # losses in an anomaly report
 LOUDEST = 5  # modules in one
@@ -116,14 +113,6 @@ def loudest(model: nn.Module, ranks: Solo) -> list[dict[str, Any]]:
 def as_json(report: Mapping[str, Any]) -> str:
     """What is not finite stands in it by its name."""
     return json.dumps(_plain(report), indent=2) + "\n"
-
-
-def hand_over(reporter: Reporter, name: str, text: str) -> None:
-    """Give `text` to the reporter as the file `name`."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "text"
-        path.write_text(text, encoding="utf-8")
-        reporter.artifact(path, name)
 
 
 def _plain(value: Any) -> Any:

@@ -262,10 +262,11 @@ class Curves:
         reported = [key for (key,) in connection.execute(_KEYS, {"trial": trial_id})]
         metric = next((one for one in metrics if one not in reported), " with ".join(metrics))
         shown = [key for key in reported if not machine_dependent(key)]
-        error = (
-            f"the task never reported {metric!r} at the end of an epoch, but {', '.join(shown) or 'nothing'}: "
-            f"return it from evaluate(){near(metric, shown) or '.'}"
-        )
+        error = f"the task never reported {metric!r} at the end of an epoch, but {', '.join(shown) or 'nothing'}: "
+        if metric in shown:
+            error += "report it with epoch=, and of a step only once, since the first report of a step counts."
+        else:
+            error += f"return it from evaluate(){near(metric, shown) or '.'}"
         return _ended(outcome, "user_error", error)
 
 
@@ -303,6 +304,12 @@ class LedgerHistory:
     def _own(self) -> Curve:
         known = self._curves.of(self._connection, self._trial_id)
         return [point for point in known if point[0] <= self.epoch]
+
+    @property
+    def told(self) -> bool:
+        """Whether the curve has this epoch: of what is reported twice at a step the first counts, and that may have
+        closed none."""
+        return bool(self.curve) and self.curve[-1][0] == self.epoch
 
     @property
     def value(self) -> Any:

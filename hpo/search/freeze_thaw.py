@@ -47,6 +47,7 @@ class FreezeThaw(AshaPromote):
 
     name: Literal["freeze-thaw"] = "freeze-thaw"  # pyright: ignore[reportIncompatibleVariableOverride]
     several: ClassVar[bool] = False
+    rungs: ClassVar[bool] = False  # its model is of the losses as they are
     min_epochs: int = Field(default=4, ge=1)
     eta: int = Field(default=3, ge=2)
 

@@ -34,6 +34,7 @@ class Pasha(AshaPromote):
     """
 
     several: ClassVar[bool] = False  # its tolerance is a difference of losses
+    rungs: ClassVar[bool] = False
     name: Literal["pasha"] = "pasha"  # pyright: ignore[reportIncompatibleVariableOverride]
     percentile: float = Field(default=90.0, ge=0.0, le=100.0)
 

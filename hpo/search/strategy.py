@@ -111,6 +111,11 @@ DEFAULT: Mapping[str, Any] = {"name": "asha", "min_epochs": 4}
 BRINGS = {"freeze-thaw": "freeze-thaw", "bohb": "bohb"}
 
 
+def by_default(spec: Mapping[str, Any]) -> bool:
+    """Whether a strategy, in full, is the one that a study has which names none."""
+    return dict(spec) == make_strategy(DEFAULT).model_dump()
+
+
 def make_strategy(spec: str | Mapping[str, Any]) -> Strategy:
     """The strategy of a name or of `{"name": ..., option: value}`. Raises UserError naming option, value and fix."""
     options = {"name": spec} if isinstance(spec, str) else dict(spec)

@@ -21,7 +21,7 @@ from hpo.search.patient import Patient
 from hpo.search.percentile import Percentile
 from hpo.search.population import Breeding
 from hpo.search.promotion import Promoting
-from hpo.search.strategy import STRATEGIES, TableHistory, check_several, make_strategy
+from hpo.search.strategy import STRATEGIES, TableHistory, check_several, has_rungs, make_strategy
 from hpo.search.threshold import Threshold
 from hpo.search.wilcoxon import Wilcoxon
 from trainer.report import CONTINUE
@@ -478,3 +478,9 @@ def test_optuna_accepts_what_the_oracle_is_fed():
     """The table's NaN and infinities reach optuna as they are."""
     trial = create_trial(value=0.0, intermediate_values={1: math.nan, 2: math.inf})
     assert math.isnan(trial.intermediate_values[1]) and trial.intermediate_values[2] == math.inf
+
+
+def test_losses_beyond_bounds_go_to_those_that_only_rank():
+    """What does arithmetic on losses, or models them, has them as they are."""
+    ranking = {name for name in STRATEGIES if has_rungs(make_strategy(name))}
+    assert ranking == {"asha", "halving", "hyperband", "asha-promote", "hyperband-promote", "bohb"}

@@ -123,3 +123,43 @@ def test_preempted_at_any_step_it_goes_on_to_the_same_values(study, tmp_path, st
     assert (outcome.kind, outcome.step, outcome.epoch) == ("complete", 40, 5)
     assert dict(left.reports) | dict(rest.reports) == dict(oracle.reports)
     assert len(rest.reports) == 5 - len(left.reports) + bool(left.reports)
+
+
+TWICE = """
+from pydantic import BaseModel, ConfigDict
+from hpo import Float, Objective, Study
+from trainer.report import ENDS, Outcome
+
+
+class Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    x: float = 0.5
+
+
+class Twice:
+    def __init__(self, config):
+        self.config = config
+
+    def fit(self, reporter, checkpoints):
+        for epoch in range(1, 7):
+            reporter.report(epoch, {"val/loss": self.config.x})  # of the last step, before its epoch is closed
+            verdict = reporter.report(epoch, {"val/loss": self.config.x}, epoch=epoch)
+            if verdict.kind in ENDS:
+                return Outcome(ENDS[verdict.kind], epoch, epoch)
+        return Outcome("complete", 6, 6)
+
+
+STUDY = Study("twice", Config(), Twice, {"x": Float(0.0, 1.0)}, [Objective("val/loss")])
+"""
+
+
+@pytest.mark.parametrize("strategy", ["asha", "asha-promote"])
+def test_a_step_reported_before_its_epoch_is_no_point_to_decide_at(tmp_path, strategy):
+    file = tmp_path / "twice.py"
+    file.write_text(TWICE)
+    home = Home.at(tmp_path / "home")
+    asked = ("--trials", "6", "--executor", "inline", "--sampler", "random", "--strategy", strategy)
+    ran = hpo("run", "--study", str(file), *asked, home=home)
+    assert ran.exit_code == 1
+    assert "of a step only once, since the first report of a step counts." in ran.output
+    assert "Error" not in ran.output
