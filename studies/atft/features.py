@@ -17,12 +17,17 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Grid:
-    """A table on its grid: every array is [days, stocks], NaN where there is no row."""
+    """A table on its grid: every array is [days, stocks], NaN where there is no row.
+
+    Prices in `columns` are adjusted where the table has `adj_close`. `dollars`, the money traded, never is: adjusted
+    prices are divided by splits and dividends yet to come, so that their level knows the future.
+    """
 
     days: np.ndarray
     codes: np.ndarray
     sectors: np.ndarray
     columns: dict[str, np.ndarray]
+    dollars: np.ndarray
     returns: np.ndarray
     index: np.ndarray
     jumps: int
@@ -36,8 +41,8 @@ def to_grid(table: Table) -> Grid:
     """Spread a cleaned table over days x stocks.
 
     `returns` are log returns since the stock's last row, NaN on its first row, without a row, and where the price
-    jumps by more than 40 %: an unadjusted split, far more often than news. `index` is their running sum, so that a
-    return over k days is a difference.
+    jumps by more than 40 %, unless adjusted prices say that it is no split: far more often than news it is one.
+    `index` is their running sum, so that a return over k days is a difference.
     """
     days, row_day = np.unique(table.dates, return_inverse=True)
     shape = (len(days), len(table.code_names))
@@ -45,7 +50,9 @@ def to_grid(table: Table) -> Grid:
     for name, values in table.columns.items():
         columns[name] = np.full(shape, np.nan)
         columns[name][row_day, table.codes] = values
-    if "adj_close" in columns:
+    dollars = columns["volume"] * columns["close"]
+    adjusted = "adj_close" in columns
+    if adjusted:
         ratio = columns.pop("adj_close") / columns["close"]
         for name in PRICES:
             columns[name] = columns[name] * ratio
@@ -55,9 +62,10 @@ def to_grid(table: Table) -> Grid:
     log_close = np.log(columns["close"])
     returns = log_close - _last_seen(log_close)
     jump = np.abs(np.expm1(returns)) > JUMP
-    returns = np.where(jump, np.nan, returns)
+    if not adjusted:
+        returns = np.where(jump, np.nan, returns)
     index = np.cumsum(np.nan_to_num(returns), axis=0)
-    return Grid(days, table.code_names, sectors, columns, returns, index, int(jump.sum()))
+    return Grid(days, table.code_names, sectors, columns, dollars, returns, index, int(jump.sum()))
 
 
 def features(grid: Grid) -> tuple[tuple[str, ...], np.ndarray]:
@@ -66,7 +74,7 @@ def features(grid: Grid) -> tuple[tuple[str, ...], np.ndarray]:
     log = {name: np.log(c[name]) for name in PRICES}
     clean_since = _clean_since(grid)
     volume = np.log1p(c["volume"])
-    dollars = np.log1p(c["volume"] * c["close"])
+    dollars = np.log1p(grid.dollars)
     vol_20, vol_5 = _rolling_std(r, 20), _rolling_std(r, 5)
     market = _row_mean(r)
     span = c["high"] - c["low"]

@@ -1,4 +1,7 @@
-"""The day's graph over the stocks, from returns up to that day alone. Torch-free."""
+"""The day's graph over the stocks, from returns up to that day alone. Torch-free.
+
+A panel is of one market, so an edge has no feature that says whether both ends share it: `size_gap` is in its place.
+"""
 
 from __future__ import annotations
 

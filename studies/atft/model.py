@@ -19,7 +19,8 @@ class FrequencyNormalisation(nn.Module):
     """FAN (Ye et al., NeurIPS 2024, arXiv 2409.20371): split a window into its K strongest frequencies and the rest.
 
     x: [..., L, F], each channel by itself -> (rest, main), rest + main = x. K = 0 is the identity: rest is x itself and
-    main is 0. Frequencies of equal amplitude are kept together.
+    main is 0. Frequencies of equal amplitude are kept together. The paper predicts the main signal by a network of two
+    layers; here `Atft` reads it by filters and a linear map, without an activation between them.
     """
 
     dft: Tensor
@@ -140,15 +141,14 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.heads, self.size = heads, hidden // heads
         self.query = nn.Linear(hidden, hidden)
-        self.key = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden, bias=False)  # a bias adds the same to all days: softmax drops it
         self.value = nn.Linear(hidden, self.size)
         self.out = nn.Linear(self.size, hidden)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         query = self.query(x[..., -1, :]).unflatten(-1, (self.heads, self.size))
-        # Bilinear form moved to the query: (Wk x) . q = x . (Wk^T q) spares a projection of every day of the window;
-        # the key's bias adds the same to all days and falls out of the softmax.
+        # Bilinear form moved to the query: (Wk x) . q = x . (Wk^T q) spares a projection of every day of the window.
         folded = torch.einsum("...hs,hsd->...hd", query, self.key.weight.unflatten(0, (self.heads, self.size)))
         share = (folded @ x.transpose(-1, -2) / self.size**0.5).softmax(dim=-1)
         pooled = self.dropout(share).mean(dim=-2, keepdim=True) @ x
@@ -232,7 +232,7 @@ class Atft(nn.Module):
             self.main_window = nn.Linear(lookback, num_filters)
             self.main_mix = nn.Linear(num_filters * num_features, hidden_size)
             self.main_skip = nn.Linear(num_filters * num_features, outputs, bias=False)
-        self.sector = nn.Embedding(num_sectors + 1, hidden_size)
+        self.sector = nn.Embedding(num_sectors + 1, hidden_size) if selection != "none" else None
         self.select = VariableSelection(num_features, hidden_size, dropout, selection) if selection != "none" else None
         self.embed = nn.Linear(num_features, hidden_size)
         self.position = nn.Parameter(0.02 * torch.randn(lookback, hidden_size))
@@ -270,7 +270,7 @@ class Atft(nn.Module):
         use_fan = use_fan and self.fan.num_frequencies > 0
         rest, main = self.fan(x) if use_fan else (x, x)
         weights = x.new_ones(x.shape[-1])
-        if self.select is not None:
+        if self.select is not None and self.sector is not None:
             weights = self.select(x, self.sector(sectors).expand(x.shape[0], -1, -1))
         # FAN takes each channel by itself, so that channels may be weighed after it.
         z = self._read(rest * weights[..., None, :])

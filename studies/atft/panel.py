@@ -79,7 +79,7 @@ def _stamp(path: str) -> tuple[int, int]:
     return (stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)  # three folds in turn, and one more
 def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
     config = DataConfig.model_validate_json(text)
     grid, report, oracle = _load(config)
@@ -177,7 +177,7 @@ def _leaks(grid: Grid, returns: np.ndarray, train: np.ndarray, config: DataConfi
 def _universe(grid: Grid, split: Split, max_stocks: int) -> np.ndarray:
     """The stocks kept, in order: the most traded of the training days, by median dollar volume."""
     seen = grid.observed[split.train]
-    dollars = np.where(seen, np.nan_to_num((grid.columns["volume"] * grid.columns["close"])[split.train]), 0.0)
+    dollars = np.where(seen, np.nan_to_num(grid.dollars[split.train]), 0.0)
     if not max_stocks or len(grid.codes) <= max_stocks:
         return np.arange(len(grid.codes))
     return np.sort(np.argsort(-np.median(dollars, axis=0), kind="stable")[:max_stocks])
@@ -189,6 +189,7 @@ def _select(grid: Grid, kept: np.ndarray) -> Grid:
         codes=grid.codes[kept],
         sectors=grid.sectors[kept],
         columns={name: values[:, kept] for name, values in grid.columns.items()},
+        dollars=grid.dollars[:, kept],
         returns=grid.returns[:, kept],
         index=grid.index[:, kept],
         jumps=grid.jumps,

@@ -58,13 +58,15 @@ class Gru(nn.Module):
 
 
 class Judged(AtftTask):
-    """The task, which keeps what its last evaluation predicted: [days, stocks, horizons]."""
+    """The task, which keeps what it last predicted for the validation days: [days, stocks, horizons]."""
 
     predictions: np.ndarray
 
     def predict(self, model: nn.Module, days: np.ndarray) -> tuple[np.ndarray, float]:
-        self.predictions, loss = super().predict(model, days)
-        return self.predictions, loss
+        predictions, loss = super().predict(model, days)
+        if days is self.panel.split.val:  # with data.split.test there are others
+            self.predictions = predictions
+        return predictions, loss
 
 
 class GruTask(Judged):

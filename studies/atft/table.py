@@ -76,8 +76,8 @@ def clean(table: Table) -> tuple[Table, dict[str, int]]:
     """Drop or blank what cannot be true, counting it: the data report.
 
     A repeated (date, code) keeps its first row; a row without a positive close goes; other non-positive prices, both
-    ends of an inverted range and any number beyond ABSURD become missing. Jumps are counted here and cut out of returns
-    by `features`.
+    ends of an inverted range and any number beyond ABSURD become missing. Jumps are counted and cut out of returns by
+    `features`.
     """
     order = np.lexsort((table.codes, table.dates))
     repeated = np.zeros(len(table), dtype=bool)

@@ -60,6 +60,12 @@ def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, 
     assert means["oracle"] == pytest.approx(np.mean(oracle), abs=6e-5)
 
 
+def test_a_row_is_judged_on_the_validation_days_also_where_the_test_days_are_evaluated():
+    base = results.apply(Config(), dict(results.parse_override(t) for t in TINY))
+    plain, tested = (results.trained(results.apply(base, {"data.split.test": test})) for test in (False, True))
+    np.testing.assert_array_equal(plain, tested)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -222,7 +222,7 @@ def test_shares_of_the_gradient_change_no_gradient():
 
 
 def test_returns_over_h_days_may_be_divided_by_h_and_the_sharpe_term_is_that_of_numpy():
-    """Overlap scales the ratio and not its order: r, r/h and r in deviations are one term, but for eps."""
+    """The ratio has no scale: r, r/h and r in deviations are one term, but for eps."""
     p, _, r, mask, blocks = day_batch(horizons=1)
     daily = []
     for t in range(DAYS):

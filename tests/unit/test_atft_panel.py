@@ -1,5 +1,6 @@
 """Panels: what day t may know, what training may know, and files that cannot be used."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -202,16 +203,16 @@ def extended(tmp_path):
 
 
 def test_only_named_columns_become_features_and_the_report_lists_the_rest(extended):
-    plain, flow = prepare(small(path=extended)), prepare(small(path=extended, features=("flow",)))
-    assert plain.feature_names == NAMES and flow.feature_names == (*NAMES, "flow")
+    plain, decoy = prepare(small(path=extended)), prepare(small(path=extended, features=("decoy_00",)))
+    assert plain.feature_names == NAMES and decoy.feature_names == (*NAMES, "decoy_00")
     assert plain.report["columns_used"] == [*REQUIRED, "sector"]
-    assert {"label", "news", "__index_level_0__", "flow"} <= set(plain.report["columns_unused"])
-    assert flow.report["columns_used"] == [*REQUIRED, "sector", "flow"]
-    assert "flow" not in flow.report["columns_unused"] and "suspected_leaks" not in flow.report
+    assert {"label", "news", "__index_level_0__", "decoy_00"} <= set(plain.report["columns_unused"])
+    assert decoy.report["columns_used"] == [*REQUIRED, "sector", "decoy_00"]
+    assert "decoy_00" not in decoy.report["columns_unused"] and "suspected_leaks" not in decoy.report
 
 
 def test_a_feature_that_knows_tomorrow_is_reported(extended):
-    assert prepare(small(path=extended, features=("label", "flow"))).report["suspected_leaks"] == [
+    assert prepare(small(path=extended, features=("label", "decoy_00"))).report["suspected_leaks"] == [
         "label (RankIC 1.00 with the return over 1 days)"
     ]
 
@@ -294,10 +295,11 @@ def test_nothing_fitted_reads_past_training(tmp_path, fold):
     np.testing.assert_array_equal(original.return_scale, altered.return_scale)
 
 
-def test_changing_what_comes_after_a_day_changes_no_prediction_up_to_it(tmp_path):
+@pytest.mark.parametrize("adjusted", [False, True])
+def test_changing_what_comes_after_a_day_changes_no_prediction_up_to_it(tmp_path, adjusted):
     config = small()
     day = walk_forward(260, config).val[7]
-    original, altered = _altered(tmp_path, config, day)
+    original, altered = _altered(tmp_path, config, day, adjusted)
     task = AtftTask(Config(data=config, model=ModelConfig(hidden_size=8, num_heads=2)))
     torch.manual_seed(0)
     model = task.model().eval()
@@ -309,18 +311,31 @@ def test_changing_what_comes_after_a_day_changes_no_prediction_up_to_it(tmp_path
         with torch.no_grad():
             outputs.append([model(*(data.__getitems__([i])[name] for name in INPUTS)) for i in (0, 1)])
     (before, after), (before_altered, after_altered) = outputs
-    assert torch.equal(before, before_altered)
+    # Adjusting rounds.
+    torch.testing.assert_close(before, before_altered, rtol=0, atol=1e-5 if adjusted else 0)
     assert not torch.equal(after, after_altered)
 
 
-def _altered(tmp_path, config: DataConfig, day: int | None):
-    """The panel of the small market, and that of one with other prices and features after a day."""
+def test_splits_yet_to_come_do_not_choose_the_stocks(tmp_path):
+    original, altered = _altered(tmp_path, small(max_stocks=20), None, adjusted=True)
+    np.testing.assert_array_equal(original.codes, altered.codes)
+
+
+def _altered(tmp_path, config: DataConfig, day: int | None, adjusted: bool = False):
+    """The panel of the small market, and that of one with other prices and features after a day.
+
+    `adjusted`: both have `adj_close`, that of the second divided up to the day by splits that come after it.
+    """
     table = market().table
     day = day if day is not None else int(walk_forward(260, config).val[0]) - 1
     after = table.dates > np.unique(table.dates)[day]
     rng = np.random.default_rng(1)
     noise = np.where(after, np.exp(0.05 * rng.standard_normal(len(table))), 1.0)
     changed = {name: values * noise for name, values in table.columns.items()}
+    if adjusted:
+        splits = 2.0 ** -rng.integers(0, 9, len(table.code_names))
+        table = replace(table, columns=table.columns | {"adj_close": table.columns["close"]})
+        changed["adj_close"] = changed["close"] * np.where(after, 1.0, splits[table.codes])
     keep = ~(after & (rng.random(len(table)) < 0.05))
     other = Table(**(vars(table) | {"columns": changed})).take(np.flatnonzero(keep))
     paths = [write(t, tmp_path / f"{i}.parquet") for i, t in enumerate((table, other))]
@@ -417,9 +432,24 @@ def test_returns_over_k_days_are_those_of_the_prices_and_stop_at_a_jump():
     assert grid.jumps == 1 and np.isnan(x[25:30, 1, names.index("return_5")]).all()
 
 
-def _grid(dates, close):
+def test_a_crash_of_adjusted_prices_is_a_return():
+    dates = np.repeat(np.busday_offset("2020-01-06", np.arange(40)), 2)
+    close = np.full((40, 2), 10.0)
+    close[20:, 0] /= 2  # a split: the adjusted price knows nothing of it
+    adjusted = np.full((40, 2), 5.0)
+    close[30:, 1], adjusted[30:, 1] = 3.0, 1.5  # a crash: it does
+    grid = _grid(dates, close, adj_close=adjusted.ravel())
+    forward = forward_returns(grid, (5,))[..., 0]
+    np.testing.assert_allclose(forward[:35, 0], 0, atol=1e-12)
+    np.testing.assert_allclose(forward[25:30, 1], np.log(0.3))
+    assert grid.jumps == 1
+    np.testing.assert_array_equal(grid.dollars, 1e3 * close)
+
+
+def _grid(dates, close, **others):
     flat = close.ravel()
     columns = {"open": flat, "high": flat * 1.01, "low": flat * 0.99, "close": flat, "volume": np.full(len(flat), 1e3)}
+    columns |= others
     codes = np.tile(np.arange(2, dtype=np.int32), len(close))
     unknown = np.full(len(flat), -1, dtype=np.int32)
     return to_grid(Table("a test", dates, codes, np.array(["A", "B"]), unknown, np.array([], dtype=str), columns, 1))

@@ -120,9 +120,10 @@ def sharpe_ratios(p: Tensor, r: Tensor, valid: Tensor, blocks: Tensor) -> Tensor
     """mean / sqrt(var + eps) of the daily return of dollar-neutral weights of gross 1, given to each day of its block.
 
     p, r, valid: [days, ..., items]; blocks: [blocks, days], 0 for excluded days; a block of fewer than
-    MIN_SHARPE_DAYS gives its days 0, without gradient. With returns over h > 1 days those of successive days overlap:
-    the variance within a block is then understated, which scales the term but not the order of portfolios. Scale the
-    returns to a deviation of about 1: the ratio has no scale (Sharpe 1966), but eps has.
+    MIN_SHARPE_DAYS gives its days 0, without gradient. Returns over h > 1 days of successive days share up to h - 1 of
+    their days: one who holds the same portfolio varies less within a block than one who trades, so the term rewards
+    persistence, more so the longer h is beside the block. Scale the returns to a deviation of about 1: the ratio has
+    no scale (Sharpe 1966), but eps has.
     """
     mean, _, _ = moments(p, valid)
     centred = torch.where(valid, p - mean[..., None], 0.0)
