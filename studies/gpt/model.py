@@ -33,9 +33,9 @@ class Llama(nn.Module):
         tie: bool = False,
     ) -> None:
         super().__init__()
-        self.embed = Embed(vocab_size, hidden_size)
+        self.embed = Embed(vocab_size, hidden_size, hidden_size // num_heads, rope_theta)
         self.blocks = nn.ModuleList(
-            Block(hidden_size, num_heads, num_kv_heads, mlp_size, rope_theta, norm_eps) for _ in range(num_layers)
+            Block(hidden_size, num_heads, num_kv_heads, mlp_size, norm_eps) for _ in range(num_layers)
         )
         self.head = Head(vocab_size, hidden_size, norm_eps)
         if tie:
@@ -62,25 +62,27 @@ class Llama(nn.Module):
 
 
 class Embed(nn.Module):
-    """(x [batch, length, hidden], documents [batch, length]); parts hand on both."""
+    """(x [batch, length, hidden], cos, sin) and, where documents are given, their mask, for all blocks: parts hand on
+    all of it."""
 
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, width: int, theta: float) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocab_size, hidden_size)
+        self.tokens, self.width, self.theta = nn.Embedding(vocab_size, hidden_size), width, theta
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.tokens(tokens), torch.zeros_like(tokens) if documents is None else documents
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> tuple[Tensor, ...]:
+        turns = angles(tokens.shape[1], self.width, self.theta, tokens.device)
+        return self.tokens(tokens), *turns, *([] if documents is None else [document_mask(documents)])
 
 
 class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, kv_heads: int, mlp: int, theta: float, eps: float) -> None:
+    def __init__(self, hidden: int, heads: int, kv_heads: int, mlp: int, eps: float) -> None:
         super().__init__()
-        self.norm1, self.attend = nn.RMSNorm(hidden, eps), Attention(hidden, heads, kv_heads, theta)
+        self.norm1, self.attend = nn.RMSNorm(hidden, eps), Attention(hidden, heads, kv_heads)
         self.norm2, self.mlp = nn.RMSNorm(hidden, eps), SwiGLU(hidden, mlp)
 
-    def forward(self, x: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-        x = x + self.attend(self.norm1(x), documents)
-        return x + self.mlp(self.norm2(x)), documents
+    def forward(self, x: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+        x = x + self.attend(self.norm1(x), *places)
+        return x + self.mlp(self.norm2(x)), *places
 
 
 class Head(nn.Module):
@@ -89,7 +91,7 @@ class Head(nn.Module):
         self.norm = nn.RMSNorm(hidden_size, eps)
         self.logits = nn.Linear(hidden_size, vocab_size, bias=False)
 
-    def forward(self, x: Tensor, documents: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *places: Tensor) -> Tensor:
         return self.logits(self.norm(x))
 
 
@@ -107,19 +109,19 @@ class Attention(nn.Module):
     """Causal, within documents; `heads / kv_heads` successive heads share keys and values. Of a layer that is divided
     by columns it computes as many heads as there are columns for."""
 
-    def __init__(self, hidden: int, heads: int, kv_heads: int, theta: float) -> None:
+    def __init__(self, hidden: int, heads: int, kv_heads: int) -> None:
         super().__init__()
-        self.width, self.shared, self.theta = hidden // heads, heads // kv_heads, theta
+        self.width, self.shared = hidden // heads, heads // kv_heads
         self.q = nn.Linear(hidden, hidden, bias=False)
         self.k, self.v = (nn.Linear(hidden, kv_heads * self.width, bias=False) for _ in range(2))
         self.o = nn.Linear(hidden, hidden, bias=False)
 
-    def forward(self, x: Tensor, documents: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        cos, sin = angles(x.shape[1], self.width, self.theta, x.device)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        # Not enable_gqa: on a GPU no memory-efficient kernel has both that and a mask, and all scores would be written.
         k, v = (t.repeat_interleave(self.shared, dim=1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(documents))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.o(out.transpose(1, 2).flatten(2))
 
 

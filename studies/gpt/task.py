@@ -20,8 +20,6 @@ from trainer.data import Mixture, next_tokens
 from trainer.losses import cross_entropy
 from trainer.task import Loss, Task
 
-EVALUATED = 64  # rows at a time
-
 
 class GptTask(Task):
     """Predicts each token of a document by those before it; the loss is in nats per token."""
@@ -113,8 +111,9 @@ class GptTask(Task):
         device = next(model.parameters()).device
         rows = self.tokens.packed(domain, part, self.data.block_size, seed=0)
         nats, count = 0.0, 0.0
-        for start in range(0, len(rows), EVALUATED):
-            samples = [rows[i] for i in range(start, min(start + EVALUATED, len(rows)))]
+        train = self.config.train
+        for part_of in torch.arange(len(rows)).split(train.micro_batch_size or train.batch_size):
+            samples = [rows[i] for i in part_of.tolist()]
             batch = {name: torch.stack([one[name] for one in samples]).to(device) for name in ("tokens", "documents")}
             loss = self.loss(model, batch)
             nats, count = nats + float(loss.sum), count + float(loss.count)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from studies.gpt.budget import FLOPS_PER_PARAMETER_AND_TOKEN, flops, optimal, parameters, rows
 from studies.gpt.config import Config, CorpusConfig, DataConfig, ModelConfig
@@ -79,24 +78,27 @@ def test_the_mask_is_the_trainers():
 @torch.no_grad()
 def test_shared_keys_are_keys_repeated():
     """Two heads of keys for four of queries: full attention whose weights of keys and values stand twice."""
-    shared, full = Attention(32, 4, 2, 100.0), Attention(32, 4, 4, 100.0)
+    shared, full = Attention(32, 4, 2), Attention(32, 4, 4)
     for name in "qkvo":
         weight = getattr(shared, name).weight
         if name in "kv":
             weight = weight.unflatten(0, (2, 8)).repeat_interleave(2, dim=0).flatten(0, 1)
         getattr(full, name).weight.copy_(weight)
-    x, documents = torch.randn(2, 9, 32), torch.zeros(2, 9, dtype=torch.long)
-    torch.testing.assert_close(shared(x, documents), full(x, documents))
+    x, turns = torch.randn(2, 9, 32), angles(9, 8, 100.0)
+    torch.testing.assert_close(shared(x, *turns), full(x, *turns))
 
 
 @torch.no_grad()
 def test_attention_is_the_softmax_of_products():
-    layer = Attention(8, 1, 1, 100.0)
-    x, documents = torch.randn(1, 6, 8), torch.zeros(1, 6, dtype=torch.long)
-    cos, sin = angles(6, 8, 100.0)
-    q, k = (rotate(one(x), cos, sin) for one in (layer.q, layer.k))
-    expected = layer.o(scaled_dot_product_attention(q, k, layer.v(x), is_causal=True))
-    torch.testing.assert_close(layer(x, documents), expected)
+    layer, x, turns = Attention(8, 1, 1), torch.randn(1, 6, 8), angles(6, 8, 100.0)
+    q, k = (rotate(one(x), *turns)[0].double() for one in (layer.q, layer.k))
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    later = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    for given, hidden in (((), later), ((document_mask(documents),), later | (documents != documents.T))):
+        scores = (q @ k.T / 8**0.5).masked_fill(hidden, -torch.inf)
+        weights = scores.exp() / scores.exp().sum(dim=1, keepdim=True)
+        expected = weights @ layer.v(x)[0].double() @ layer.o.weight.T.double()
+        torch.testing.assert_close(layer(x, *turns, *given)[0].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("given", [{}, {"tie": False, "num_kv_heads": 4}, {"mlp_size": 40, "num_layers": 3}])
@@ -141,6 +143,17 @@ def test_a_step_is_counted_as_6_operations_for_each_parameter_and_token():
     batch = task.train_set().__getitems__([0, 1, 2])
     attention = 2 * 3 * 2 * (3 * 4 * 2 * 128 * 128 * 16)  # layers, passes, products; rows, heads, of width 16
     assert counted(task, batch) == FLOPS_PER_PARAMETER_AND_TOKEN * (size - norms) * 3 * 128 + attention
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("train", [{"batch_size": 1}, {"batch_size": 32, "micro_batch_size": 3}])
+def test_what_is_measured_does_not_depend_on_how_many_rows_are_at_once(train):
+    config = Config(data=DataConfig(corpus=CorpusConfig(general=30, target=60)), train=TrainConfig(batch_size=500))
+    model = GptTask(config).model().eval()
+    expected = GptTask(config).evaluate(model)
+    found = GptTask(config.model_copy(update={"train": TrainConfig(**train)})).evaluate(model)
+    names = [name for name in expected if name.startswith("val/")]
+    assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-5)
 
 
 @torch.no_grad()
