@@ -18,5 +18,6 @@ STUDY = Study(
     },
     objectives=[Objective("val/accuracy", "maximize")],
     metrics=("train/loss", "val/*", "test/*"),
+    hold_out={"data.test": True},
     presets={"full": {"train.num_epochs": 50}},
 )

@@ -10,9 +10,11 @@ from trainer.config import CheckpointConfig, Frozen, TrainConfig
 
 
 class DataConfig(Frozen):
-    """scikit-learn's digits: 1797 images of 8 x 8 pixels, ten classes. `split_seed` draws the split, see `data.py`."""
+    """scikit-learn's digits: 1797 images of 8 x 8 pixels, ten classes. `split_seed` draws the split, see `data.py`;
+    `test` also measures test/..., by which nothing is to be selected."""
 
     split_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    test: bool = False
 
 
 class ModelConfig(Frozen):

@@ -13,7 +13,7 @@ from trainer.task import Loss, Task
 
 
 class MlpTask(Task):
-    """Cross-entropy on the training split; loss and accuracy on the others. Only `val/` is selected by."""
+    """Cross-entropy on the training split; loss and accuracy on val and, with data.test, on test."""
 
     config: Config
     part: tuple[int, int] = (0, 1)  # the fold, of how many
@@ -37,7 +37,7 @@ class MlpTask(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
         metrics: dict[str, float] = {}
-        for name in ("val", "test"):
+        for name in ("val", "test")[: 1 + self.config.data.test]:
             x, y = (tensor.to(device) for tensor in self._split(name))
             logits = model(x).float()
             metrics[f"{name}/loss"] = F.cross_entropy(logits, y).item()

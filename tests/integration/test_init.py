@@ -42,6 +42,12 @@ def test_what_is_written_runs_by_the_line_that_is_printed(tmp_path):
     assert (found["study"], found["state"]) == ("spirals", "complete")
     assert found["trials"]["complete"] + found["trials"]["pruned"] == 5
     assert found["best"]["value"] > 0.5  # of three classes
+    shown = json.loads(hpo("show", "0", "--json", directory=tmp_path, home=home).stdout)
+    assert not [key for key in shown["curves"] if key.startswith("test/")]
+    confirmed = hpo("confirm", "--top", "1", "--seeds", "1", "--json", directory=tmp_path, home=home)
+    assert confirmed.returncode == 0, confirmed.stderr
+    [row] = json.loads(confirmed.stdout)["rows"]
+    assert row["held_out"]["mean"] > 0.5 and not row["failed"]
     verified = hpo("verify", directory=tmp_path, home=home)
     assert verified.returncode == 0, verified.stdout
 

@@ -117,7 +117,8 @@ def test_a_checkpoint_opens_from_mlflow_as_a_model(searched, tmp_path):
 
 def test_every_epoch_reports_what_the_study_declares(searched):
     trial = json.loads(hpo("show", "0", "--json", home=searched).stdout)
-    for key in ("train/loss", "val/loss", "val/accuracy", "test/loss", "test/accuracy"):
+    assert not [key for key in trial["curves"] if key.startswith("test/")]
+    for key in ("train/loss", "val/loss", "val/accuracy"):
         assert [epoch for _, epoch, _ in trial["curves"][key]] == [1, 2], key
     assert trial["values"]["val/accuracy"] == trial["curves"]["val/accuracy"][-1][2]
     shown = hpo("show", "0", home=searched).stdout
@@ -218,7 +219,7 @@ def test_the_best_configuration_trains_as_it_is(searched, tmp_path):
 
 def test_the_default_configuration_learns_the_digits(home, tmp_path):
     pinned = {"train": {"optim": {"name": "adamw", "lr": 0.003}, "batch_size": 32, "num_epochs": 15}}
-    pinned |= {"model": {"hidden_size": 64, "num_layers": 1, "dropout": 0.1}}
+    pinned |= {"model": {"hidden_size": 64, "num_layers": 1, "dropout": 0.1}, "data": {"test": True}}
     (tmp_path / "pinned.yaml").write_text(yaml.safe_dump(pinned))
     arguments = ("--study", "mlp", "--trials", "1", "--executor", "inline", "--config", str(tmp_path / "pinned.yaml"))
     result = hpo("run", *arguments, home=home)
