@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from studies._lm.base import base_model, shapes_only
+from studies._lm.base import base_model, shapes_only, tiny_sha256
 from studies._lm.config import ModelConfig
 from trainer.errors import ConfigError
 
+BASE = "base_sha256"  # the buffer with the digest of the tiny base
+
 
 def adapted(config: ModelConfig) -> nn.Module:
-    """As `lora`; its `state_dict` has the adapters alone, and loading one asks for no more."""
-    return trained_alone(lora(config))
+    """As `lora`; its `state_dict` is as `kept_alone` says."""
+    return kept_alone(lora(config), config)
 
 
 def lora(config: ModelConfig) -> nn.Module:
@@ -62,23 +64,40 @@ def _filled(model: nn.Module) -> nn.Module:
     return model
 
 
-def trained_alone(model: nn.Module) -> nn.Module:
-    """The same, saved and loaded by the parameters that are trained."""
-    model._register_state_dict_hook(_keep_trained)
-    model.register_load_state_dict_post_hook(_miss_trained)
+def kept_alone(model: nn.Module, config: ModelConfig) -> nn.Module:
+    """The same, saved and loaded by the parameters that are trained.
+
+    The tiny base is made anew by each process, so the digest of its weights is kept beside them: loading refuses, by a
+    RuntimeError, adapters of another one. A directory's content belongs to the study's identity.
+    """
+    if not config.path:
+        digest = bytes(32) if shapes_only() else tiny_sha256()
+        model.register_buffer(BASE, torch.tensor([*digest], dtype=torch.uint8))
+        model.register_load_state_dict_pre_hook(_same_base)
+    model._register_state_dict_hook(_keep)
+    model.register_load_state_dict_post_hook(_miss_kept)
     return model
 
 
-def _trained(model: nn.Module) -> set[str]:
-    return {name for name, p in model.named_parameters() if p.requires_grad}
+def _same_base(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    found = state.get(prefix + BASE)
+    if found is not None and found.tolist() != model.get_buffer(BASE).tolist():
+        raise RuntimeError(
+            "its adapters belong to a tiny base model of other weights than this machine makes: load them where they "
+            "were trained, or train on a directory (model.path)."
+        )
 
 
-def _keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    kept = {prefix + name for name in _trained(model)}
+def _kept(model: nn.Module) -> set[str]:
+    return {BASE} | {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _keep(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    kept = {prefix + name for name in _kept(model)}
     for key in [key for key in state if key.startswith(prefix) and key not in kept]:
         del state[key]
 
 
-def _miss_trained(model: nn.Module, keys: Any) -> None:
-    needed = _trained(model)
+def _miss_kept(model: nn.Module, keys: Any) -> None:
+    needed = _kept(model)
     keys.missing_keys[:] = [key for key in keys.missing_keys if key in needed]

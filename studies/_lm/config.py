@@ -9,12 +9,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from trainer.config import Frozen, Positive
+from trainer.config import Frozen, Positive, TrainConfig
 from trainer.config.fields import Beta
 from trainer.errors import ConfigError
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PACKAGES = ("transformers", "peft", "bitsandbytes")
+
+# What `hpo plan` may change to fit a memory, from what needs most to what needs least.
+PLAN: dict[str, list[Any]] = {
+    "model.base": ["fp32", "bf16", "nf4"],
+    "data.max_length": [2048, 1024, 512],
+    "model.rank": [64, 16],
+    "train.activations.checkpoint": ["none", "full"],
+    "train.micro_batch_size": [16, 4, 1],
+}
 
 
 def _names(value: Any) -> Any:
@@ -60,6 +69,13 @@ class DataConfig(Frozen):
     val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     max_length: Annotated[int, Field(ge=2)] = 64
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
+def rows_at_once(train: TrainConfig) -> int:
+    """How many rows are evaluated at a time: as many as are trained on, so that what fits a step fits an evaluation, 64
+    at most. With `micro_batch_size=auto` nobody has said how many fit, so it is one."""
+    asked = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
+    return min(asked or -(-train.batch_size // train.parallel.data), 64)
 
 
 def check_model(model: ModelConfig) -> None:

@@ -9,10 +9,19 @@ from typing import TypeVar
 
 import numpy as np
 
+from studies._lm.config import DataConfig, ModelConfig, check_model, check_weights
 from trainer.errors import DataError
 
 Record = dict[str, str]
 T = TypeVar("T")
+
+
+def check_inputs(model: ModelConfig, data: DataConfig, fields: Sequence[str]) -> None:
+    """Raise ConfigError or DataError, in a sentence, for packages, a model or records that are not there."""
+    check_model(model)
+    check_weights(model)
+    if data.path:
+        read_jsonl(data.path, fields)
 
 
 def read_jsonl(path: str | Path, fields: Sequence[str]) -> list[Record]:

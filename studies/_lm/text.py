@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -73,3 +73,10 @@ def padded(samples: Sequence[dict[str, Tensor]], end: int) -> Padded:
     """`samples` in batches padded on the right: a causal model reads nothing after a token, so it needs no mask. What
     is named `...labels` is padded by IGNORED, the rest by `end`."""
     return Padded(Samples(samples), {name: IGNORED if name.endswith("labels") else end for name in samples[0]})
+
+
+def batches(data: Padded, rows: int, device: torch.device) -> Iterator[dict[str, Tensor]]:
+    """All of `data` in its order, at most `rows` samples at a time, on `device`."""
+    for start in range(0, len(data), rows):
+        batch = data.__getitems__(range(start, min(start + rows, len(data))))
+        yield {name: tensor.to(device) for name, tensor in batch.items()}

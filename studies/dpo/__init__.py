@@ -1,16 +1,17 @@
 """Preference alignment of a language model by DPO, IPO or KTO on LoRA adapters, or a reward model for best-of-n."""
 
 from hpo import Choice, Float, Int, Objective, Study
+from studies._lm.config import PLAN
 from studies.dpo.config import Config
 
 STUDY = Study(
     name="dpo",
     config=Config(),
     task="studies.dpo.task:DpoTask",
-    check="studies.dpo.check:check",
+    check="studies.dpo.config:check",
     space={
         "loss.name": Choice(["dpo", "ipo", "kto"]),
-        "loss.beta": Float(0.02, 0.5, log=True),
+        "loss.beta": Float(0.02, 0.5, log=True, when={"loss.name": ["dpo", "ipo", "kto"]}),
         "train.optim.lr": Float(1e-4, 1e-2, log=True),
         "train.batch_size": Int(8, 32, powers_of_two=True, tier=2),
         "model.rank": Int(4, 64, powers_of_two=True, tier=2),
@@ -27,6 +28,7 @@ STUDY = Study(
             "model.base": "nf4",
             "model.rank": 16,
             "data.max_length": 1024,
+            "loss.name": "dpo",  # kto needs larger micro-batches
             "loss.beta": 0.1,
             "train.optim.lr": 5e-7,
             "train.batch_size": 16,
@@ -36,12 +38,6 @@ STUDY = Study(
             "evaluation.max_new_tokens": 128,
         },
     },
-    plan={
-        "model.base": ["fp32", "bf16", "nf4"],
-        "data.max_length": [2048, 1024, 512],
-        "model.rank": [64, 16],
-        "train.activations.checkpoint": ["none", "full"],
-        "train.micro_batch_size": [16, 4, 1],
-    },
+    plan=PLAN,
     data_paths=("data.path", "model.path"),
 )

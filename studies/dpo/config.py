@@ -7,7 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from studies._lm.config import DataConfig, ModelConfig
+from studies._lm.records import check_inputs
 from trainer.config import CheckpointConfig, Frozen, OptimConfig, Positive, ScheduleConfig, TrainConfig
+
+FIELDS = ("prompt", "chosen", "rejected")  # of a record
+KTO_LEAST = 8  # samples of a micro-batch
 
 
 class LossConfig(Frozen):
@@ -50,3 +54,20 @@ class Config(Frozen):
     loss: LossConfig = LossConfig()
     evaluation: EvalConfig = EvalConfig()
     train: TrainConfig = TRAIN
+
+    @model_validator(mode="after")
+    def _kto_sees_enough(self) -> Config:
+        """KTO's reference point is a mean over a micro-batch, clamped at 0: of few answers it is biased upwards."""
+        size = 1 if self.train.micro_batch_size == "auto" else self.train.micro_batch_size
+        size = size or self.train.batch_size // self.train.parallel.data
+        if self.loss.name == "kto" and size < KTO_LEAST:
+            raise ValueError(
+                f"loss.name=kto estimates its reference point in each micro-batch, of which a rank has {size} here or "
+                f"may have: set train.micro_batch_size to {KTO_LEAST} or more, or loss.name to dpo or ipo."
+            )
+        return self
+
+
+def check(config: Config) -> None:
+    """What is refused before a study is written: see `check_inputs`."""
+    check_inputs(config.model, config.data, FIELDS)

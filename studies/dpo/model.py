@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from studies._lm.adapter import adapted, lora, trained_alone
+from studies._lm.adapter import adapted, kept_alone, lora
 from studies._lm.config import ModelConfig
 from studies._lm.text import IGNORED
 from trainer.data import pad
@@ -36,7 +37,7 @@ class RewardModel(nn.Module):
 
 
 def reward_model(config: ModelConfig) -> nn.Module:
-    return trained_alone(RewardModel(config))
+    return kept_alone(RewardModel(config), config)
 
 
 def log_probs(model: Any, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,20 +52,24 @@ def reference_log_probs(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
         return log_probs(unwrapped(model), tokens, labels)[0]
 
 
+def in_parts(function: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
+    """function(*tensors), all [batch, ...], computed for at most `rows` of the batch at a time."""
+    return torch.cat([function(*part) for part in zip(*(x.split(rows) for x in tensors), strict=True)])
+
+
 def unwrapped(model: Any) -> Any:
     """The model within what replicas it."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
-def answers(model: Any, prompts: Sequence[Sequence[int]], most: int, end: int) -> tuple[Tensor, Tensor]:
+def answers(model: Any, prompts: Sequence[Sequence[int]], most: int, end: int, rows: int = 64) -> tuple[Tensor, Tensor]:
     """One answer to each prompt, drawn from the model token by token until `end`, `most` at most: (tokens [prompts,
-    time], padded by `end`; labels [prompts, time], IGNORED outside the answers)."""
+    time], padded by `end`; labels [prompts, time], IGNORED outside the answers). `rows` prompts are read at a time."""
     device, answered = next(model.parameters()).device, [list(prompt) for prompt in prompts]
     going = list(range(len(answered)))
     for _ in range(most):
-        rows, mask = pad([torch.tensor(answered[i]) for i in going], end)
-        logits = model(input_ids=rows.to(device), use_cache=False).logits.float()
-        last = logits[torch.arange(len(going)), mask.sum(dim=1) - 1]
+        tokens, mask = pad([torch.tensor(answered[i]) for i in going], end)
+        last = in_parts(partial(_last_logits, model), rows, tokens.to(device), mask.sum(dim=1).to(device) - 1)
         for i, token in zip(going, last.softmax(dim=-1).multinomial(1).flatten().tolist(), strict=True):
             answered[i].append(token)
         going = [i for i in going if answered[i][-1] != end]
@@ -74,3 +79,9 @@ def answers(model: Any, prompts: Sequence[Sequence[int]], most: int, end: int) -
     begin = torch.tensor([len(prompt) for prompt in prompts])[:, None]
     held = mask & (torch.arange(tokens.shape[1]) >= begin)
     return tokens.to(device), torch.where(held, tokens, IGNORED).to(device)
+
+
+def _last_logits(model: Any, tokens: Tensor, last: Tensor) -> Tensor:
+    """[batch, classes], of the place `last` [batch] of each sequence."""
+    logits = model(input_ids=tokens, use_cache=False).logits
+    return logits[torch.arange(len(tokens), device=tokens.device), last].float()

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from studies._lm.config import depth_of
+from studies._lm.config import depth_of, rows_at_once
 from studies._lm.records import Record, read_jsonl, split
-from studies._lm.text import IGNORED, padded, tokenizer, tokens_of
+from studies._lm.text import IGNORED, batches, padded, tokenizer, tokens_of
 from studies.dpo import best_of
-from studies.dpo.check import FIELDS
-from studies.dpo.config import Config
+from studies.dpo.config import FIELDS, Config
 from studies.dpo.model import (
     answers,
+    in_parts,
     log_probs,
     policy_model,
     reference_log_probs,
@@ -105,30 +105,30 @@ class DpoTask(Task):
         """`val/loss`, `val/reward_accuracy` and `val/reward_margin` on held-back pairs; for a policy `val/kl` to its
         reference on answers drawn from it, and on generated data `val/true_reward` and `val/win_rate` against answers
         of the reference; for a reward model what it picks: `val/best_of_4` and so on."""
-        device, records = next(model.parameters()).device, self._records[1]
-        data, loss, right, margin = self._samples(records), 0.0, 0.0, 0.0
-        for start in range(0, len(data), 64):
-            read = data.__getitems__(range(start, min(start + 64, len(data))))
-            batch = {name: tensor.to(device) for name, tensor in read.items()}
-            if self.scores:
-                better = self._rewards(model, batch, "chosen") - self._rewards(model, batch, "rejected")
-                loss -= float(F.logsigmoid(better).sum())
-            else:
-                ratios = self._ratios(model, batch)
-                found = self._preference(ratios)
-                loss += float(found.sum) * len(batch["chosen"]) / float(found.count)
-                better = self.config.loss.beta * (_ratio(ratios["chosen"]) - _ratio(ratios["rejected"]))
-            right, margin = right + float((better > 0).sum()), margin + float(better.sum())
-        n = len(data)
-        metrics = {"val/loss": loss / n, "val/reward_accuracy": right / n, "val/reward_margin": margin / n}
-        prompts = [record["prompt"] for record in records[: self.config.evaluation.prompts]]
+        loss, better = self._judged(model)
+        metrics = {"val/loss": loss, "val/reward_margin": float(better.mean())}
+        metrics |= {"val/reward_accuracy": float((better > 0).float().mean())}
+        prompts = [record["prompt"] for record in self._records[1][: self.config.evaluation.prompts]]
         return metrics | (self._picked(model, prompts) if self.scores else self._drawn(model, prompts))
+
+    def _judged(self, model: nn.Module) -> tuple[float, Tensor]:
+        """(mean loss of the held-back pairs, by how much the reward of each one's chosen answer is larger)."""
+        parts = batches(self._held_back, self._rows, next(model.parameters()).device)
+        if self.scores:
+            pairs = [self._rewards(model, batch, "chosen") - self._rewards(model, batch, "rejected") for batch in parts]
+            better = torch.cat(pairs)
+            return float(-F.logsigmoid(better).mean()), better
+        found = [self._ratios(model, batch) for batch in parts]
+        ratios = {kind: _joined([one[kind] for one in found]) for kind in self._answers}
+        loss = self._preference(ratios)
+        margin = self.config.loss.beta * (_ratio(ratios["chosen"]) - _ratio(ratios["rejected"]))
+        return float(loss.sum) / float(loss.count), margin
 
     def _drawn(self, model: nn.Module, prompts: Sequence[str]) -> dict[str, float]:
         """What the policy answers, beside what its reference does."""
         policy: Any = unwrapped(model)
         tokens, labels = self._answer(policy, prompts)
-        ratio = log_probs(policy, tokens, labels)[0] - reference_log_probs(policy, tokens, labels)
+        ratio = in_parts(partial(_log_ratio, policy), self._rows, tokens, labels)
         metrics = {"val/kl": float(ratio.mean())}
         if not self.config.data.path:
             with policy.disable_adapter():
@@ -145,7 +145,7 @@ class DpoTask(Task):
         for _ in range(self.config.evaluation.best_of):
             with scorer.lm.disable_adapter():
                 tokens, labels = self._answer(scorer.lm, prompts)
-            scores.append(scorer(tokens, labels).cpu())
+            scores.append(in_parts(scorer, self._rows, tokens, labels).cpu())
             worths.append(scores[-1] if self.config.data.path else self._worth(tokens, labels))
         counts, score, worth = best_of.sizes(len(scores)), torch.stack(scores, dim=1), torch.stack(worths, dim=1)
         picked = {f"val/best_of_{n}": best_of.best_of(score, worth, n) for n in counts}
@@ -154,7 +154,7 @@ class DpoTask(Task):
     def _answer(self, model: Any, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         begin = getattr(self.text, "begin", [])
         encoded = [[*begin, *self.text.encode(prompt)] for prompt in prompts]
-        return answers(model, encoded, self.config.evaluation.max_new_tokens, self.text.end)
+        return answers(model, encoded, self.config.evaluation.max_new_tokens, self.text.end, self._rows)
 
     def _worth(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The true rewards of answers to generated prompts, [prompts]."""
@@ -168,6 +168,14 @@ class DpoTask(Task):
         data = self.config.data
         records = read_jsonl(data.path, FIELDS) if data.path else preferences(data.generated, data.seed)
         return split(records, data.val_share, data.seed)
+
+    @property
+    def _rows(self) -> int:
+        return rows_at_once(self.config.train)
+
+    @cached_property
+    def _held_back(self) -> Padded:
+        return self._samples(self._records[1])
 
     def _samples(self, records: Sequence[Record]) -> Padded:
         """Of each record the prompt with its answers; the other answer is what was chosen for the next prompt."""
@@ -185,3 +193,13 @@ class DpoTask(Task):
 
 def _ratio(pair: tuple[Tensor, Tensor]) -> Tensor:
     return pair[0] - pair[1]
+
+
+def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    first, second = zip(*pairs, strict=True)
+    return torch.cat(first), torch.cat(second)
+
+
+def _log_ratio(policy: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+    """log policy/reference of each answer, [batch]."""
+    return log_probs(policy, tokens, labels)[0] - reference_log_probs(policy, tokens, labels)

@@ -1,13 +1,14 @@
 """LoRA and QLoRA fine-tuning of a causal language model to instructions, with a contrastive loss beside."""
 
 from hpo import Float, Int, Objective, Study
+from studies._lm.config import PLAN
 from studies.lora.config import Config
 
 STUDY = Study(
     name="lora",
     config=Config(),
     task="studies.lora.task:LoraTask",
-    check="studies.lora.check:check",
+    check="studies.lora.config:check",
     space={
         "train.optim.lr": Float(1e-4, 1e-2, log=True),
         "train.batch_size": Int(8, 32, powers_of_two=True),
@@ -31,12 +32,6 @@ STUDY = Study(
             "train.activations.checkpoint": "full",
         }
     },
-    plan={
-        "model.base": ["fp32", "bf16", "nf4"],
-        "data.max_length": [2048, 1024, 512],
-        "model.rank": [64, 16],
-        "train.activations.checkpoint": ["none", "full"],
-        "train.micro_batch_size": [16, 4, 1],
-    },
+    plan=PLAN,
     data_paths=("data.path", "model.path"),
 )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from studies._lm.config import DataConfig, ModelConfig
+from studies._lm.records import check_inputs
 from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, Positive, ScheduleConfig, TrainConfig
+
+FIELDS = ("prompt", "response")  # of a record
 
 
 class LossConfig(Frozen):
@@ -29,3 +32,8 @@ class Config(Frozen):
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
     train: TrainConfig = TRAIN
+
+
+def check(config: Config) -> None:
+    """What is refused before a study is written: see `check_inputs`."""
+    check_inputs(config.model, config.data, FIELDS)

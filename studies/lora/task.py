@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from studies._lm.adapter import adapted
-from studies._lm.config import depth_of
+from studies._lm.base import shapes_only
+from studies._lm.config import depth_of, rows_at_once
 from studies._lm.records import read_jsonl, split
-from studies._lm.text import IGNORED, Samples, padded, tokenizer, tokens_of
+from studies._lm.text import IGNORED, Samples, batches, padded, tokenizer, tokens_of
 from studies._lm.words import instructions
-from studies.lora.check import FIELDS
-from studies.lora.config import Config
+from studies.lora.config import FIELDS, Config
 from trainer.data import Padded
 from trainer.data.text import Tokenizer
 from trainer.losses import causal_contrastive, cross_entropy, weighted_sum
@@ -45,7 +45,7 @@ class LoraTask(Task):
         return adapted(self.config.model)
 
     def train_set(self) -> Padded:
-        return padded(self._samples()[0], self.text.end)
+        return padded(self._samples[0], self.text.end)
 
     def largest_batch(self, size: int) -> Batch:
         shape = size, self.config.data.max_length
@@ -67,18 +67,18 @@ class LoraTask(Task):
         return contrast(states, targets, self.config.loss.temperature, gather=gather)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        data, device = padded(self._samples()[1], self.text.end), next(model.parameters()).device
+        data, device = padded(self._samples[1], self.text.end), next(model.parameters()).device
         loss, tokens, right, exact = 0.0, 0, 0, 0
-        for start in range(0, len(data), 64):
-            batch = data.__getitems__(range(start, min(start + 64, len(data))))
-            targets = batch["labels"][:, 1:].to(device)
-            logits = model(input_ids=batch["tokens"].to(device), use_cache=False).logits[:, :-1].float()
+        for batch in batches(data, rows_at_once(self.config.train), device):
+            targets = batch["labels"][:, 1:]
+            logits = model(input_ids=batch["tokens"], use_cache=False).logits[:, :-1]
             found = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
             hit, held = logits.argmax(dim=-1) == targets, targets != IGNORED
             loss, tokens = loss + float(found.sum), tokens + int(held.sum())
             right, exact = right + int((hit & held).sum()), exact + int((hit | ~held).all(dim=1).sum())
         return {"val/loss": loss / tokens, "val/token_accuracy": right / tokens, "val/accuracy": exact / len(data)}
 
+    @cached_property
     def _samples(self) -> tuple[Samples, Samples]:
         data = self.config.data
         records = read_jsonl(data.path, FIELDS) if data.path else instructions(data.generated, data.seed)
@@ -100,8 +100,10 @@ def contrast(states: Tensor, targets: Tensor, temperature: float, *, gather: boo
     This is the contrastive objective of Su et al. 2022 (arXiv 2202.06417, eq. 2), which spreads states apart, with the
     softmax of van den Oord et al. 2018 (arXiv 1807.03748, eq. 4) in place of its margin, and no state from the future.
     """
-    flat = states.flatten(0, 1)
-    times = torch.arange(states.shape[1], device=states.device).expand(targets.shape).flatten()
-    valid = targets.flatten() != IGNORED
-    told = {"times": times, "groups": targets.flatten(), "temperature": temperature, "gather": gather}
-    return causal_contrastive(flat, flat, valid, **told)
+    times = torch.arange(states.shape[1], device=states.device).expand(targets.shape)
+    # The similarities are of all states with all, so those of prompts and padding are left out first. An estimate of
+    # memory has shapes alone: it counts every state, as if all were of responses.
+    pick = slice(None) if shapes_only() else (targets != IGNORED).flatten()
+    flat, times, groups = (x.flatten(0, 1)[pick] for x in (states, times, targets))
+    found = causal_contrastive(flat, flat, times=times, groups=groups, temperature=temperature, gather=gather)
+    return Loss(found.sum, found.count)  # an anchor is its own positive, so its accuracy is always 1

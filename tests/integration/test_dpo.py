@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from hpo import load
 from hpo.cli import app
 from hpo.home import Home
+from studies._lm.adapter import BASE
 from studies._lm.base import base_model
 from studies._lm.config import ModelConfig
 from studies._lm.text import IGNORED
@@ -159,13 +160,35 @@ def test_a_reward_models_checkpoint_holds_head_and_adapters(tmp_path):
     it = task(preset="reward")
     model, again = it.model(), it.model()
     names = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert set(model.state_dict()) == names and {"head.weight", "head.bias"} < names
+    assert set(model.state_dict()) == names | {BASE} and {"head.weight", "head.bias"} < names
     with torch.no_grad():
         model.head.bias.add_(1.0)
     again.load_state_dict(model.state_dict())
     assert torch.equal(again.head.bias, model.head.bias)
     with pytest.raises(RuntimeError, match=r"head\.bias"):
         again.load_state_dict({name: value for name, value in model.state_dict().items() if name != "head.bias"})
+
+
+@pytest.mark.parametrize("given", [{"loss.name": "dpo"}, {"preset": "reward"}])
+def test_no_more_rows_are_evaluated_at_once_than_are_trained_on(given):
+    it, whole = task(**given, **{"train.micro_batch_size": 7}), task(**given, **{"train.batch_size": 64})
+    model, seen = perturbed(it), []
+    read = model.lm if it.scores else model
+    read.register_forward_pre_hook(lambda _, __, given: seen.append(len(given["input_ids"])), with_kwargs=True)
+    found = []
+    for one in (it, whole):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            found.append(one.evaluate(model))
+        if one is it:
+            assert max(seen) == 7
+    assert found[0] == pytest.approx(found[1], rel=1e-3), "in parts the same answers are drawn, and judged alike"
+
+
+def test_a_reward_model_searches_nothing_that_it_does_not_read():
+    for given in ({"preset": "reward"}, {"loss.name": "reward"}):
+        space = load("dpo").configure(given).space
+        assert not {"loss.beta", "loss.label_smoothing"} & space.decode(space.from_unit([0.5] * len(space))).keys()
 
 
 # --- From the command line
@@ -190,6 +213,7 @@ def test_pairs_of_ones_own_are_learnt_from_the_command_line(home, tmp_path):
         ("data.path={file}", ["line 2 lacks the field 'rejected'", "it has prompt, chosen"]),
         ("loss.beta=0", ["loss.beta='0'", "greater than 0"]),
         ("loss.name=ppo", ["loss.name='ppo'", "'kto'"]),
+        ("train.micro_batch_size=4", ["loss.name=kto", "a rank has 4", "set train.micro_batch_size to 8 or more"]),
     ],
 )
 def test_what_cannot_be_used(home: Home, tmp_path, override, words):

@@ -17,17 +17,19 @@ from hpo import load
 from hpo.cli import app
 from hpo.config import from_json
 from hpo.home import Home
-from studies._lm import base
+from studies._lm import adapter, base
 from studies._lm.adapter import adapted
 from studies._lm.base import base_model
 from studies._lm.config import PROJECTIONS, ModelConfig
 from studies._lm.records import split
 from studies._lm.text import IGNORED, padded, tokens_of
 from studies._lm.words import OPERATIONS, instructions
+from studies.lora import task as lora_task
 from studies.lora.config import Config
 from studies.lora.task import LoraTask, contrast
 from trainer.checkpoint import CheckpointStore
 from trainer.data.text import Bytes
+from trainer.errors import CheckpointError
 from trainer.report import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
@@ -97,6 +99,19 @@ def test_the_loss_is_the_cross_entropy_of_the_responses_alone():
     assert loss.sum.item() == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("train", "most"),
+    [({"train.micro_batch_size": 5}, 5), ({}, 16), ({"train.batch_size": 200}, 64)],
+)
+def test_no_more_rows_are_evaluated_at_once_than_are_trained_on(train, most):
+    it, whole = task(**{"data.generated": 400, **train}), task(**{"data.generated": 400, "train.batch_size": 64})
+    model, seen = it.model().eval(), []
+    model.register_forward_pre_hook(lambda _, __, given: seen.append(len(given["input_ids"])), with_kwargs=True)
+    with torch.no_grad():
+        assert it.evaluate(model) == pytest.approx(whole.evaluate(it.model().eval()), rel=1e-5)
+    assert max(seen) == most and sum(seen) == 80
+
+
 def test_instructions_have_one_right_answer_and_are_divided_without_overlap():
     records = instructions(200, seed=3)
     for record in records:
@@ -116,6 +131,7 @@ def test_a_state_is_told_from_earlier_ones_that_predict_other_tokens():
     states = torch.randn(2, 6, 5, generator=generator).double().requires_grad_()
     targets = torch.tensor([[IGNORED, 3, 4, 3, 5, IGNORED], [IGNORED, IGNORED, 4, 6, 7, 7]])
     found, want, count = contrast(states, targets, 0.2), 0.0, 0
+    assert not found.terms, "an anchor that is its own positive is always told right"
     for b, t in [(b, t) for b in range(2) for t in range(6) if targets[b, t] != IGNORED]:
         others = [
             states[c, u]
@@ -136,6 +152,15 @@ def test_a_state_is_told_from_earlier_ones_that_predict_other_tokens():
     assert gradient[0, 5].abs().sum() == gradient[1].abs().sum() == 0
 
 
+def test_prompts_and_padding_are_compared_with_nothing(monkeypatch):
+    sizes, plain = [], lora_task.causal_contrastive
+    monkeypatch.setattr(
+        lora_task, "causal_contrastive", lambda a, b, **kw: sizes.append((len(a), len(b))) or plain(a, b, **kw)
+    )
+    contrast(torch.randn(2, 6, 5), torch.tensor([[IGNORED, 3, 4, 3, 5, IGNORED], [IGNORED] * 4 + [7, 8]]), 0.2)
+    assert sizes == [(6, 6)]
+
+
 # --- Adapters
 
 
@@ -147,7 +172,7 @@ def test_fresh_adapters_change_nothing_and_training_changes_them_alone(held):
         assert torch.equal(model.eval()(input_ids=tokens).logits, plain(input_ids=tokens).logits)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert len(trained) == 2 * 2 * len(PROJECTIONS)  # A and B in each of two layers
-    assert set(model.state_dict()) == trained
+    assert set(model.state_dict()) == trained | {adapter.BASE}
     model(input_ids=tokens).logits.sum().backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None} == trained
 
@@ -179,6 +204,14 @@ def test_the_tiny_model_is_made_the_same_again(monkeypatch):
     again = base._tiny.__wrapped__().state_dict()
     assert all(torch.equal(value, again[name]) for name, value in first.items())
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_adapters_of_another_tiny_base_are_refused(searched, monkeypatch):
+    """As on a machine whose rounding makes it otherwise."""
+    best = json.loads(hpo("best", "--json", home=searched).stdout)
+    monkeypatch.setattr(adapter, "tiny_sha256", lambda: bytes(range(32)))
+    with pytest.raises(CheckpointError, match=r"a tiny base model of other weights.*model\.path"):
+        load("lora").load_model(best["checkpoint"], trial_config(searched, best["number"]))
 
 
 def test_what_a_trial_leaves_loads_in_plain_peft(searched, directory, tmp_path):
