@@ -214,7 +214,12 @@ def lightning(config: TrainConfig, watch: Stopwatch) -> None:
         def __iter__(self) -> Iterator[Any]:
             return ((x, y) for _, x, y in setting.batches())
 
-    off = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
+    off: dict[str, Any] = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+    }
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, gradient_clip_val=1.0, barebones=False, **off)
     trainer.fit(Module(), Batches())
 
