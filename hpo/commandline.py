@@ -301,7 +301,7 @@ def _drive(request: Request, begun: Callable[[], None]) -> None:
 
     try:
         result = run(request, watch)
-    except KeyboardInterrupt:  # when the study is over, and what is left is to be put away
+    except KeyboardInterrupt:  # before workers begin or after they have left: the driver takes signals between
         if not views:
             raise
         result = _left(ledgers[0], views[0].progress.name)

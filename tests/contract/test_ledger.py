@@ -33,7 +33,11 @@ from hpo.objective import Objective
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 
-SPEC = {"objectives": [{"metric": "val/loss", "direction": "minimize"}], "metrics": ["train/loss", "val/*"]}
+SPEC = {
+    "objectives": [{"metric": "val/loss", "direction": "minimize"}],
+    "metrics": ["train/loss", "val/*"],
+    "strategy": {"name": "none"},
+}
 ME = Process.current()
 
 

@@ -62,7 +62,7 @@ def in_ledger(home: Home, wrap: Callable[[Reporter], Reporter]) -> tuple[Attempt
         name=made.name,
         strategy=strategy,
         curves=Curves(made.id, [Objective("val/loss")]),
-        history=lambda connection, claim, epoch: SimpleNamespace(epoch=epoch),
+        history=lambda connection, claim, epoch: SimpleNamespace(epoch=epoch, told=True),
     )
 
     def begin() -> Reporter:
