@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from trainer.checkpoint import CheckpointStore  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
 from trainer.data import Loader, TensorDataset  # noqa: E402
 from trainer.loop import fit  # noqa: E402
-from trainer.report import CONTINUE, CheckpointRef, Verdict  # noqa: E402
+from trainer.report import Silent  # noqa: E402
 from trainer.schedule import schedule  # noqa: E402
 from trainer.task import Loss, Task  # noqa: E402
 
@@ -153,8 +153,8 @@ class Stopwatch:
         return np.array(self.seconds[1:])
 
 
-class Watched:
-    """A reporter that does nothing but let the stopwatch see every step."""
+class Watched(Silent):
+    """Lets the stopwatch see every step."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self.watch = watch
@@ -163,23 +163,6 @@ class Watched:
     def preempted(self) -> bool:
         self.watch.step()
         return False
-
-    def report(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        *,
-        epoch: int | None = None,
-        fold: int = 0,
-        checkpoint: CheckpointRef | None = None,
-    ) -> Verdict:
-        return CONTINUE
-
-    def event(self, kind: str, **fields: Any) -> None:
-        raise AssertionError(kind)
-
-    def artifact(self, path: Path, name: str | None = None) -> None:
-        raise AssertionError(name)
 
 
 def ours(config: TrainConfig, watch: Stopwatch) -> None:

@@ -129,6 +129,21 @@ class Reporter(Protocol):
         ...
 
 
+class Silent:
+    """A reporter that nobody hears: every fit runs to its end."""
+
+    preempted = False
+
+    def report(self, step: int, metrics: Mapping[str, float], **given: Any) -> Verdict:
+        return CONTINUE
+
+    def event(self, kind: str, **fields: Any) -> None:
+        pass
+
+    def artifact(self, path: Path, name: str | None = None) -> None:
+        pass
+
+
 def hand_over(reporter: Reporter, name: str, text: str) -> None:
     """Give `text` to the reporter as the file `name`."""
     with tempfile.TemporaryDirectory() as directory:

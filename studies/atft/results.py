@@ -31,7 +31,7 @@ from studies.atft.task import AtftTask
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import ConfigError, DataError
 from trainer.loop import fit
-from trainer.report import CONTINUE, CheckpointRef, Reporter, Verdict
+from trainer.report import Silent
 
 RIDGE, GRU, DEFAULT, ORACLE = "ridge", "GRU", "default model", "oracle"
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -75,36 +75,11 @@ class GruTask(Judged):
         return Gru(len(self.panel.feature_names), len(self.data.horizons), c.hidden_size, c.dropout)
 
 
-class Quiet(Reporter):
-    """Lets every fit run to its end."""
-
-    @property
-    def preempted(self) -> bool:
-        return False
-
-    def report(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        *,
-        epoch: int | None = None,
-        fold: int = 0,
-        checkpoint: CheckpointRef | None = None,
-    ) -> Verdict:
-        return CONTINUE
-
-    def event(self, kind: str, **fields: Any) -> None:
-        pass
-
-    def artifact(self, path: Path, name: str | None = None) -> None:
-        pass
-
-
 def trained(config: Config, task_type: type[Judged] = Judged) -> np.ndarray:
     """RankIC [validation days, horizons] of a model trained as `config` says."""
     task = task_type(config)
     with tempfile.TemporaryDirectory() as directory:
-        outcome = fit(task, config.train, Quiet(), CheckpointStore(Path(directory), fence=1))
+        outcome = fit(task, config.train, Silent(), CheckpointStore(Path(directory), fence=1))
     if outcome.kind != "complete":
         raise ConfigError(f"a row of the table ended as {outcome.kind}: {outcome.error}")
     return rank_ics(task.panel.returns, task.panel.split.val, task.predictions, config.data.min_stocks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -28,7 +28,7 @@ from trainer.errors import ConfigError
 from trainer.loop import Fit
 from trainer.parallel import Solo
 from trainer.precision import autocast
-from trainer.report import CONTINUE, Verdict
+from trainer.report import Silent
 from trainer.runtime import runtime
 from trainer.schedule import scaled_lr
 from trainer.seeding import derive, seed_all
@@ -37,21 +37,6 @@ from trainer.task import Loss, Task
 WINDOWS = 2  # whose loss makes the landscape
 WAITING = 0.1  # share of the time in waiting for data that is too much
 DATA = "data loading"
-
-
-class Silent:
-    """A reporter that nobody hears."""
-
-    preempted = False
-
-    def report(self, step: int, metrics: Mapping[str, float], **given: Any) -> Verdict:
-        return CONTINUE
-
-    def event(self, kind: str, **fields: Any) -> None:
-        pass
-
-    def artifact(self, path: Path, name: str | None = None) -> None:
-        pass
 
 
 @contextmanager
