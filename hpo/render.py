@@ -58,7 +58,7 @@ class View:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def start(self) -> View:
-        if why := unasked(self.progress.spec["strategy"]):
+        if why := unasked(self.progress.spec):
             self._line(why)
         for line in data_report(self.progress.data):
             self._line(line)
@@ -120,14 +120,17 @@ class View:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def unasked(strategy: Mapping[str, Any]) -> str:
+def unasked(spec: Mapping[str, Any]) -> str:
     """What the strategy does where it is the default one, which nobody has asked for; else nothing."""
+    strategy = spec["strategy"]
     if not by_default(strategy):
         return ""
+    before = f", {spec['window']} or more trials before it" if spec["order"] == "ordered" else ""
     first, eta = strategy["min_epochs"], strategy["eta"]
     return (
         f"strategy: {strategy['name']}, the default: at epochs {first}, {first * eta}, {first * eta**2} ... a trial "
-        f"stops unless it is among the best 1/{eta} of those that came there; --strategy none trains each to its end"
+        f"stops unless it is among the best 1/{eta} of those that came there{before}; "
+        "--strategy none trains each to its end"
     )
 
 

@@ -187,8 +187,8 @@ def chosen_best(found: Sequence[Mapping[str, Any]], number: int | None) -> Mappi
     if number is None and len(found) == 1:
         return found[0]
     if number not in numbers:
-        which = f"--trial {number} is none of the best" if number is not None else "there is more than one best trial"
-        raise UserError(f"{which}: name one of {', '.join(map(str, numbers))} by --trial.")
+        which = f"trial {number} is not one of the best" if number is not None else "there is more than one best trial"
+        raise UserError(f"{which}: give --trial {' or '.join(map(str, numbers))}.")
     return found[numbers.index(number)]
 
 

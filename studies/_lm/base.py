@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from studies._lm.config import ModelConfig, depth_of
 from studies._lm.words import LENGTH, statements
 from trainer.data.text import Bytes
 from trainer.errors import ConfigError
+
+# torchao, where it is installed, tells of kernels for other machines when transformers imports it.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "nf4": torch.bfloat16}
 STEPS, BATCH, SEED = 150, 64, 20  # of the tiny model's making

@@ -260,4 +260,7 @@ def _shape_report(grid: Grid, mask: np.ndarray, split: Split, names: tuple[str, 
 
 
 if __name__ == "__main__":
-    json.dump(check(Config(data=DataConfig(path=sys.argv[1] if len(sys.argv) > 1 else ""))), sys.stdout, indent=2)
+    try:
+        json.dump(check(Config(data=DataConfig(path=sys.argv[1] if len(sys.argv) > 1 else ""))), sys.stdout, indent=2)
+    except DataError as error:
+        sys.exit(f"error: {error}")

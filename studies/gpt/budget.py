@@ -55,9 +55,13 @@ def report(config: Config) -> dict[str, Any]:
 
 if __name__ == "__main__":
     from hpo import load
+    from hpo.config import parse_override
+    from hpo.errors import UserError
 
-    overrides: dict[str, Any] = dict(one.split("=", 1) for one in sys.argv[1:])
-    given = load("gpt").configure(overrides).config
+    try:
+        given = load("gpt").configure(dict(map(parse_override, sys.argv[1:]))).config
+    except UserError as error:
+        sys.exit(f"error: {error}")
     assert isinstance(given, Config)
     json.dump(report(given), sys.stdout, indent=2)
     print()

@@ -83,7 +83,7 @@ def test_best_is_the_front_and_one_of_it_by_its_number(searched, rows):
     chosen = json.loads(hpo("best", "--trial", str(front[-1]), "--json", home=searched).stdout)
     assert chosen == next(one for one in found if one["number"] == front[-1])
     other = next(row["number"] for row in rows if row["number"] not in front)
-    assert "is none of the best" in hpo("best", "--trial", str(other), home=searched, code=2).stderr
+    assert "is not one of the best" in hpo("best", "--trial", str(other), home=searched, code=2).stderr
     assert "there is more than one" in hpo("best", "--save", "x.yaml", home=searched, code=2).stderr
 
 
@@ -304,7 +304,7 @@ def test_the_front_is_confirmed_and_ablated_by_each_objective(tmp_path):
     assert "--hold-out test/loss: study 'several' has 2 objectives" in refused
 
     assert (
-        "there is more than one best trial: name one of"
+        "there is more than one best trial: give --trial"
         in hpo("ablate", "--study", "several", home=home, code=2).stderr
     )
     shown = hpo("ablate", "--study", "several", "--trial", str(by_loss), "--json", *flags, home=home)

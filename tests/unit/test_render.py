@@ -218,7 +218,11 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     assert second.startswith("crafted: ")
     strategy = make_strategy(by_default)
     assert [epoch for epoch in range(1, 40) if strategy.rung(epoch) != strategy.rung(epoch - 1)] == [4, 12, 36]
-    assert (strategy.eta, unasked({**by_default, "eta": 4}), unasked({"name": "none"})) == (3, "", "")
+    assert strategy.eta == 3
+    assert [unasked({"strategy": one}) for one in ({**by_default, "eta": 4}, {"name": "none"})] == ["", ""]
+    ordered = unasked({"strategy": by_default, "order": "ordered", "window": 8})
+    assert "8 or more trials before it" in ordered
+    assert "before it" not in unasked({"strategy": by_default, "order": "async"})
 
 
 def test_the_live_screen_fits_the_terminal_and_keeps_the_best_in_sight(ledger):
