@@ -25,7 +25,7 @@ def transformers():
     logging.disable(logging.WARNING)  # of torchao, which transformers looks for
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = pytest.importorskip("transformers")
+        module = pytest.importorskip("transformers", reason="needs the extra llm")
         yield module
     logging.disable(logging.NOTSET)
 
