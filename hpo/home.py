@@ -47,8 +47,14 @@ class Home:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str] | None = None) -> Home:
-        """The home given, else $HPO_HOME, else ./.hpo. Nothing is created."""
-        return cls(Path(path or os.environ.get("HPO_HOME") or ".hpo").expanduser().absolute())
+        """The home given, else $HPO_HOME, else ./.hpo. Nothing is created; UserError for what is a URL."""
+        given = os.fspath(path or os.environ.get("HPO_HOME") or ".hpo")
+        if "://" in given:
+            raise UserError(
+                f"home {given!r} is a URL, and a home is a directory: what several hosts train for lies on a file system "
+                "that all of them see, with its ledger in --storage postgresql+psycopg://..."
+            )
+        return cls(Path(given).expanduser().absolute())
 
     def create(self) -> Home:
         """Make the directory; raise HomeError in one sentence where that, or writing there, is not allowed."""

@@ -5,7 +5,20 @@ from __future__ import annotations
 import os
 import time
 
+import pytest
+
+from hpo.errors import UserError
 from hpo.executors.process import begin_logs
+from hpo.home import Home
+
+
+@pytest.mark.parametrize("named", ["argument", "environment"])
+def test_a_bucket_is_no_home_and_becomes_no_directory(tmp_path, monkeypatch, named):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPO_HOME", "s3://bucket/trials")
+    with pytest.raises(UserError, match=r"'s3://bucket/trials' is a URL, and a home is a directory.* --storage"):
+        Home.at("s3://bucket/trials" if named == "argument" else None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_marker_that_was_half_written_is_written_anew(home):
