@@ -51,8 +51,8 @@ class Home:
         given = os.fspath(path or os.environ.get("HPO_HOME") or ".hpo")
         if "://" in given:
             raise UserError(
-                f"home {given!r} is a URL, and a home is a directory: what several hosts train for lies on a file system "
-                "that all of them see, with its ledger in --storage postgresql+psycopg://..."
+                f"home {given!r} is a URL, and a home is a directory: what several hosts train for lies on a file "
+                "system that all of them see, with its ledger in --storage postgresql+psycopg://..."
             )
         return cls(Path(given).expanduser().absolute())
 
