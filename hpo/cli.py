@@ -295,7 +295,7 @@ def compare(
     else:
         from rich.console import Console
 
-        from hpo.render import comparison
+        from hpo.analysis.table import comparison
 
         console = Console() if sys.stdout.isatty() else Console(width=10_000)
         console.print(comparison(found, console.width if console.is_terminal else None, every=every))

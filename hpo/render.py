@@ -16,16 +16,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpo.analysis.compare import headline
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.ledger.tables import STATES
 from hpo.progress import Progress, Trial
 from hpo.search.strategy import by_default
-from hpo.words import command, counted, portion
+from hpo.words import command, counted, endings, portion
 
 if TYPE_CHECKING:
-    from hpo.analysis.compare import Comparison
     from hpo.run import Result
 
 REFRESH_SECONDS = 0.5
@@ -232,53 +230,6 @@ def summary(progress: Progress, result: Result) -> str:
     return "\n".join([*lines, *(f"{command:<{width}}  {what}" for command, what in following.items())])
 
 
-def comparison(found: Comparison, width: int | None, *, every: bool = False) -> Table:
-    """Trials side by side: what they were judged by, the parameters that differ, then the first metrics.
-
-    Only as many columns as fit `width`; `every` shows all metrics and is cut by nothing.
-    """
-    width = None if every else width
-    judged = [column for column in found.columns if column.startswith("values.")]
-    keys = [column.removeprefix("metrics.") for column in found.columns if column.startswith("metrics.")]
-    keys = [key for key in keys if f"values.{key}" not in judged]
-    metrics = [f"metrics.{key}" for key in headline(keys, (), every=every)]
-    columns = [
-        "number",
-        "state",
-        "epoch",
-        *(["front"] if "front" in found.columns else []),
-        *judged,
-        *found.differing(),
-        *metrics,
-    ]
-    hidden = len(keys) - len(metrics)
-    cells = {column: [_cell(row[column]) for row in found.rows] for column in columns}
-    shown, used = [], 0
-    for column in columns:
-        used += max(len(text) for text in [_title(column), *cells[column]]) + 2
-        if width is None or used <= width or not shown:
-            shown.append(column)
-    hidden += len(columns) - len(shown)
-    left = f"{counted(hidden, 'more column')}: --all, --csv FILE" if hidden else None
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=left, caption_justify="left")
-    for column in shown:
-        numeric = all(isinstance(row[column], int | float | None) for row in found.rows)
-        table.add_column(Text(_title(column)), justify="right" if numeric else "left", no_wrap=True)
-    for i in range(len(found.rows)):
-        table.add_row(*(Text(cells[column][i]) for column in shown))
-    return table
-
-
-def _title(column: str) -> str:
-    """`params.train.optim.lr` is headed by its last part, a metric by its name."""
-    kind, _, rest = column.partition(".")
-    return rest.rpartition(".")[2] if kind == "params" else rest or column
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else number(value)
-
-
 def sparkline(values: Sequence[float], width: int = 16) -> str:
     """The last `width` values between their own minimum and maximum, one block each; a gap where one is not finite."""
     values = list(values)[-width:]
@@ -296,10 +247,9 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
 
 
 def short_params(params: dict[str, Any]) -> str:
-    """`lr=0.003 batch_size=32`: the last part of each path, or the whole path where that is not unique."""
-    leaves = [path.rpartition(".")[2] for path in params]
-    pairs = zip(params.items(), leaves, strict=True)
-    return " ".join(f"{leaf if leaves.count(leaf) == 1 else path}={number(value)}" for (path, value), leaf in pairs)
+    """`lr=0.003 batch_size=32`: as much of each path as tells it apart."""
+    ends = endings(params)
+    return " ".join(f"{ends[path]}={number(value)}" for path, value in params.items())
 
 
 def number(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 _given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
@@ -27,6 +27,25 @@ def _one(noun: str) -> str:
 def portion(count: int, of: object, noun: str) -> str:
     """`1 of 10 trials`, or `1 trial` where there is no bound."""
     return f"{count} of {of} {noun}{'' if of == 1 else 's'}" if of else counted(count, noun)
+
+
+def endings(paths: Iterable[str]) -> dict[str, str]:
+    """Of each dotted path the shortest ending that no other one has: `optim.lr` beside `schedule.lr`, else `lr`.
+
+    What says nothing by itself, `name` or a number, takes the part before it along.
+    """
+    parts = {path: path.split(".") for path in paths}
+
+    def ending(path: str) -> str:
+        own = parts[path]
+        for begin in range(len(own) - 1, 0, -1):
+            tail = own[begin:]
+            alone = sum(other[-len(tail) :] == tail for other in parts.values()) == 1
+            if alone and tail[0] != "name" and not tail[0].isdigit():
+                return ".".join(tail)
+        return path
+
+    return {path: ending(path) for path in parts}
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -42,11 +42,6 @@ class Comparison:
     columns: list[str]
     rows: list[dict[str, Any]]
 
-    def differing(self) -> list[str]:
-        """The `params.` columns in which the rows are not all the same."""
-        params = [column for column in self.columns if column.startswith("params.")]
-        return [column for column in params if len({json.dumps(row[column]) for row in self.rows}) > 1]
-
 
 def headline(keys: Sequence[str], objectives: Sequence[str], *, every: bool = False) -> list[str]:
     """The metrics to show first: objectives, losses, then what comes of validation, eight at most; or every one."""

@@ -19,7 +19,7 @@ from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
 from hpo.render import duration, number, sparkline
-from hpo.words import aligned, command, counted
+from hpo.words import aligned, command, counted, endings
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, RowMapping
@@ -196,7 +196,7 @@ def describe_front(found: Sequence[Mapping[str, Any]]) -> str:
     """The trials of a Pareto front side by side, and how to see one in full."""
     name, metrics = found[0]["study"], list(found[0]["values"])
     varied = [p for p in found[0]["params"] if len({json.dumps(one["params"].get(p)) for one in found}) > 1]
-    rows = [["trial", *metrics, *(path.rpartition(".")[2] for path in varied)]]
+    rows = [["trial", *metrics, *endings(varied).values()]]
     for one in found:
         params = (number(one["params"].get(path, "")) for path in varied)
         rows.append([str(one["number"]), *(f"{value:.6g}" for value in one["values"].values()), *params])

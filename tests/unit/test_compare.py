@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 
 import pyarrow.parquet as pq
 import pytest
 from crafted import open_crafted, put_trial
+from rich.console import Console
 
 from hpo.analysis.compare import compare, to_json, write_csv, write_parquet
+from hpo.analysis.table import comparison
 from hpo.errors import UserError
+from hpo.study import load
+from hpo.words import endings
 
 
 @pytest.fixture
@@ -60,10 +65,79 @@ def test_metrics_are_those_at_the_end_and_every_row_has_every_column(ledger):
     assert found.rows[0]["params.train.optim.momentum"] is None
 
 
-def test_only_parameters_that_differ_are_called_so(ledger):
-    put_trial(ledger, 0, "complete", (0.1,), params={"a": 1, "b": [1, 2], "c": "x"})
-    put_trial(ledger, 1, "complete", (0.2,), params={"a": 1, "b": [1, 3], "c": "x"})
-    assert table(ledger).differing() == ["params.b"]
+def printed(ledger, width: int | None, **options) -> list[str]:
+    """The table's lines, on a terminal of `width` columns or in a pipe."""
+    text = io.StringIO()
+    Console(file=text, width=width or 10_000).print(comparison(table(ledger), width, **options))
+    return text.getvalue().splitlines()
+
+
+def put_wide(ledger) -> dict[str, set[str]]:
+    """Three trials of the study atft's parameters, of which one has the same value in all; path -> its values."""
+    paths = load("atft").space.paths
+    given = {path: [f"{place}{i}" for i in range(3)] for place, path in enumerate(paths)} | {paths[0]: ["same"] * 3}
+    for i in range(3):
+        params = {path: values[i] for path, values in given.items()}
+        metrics = {"val/loss": float(i)} | {f"val/metric_{j}": i + j / 100 for j in range(12)}
+        put_trial(ledger, i, "complete", (0.1 * i,), params=params, metrics=metrics | {"time/epoch_seconds": 1.5})
+    return {path: set(values) for path, values in given.items()}
+
+
+def test_a_path_is_headed_by_as_much_of_it_as_tells_it_apart():
+    assert endings(
+        ["train.optim.lr", "train.optim.name", "train.schedule.name", "loss.weights.1", "a.b.c", "d.b.c"]
+    ) == {
+        "train.optim.lr": "lr",
+        "train.optim.name": "optim.name",
+        "train.schedule.name": "schedule.name",
+        "loss.weights.1": "weights.1",
+        "a.b.c": "a.b.c",
+        "d.b.c": "d.b.c",
+    }
+    assert endings(["lr", "optim.lr", "1", "name"]) == {"lr": "lr", "optim.lr": "optim.lr", "1": "1", "name": "name"}
+    ends = endings(load("atft").space.paths)
+    assert len(set(ends.values())) == len(ends), "two columns have one heading"
+
+
+@pytest.mark.parametrize("width", [60, 80, 130])
+def test_a_table_fits_its_terminal_and_names_all_that_it_leaves_out(ledger, width):
+    given = put_wide(ledger)
+    lines = printed(ledger, width)
+    assert max(map(len, lines)) <= width
+    head, below = lines[0].split(), " ".join(line.strip() for line in lines[4:])
+    same = below.partition("left out: ")[0]
+    assert f"the same in all: state complete, epoch 1, {next(iter(given))} same" in same
+    out = below.partition("left out: ")[2]
+    for path, end in list(endings(given).items())[1:]:
+        assert (end in head) != (end in out.replace(",", "").split()), f"{path} is neither shown nor named"
+    assert "metrics (--all shows them, --csv FILE writes them)" in out
+
+
+def test_in_a_pipe_all_parameters_are_columns_and_the_first_metrics(ledger):
+    put_wide(ledger)
+    head, *_, below = printed(ledger, None)
+    assert "val/metric_4" in head and "val/metric_5" not in head and "time/epoch_seconds" not in head
+    assert below == "left out: 6 metrics (--all shows them, --csv FILE writes them)"
+
+
+@pytest.mark.parametrize("width", [80, None])
+def test_all_leaves_out_nothing_and_still_fits(ledger, width):
+    given = put_wide(ledger)
+    lines = printed(ledger, width, every=True)
+    assert width is None or max(map(len, lines)) <= width
+    heads = [line.split() for line in lines if line.lstrip().startswith("number")]
+    assert {*endings(given).values(), "val/metric_11", "time/epoch_seconds"} <= {
+        word for head in heads for word in head
+    }
+    assert len(heads) == 1 or all(line.split()[0] in ("number", "0", "1", "2") for line in lines if line)
+
+
+def test_of_one_trial_every_parameter_is_a_column_and_of_none_there_is_a_sentence(ledger):
+    assert printed(ledger, 80) == ["crafted has no trials yet"]
+    put_trial(ledger, 0, "complete", (0.5,))
+    head, row = printed(ledger, 80)
+    assert head.split() == ["number", "state", "epoch", "val/accuracy", "lr"]
+    assert row.split() == ["0", "complete", "1", "0.5", "0.1"]
 
 
 def test_json_is_strict_even_with_values_that_are_not_finite(ledger):

@@ -22,7 +22,6 @@ from hpo.progress import Progress
 from hpo.render import (
     REFRESH_SECONDS,
     View,
-    comparison,
     data_report,
     duration,
     screen,
@@ -275,29 +274,6 @@ def test_the_data_report_is_its_counts_and_then_a_line_for_each_text_or_list():
     found = {"rows": 9, "missing_open": 0, "columns_unused": ["a", "b"], "stocks": 2, "universe": "2 of 3"}
     assert list(data_report(found)) == ["data: rows 9, stocks 2", "  columns unused: a, b", "  universe: 2 of 3"]
     assert list(data_report({})) == []
-
-
-def test_comparison_drops_columns_that_do_not_fit_and_says_so(ledger):
-    from hpo.analysis.compare import compare
-
-    metrics = {f"val/metric_{i}": float(i) for i in range(12)} | {"time/epoch_seconds": 1.0}
-    put_trial(ledger, 0, "complete", (0.5,), metrics=metrics)
-    put_trial(ledger, 1, "complete", (0.4,), metrics=metrics)
-    with ledger.read() as connection:
-        found = compare(connection, "crafted")
-    narrow = text_of(comparison(found, 80), 80)
-    assert "more columns: --all" in narrow
-    assert "…" not in narrow
-    assert "lr" in narrow.splitlines()[0]
-    chosen = text_of(comparison(found, None), 10_000)
-    assert "val/metric_5" in chosen
-    assert "val/metric_6" not in chosen
-    assert "5 more columns: --all" in chosen
-    assert "time/epoch_seconds" not in chosen
-    whole = text_of(comparison(found, 80, every=True), 10_000)
-    assert "val/metric_6" in whole
-    assert "time/epoch_seconds" in whole
-    assert "more columns" not in whole
 
 
 def test_a_study_without_a_number_of_trials_shows_the_budget_it_has(ledger):

@@ -1,0 +1,126 @@
+"""Trials side by side as text: what they were judged by, the parameters that differ, then the first metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from hpo.analysis.compare import Comparison, headline
+from hpo.render import number
+from hpo.words import counted, endings
+
+_GAP = 2  # blanks between columns
+
+
+def comparison(found: Comparison, width: int | None, *, every: bool = False) -> Group:
+    """The table, and below it what it leaves out: what is the same in all rows, and what does not fit `width`.
+
+    Of the columns those are kept that tell most of the rows apart. `every` shows all of them, in as many tables below
+    each other as `width` asks for; None is a width without bound.
+    """
+    if not found.rows:
+        return Group(Text(f"{found.study} has no trials yet"))
+    titles, metrics = _titles(found.columns), _metrics(found, every)
+    leading = ["number", "state", "epoch", *(["front"] if "front" in found.columns else []), *_judged(found)]
+    params = [column for column in found.columns if column.startswith("params.")]
+    columns = [*leading, *params, *metrics]
+    if every:
+        return Group(*_spaced(_table(found, titles, block) for block in _blocks(found, titles, columns, width)))
+    always = {"number", "front", *_judged(found)}
+    varied = [c for c in columns if c in always or len(found.rows) == 1 or _distinct(found, c) > 1]
+    by_worth = [column for column in varied if column in always]
+    by_worth += [column for column in ("state", "epoch") if column in varied]
+    by_worth += sorted(
+        (c for c in varied if c in params), key=lambda c: (-_distinct(found, c), _width(found, titles, c))
+    )
+    by_worth += [column for column in varied if column in metrics]
+    kept = _fitting(found, titles, by_worth, width)
+    same = [column for column in columns if column not in varied]
+    lines = [f"the same in all: {', '.join(_named(found, column) for column in same)}"] if same else []
+    out = [titles[column] for column in varied if column not in kept and column not in metrics]
+    hidden = len(_metrics(found, every=True)) - len([c for c in metrics if c in kept or c in same])
+    out += [counted(hidden, "metric")] if hidden else []
+    lines += [f"left out: {', '.join(out)} (--all shows them, --csv FILE writes them)"] if out else []
+    return Group(_table(found, titles, [column for column in columns if column in kept]), *map(Text, lines))
+
+
+def _judged(found: Comparison) -> list[str]:
+    return [column for column in found.columns if column.startswith("values.")]
+
+
+def _metrics(found: Comparison, every: bool) -> list[str]:
+    """The columns of the metrics to show, without what the trials were judged by."""
+    judged = {column.partition(".")[2] for column in _judged(found)}
+    keys = [column.partition(".")[2] for column in found.columns if column.startswith("metrics.")]
+    return [f"metrics.{key}" for key in headline([k for k in keys if k not in judged], (), every=every)]
+
+
+def _titles(columns: Sequence[str]) -> dict[str, str]:
+    """A parameter is headed by as much of its path as tells it apart, a metric by its name."""
+    named = {column: column.partition(".")[2] or column for column in columns}
+    ends = endings([named[column] for column in columns if column.startswith("params.")])
+    return {column: ends[name] if column.startswith("params.") else name for column, name in named.items()}
+
+
+def _distinct(found: Comparison, column: str) -> int:
+    return len({json.dumps(row[column]) for row in found.rows})
+
+
+def _named(found: Comparison, column: str) -> str:
+    """A column whose value is the same in all rows: `train.optim.name adamw`."""
+    return f"{column.partition('.')[2] or column} {_cell(found.rows[0][column])}"
+
+
+def _width(found: Comparison, titles: dict[str, str], column: str) -> int:
+    return _GAP + max(len(titles[column]), *(len(_cell(row[column])) for row in found.rows))
+
+
+def _fitting(found: Comparison, titles: dict[str, str], columns: Sequence[str], width: int | None) -> set[str]:
+    """As many of the columns as fit, the first ones first, and the very first in any case."""
+    kept, used = set(columns[:1]), _width(found, titles, columns[0]) - _GAP
+    for column in columns[1:]:
+        more = _width(found, titles, column)
+        if width is None or used + more <= width:
+            kept.add(column)
+            used += more
+    return kept
+
+
+def _blocks(found: Comparison, titles: dict[str, str], columns: Sequence[str], width: int | None) -> list[list[str]]:
+    """The columns as tables of no more than `width`, each of which begins with the trial's number."""
+    first, *rest = columns
+    blocks, begins = [[first]], _width(found, titles, first) - _GAP
+    used = begins
+    for column in rest:
+        more = _width(found, titles, column)
+        if width is not None and used + more > width and len(blocks[-1]) > 1:
+            blocks.append([first])
+            used = begins
+        blocks[-1].append(column)
+        used += more
+    return blocks
+
+
+def _spaced(tables: Iterator[Table]) -> Iterator[Table | Text]:
+    for place, table in enumerate(tables):
+        if place:
+            yield Text()
+        yield table
+
+
+def _table(found: Comparison, titles: dict[str, str], columns: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        numeric = all(isinstance(row[column], int | float | None) for row in found.rows)
+        table.add_column(Text(titles[column]), justify="right" if numeric else "left", no_wrap=True)
+    for row in found.rows:
+        table.add_row(*(Text(_cell(row[column])) for column in columns))
+    return table
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else number(value)
