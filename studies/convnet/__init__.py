@@ -7,7 +7,7 @@ STUDY = Study(
     name="convnet",
     config=Config(),
     task="studies.convnet.task:ConvnetTask",
-    check="studies.convnet.cifar:check",
+    check="studies.convnet.source:check",
     space={
         "train.optim.name": Choice(["sgd", "adamw"]),
         "train.optim.lr": Float(1e-3, 1.0, log=True),

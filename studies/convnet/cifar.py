@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trainer.errors import DataError
-
-if TYPE_CHECKING:
-    from studies.convnet.config import Config
 
 SIZE, PIXELS = 32, 3 * 32 * 32
 
@@ -24,13 +20,17 @@ SIZE, PIXELS = 32, 3 * 32 * 32
 class Cifar:
     """The files of a directory. `labels` is the bytes of label before the pixels of a record."""
 
-    train: tuple[Path, ...]
-    test: Path
+    files: dict[str, tuple[Path, ...]]  # of "train" and of "test"
     labels: int
     classes: int
 
-    def records(self, file: Path) -> np.ndarray:
-        """[n, labels + PIXELS] uint8, mapped. Raises DataError for a size or a label that cannot be."""
+    def read(self, part: str) -> tuple[np.ndarray, np.ndarray]:
+        """x [n, 3, 32, 32] uint8 and y [n] int64. Raises DataError for a size or a label that cannot be."""
+        found = np.concatenate([self._records(file) for file in self.files[part]])
+        return found[:, self.labels :].reshape(-1, 3, SIZE, SIZE), found[:, self.labels - 1].astype(np.int64)
+
+    def _records(self, file: Path) -> np.ndarray:
+        """[n, labels + PIXELS] uint8, mapped."""
         size, record = file.stat().st_size, self.labels + PIXELS
         if size % record or not size:
             raise DataError(
@@ -44,43 +44,18 @@ class Cifar:
             )
         return found
 
-    def read(self, *files: Path) -> tuple[np.ndarray, np.ndarray]:
-        """x [n, 3, 32, 32] uint8 and y [n] int64."""
-        found = np.concatenate([self.records(file) for file in files])
-        return found[:, self.labels :].reshape(-1, 3, SIZE, SIZE), found[:, self.labels - 1].astype(np.int64)
 
-
-def find(path: str) -> Cifar:
-    """What lies in a directory. Raises DataError, in one sentence, where that is not CIFAR's binary version."""
-    directory = Path(path)
-    if not directory.is_dir():
-        raise DataError(f"data.path={path!r} is no directory: give the one that the archive was unpacked to.")
-    batches = sorted(directory.glob("data_batch_*.bin"))
-    ten, hundred = directory / "test_batch.bin", directory / "test.bin"
+def find(directory: Path) -> Cifar | None:
+    """What lies in a directory, None where that is not CIFAR's. Raises DataError for CIFAR's python version."""
+    batches = tuple(sorted(directory.glob("data_batch_*.bin")))
+    ten, train, test = (directory / f"{name}.bin" for name in ("test_batch", "train", "test"))
     if batches and ten.is_file():
-        found = Cifar(tuple(batches), ten, 1, 10)
-    elif (directory / "train.bin").is_file() and hundred.is_file():
-        found = Cifar((directory / "train.bin",), hundred, 2, 100)
-    elif any((directory / name).is_file() for name in ("data_batch_1", "test_batch", "train", "test")):
+        return Cifar({"train": batches, "test": (ten,)}, 1, 10)
+    if train.is_file() and test.is_file():
+        return Cifar({"train": (train,), "test": (test,)}, 2, 100)
+    if any((directory / name).is_file() for name in ("data_batch_1", "test_batch", "train", "test")):
         raise DataError(
-            f"data.path={path!r} holds CIFAR's python version, whose pickles could run any code and are not read: "
-            "take the binary version, cifar-10-binary.tar.gz or cifar-100-binary.tar.gz."
+            f"data.path={str(directory)!r} holds CIFAR's python version, whose pickles could run any code and are not "
+            "read: take the binary version, cifar-10-binary.tar.gz or cifar-100-binary.tar.gz."
         )
-    else:
-        raise DataError(
-            f"data.path={path!r} holds neither data_batch_1.bin ... and test_batch.bin (CIFAR-10) nor train.bin and "
-            "test.bin (CIFAR-100): give the directory that the binary version's archive was unpacked to."
-        )
-    return found
-
-
-def check(config: Config) -> dict[str, int] | None:
-    """Refuse what cannot be trained on before a study is written; nothing to see where pictures are generated."""
-    data = config.data
-    if data.path is None:
-        return None
-    found = find(data.path)
-    train, test = sum(len(found.records(file)) for file in found.train), len(found.records(found.test))
-    if train <= data.num_val:
-        raise DataError(f"data.num_val={data.num_val} leaves none of the {train} training images: lower it.")
-    return {"train": min(train - data.num_val, data.limit or train), "val": data.num_val, "test": test}
+    return None

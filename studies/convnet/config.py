@@ -18,17 +18,26 @@ class PicturesConfig(Frozen):
     num_train: Annotated[int, Field(ge=10)] = 1500
     size: Annotated[int, Field(ge=8)] = 16  # pixels
     noise: NonNegative = 0.1  # standard deviation, of intensities from 0 to 1
+    mislabelled: Share = 0.0  # of those to train on; what is selected and tested by has the right classes
 
 
 class DataConfig(Frozen):
-    """Generated pictures, or a directory with CIFAR-10 or CIFAR-100 in the binary version."""
+    """Generated pictures, or a directory: CIFAR-10 or CIFAR-100 in the binary version, or images in folders, one for
+    each class, which may stand below `train` and `test`."""
 
     path: str | None = None
+    image_size: Annotated[int, Field(ge=8)] | None = None  # pixels that images in folders are scaled to; None: as is
     pictures: PicturesConfig = PicturesConfig()
     num_val: Annotated[int, Field(ge=10)] = 1000  # of a directory: taken from its training images
     limit: Count | None = None  # of a directory: train on so many images; None: on all that are left
     seed: Seed = 0  # draws the pictures, or the split
-    test: bool = False  # also measure test/..., on 1000 pictures, or on the directory's test batch
+    test: bool = False  # also measure test/..., on 1000 pictures, or on the directory's own
+
+    @model_validator(mode="after")
+    def _size_is_a_directorys(self) -> DataConfig:
+        if self.path is None and self.image_size is not None:
+            raise ValueError("image_size is read only with path: generated pictures have pictures.size; leave it out.")
+        return self
 
 
 class ModelConfig(Frozen):

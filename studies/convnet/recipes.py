@@ -54,7 +54,7 @@ STUDY = Study(
     name="convnet-recipes",
     config=Config(),
     task="studies.convnet.task:ConvnetTask",
-    check="studies.convnet.cifar:check",
+    check="studies.convnet.source:check",
     space={
         "train.seed": Choice(SEEDS),
         **{path: Choice(_values(path)) for path in PLAIN if path != SMOOTHING},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -64,24 +63,31 @@ def unwrapped(model: Any) -> Any:
 
 def answers(model: Any, prompts: Sequence[Sequence[int]], most: int, end: int, rows: int = 64) -> tuple[Tensor, Tensor]:
     """One answer to each prompt, drawn from the model token by token until `end`, `most` at most: (tokens [prompts,
-    time], padded by `end`; labels [prompts, time], IGNORED outside the answers). `rows` prompts are read at a time."""
-    device, answered = next(model.parameters()).device, [list(prompt) for prompt in prompts]
-    going = list(range(len(answered)))
-    for _ in range(most):
-        tokens, mask = pad([torch.tensor(answered[i]) for i in going], end)
-        last = in_parts(partial(_last_logits, model), rows, tokens.to(device), mask.sum(dim=1).to(device) - 1)
-        for i, token in zip(going, last.softmax(dim=-1).multinomial(1).flatten().tolist(), strict=True):
-            answered[i].append(token)
-        going = [i for i in going if answered[i][-1] != end]
-        if not going:
-            break
-    tokens, mask = pad([torch.tensor(one) for one in answered], end)
+    time], padded by `end`; labels [prompts, time], IGNORED outside the answers). `rows` prompts are read at a time,
+    whose keys and values are kept meanwhile; what is drawn does not depend on how many."""
+    device = next(model.parameters()).device
+    chance = torch.rand(len(prompts), most)
+    drawn: list[list[int]] = []
+    for start in range(0, len(prompts), rows):
+        part = slice(start, start + rows)
+        drawn += _drawn(model, prompts[part], chance[part].to(device), end)
+    tokens, mask = pad([torch.tensor([*prompt, *answer]) for prompt, answer in zip(prompts, drawn, strict=True)], end)
     begin = torch.tensor([len(prompt) for prompt in prompts])[:, None]
     held = mask & (torch.arange(tokens.shape[1]) >= begin)
     return tokens.to(device), torch.where(held, tokens, IGNORED).to(device)
 
 
-def _last_logits(model: Any, tokens: Tensor, last: Tensor) -> Tensor:
-    """[batch, classes], of the place `last` [batch] of each sequence."""
-    logits = model(input_ids=tokens, use_cache=False).logits
-    return logits[torch.arange(len(tokens), device=tokens.device), last].float()
+def _drawn(model: Any, prompts: Sequence[Sequence[int]], chance: Tensor, end: int) -> list[list[int]]:
+    """The answers to prompts that are read together; chance [prompts, most], uniform in [0, 1), decides each token:
+    the first at which the distribution, summed up, is above it."""
+    read, mask = (x.to(chance.device) for x in pad([torch.tensor(prompt) for prompt in prompts], end, side="left"))
+    drawn, kept = read[:, :0], None
+    for uniform in chance.T[..., None]:
+        places = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -read.shape[1] :]
+        out = model(input_ids=read, attention_mask=mask, position_ids=places, past_key_values=kept, use_cache=True)
+        kept, total = out.past_key_values, out.logits[:, -1].float().softmax(dim=-1).cumsum(dim=-1)
+        read = (total <= uniform * total[:, -1:]).sum(dim=1, keepdim=True).clamp(max=total.shape[1] - 1)
+        drawn, mask = torch.cat([drawn, read], dim=1), torch.cat([mask, torch.ones_like(read, dtype=torch.bool)], dim=1)
+        if (drawn == end).any(dim=1).all():
+            break
+    return [row[: row.index(end) + 1] if end in row else row for row in drawn.tolist()]

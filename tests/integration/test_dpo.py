@@ -114,6 +114,25 @@ def test_answers_are_drawn_from_the_model():
     assert short[1, :2].tolist() == [*b"x?"]
 
 
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_answers_are_those_of_whole_rows_however_many_are_read_at_a_time(rows):
+    """Drawn by the same numbers from a model that reads each row anew, alone, for every token."""
+    it, prompts = task(), [[*b"abcd?"], [*b"x?"], [*b"hgfed?"], [*b"abc?"], [*b"jj?"]]
+    model, end = perturbed(it), ord("a")
+    torch.manual_seed(3)
+    chance = torch.rand(len(prompts), 6)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        tokens, labels = answers(model, prompts, 6, end, rows)
+        for row, held, prompt, uniform in zip(tokens, labels != IGNORED, prompts, chance, strict=True):
+            read, answer = list(prompt), row[held].tolist()
+            for u in uniform[: len(answer)]:
+                total = model(input_ids=torch.tensor([read])).logits[0, -1].softmax(-1).cumsum(-1)
+                read.append(int((total <= u * total[-1]).sum()))
+            assert read == [*prompt, *answer]
+            assert len(answer) == 6 or answer.index(end) == len(answer) - 1
+
+
 # --- What is measured
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional as F
 
 from hpo.study import load
-from studies.convnet import cifar, recipes, shapes
+from studies.convnet import recipes, shapes, source
 from studies.convnet.augment import GREY, Crop, Erase, Flip, augmentation
 from studies.convnet.config import AugmentConfig, Config, DataConfig, LossConfig, ModelConfig, PicturesConfig
 from studies.convnet.data import num_classes, split
@@ -63,6 +64,19 @@ def test_splits_share_no_picture_and_one_does_not_depend_on_the_size_of_another(
     assert split(larger, "val")[0].equal(parts["val"])
 
 
+def test_a_share_of_the_training_classes_is_wrong_and_none_of_those_to_judge_by():
+    right, wrong = (
+        DataConfig(pictures=PicturesConfig(num_train=600, size=8, mislabelled=share), num_val=20) for share in (0, 0.3)
+    )
+    for name in ("val", "test"):
+        assert split(right, name)[1].equal(split(wrong, name)[1])
+    (x, y), (same, other) = split(right, "train"), split(wrong, "train")
+    assert x.equal(same)
+    changed = y != other
+    assert 0.2 < changed.float().mean() < 0.4
+    assert np.bincount((other - y)[changed] % shapes.CLASSES, minlength=shapes.CLASSES)[1:].min() > 0
+
+
 # --- CIFAR
 
 
@@ -91,7 +105,7 @@ def ten(tmp_path, images) -> Path:
 def test_cifar_10_is_read_byte_by_byte_and_split(ten, images):
     data = DataConfig(path=str(ten)).model_copy(update={"num_val": 3})
     assert num_classes(data) == 10
-    assert cifar.check(Config(data=data)) == {"train": 5, "val": 3, "test": 4}
+    assert source.check(Config(data=data)) == {"train": 5, "val": 3, "test": 4}
     x, y = split(data, "test")
     assert x.equal(torch.from_numpy(images[8:]))
     assert y.tolist() == [8, 9, 0, 1]
@@ -106,7 +120,7 @@ def test_cifar_10_is_read_byte_by_byte_and_split(ten, images):
 def test_of_cifar_100_the_fine_label_counts(tmp_path, images):
     write(tmp_path / "train.bin", np.arange(88, 100), images, coarse=5)
     write(tmp_path / "test.bin", np.arange(12), images, coarse=6)
-    data = DataConfig(path=str(tmp_path))
+    data = DataConfig(path=str(tmp_path)).model_copy(update={"num_val": 3})
     assert num_classes(data) == 100
     x, y = split(data, "test")
     assert y.tolist() == list(range(12))
@@ -144,20 +158,107 @@ def gone(directory: Path) -> None:
         (emptied, 3, r".*test_batch\.bin has 0 bytes"),
         (mislabelled, 3, r".*test_batch\.bin: record 2 has the label 17, and there are 10 classes"),
         (pickled, 3, r"data\.path=.* holds CIFAR's python version, whose pickles .* cifar-10-binary\.tar\.gz"),
-        (gone, 3, r"data\.path=.* holds neither data_batch_1\.bin .* nor train\.bin"),
+        (gone, 3, r"data\.path=.* holds neither CIFAR's binary version .* nor a folder of images for each class"),
         (lambda directory: None, 10, r"data\.num_val=10 leaves none of the 8 training images"),
     ],
 )
 def test_a_directory_that_cannot_be_used_is_refused_in_one_sentence(ten, damage, num_val, sentence):
     damage(ten)
     with pytest.raises(DataError, match=sentence) as raised:
-        cifar.check(Config(data=DataConfig(path=str(ten), num_val=10).model_copy(update={"num_val": num_val})))
+        source.check(Config(data=DataConfig(path=str(ten), num_val=10).model_copy(update={"num_val": num_val})))
     assert "\n" not in str(raised.value)
+
+
+# --- Folders of images
+
+
+@pytest.fixture
+def folders(tmp_path, images) -> Path:
+    """cat and dog below train, one of each below test; of several formats that lose nothing."""
+    for n, name in enumerate(("train/cat/a.png", "train/cat/b.bmp", "train/dog/a.ppm", "train/dog/b.png")):
+        save(tmp_path / name, images[n])
+    save(tmp_path / "test/cat/c.png", images[4])
+    save(tmp_path / "test/dog/c.png", images[5])
+    (tmp_path / "train/dog/.hidden").write_text("no image")
+    return tmp_path
+
+
+def save(file: Path, image: np.ndarray) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image.transpose(1, 2, 0)).save(file)
+
+
+def test_folders_are_classes_by_name_and_read_pixel_by_pixel(folders, images):
+    data = DataConfig(path=str(folders))
+    found = source.find(str(folders), None)
+    assert num_classes(data) == 2
+    x, y = found.read("train")
+    assert np.array_equal(x, images[:4]) and y.tolist() == [0, 0, 1, 1]
+    x, y = found.read("test")
+    assert np.array_equal(x, images[4:6]) and y.tolist() == [0, 1]
+    small = split(data.model_copy(update={"num_val": 1, "image_size": 8}), "train")[0]
+    assert small.shape == (3, 3, 8, 8)
+
+
+def test_where_nothing_is_for_the_test_it_is_drawn_as_the_validation_is(tmp_path, images):
+    for n in range(12):
+        save(tmp_path / f"{n % 3}" / f"{n}.png", images[n])
+    data = DataConfig(path=str(tmp_path)).model_copy(update={"num_val": 3})
+    parts = [split(data, name)[0] for name in ("train", "val", "test")]
+    assert [len(part) for part in parts] == [6, 3, 3]
+    assert len(torch.cat(parts).flatten(1).unique(dim=0)) == 12
+    with pytest.raises(DataError, match=r"num_val=6 to select by, and as many to test with, leaves none of the 12"):
+        source.check(Config(data=data.model_copy(update={"num_val": 6})))
+
+
+def broken(directory: Path) -> None:
+    file = directory / "train/cat/a.png"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def text(directory: Path) -> None:
+    (directory / "train/dog/notes.txt").write_text("no image")
+
+
+def sixteen_bits(directory: Path) -> None:
+    Image.fromarray(np.zeros((32, 32), np.uint16)).save(directory / "test/dog/c.png")
+
+
+def larger(directory: Path) -> None:
+    save(directory / "train/dog/z.png", np.zeros((3, 40, 36), np.uint8))
+
+
+def unknown(directory: Path) -> None:
+    (directory / "test/dog").rename(directory / "test/fox")
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (broken, r".*train/cat/a\.png cannot be read as an image \(.*\): save it as PNG"),
+        (text, r".*notes\.txt cannot be read as an image \(it is none, or of another format\)"),
+        (sixteen_bits, r".*test/dog/c\.png has more than 8 bits a pixel \(mode I;16\): save it with 8"),
+        (larger, r".*dog/z\.png has 36 x 40 pixels and .*cat/a\.png has 32 x 32: set data\.image_size"),
+        (unknown, r".*test/fox has no folder beside it in .*train"),
+    ],
+)
+def test_an_image_that_cannot_be_used_is_named_in_one_sentence(folders, damage, sentence):
+    damage(folders)
+    with pytest.raises(DataError, match=sentence) as raised:
+        source.check(Config(data=DataConfig(path=str(folders)).model_copy(update={"num_val": 1})))
+    assert "\n" not in str(raised.value)
+
+
+def test_what_only_folders_read_is_refused_elsewhere(ten):
+    with pytest.raises(DataError, match=r"data\.image_size=16 is for folders of images, and .* holds CIFAR"):
+        source.find(str(ten), 16)
+    with pytest.raises(ValidationError, match="image_size is read only with path"):
+        DataConfig(image_size=16)
 
 
 def test_a_path_that_is_no_directory_is_named(tmp_path):
     with pytest.raises(DataError, match=r"data\.path='.*no/such' is no directory"):
-        cifar.check(Config(data=DataConfig(path=str(tmp_path / "no" / "such"))))
+        source.check(Config(data=DataConfig(path=str(tmp_path / "no" / "such"))))
 
 
 # --- Augmentation
