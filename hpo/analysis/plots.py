@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.analysis.importance import Target, importances, lacking_importances, quiet
 from hpo.errors import UserError
+from hpo.words import endings
 
 PAGE = "plots.html"
 WIDTH = 1150  # of the page's plots, in pixels
@@ -40,7 +41,7 @@ KINDS: Mapping[str, Kind] = {
     "contour": Kind("plot_contour", "the value over each pair of parameters"),
     "rank": Kind("plot_rank", "the trials' ranks over each pair of parameters"),
     "parallel": Kind("plot_parallel_coordinate", "each trial as a line through its parameters"),
-    "edf": Kind("plot_edf", "the share of trials that are at least as good as a value"),
+    "edf": Kind("plot_edf", "the share of trials with at most this value"),
     "timeline": Kind("plot_timeline", "when each trial ran, and how it ended"),
     "pareto": Kind("plot_pareto_front", "the trials that no other one is better than in every objective"),
 }
@@ -168,11 +169,66 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
     drawn = panels.flat[0].figure
     drawn.set_size_inches(*((3.2 * columns + 1, 3.2 * rows + 1) if panels.size > 1 else (10, 6)))
     if kind == "curves":
-        panels[0].set(title="Learning curves", xlabel="epoch", ylabel=of.metrics[0])
-        if len(of.study.get_trials(deepcopy=False)) > MOST_NAMED:
-            panels[0].get_legend().remove()
+        _curves(panels[0], of)
+    if kind == "parallel":
+        _parallel(panels[0], [of.metric, *sorted(params[: MOST_PARAMS[kind]])])
+    tidy(drawn, panels)
     drawn.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(drawn)
+
+
+def _curves(panel: Any, of: Subject) -> None:
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    panel.set(title="Learning curves", xlabel="epoch", ylabel=of.metrics[0])
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(panel.lines) > MOST_NAMED:  # more than there are colours
+        panel.get_legend().remove()
+        panel.set_title("Learning curves, later trials darker")
+        for share, line in zip(np.linspace(0.25, 1.0, len(panel.lines)), panel.lines, strict=True):
+            line.set(color=plt.get_cmap("Blues")(share), marker="", alpha=1.0)
+
+
+def _parallel(panel: Any, names: Sequence[str]) -> None:
+    """Its axes by names that are not cut off, each with figures that can be read over the lines."""
+    panel.set_xticks(range(len(names)), list(endings(names).values()), rotation=30, ha="right")
+    for axes in panel.figure.axes[1:]:
+        axes.grid(visible=False)
+        for label in axes.get_yticklabels(which="both"):
+            label.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
+
+
+def tidy(drawn: Any, panels: Any) -> None:
+    """Few ticks in plain figures on logarithmic axes, long names slanted, names only at the rim, the title close."""
+    from matplotlib.category import StrCategoryFormatter
+
+    drawn.canvas.draw()
+    for axes in drawn.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                _few_ticks(axis)
+        if isinstance(axes.xaxis.get_major_formatter(), StrCategoryFormatter):
+            axes.tick_params(axis="x", labelrotation=30)
+    if panels.ndim == 2:
+        for panel in panels.flat:
+            panel.label_outer()
+    if panels.size > 1 and (title := drawn.get_suptitle()):
+        top = max(panel.get_position().y1 for panel in panels.flat)
+        drawn.suptitle(title, y=top + 0.2 / drawn.get_figheight(), va="bottom")
+
+
+def _few_ticks(axis: Any) -> None:
+    """Powers of ten, with 2 and 5 between them where there are few; from 1 on, where sizes are, powers of two."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    if low > 0.5 and high / low < 300:
+        axis.set_major_locator(LogLocator(base=2, numticks=12))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,), numticks=4))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _page(of: Subject, kinds: Sequence[str], params: Sequence[str]) -> str:

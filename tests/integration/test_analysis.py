@@ -108,6 +108,47 @@ def test_every_plot_is_drawn_of_one_objective_and_of_two(tmp_path):
             assert page.count(f'id="{kind}"') == 1
 
 
+def awkward() -> optuna.Study:
+    """Ranges whose ticks crowd: half a decade, sizes in powers of two, four decades; and options with long names."""
+    distributions = {
+        "loss.tau": optuna.distributions.FloatDistribution(0.05, 0.5, log=True),
+        "train.batch_size": optuna.distributions.IntDistribution(16, 256, log=True),
+        "train.optim.lr": optuna.distributions.FloatDistribution(1e-5, 1e-1, log=True),
+        "train.schedule.warmup_ratio": optuna.distributions.FloatDistribution(0, 0.3),
+        "train.schedule.name": optuna.distributions.CategoricalDistribution(["cosine", "one_cycle", "plateau"]),
+    }
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    study.set_user_attr("metrics", ["val/rank_ic_5d"])
+    for _ in range(20):
+        trial = study.ask(distributions)
+        trial.report(0.1, 1)
+        trial.report(trial.params["loss.tau"], 2)
+        study.tell(trial, trial.params["loss.tau"])
+    return study
+
+
+def test_no_two_figures_along_an_axis_lie_over_each_other(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    save, seen = Figure.savefig, []
+
+    def looked_at(figure, *given, **options):
+        save(figure, *given, **options)
+        for axes in figure.axes:
+            for axis in (axes.xaxis, axes.yaxis):
+                shown = [one for one in axis.get_ticklabels(which="both") if one.get_text() and one.get_visible()]
+                boxes = [one.get_window_extent() for one in shown if one.get_rotation() == 0]
+                around = axes.get_window_extent().expanded(1.02, 1.02)
+                boxes = [box for box in boxes if around.overlaps(box)] or boxes
+                over = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+                seen.append((axes.get_xlabel(), len(boxes), over))
+
+    monkeypatch.setattr(Figure, "savefig", looked_at)
+    plots.draw(plots.subject(awkward(), None), ["slice", "contour", "rank", "parallel"], tmp_path)
+    assert sum(count for _, count, _ in seen) > 100, "no text was looked at"
+    assert not [one for one in seen if one[2]]
+
+
 def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     of = plots.subject(known(1), None)
     assert "none differ" in plots.lacking("importances", of)
