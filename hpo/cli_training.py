@@ -142,8 +142,13 @@ def plan(
     from hpo.analysis import plan as plans
     from hpo.lookup import declaration
 
+    def told(known: int, count: int) -> None:
+        if sys.stderr.isatty():
+            text = f"of {known} of {count} configurations it is known whether they fit ..." if known < count else ""
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
     of = declaration(study, home, storage, commandline.overrides(config, override))
-    print(plans.describe(plans.plan(*of, plans.size_of(memory))))
+    print(plans.describe(plans.plan(*of, plans.size_of(memory), told)))
 
 
 @app.command("batch-find")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
 from itertools import product
-from math import ceil
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hpo.config import as_json, flatten
 from hpo.errors import UserError
@@ -33,11 +35,14 @@ class Fits:
 
 @dataclass(frozen=True)
 class Plan:
-    """`rows` are the configurations that fit `memory` bytes, none of which has all that another has."""
+    """`rows` are the configurations that fit `memory` bytes, none of which has all that another has, of all that the
+    values of `fields` make; so many had to be `estimated`."""
 
     study: str
     memory: int
     rows: list[Fits]
+    fields: Mapping[str, Sequence[Any]]
+    declared: bool  # by the study; else its micro-batch is all
     estimated: int
 
     @property
@@ -56,54 +61,56 @@ def size_of(text: str) -> int:
     return found
 
 
-def plan(reference: str, overrides: Mapping[str, Any], memory: int) -> Plan:
+def plan(
+    reference: str, overrides: Mapping[str, Any], memory: int, told: Callable[[int, int], None] = lambda done, of: None
+) -> Plan:
     """Try what the study's declaration may change (`Study.plan`; else its micro-batch), but for what `overrides` set.
+    `told` hears of how many configurations it is known whether they fit, and how many there are.
 
     Raises UserError where nothing fits, and where there is no step that could be estimated.
     """
     study = load(reference).configure(overrides)
-    fields = _fields(study)
+    fields = _fields(study, set(flatten(overrides)))
     steps = Steps(study, fields)
-    found = Plan(study.name, memory, [], 0)
-    choices = frontier([len(values) for values in fields.values()], lambda one: steps[one].peak <= found.usable)
+    found = Plan(study.name, memory, [], fields, bool(study.plan), 0)
+    choices = frontier([len(values) for values in fields.values()], lambda one: steps[one].peak <= found.usable, told)
     rows = [Fits(steps.overrides(one), steps.accumulation(one), steps[one]) for one in choices]
     if not rows:
         last = tuple(len(values) - 1 for values in fields.values())
         least = " ".join(f"{path}={value}" for path, value in steps.overrides(last).items())
         raise UserError(
             f"nothing that study {study.name!r} may change fits {_gib(memory)}, of which a tenth stays free: even "
-            f"{least} needs {steps[last]}."
+            f"{least or 'what is set'} needs {steps[last]}."
         )
-    return Plan(study.name, memory, rows, len(steps.estimates))
+    return replace(found, rows=rows, estimated=len(steps.estimates))
 
 
-def frontier(sizes: Sequence[int], fits: Callable[[Choice], bool]) -> list[Choice]:
+def frontier(
+    sizes: Sequence[int],
+    fits: Callable[[Choice], bool],
+    told: Callable[[int, int], None] = lambda done, of: None,
+) -> list[Choice]:
     """The choices that fit and are not, in every field, at or behind another one that fits; the dearest fields come
-    first. What fits has all behind it fitting too, so few are asked about."""
-    found: list[Choice] = []
-    misfits: list[Choice] = []
+    first.
 
-    def misfit(one: Choice) -> bool:
-        if any(_behind(known, one) for known in misfits):
-            return True
-        if fits(one):
-            return False
-        misfits.append(one)
-        return True
-
-    last = [size - 1 for size in sizes]
-    for one in product(*map(range, sizes)):
-        if any(_behind(one, known) for known in found):
-            continue
-        # Whole branches first: one's first fields, with the least that the others can need.
-        if not any(misfit((*one[:k], *last[k:])) for k in range(1, len(sizes) + 1)):
-            found.append(one)
-    return found
-
-
-def _behind(one: Choice, other: Choice) -> bool:
-    """Whether it needs no more memory in any field."""
-    return all(a >= b for a, b in zip(one, other, strict=True))
+    All behind what fits fits too. So the least is asked about first, and then whatever settles most, be it that it fits
+    or that it does not.
+    """
+    choices = np.array(list(product(*map(range, sizes))), ndmin=2)
+    behind = np.all(choices[:, None] >= choices, axis=2)  # [i, j]: i needs no more memory than j in any field
+    fitting, known = np.zeros(len(choices), bool), np.zeros(len(choices), bool)
+    one = len(choices) - 1
+    while not known.all():
+        if fits(tuple(map(int, choices[one]))):
+            fitting |= behind[:, one]
+            known |= behind[:, one]
+        else:
+            known |= behind[one]
+        told(int(known.sum()), len(known))
+        unknown = (~known).astype(float)
+        one = int(np.minimum(unknown @ behind, behind @ unknown).argmax())
+    beaten = (behind & ~np.eye(len(choices), dtype=bool)) @ fitting.astype(float) > 0
+    return [tuple(map(int, choice)) for choice in choices[fitting & ~beaten]]
 
 
 class Steps:
@@ -148,17 +155,17 @@ class Steps:
         return planned(task, train, limit, micro, first, accumulates=micro < train.largest_batch_size).asked
 
 
-def _fields(study: Study) -> dict[str, Sequence[Any]]:
-    """What may be changed: path -> values."""
+def _fields(study: Study, pinned: Set[str]) -> dict[str, Sequence[Any]]:
+    """What may be changed: path -> values. A preset pins nothing. No micro-batch is larger than the batch."""
     train = getattr(study.config, "train", None)
     if not hasattr(train, "batch_size"):
         raise UserError(f"study {study.name!r} has no TrainConfig in its field train, so no step to estimate.")
-    given = flatten(as_json(study.config))
-    fields: dict[str, Sequence[Any]] = {path: v for path, v in study.plan.items() if path not in study.overrides}
+    most = flatten(as_json(study.config))["train.batch_size"]
+    fields: dict[str, Sequence[Any]] = {path: values for path, values in study.plan.items() if path not in pinned}
     if MICRO_BATCH in fields:
-        fields[MICRO_BATCH] = [n for n in fields[MICRO_BATCH] if n <= given["train.batch_size"]] or [1]
-    elif not study.plan and MICRO_BATCH not in study.overrides:
-        fields[MICRO_BATCH] = list(_halves(given["train.batch_size"]))
+        fields[MICRO_BATCH] = sorted({min(size, most) for size in fields[MICRO_BATCH]}, reverse=True)
+    elif not study.plan and MICRO_BATCH not in pinned:
+        fields[MICRO_BATCH] = list(_halves(most))
     return fields
 
 
@@ -183,11 +190,29 @@ def describe(found: Plan) -> str:
     for n, row in enumerate(found.rows, 1):
         lines.append(f"{n}:  " + " ".join(f"-o {path}={value}" for path, value in row.overrides.items()))
     lines.append(
-        f"Each has something that the others lack. {counted(found.estimated, 'configuration')} estimated: all that is "
-        "alive in a step of the optimizer on the largest micro-batch that may come. Not seen are CUDA itself, the work "
-        "space of kernels, and the allocator's rounding and gaps: for these is the tenth."
+        f"{_searched(found)} Estimated is all that is alive in a step of the optimizer on the largest micro-batch that "
+        "may come. Not seen are CUDA itself, the work space of kernels, and the allocator's rounding and gaps: for "
+        "these is the tenth."
     )
     return "\n".join(lines)
+
+
+def _searched(found: Plan) -> str:
+    """What was tried, and why there are so many rows."""
+    tried = "; ".join(f"{path} {', '.join(map(str, values))}" for path, values in found.fields.items())
+    if not found.fields:
+        return "Everything that may change is set, so this is all there is to estimate."
+    total = prod(map(len, found.fields.values()))
+    text = f"Tried: {tried} ({counted(total, 'configuration')}, {found.estimated} estimated)."
+    if len(found.rows) > 1:
+        text += " Each row has something that the others lack."
+    elif found.rows[0].overrides == {path: values[0] for path, values in found.fields.items()}:
+        text += " The dearest of all fits, so nothing has to be given up."
+    else:
+        text += " Whatever else fits has less in some field, and more in none."
+    if not found.declared:
+        text += f" Study {found.study!r} declares nothing else to give up (plan=)."
+    return text
 
 
 def _gib(size: float) -> str:

@@ -15,10 +15,10 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 class PicturesConfig(Frozen):
     """The generated task, see `shapes.py`: so many to train on, and what makes them hard."""
 
-    num_train: Annotated[int, Field(ge=10)] = 1500
+    num_train: Annotated[int, Field(ge=10)] = 600
     size: Annotated[int, Field(ge=8)] = 16  # pixels
     noise: NonNegative = 0.1  # standard deviation, of intensities from 0 to 1
-    mislabelled: Share = 0.0  # of those to train on; what is selected and tested by has the right classes
+    mislabelled: Share = 0.1  # of those to train on; what is selected and tested by has the right classes
 
 
 class DataConfig(Frozen):
@@ -91,7 +91,7 @@ class Config(Frozen):
     loss: LossConfig = LossConfig()
     augment: AugmentConfig = AugmentConfig()
     train: TrainConfig = TrainConfig(
-        num_epochs=20,
+        num_epochs=30,
         batch_size=32,
         optim=OptimConfig(name="sgd", lr=0.1, weight_decay=5e-4),
         schedule=ScheduleConfig(name="one_cycle"),

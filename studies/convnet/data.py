@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from studies.convnet import shapes, source
-from studies.convnet.config import DataConfig, PicturesConfig
+from studies.convnet.config import DataConfig
 
 NUM_TEST = 1000  # generated pictures
 
@@ -20,17 +20,17 @@ def num_classes(data: DataConfig) -> int:
 def split(data: DataConfig, name: str) -> tuple[Tensor, Tensor]:
     """x [n, 3, size, size] uint8 and y [n] of "train", "val" or "test". Read-only: trials of a process share it."""
     if data.path is not None:
-        return _read(data)[name]
+        return _read(data.path, data.image_size, data.num_val, data.limit, data.seed)[name]
     pictures = data.pictures
     count = {"train": pictures.num_train, "val": data.num_val, "test": NUM_TEST}[name]
     seed = 3 * data.seed + ("train", "val", "test").index(name)  # of its own: the size of one says nothing of another
-    x, y = _generated(count, pictures, seed)
+    x, y = _generated(count, pictures.size, pictures.noise, seed)
     return x, _mislabelled(y, pictures.mislabelled, seed) if name == "train" else y
 
 
 @lru_cache(maxsize=4)
-def _generated(count: int, pictures: PicturesConfig, seed: int) -> tuple[Tensor, Tensor]:
-    x, y = shapes.pictures(count, pictures.size, pictures.noise, seed)
+def _generated(count: int, size: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
+    x, y = shapes.pictures(count, size, noise, seed)
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
@@ -43,5 +43,8 @@ def _mislabelled(y: Tensor, share: float, seed: int) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _read(data: DataConfig) -> dict[str, tuple[Tensor, Tensor]]:
-    return {name: (torch.from_numpy(x), torch.from_numpy(y)) for name, (x, y) in source.parts(data).items()}
+def _read(
+    path: str, image_size: int | None, num_val: int, limit: int | None, seed: int
+) -> dict[str, tuple[Tensor, Tensor]]:
+    found = source.parts(path, image_size, num_val, limit, seed)
+    return {name: (torch.from_numpy(x), torch.from_numpy(y)) for name, (x, y) in found.items()}

@@ -13,7 +13,7 @@ from studies.convnet.folders import Folders
 from trainer.errors import DataError
 
 if TYPE_CHECKING:
-    from studies.convnet.config import Config, DataConfig
+    from studies.convnet.config import Config
 
 Images = tuple[np.ndarray, np.ndarray]  # x [n, 3, height, width] uint8, y [n] int64
 
@@ -35,27 +35,28 @@ def find(path: str, image_size: int | None) -> Cifar | Folders:
     return found
 
 
-def parts(data: DataConfig) -> dict[str, Images]:
+def parts(path: str, image_size: int | None, num_val: int, limit: int | None, seed: int) -> dict[str, Images]:
     """Of a directory: `train`, `val` and `test`. What it has none of to test with is drawn as val is.
 
     Raises DataError for what cannot be read, and where nothing is left to train on.
     """
-    assert data.path is not None
-    found, count = find(data.path, data.image_size), data.num_val
+    found = find(path, image_size)
     x, y = found.read("train")
-    order = np.random.default_rng(data.seed).permutation(len(y))
+    order = np.random.default_rng(seed).permutation(len(y))
     has_test = "test" in found.files
-    held = [order[:count]] if has_test else [order[:count], order[count : 2 * count]]
-    kept = order[len(held) * count :][: data.limit]
+    kept = order[num_val if has_test else 2 * num_val :][:limit]
     if not kept.size:
         wanted = "" if has_test else " to select by, and as many to test with,"
-        raise DataError(f"data.num_val={count}{wanted} leaves none of the {len(y)} training images: lower it.")
-    test = found.read("test") if has_test else (x[held[1]], y[held[1]])
-    return {"train": (x[kept], y[kept]), "val": (x[held[0]], y[held[0]]), "test": test}
+        raise DataError(f"data.num_val={num_val}{wanted} leaves none of the {len(y)} training images: lower it.")
+    val, held = order[:num_val], order[num_val : 2 * num_val]
+    test = found.read("test") if has_test else (x[held], y[held])
+    return {"train": (x[kept], y[kept]), "val": (x[val], y[val]), "test": test}
 
 
 def check(config: Config) -> dict[str, int] | None:
     """Refuse what cannot be trained on before a study is written; nothing to see where pictures are generated."""
-    if config.data.path is None:
+    data = config.data
+    if data.path is None:
         return None
-    return {name: len(y) for name, (_, y) in parts(config.data).items()}
+    found = parts(data.path, data.image_size, data.num_val, data.limit, data.seed)
+    return {name: len(y) for name, (_, y) in found.items()}

@@ -41,6 +41,7 @@ STUDY = Study(
             "train.schedule.warmup_ratio": 0.02,
         }
     },
+    plan={"train.activations.checkpoint": ["none", "selective", "full"], "train.micro_batch_size": [64, 16, 4, 1]},
     data_paths=("data.path", "data.general_path", "data.tokenizer_file", "model.weights"),
     hold_out={"data.test": True},
     enqueue=[

@@ -63,8 +63,36 @@ def test_what_is_shown_fits_and_nothing_that_fits_is_better(sizes, weights, limi
     assert frontier(sizes, fits) == best
 
 
+def test_the_least_comes_first_and_a_third_at_most_is_asked_about():
+    """Of the 108 configurations of `lora`, whatever the limit; where nothing fits, one is."""
+    for limit in (0.0, 0.3, 0.6, 1.0, 1.5, 2.5, 5.0):
+        asked: list[tuple[int, ...]] = []
+        known: list[tuple[int, int]] = []
+
+        def fits(one: tuple[int, ...], asked: list = asked, limit: float = limit) -> bool:
+            asked.append(one)
+            return sum(1 / (1 + i) for i in one) <= limit
+
+        found = frontier([3, 3, 2, 2, 3], fits, lambda *of, known=known: known.append(of))
+        assert asked[0] == (2, 2, 1, 1, 2)
+        assert len(asked) <= 36 and len(set(asked)) == len(asked)
+        assert (len(asked) == 1) == (not found)
+        assert known[-1] == (108, 108) and known == sorted(known)
+
+
+def test_a_preset_pins_nothing_and_no_micro_batch_is_larger_than_the_batch():
+    text = plan(
+        "--study", "gpt", "--memory", "4GB", "-o", "preset=full", "-o", "model.num_layers=1", "-o", "train.batch_size=8"
+    )
+    assert "Tried: train.activations.checkpoint none, selective, full; train.micro_batch_size 8, 4, 1 (9 config" in text
+    assert "data.block_size" not in text
+
+
 def test_any_study_halves_its_micro_batch():
     text = plan("--study", "mlp", "--memory", "110KB")
+    assert "Tried: train.micro_batch_size 32, 16, 8, 4, 2, 1 (6 configurations" in text
+    assert "Study 'mlp' declares nothing else to give up" in text and "nothing has to be given up" not in text
+    assert "The dearest of all fits" in plan("--study", "mlp", "--memory", "1GB")
     [line] = re.findall(r"^1: .*$", text, re.MULTILINE)
     size = int(line.split("train.micro_batch_size=")[1])
     assert size < 32 and f"  {32 // size}  " in text
