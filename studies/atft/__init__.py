@@ -25,7 +25,7 @@ STUDY = Study(
         "loss.tau": Float(0.05, 0.5, log=True, tier=3),
         "loss.scale.rank_ic": Float(0.3, 3.0, log=True, tier=3),
         "loss.scale.cs_ic": Float(0.3, 3.0, log=True, tier=3),
-        "loss.scale.sharpe": Float(0.03, 3.0, log=True, tier=3),
+        "loss.scale.sharpe": Float(0.1, 10.0, log=True, tier=3),
         "loss.horizon_weights.1": Float(0.1, 3.0, log=True, tier=3),
         "loss.horizon_weights.10": Float(0.1, 3.0, log=True, tier=3),
         "loss.horizon_weights.20": Float(0.1, 3.0, log=True, tier=3),

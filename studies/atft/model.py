@@ -161,8 +161,13 @@ class GraphAttention(nn.Module):
     score = a . LeakyReLU(W_s h_source + W_t h_target + W_e edge) + b . edge, per head; b is shared by the heads (the
     edge bias of Graphormer, Ying et al., arXiv 2106.05234) and 0 at first, when neighbours weigh alike.
     h: [D, N, H]; features: [D, N, F]; neighbours: [D, N, K] int; valid: [D, N, K]; edges: [D, N, K, E] -> the message
-    [D, N, H], and the mean of the neighbours' features weighed by b . edge alone, [D, N, F].
+    [D, N, H], and the others' features weighed by b . edge alone, [D, N, F]: what a stock keeps for itself is missing
+    there, so that one that nobody leads hears little.
     """
+
+    SHARPNESS = (
+        10.0  # Adam moves a weight by the learning rate a step, too little for a bias that tells neighbours apart
+    )
 
     def __init__(self, hidden: int, heads: int, edge_features: int, dropout: float) -> None:
         super().__init__()
@@ -184,12 +189,12 @@ class GraphAttention(nn.Module):
         source = self.source(h).gather(1, flat.expand(-1, -1, h.shape[-1])).unflatten(1, (stocks, k))
         mixed = F.leaky_relu(source + self.target(h)[:, :, None] + self.edge(edges), 0.2)
         scores = (mixed.unflatten(-1, (self.heads, self.size)) * self.score).sum(dim=-1)
-        prior = self.prior(edges)
+        prior = self.SHARPNESS * self.prior(edges)
         share = self.dropout((scores + prior).masked_fill(~valid[..., None], float("-inf")).softmax(dim=2))
         by_edge = prior.masked_fill(~valid[..., None], float("-inf")).softmax(dim=2)
         message = (share[..., None] * source.unflatten(-1, (self.heads, self.size))).sum(dim=2).flatten(-2)
         around = features.gather(1, flat.expand(-1, -1, features.shape[-1])).unflatten(1, (stocks, k))
-        return message, (by_edge * around).sum(dim=2)
+        return message, (by_edge * around)[:, :, 1:].sum(dim=2)
 
 
 class Atft(nn.Module):
@@ -249,9 +254,17 @@ class Atft(nn.Module):
         self._start_small()
 
     def _start_small(self) -> None:
-        """Returns are nearly noise: what a random head says of them at first would have to be unlearnt."""
+        """Returns are nearly noise: what a random head says of them at first would have to be unlearnt.
+
+        The filters begin as means of the last 20, 10, 5, ... days."""
         with torch.no_grad():
             self.head.weight.mul_(0.1)
+            if self.fan.num_frequencies:
+                filters, lookback = self.main_window.weight.shape
+                lengths = [max(1, lookback >> i) for i in range(filters)]
+                means = [torch.arange(lookback) >= lookback - n for n in lengths]
+                self.main_window.weight.copy_(torch.stack(means) / torch.tensor(lengths)[:, None])
+                self.main_window.bias.zero_()
             for name, module in self.named_children():
                 if isinstance(module, nn.Linear) and name.endswith("skip"):
                     module.weight.zero_()

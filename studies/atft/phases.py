@@ -43,9 +43,9 @@ class PhaseConfig(Frozen):
 
 PHASES: dict[str, PhaseConfig] = {
     "1": PhaseConfig(graph=False, fan=False, weights=TermWeights(mse=1.0)),
-    "2": PhaseConfig(fan=False, weights=TermWeights(mse=0.8, rank_ic=0.1, cs_ic=0.05, sharpe=0.05)),
-    "3": PhaseConfig(weights=TermWeights(mse=0.6, rank_ic=0.2, cs_ic=0.1, sharpe=0.1)),
-    "4": PhaseConfig(lr=0.3, weights=TermWeights(mse=0.4, rank_ic=0.3, cs_ic=0.2, sharpe=0.1)),
+    "2": PhaseConfig(fan=False, weights=TermWeights(mse=0.8, rank_ic=0.1, cs_ic=0.05, sharpe=0.005)),
+    "3": PhaseConfig(weights=TermWeights(mse=0.6, rank_ic=0.2, cs_ic=0.1, sharpe=0.01)),
+    "4": PhaseConfig(lr=0.3, weights=TermWeights(mse=0.4, rank_ic=0.3, cs_ic=0.2, sharpe=0.01)),
 }
 
 

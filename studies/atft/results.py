@@ -1,16 +1,19 @@
 """The table of the study: ridge, a GRU, the model without each of its parts, the model, and one from a file.
 
 python -m studies.atft.results [--markets 4] [--seeds 2] [--config best.yaml] [-o data.market.num_days=900]
-python -m studies.atft.results --path panel.parquet --folds 3 --seeds 3
+python -m studies.atft.results --path panel.parquet --folds 3 --seeds 3 [--keep DIRECTORY]
 
 Every row is trained by trainer.loop.fit and judged by its last epoch on the validation days: nothing is chosen there.
-A market (or a walk-forward fold of a file) gives a RankIC per day, a mean over seeds. Differences are paired by day;
-their standard errors are Newey and West's with lag h - 1 of each market or fold, put together as of independent means.
+A market (or a walk-forward fold of a file) gives a RankIC per seed and day. Differences are paired by seed and day;
+their variances are Newey and West's of the days, with lag h - 1, and that of the seeds' means over their number, put
+together as of independent means. Of a synthetic market a second table has the rank correlation with the known
+conditional mean in place of the returns: what RankIC over the oracle's would be without the luck of the returns.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import tempfile
 import time
@@ -27,6 +30,7 @@ from hpo.errors import UserError
 from studies.atft.baseline import ridge_predictions
 from studies.atft.config import Config
 from studies.atft.metrics import daily_ic, newey_west_t
+from studies.atft.panel import Panel
 from studies.atft.task import AtftTask
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import ConfigError, DataError
@@ -40,7 +44,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "without selection": {"model.selection": "none"},
     "without attention": {"model.attention": False},
 }
-Days = list[np.ndarray]  # per market or fold: RankIC [days, horizons], NaN where a day has none
+
+PERSISTENCE = 20  # days over which the agreement with a slow conditional mean is taken to be correlated
 
 
 class Gru(nn.Module):
@@ -76,67 +81,118 @@ class GruTask(Judged):
 
 
 def trained(config: Config, task_type: type[Judged] = Judged) -> np.ndarray:
-    """RankIC [validation days, horizons] of a model trained as `config` says."""
+    """What `scores` gives for a model trained as `config` says."""
     task = task_type(config)
     with tempfile.TemporaryDirectory() as directory:
         outcome = fit(task, config.train, Silent(), CheckpointStore(Path(directory), fence=1))
     if outcome.kind != "complete":
         raise ConfigError(f"a row of the table ended as {outcome.kind}: {outcome.error}")
-    return rank_ics(task.panel.returns, task.panel.split.val, task.predictions, config.data.min_stocks)
+    return scores(task.panel, task.predictions, config.data.min_stocks)
 
 
-def rank_ics(returns: np.ndarray, days: np.ndarray, predictions: np.ndarray, min_stocks: int) -> np.ndarray:
-    """RankIC [days, horizons] of predictions [days, stocks, horizons]."""
-    horizons = range(returns.shape[-1])
-    return np.stack([daily_ic(predictions[..., j], returns[days, :, j], min_stocks)[0] for j in horizons], axis=-1)
-
-
-def measured(config: Config, rows: Mapping[str, Config], seeds: int) -> dict[str, np.ndarray]:
-    """RankIC [days, horizons] of every row on one market or fold, a mean over seeds; ridge and oracle need none."""
-    task = Judged(config)
-    panel, days, least = task.panel, task.panel.split.val, config.data.min_stocks
-    ridge = [ridge_predictions(panel, j, days, least) for j in range(len(config.data.horizons))]
-    found = {RIDGE: rank_ics(panel.returns, days, np.stack(ridge, axis=-1), least)}
+def scores(panel: Panel, predictions: np.ndarray, min_stocks: int) -> np.ndarray:
+    """[1 or 2, validation days, horizons]: the RankIC of predictions [days, stocks, horizons], and of a synthetic
+    market their rank correlation with the conditional mean of the same stocks."""
+    days = panel.split.val
+    truths = [panel.returns[days]]
     if panel.oracle is not None:
-        found[ORACLE] = rank_ics(panel.returns, days, panel.oracle[days], least)
+        truths.append(np.where(np.isfinite(truths[0]), panel.oracle[days], np.nan))
+    horizons = range(predictions.shape[-1])
+    return np.stack([
+        np.stack([daily_ic(predictions[..., j], truth[..., j], min_stocks)[0] for j in horizons], axis=-1)
+        for truth in truths
+    ])  # fmt: skip
+
+
+def kept(config: Config, task_type: type[Judged], directory: Path | None) -> np.ndarray:
+    """`trained`, or what it gave before for the same configuration, code and file."""
+    if directory is None:
+        return trained(config, task_type)
+    digest = hashlib.sha256((task_type.__name__ + config.model_dump_json()).encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    if config.data.path:
+        digest.update(Path(config.data.path).read_bytes())
+    file = directory / f"{digest.hexdigest()[:16]}.npy"
+    if not file.exists():
+        found = trained(config, task_type)
+        directory.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part.npy")
+        np.save(part, found)
+        part.replace(file)
+    return np.load(file)
+
+
+def measured(
+    config: Config, rows: Mapping[str, Config], seeds: int, directory: Path | None = None
+) -> dict[str, np.ndarray]:
+    """`scores` of every row on one market or fold, [seeds, ...]; ridge and oracle have one seed."""
+    panel, least = Judged(config).panel, config.data.min_stocks
+    ridge = [ridge_predictions(panel, j, panel.split.val, least) for j in range(len(config.data.horizons))]
+    found = {RIDGE: scores(panel, np.stack(ridge, axis=-1), least)[None]}
+    if panel.oracle is not None:
+        found[ORACLE] = scores(panel, panel.oracle[panel.split.val], least)[None]
     for name, row in rows.items():
         start = time.perf_counter()
         runs = [apply(row, {"train.seed": seed}) for seed in range(seeds)]
-        found[name] = np.mean([trained(run, GruTask if name == GRU else Judged) for run in runs], axis=0)
+        found[name] = np.stack([kept(run, GruTask if name == GRU else Judged, directory) for run in runs])
         print(f"{name}: {(time.perf_counter() - start) / seeds:.0f} s a run", file=sys.stderr, flush=True)
     return found
 
 
-def mean_and_error(days: Sequence[np.ndarray], lag: int) -> tuple[float, float]:
-    """(mean, standard error) of daily values by market or fold, which weigh the same; NaN days are left out."""
-    known = [values[np.isfinite(values)] for values in days]
-    means = np.array([values.mean() for values in known])
-    errors = [abs(mean / newey_west_t(values, lag)) for mean, values in zip(means, known, strict=True)]
-    return float(means.mean()), float(np.sqrt(np.square(errors).sum()) / len(known))
+def mean_and_error(cells: Sequence[np.ndarray], lag: int) -> tuple[float, float]:
+    """(mean, standard error) of values [seeds, days] by market or fold, which weigh the same; NaN days are left out.
+
+    One seed has no spread: the error is then of the days alone.
+    """
+    means, variances = [], []
+    for values in cells:
+        known = values[:, np.isfinite(values).all(axis=0)]
+        daily, of_seeds = known.mean(axis=0), known.mean(axis=1)
+        spread = of_seeds.var(ddof=1) / len(of_seeds) if len(of_seeds) > 1 else 0.0
+        means.append(daily.mean())
+        variances.append((daily.mean() / newey_west_t(daily, lag)) ** 2 + spread)
+    return float(np.mean(means)), float(np.sqrt(np.sum(variances)) / len(means))
 
 
-def table(cells: Sequence[Mapping[str, np.ndarray]], horizons: Sequence[int]) -> str:
-    """Three tables in Markdown: RankIC (and its share of the oracle), differences from ridge, and from the default."""
+def table(
+    cells: Sequence[Mapping[str, np.ndarray]], horizons: Sequence[int], title: str = "RankIC", lag: int | None = None
+) -> str:
+    """Three tables in Markdown of values [seeds, days, horizons] by row and cell: the means (and their shares of the
+    oracle's), differences from ridge, and from the default model. `lag`: of the errors, h - 1 where it is not given."""
+
+    def pairs(name: str, base: str | None = None) -> list[tuple[float, float]]:
+        less = [c[name] - c[base] if base else c[name] for c in cells]
+        return [mean_and_error([v[..., j] for v in less], h - 1 if lag is None else lag)
+                for j, h in enumerate(horizons)]  # fmt: skip
+
     head = " | ".join(f"h = {h}" for h in horizons)
     names, oracle = list(cells[0]), ORACLE in cells[0]
-    means = {n: [mean_and_error([c[n][:, j] for c in cells], 0)[0] for j in range(len(horizons))] for n in names}
-    lines = [f"| RankIC{' (over oracle)' if oracle else ''} | {head} |", "|---" * (len(horizons) + 1) + "|"]
-    for name, row in means.items():
-        ratio = [f" ({v / o:.2f})" for v, o in zip(row, means[ORACLE], strict=True)] if oracle else [""] * len(row)
-        lines.append(f"| {name} | {' | '.join(f'{v:.4f}{r}' for v, r in zip(row, ratio, strict=True))} |")
+    means = {name: [mean for mean, _ in pairs(name)] for name in names}
+    lines = [f"| {title}{' (over oracle)' if oracle else ''} | {head} |", "|---" * (len(horizons) + 1) + "|"]
+    for name in names:
+        ratio = [f" ({v / o:.2f})" for v, o in zip(means[name], means[ORACLE], strict=True)] if oracle else []
+        ratio = ratio or [f" ± {error:.4f}" for _, error in pairs(name)]
+        lines.append(f"| {name} | {' | '.join(f'{v:.4f}{r}' for v, r in zip(means[name], ratio, strict=True))} |")
     for base in (RIDGE, DEFAULT):
         lines += ["", f"| less {base} | {head} |", "|---" * (len(horizons) + 1) + "|"]
         for name in names:
-            if name in (base, ORACLE) or base not in names:
-                continue
-            pairs = [mean_and_error([c[name][:, j] - c[base][:, j] for c in cells], h - 1)
-                     for j, h in enumerate(horizons)]  # fmt: skip
-            lines.append(f"| {name} | {' | '.join(f'{m:+.4f} ± {e:.4f}' for m, e in pairs)} |")
+            if name not in (base, ORACLE):
+                lines.append(f"| {name} | {' | '.join(f'{m:+.4f} ± {e:.4f}' for m, e in pairs(name, base))} |")
     if oracle:
         closed = [(d - r) / (o - r) for d, r, o in zip(means[DEFAULT], means[RIDGE], means[ORACLE], strict=True)]
         lines += ["", "of the gap between ridge and oracle the default model closes "
                   + ", ".join(f"{c:.0%} (h = {h})" for c, h in zip(closed, horizons, strict=True))]  # fmt: skip
     return "\n".join(lines)
+
+
+def report(cells: Sequence[Mapping[str, np.ndarray]], horizons: Sequence[int]) -> str:
+    """The tables of what `measured` gave for every market or fold."""
+    texts = [table([{name: v[:, 0] for name, v in cell.items()} for cell in cells], horizons)]
+    if ORACLE in cells[0]:
+        agreement = [{name: v[:, 1] for name, v in cell.items()} for cell in cells]
+        texts.append(table(agreement, horizons, "agreement", PERSISTENCE))
+    return "\n\n".join(texts)
 
 
 def configurations(base: Config, found: Mapping[str, Any] | None, only: Iterable[str] = ()) -> dict[str, Config]:
@@ -162,7 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--path", default="", help="a panel; without it synthetic markets")
     parser.add_argument("--markets", type=int, default=4)
     parser.add_argument("--folds", type=int, default=3, help="walk-forward folds of a panel")
-    parser.add_argument("--seeds", type=int, default=2, help="of the training, a mean over which is taken")
+    parser.add_argument("--seeds", type=int, default=2, help="of the training")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIRECTORY", help="keep every run's scores here, and go on from them"
+    )
     parser.add_argument("--config", help="the YAML of `hpo best --save`: one more row")
     parser.add_argument("--rows", default="", help="only these, separated by commas; the default model is always there")
     parser.add_argument("-o", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
@@ -176,8 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells = []
         for place in cells_of(base, given.markets, given.folds):
             print(", ".join(f"{key}={value}" for key, value in place.items()), file=sys.stderr, flush=True)
-            cells.append(measured(apply(base, place), {n: apply(row, place) for n, row in rows.items()}, given.seeds))
-        print(table(cells, base.data.horizons))
+            here = {name: apply(row, place) for name, row in rows.items()}
+            cells.append(measured(apply(base, place), here, given.seeds, given.keep))
+        print(report(cells, base.data.horizons))
     except (UserError, ConfigError, DataError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)

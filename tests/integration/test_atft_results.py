@@ -20,30 +20,41 @@ OPTIONS = [part for change in TINY for part in ("-o", change)]
 def test_means_weigh_markets_alike_and_errors_are_those_of_independent_means():
     rng = np.random.default_rng(0)
     days = [rng.normal(0.05, 0.1, 400), np.append(rng.normal(0.01, 0.2, 100), np.nan)]
-    mean, error = results.mean_and_error(days, lag=0)
+    mean, error = results.mean_and_error([values[None] for values in days], lag=0)
     assert mean == pytest.approx((days[0].mean() + days[1][:-1].mean()) / 2)
     each = [days[0].std() / 20, days[1][:-1].std() / 10]
     assert error == pytest.approx(np.hypot(*each) / 2)
-    overlapping = [np.convolve(values[:100], np.ones(5), "valid") for values in days]
+    overlapping = [np.convolve(values[:100], np.ones(5), "valid")[None] for values in days]
     assert results.mean_and_error(overlapping, 4)[1] > 1.5 * results.mean_and_error(overlapping, 0)[1]
+
+
+def test_an_error_holds_what_the_seeds_differ_by():
+    """Three seeds, each with a mean of its own on all days: the days alone would say that the mean is known well."""
+    rng = np.random.default_rng(0)
+    noise, shifts = rng.normal(0.0, 0.001, (3, 400)), np.array([-0.03, 0.0, 0.03])
+    mean, error = results.mean_and_error([0.1 + shifts[:, None] + noise], lag=0)
+    assert mean == pytest.approx(0.1, abs=1e-3) and error == pytest.approx(0.03 / np.sqrt(3), rel=0.01)
+    assert results.mean_and_error([0.1 + noise], lag=0)[1] < 1e-4
 
 
 def test_the_table_pairs_days_and_says_what_of_the_gap_is_closed():
     rng = np.random.default_rng(1)
-    luck = rng.normal(0.0, 0.1, (50, 2))
+    luck = rng.normal(0.0, 0.1, (1, 50, 2))
     cell = {"ridge": luck + 0.05, "oracle": luck + 0.15, "without FAN": luck + 0.07, "default model": luck + 0.09}
-    cell["default model"] = cell["default model"] + rng.normal(0.0, 1e-4, (50, 2))
+    cell["default model"] = cell["default model"] + rng.normal(0.0, 1e-4, (2, 50, 2))
     text = results.table([cell, cell], (1, 5))
     assert "| default model | +0.0400 ± 0.0000 | +0.0400 ± 0.0000 |" in text
     assert "| without FAN | -0.0200 ± 0.0000 | -0.0200 ± 0.0000 |" in text
     assert "closes 40% (h = 1), 40% (h = 5)" in text
 
 
-def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, capsys):
+def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, capsys, monkeypatch):
     best = tmp_path / "best.yaml"
     best.write_text(yaml.safe_dump({"model": {"temporal": "lstm"}}))
-    results.main([*OPTIONS, "--markets", "2", "--seeds", "1", "--config", str(best)])
-    lines = capsys.readouterr().out.splitlines()
+    asked = [*OPTIONS, "--markets", "2", "--seeds", "1", "--config", str(best), "--keep", str(tmp_path / "kept")]
+    results.main(asked)
+    text = capsys.readouterr().out
+    lines = text.splitlines()
     names = [line.split(" | ")[0].removeprefix("| ") for line in lines[2 : lines.index("")]]
     rows = ["ridge", "oracle", "GRU", *results.ABLATIONS, "default model", "found by search"]
     assert sorted(names) == sorted(rows)
@@ -58,6 +69,12 @@ def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, 
         assert panel.oracle is not None
         oracle.append(np.nanmean(daily_ic(panel.oracle[days, :, 0], panel.returns[days, :, 0], 10)[0]))
     assert means["oracle"] == pytest.approx(np.mean(oracle), abs=6e-5)
+    agreement = lines[next(i for i, line in enumerate(lines) if line.startswith("| agreement")) :]
+    assert next(line for line in agreement if line.startswith("| oracle")) == "| oracle" + " | 1.0000 (1.00)" * 4 + " |"
+
+    monkeypatch.setattr(results, "trained", None)
+    results.main(asked)
+    assert capsys.readouterr().out == text, "what was kept is not trained again"
 
 
 def test_a_row_is_judged_on_the_validation_days_also_where_the_test_days_are_evaluated():

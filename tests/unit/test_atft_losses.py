@@ -293,7 +293,7 @@ def test_a_term_of_another_name_is_refused_in_the_plan_too():
 
 
 def test_phase_weights_are_scaled():
-    assert plan("2", {"sharpe": 2.0}).weights.at(0.7) == {"mse": 0.8, "rank_ic": 0.1, "cs_ic": 0.05, "sharpe": 0.1}
+    assert plan("2", {"sharpe": 2.0}).weights.at(0.7) == {"mse": 0.8, "rank_ic": 0.1, "cs_ic": 0.05, "sharpe": 0.01}
 
 
 def test_the_schedule_takes_the_four_phases_in_turn():

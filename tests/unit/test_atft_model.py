@@ -123,6 +123,12 @@ def test_filters_read_the_main_signal_of_each_feature_by_itself():
     torch.testing.assert_close(model(**batch), filtered.flatten(-2) @ model.main_skip.weight.T)
 
 
+def test_filters_begin_as_means_of_the_last_days():
+    model, window = make(), torch.randn(L)
+    got = model.main_window(window)
+    torch.testing.assert_close(got, torch.stack([window[-n:].mean() for n in (20, 10, 5, 2)]))
+
+
 def test_the_recurrent_form_equals_an_lstm_with_a_gated_residual():
     torch.manual_seed(2)
     layer, x = Recurrent(8, 0.5).eval(), torch.randn(2, 3, L, 8)
@@ -179,9 +185,9 @@ def test_graph_attention_equals_dense_attention_over_a_matrix():
     rows = torch.arange(N)[:, None]
     out, around = layer(h, features, neighbours, adjacency[rows, neighbours[0]][None], edges[rows, neighbours[0]][None])
     source, target = layer.source(h[0]), layer.target(h[0])
-    prior = layer.prior(edges).squeeze(-1)
+    prior = layer.SHARPNESS * layer.prior(edges).squeeze(-1)
     by_edge = prior.masked_fill(~adjacency, float("-inf")).softmax(dim=1)
-    torch.testing.assert_close(around[0], by_edge @ features[0])
+    torch.testing.assert_close(around[0], by_edge.fill_diagonal_(0.0) @ features[0])
     for head in range(2):
         part = slice(4 * head, 4 * head + 4)
         mixed = source[None, :, part] + target[:, None, part] + layer.edge(edges)[..., part]
