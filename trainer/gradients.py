@@ -51,6 +51,8 @@ def accumulate(
     not the mean of the means dL_i / n_i, which over-weights small micro-batches.
     """
     window = Window(0.0, 0.0, {})
+    if probe is not None:
+        probe.clear()  # passes that ran out of memory have left theirs
     for i, loss in enumerate(ranks.passes(batches, loss_of)):
         window.loss = loss.sum.detach() if i == 0 else window.loss + loss.sum.detach()
         window.count = loss.count if i == 0 else window.count + loss.count
@@ -73,9 +75,9 @@ class NoiseProbe:
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = params
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         self._sums: list[Tensor | None] = [None] * len(self.params)
         self._squares: list[Tensor] = []
         self._counts: list[Tensor] = []
@@ -98,7 +100,7 @@ class NoiseProbe:
             p.grad = total
         squares, n = torch.stack(self._squares), torch.stack(self._counts)
         of_all = nn.utils.get_total_norm([g for g in self._sums if g is not None]).square()
-        self._clear()
+        self.clear()
         held, total = n > 0, n.sum()
         inverse = torch.where(held, 1 / n, 0.0).sum() / held.sum()
         small = torch.where(held, squares / n.square(), 0.0).sum() / held.sum()

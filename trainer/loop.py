@@ -119,7 +119,11 @@ class Fit:
         verdict = self._resume()
         if (most := self.ranks.micro_batch_size) is not None and most < self.state.micro_batch_size:
             self._shrink_to(most)
-        self.ranks.warm_up(self.state.model, lambda: self.stepper.loss(0, self.loader.first()))
+        try:
+            self.ranks.warm_up(self.state.model, lambda: self.stepper.loss(0, self.loader.first()))
+        except (RuntimeError, MemoryError) as error:
+            if not self._shrink(error):
+                raise
         ended = self._obey(verdict)
         self.watch(self)
         while not ended and not self.done:
@@ -198,8 +202,7 @@ class Fit:
         return ended
 
     def _train_windows(self) -> tuple[Outcome | None, bool]:
-        """Train on the epoch from its position on; an Outcome if the fit ends before it does, and whether to come again
-        with a smaller micro-batch."""
+        """The epoch from its position on; an Outcome if the fit ends in it, and whether to come again with less."""
         s, every = self.state, self.config.checkpoint.every_steps
         for batches in self.loader.epoch(s.epoch, s.position):
             if self.ranks.leaving(self.reporter):
@@ -208,9 +211,9 @@ class Fit:
             try:
                 ended = self._train_window(batches)
             except (RuntimeError, MemoryError) as error:
-                if out_of_memory(error) and self._shrink(error):
-                    return None, True
-                raise
+                if not self._shrink(error):
+                    raise
+                return None, True
             if ended or s.meter.gave_up:
                 return ended or self._give_up(batches), False
             if every and s.step % every == 0 and s.position < s.windows and (ended := self._report({}, save=True)):
@@ -228,8 +231,7 @@ class Fit:
         return ended
 
     def _roll_back(self, batches: list[Any], loss: float, norm: float) -> Outcome | None:
-        """Pass over a window whose loss has jumped, with the weights and the optimizer of the last scheduled
-        checkpoint; step and position go on."""
+        """Pass over a window whose loss has jumped; weights and optimizer go back to the last scheduled save."""
         s, spikes = self.state, self.state.spikes
         report = {"step": s.step, "epoch": s.epoch, "window": s.position, "lr": self.lr(s.step)}
         report |= spikes.report(loss, norm)
@@ -274,10 +276,10 @@ class Fit:
         return self._scheduled if self.config.rollback.enabled else None
 
     def _shrink(self, error: BaseException) -> bool:
-        """Halve the micro-batch, where memory ran out before the weights had changed; False where that cannot help. The
+        """Halve the micro-batch, if memory ran out before the weights had changed; False where that cannot help. The
         window stays, but for what the loss draws at random. Several ranks, which may wait for this one, start again."""
         half = -(-self.state.micro_batch_size // 2)
-        if self.stepper.updating or half == self.state.micro_batch_size:
+        if not out_of_memory(error) or self.stepper.updating or half == self.state.micro_batch_size:
             return False
         if self.ranks.ranks > 1:
             raise OutOfMemory(str(error), half) from error
@@ -343,8 +345,7 @@ class Fit:
         return self.ranks.agree(metrics)
 
     def _report(self, metrics: Mapping[str, float], *, epoch: int | None = None, save: bool) -> Outcome | None:
-        """Report, with a checkpoint if one is to be saved and training waits for it, and obey; an Outcome if the fit
-        ends here."""
+        """Report, with a checkpoint if one is saved and waited for, and obey; an Outcome if the fit ends here."""
         if save:
             self._save(metrics)
         ref = None if self.config.checkpoint.asynchronous else self.saver.finish()
@@ -360,8 +361,7 @@ class Fit:
         self.saver.start(whole, step=s.step, epoch=s.epoch, metrics=metrics, background=background)
 
     def _look_after_saves(self) -> None:
-        """Between two windows: commit the save that is durable by now; make the memory for copies of the state, once
-        there is all of it."""
+        """Commit the save that is durable by now; make the memory for copies of the state, once there is all of it."""
         if self.saver.ready:
             self._settle()
         if not self.reserved and self.state.optimizer.state:

@@ -11,6 +11,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from trainer import optim
@@ -24,6 +25,7 @@ from trainer.config import (
     OptimConfig,
     PlateauConfig,
     RollbackConfig,
+    TrainConfig,
 )
 from trainer.config.optim import OPTIMIZERS
 from trainer.epochs import Epochs
@@ -443,15 +445,32 @@ def test_muon_takes_hidden_matrices_and_refuses_a_model_without():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_needs_whole_parameters_is_refused_where_they_are_sharded(name):
-    if OPTIMIZERS[name].sharded:
-        optim.check(OptimConfig(name=name), model(), sharded=True)
+@pytest.mark.parametrize("parallel", [{"data": 2, "shard": "zero3"}, {"tensor": 2}])
+def test_what_needs_whole_parameters_is_refused_where_they_are_sharded(name, parallel):
+    given = {"optim": {"name": name}, "parallel": parallel}
+    if OPTIMIZERS[name].sharded and name != "ranger":
+        assert TrainConfig.model_validate(given).optim.name == name
     else:
-        with pytest.raises(ConfigError, match=f"'{name}'.*sharded: choose one of sgd, adam, adamw, lamb"):
-            optim.build(OptimConfig(name=name), model(), sharded=True)
-    if name == "sgd":
-        with pytest.raises(ConfigError, match="'fused', which sgd has for whole parameters alone"):
-            optim.check(OptimConfig(name=name, implementation="fused"), model(), sharded=True)
+        said = (
+            "optim.lookahead_k need"
+            if name == "ranger"
+            else f"'{name}'.*parts of them: choose one of sgd, adam, adamw, lamb"
+        )
+        with pytest.raises(ValidationError, match=said):
+            TrainConfig.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("optim", "parallel", "said"),
+    [
+        ({"name": "sgd", "implementation": "fused"}, {"tensor": 2}, "'fused', which sgd has for whole parameters"),
+        ({"name": "sophia"}, {"data": 2, "shard": "zero1"}, "leave parallel.shard out"),
+        ({"name": "sophia"}, {"pipeline": 2}, "leave parallel.pipeline out"),
+    ],
+)
+def test_what_ranks_cannot_step_is_refused_before_they_start(optim, parallel, said):
+    with pytest.raises(ValidationError, match=said):
+        TrainConfig.model_validate({"optim": optim, "parallel": parallel, "micro_batch_size": 1})
 
 
 # --- State

@@ -201,12 +201,18 @@ class OneJumps(Smooth):
 
 
 class Tight(Smooth):
-    """From the sixth window on, rank 1's memory holds one sample at a time."""
+    """From window `start` on, rank 1's memory holds one sample at a time."""
+
+    start = 5
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        if hits(1) and round(self.progress * 20) >= 5 and len(batch[1]) > 1:
+        if hits(1) and round(self.progress * 20) >= self.start and len(batch[1]) > 1:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
         return super().loss(model, batch)
+
+
+class TightFromTheStart(Tight):
+    start = 0
 
 
 def hits(number: int) -> bool:

@@ -514,6 +514,14 @@ def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, 
     assert_nothing_left()
 
 
+def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
+    """Which under DDP is one for nothing, before the first window."""
+    job = {"directory": str(tmp_path), "runs": {"tight": {"task": "TightFromTheStart", "parallel": WAYS[2]["none"]}}}
+    result = launched("runs", job, 2)[0]["tight"]
+    assert ["out_of_memory", {"step": 0, "micro_batch_size": 1}] in result["events"]
+    assert_equal(result, solo("Smooth"), 1e-6)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -137,6 +137,39 @@ def test_the_noise_scale_is_reported_each_epoch_and_changes_nothing(tmp_path):
     assert curve(measured, "train/loss") == curve(plain, "train/loss")
 
 
+class FullOnce(Plain):
+    """In its third window, memory runs out after two of the three micro-batches, once."""
+
+    calls = 0
+
+    def loss(self, model, batch):
+        self.calls += 1
+        if self.calls == 9:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().loss(model, batch)
+
+
+def test_gradients_from_before_memory_ran_out_are_no_part_of_the_window(tmp_path):
+    """Though the probe of their noise has put them aside."""
+    trials = [
+        uninterrupted(tmp_path / task.__name__, task=task, micro_batch_size=4, gradients={"noise_scale": True})
+        for task in (Plain, FullOnce)
+    ]
+    assert [kind for kind, _ in trials[1].reporter.events] == ["out_of_memory"]
+    for p, q in zip(*(trial.task.net.parameters() for trial in trials), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ema", "swa"])
+def test_an_average_takes_in_no_skipped_window_on_a_device_either(name, tmp_path, monkeypatch):
+    given = {"task": bad_at(0, 5), "average": {"name": name, "start": 0.0}, "micro_batch_size": None}
+    here = uninterrupted(tmp_path / "here", **given)
+    monkeypatch.setattr(step, "skips_on_device", lambda optimizer, device: True)
+    there = uninterrupted(tmp_path / "there", **given)
+    assert curve(there, "train/skipped_steps") == [1, 1]
+    assert curve(there, "val/loss") == pytest.approx(curve(here, "val/loss"), rel=1e-6)
+
+
 def test_a_schedule_and_a_batch_size_rule_reach_the_optimizer(tmp_path):
     """The last of 8 updates is number 7: 1/8 of the peak, which is sqrt(12/48) of the one given."""
     schedule = {"name": "linear", "scale_lr": "sqrt", "base_batch_size": 48}

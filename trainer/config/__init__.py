@@ -17,7 +17,7 @@ from trainer.config.batch import BatchGrowthConfig
 from trainer.config.fields import Beta, Bytes, Frozen, Mode, NonNegative, Positive, Share
 from trainer.config.gradients import ClipConfig, GradientConfig
 from trainer.config.init import InitConfig
-from trainer.config.optim import OptimConfig
+from trainer.config.optim import OPTIMIZERS, OptimConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.phases import LossWeights, Phase
 from trainer.config.precision import LossScaleConfig, Precision
@@ -205,6 +205,28 @@ class TrainConfig(Frozen):
             )
         if self.parallel.pipeline > 1:
             self._check_pipeline(self.parallel.pipeline)
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_has_what_it_steps_on(self) -> TrainConfig:
+        parallel, optim = self.parallel, self.optim
+        known = OPTIMIZERS.get(optim.name)
+        if parallel.parts and known is not None and not known.sharded:
+            others = ", ".join(name for name, other in OPTIMIZERS.items() if other.sharded)
+            raise ValueError(
+                f"optim.name is {optim.name!r}, which needs whole parameters, and parallel gives each rank parts of "
+                f"them: choose one of {others}, or use shard=none or zero1, and tensor=1."
+            )
+        if parallel.parts and (optim.name, optim.implementation) == ("sgd", "fused"):  # torch 2.13 has no rule for it
+            raise ValueError(
+                "optim.implementation is 'fused', which sgd has for whole parameters alone: leave it auto."
+            )
+        if optim.name == "sophia" and (parallel.pipeline > 1 or parallel.shard == "zero1"):
+            held = "parallel.shard=zero1" if parallel.shard == "zero1" else f"parallel.pipeline={parallel.pipeline}"
+            raise ValueError(
+                f"optim.name is 'sophia', which differentiates through all parameters at once, and {held} divides "
+                f"them: choose adamw or lion, or leave {held.split('=')[0]} out."
+            )
         return self
 
     def _check_compiled(self, parallel: ParallelConfig) -> None:

@@ -26,7 +26,7 @@ def build(config: OptimConfig, model: nn.Module, *, sharded: bool = False) -> Op
     Raises ConfigError for what `check` refuses, and for an optimizer of the user's own that cannot be made.
     """
     groups = param_groups(model, config)
-    check(config, model, sharded)
+    check(config, model)
     return maker(config, sharded=sharded)(groups)
 
 
@@ -39,21 +39,8 @@ def maker(config: OptimConfig, *, sharded: bool = False) -> Callable[[list[dict[
     return lambda groups: _users_own(config.name, groups, hyperparameters)
 
 
-def check(config: OptimConfig, model: nn.Module, sharded: bool) -> None:
-    """Refuse, with a ConfigError that names the alternative, what the optimizer cannot do with this model.
-
-    `sharded`: ranks hold parts of parameters, as under fully_shard (FSDP2) or tensor parallelism.
-    """
-    if sharded and config.name in OPTIMIZERS and not OPTIMIZERS[config.name].sharded:
-        others = ", ".join(name for name, known in OPTIMIZERS.items() if known.sharded)
-        raise ConfigError(
-            f"train.optim.name is {config.name!r}, which needs whole parameters, and they are sharded: "
-            f"choose one of {others}, or do not shard."
-        )
-    if sharded and config.name == "sgd" and config.implementation == "fused":  # torch 2.13 has no rule for that kernel
-        raise ConfigError(
-            "train.optim.implementation is 'fused', which sgd has for whole parameters alone: leave it auto."
-        )
+def check(config: OptimConfig, model: nn.Module) -> None:
+    """Refuse, with a ConfigError that names the alternative, what the optimizer cannot do with this model."""
     if config.name == "muon" and not any(group["muon"] for group in param_groups(model, config)):
         raise ConfigError(
             f"train.optim.name is 'muon', and {type(model).__name__} has no hidden matrix for it (a parameter of two "

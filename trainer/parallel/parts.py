@@ -35,7 +35,7 @@ class Parts(Several):
         return model
 
     def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
-        optim.check(config, model, sharded=True)
+        optim.check(config, model)
         return optim.maker(config, sharded=True)(alike(optim.param_groups(model, config)))
 
     def passes(self, batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> Iterator[Loss]:

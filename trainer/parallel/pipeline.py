@@ -92,12 +92,7 @@ class Pipeline(Parts):
 
     def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
         """Over this stage's parameters, in the groups that they have in the whole model."""
-        if config.name == "sophia":
-            raise ConfigError(
-                "train.optim.name is 'sophia', which differentiates through the whole model, and "
-                f"train.parallel.pipeline is {self.config.pipeline}: choose adamw or lion, or pipeline=1."
-            )
-        optim.check(config, self._whole, sharded=self.sharded)
+        optim.check(config, self._whole)
         names = {p: name for name, p in self._whole.named_parameters()}
         mine, groups = dict(model.named_parameters()), []
         for group in optim.param_groups(self._whole, config):

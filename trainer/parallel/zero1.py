@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from trainer import optim
 from trainer.config import OptimConfig
-from trainer.errors import ConfigError
 from trainer.parallel.replicas import Replicas
 
 
@@ -21,13 +20,8 @@ class Zero1(Replicas):
     """DDP, and of every parameter one rank keeps the optimizer's state, steps it and sends it to the others."""
 
     def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
-        if config.name == "sophia":
-            raise ConfigError(
-                "train.optim.name is 'sophia', which needs all parameters at once, and train.parallel.shard is "
-                "zero1: choose adamw or lion, or shard=none."
-            )
         groups = optim.param_groups(model, config)
-        optim.check(config, model, sharded=False)
+        optim.check(config, model)
         make: Any = optim.maker(config)  # called as the class would be
         return ZeroRedundancyOptimizer(groups, make, process_group=self.mesh.get_group("data"))
 
