@@ -87,7 +87,7 @@ class Ours:
 
         state, curve = self._states[number], self._curves[number]
         values = (curve[-1][1],) if state == "complete" else None
-        return TrialRecord(number, state, self._coordinates[number], values, curve)
+        return TrialRecord(number, state, self._coordinates[number], values, list(curve))
 
 
 class Optuna:
@@ -175,7 +175,6 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
         "tpe + median": ("tpe", "median"),
         "random + asha": ("random", "asha"),
         "tpe + asha": ("tpe", "asha"),
-        "tpe + asha from 4": ("tpe", None),
         "random + asha-promote": ("random", "asha-promote"),
         "tpe + asha-promote": ("tpe", "asha-promote"),
         "tpe + hyperband-promote": ("tpe", "hyperband-promote"),
@@ -187,8 +186,9 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
         for name, (sampler, strategy) in ours.items()
     }
     ordered = max(4, 2 * workers)  # as `hpo run` has it
-    found["the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
-    found["bohb + the default"] = lambda: Ours("bohb", None, dimensions, seed, ordered)
+    found["the default"] = lambda: Ours("auto", None, dimensions, seed, ordered)
+    found["the default, window 1"] = lambda: Ours("auto", None, dimensions, seed, 1)
+    found["tpe + the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
     for sampler, pruner in (("tpe", "median"), ("random", "halving"), ("tpe", "halving"), ("tpe", "hyperband")):
         found[f"optuna {sampler} + {pruner}"] = lambda sampler=sampler, pruner=pruner: Optuna(
             sampler, pruner, dimensions, length, seed

@@ -53,8 +53,9 @@ class Asking:
         if strategy := breeding(spec.strategy):
             sampler = strategy.sampler(sampler, study.space, study.objectives, spec.seed)
         told, rows = set(self._known), self._rows
-        curves = self._ledger.look(lambda connection: self._curves.upto(connection, None)) if told else {}
-        records = {n: self._record(rows[n], curves[n][1] if n in told else []) for n in sorted(rows)}
+        curves = self._ledger.look(lambda connection: self._curves.upto(connection, None)) if rows else {}
+        seen = told if spec.order == "ordered" else curves.keys()  # async: also what open trials have paused with
+        records = {n: self._record(rows[n], curves[n][1] if n in seen else []) for n in sorted(rows)}
         for number in sorted(rows.keys() - told):
             sampler.adopt(records[number].open())
         for number in self._known:

@@ -187,8 +187,8 @@ SamplerOption = Annotated[
     str | None,
     typer.Option(
         "--sampler",
-        help="Proposes trials: tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, or auto, which chooses one; the "
-        "strategies bohb and freeze-thaw bring their own.",
+        help="Proposes trials: freeze-thaw, tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, bohb, or auto, which "
+        "chooses one; the strategies bohb and freeze-thaw bring their own.",
     ),
 ]
 StrategyOption = Annotated[

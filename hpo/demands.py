@@ -35,11 +35,6 @@ def sampler(strategy: Spec, asked: str | None) -> str | None:
     brought = BRINGS.get(strategy["name"])
     if brought and asked not in (None, brought):
         raise UserError(f"--sampler {asked}: strategy {strategy['name']} brings its own; leave the sampler away.")
-    if asked in BRINGS.values() and asked != brought:
-        raise UserError(
-            f"--sampler {asked}: it comes with the strategy of that name, and the study's is {strategy['name']}; "
-            f"choose another sampler, or --strategy {asked}."
-        )
     return brought
 
 

@@ -20,6 +20,7 @@ from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.ledger.tables import STATES
 from hpo.progress import Progress, Trial
+from hpo.search import auto
 from hpo.search.strategy import by_default
 from hpo.words import command, counted, endings, portion
 
@@ -56,7 +57,7 @@ class View:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def start(self) -> View:
-        if why := unasked(self.progress.spec):
+        for why in unasked(self.progress.spec):
             self._line(why)
         for line in data_report(self.progress.data):
             self._line(line)
@@ -118,18 +119,19 @@ class View:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def unasked(spec: Mapping[str, Any]) -> str:
-    """What the strategy does where it is the default one, which nobody has asked for; else nothing."""
+def unasked(spec: Mapping[str, Any]) -> Iterator[str]:
+    """What the strategy does where it is the default one, which nobody has asked for, and what `auto` chooses."""
     strategy = spec["strategy"]
-    if not by_default(strategy):
-        return ""
-    before = f", {spec['window']} or more trials before it" if spec["order"] == "ordered" else ""
-    first, eta = strategy["min_epochs"], strategy["eta"]
-    return (
-        f"strategy: {strategy['name']}, the default: at epochs {first}, {first * eta}, {first * eta**2} ... a trial "
-        f"stops unless it is among the best 1/{eta} of those that came there{before}; "
-        "--strategy none trains each to its end"
-    )
+    if by_default(strategy):
+        before = f", {spec['window']} or more trials before it" if spec["order"] == "ordered" else ""
+        first, eta = strategy["min_epochs"], strategy["eta"]
+        yield (
+            f"strategy: {strategy['name']}, the default: at epochs {first}, {first * eta}, {first * eta**2} ... a "
+            f"trial stops unless it is among the best 1/{eta} of those that came there{before}, or, where there are "
+            f"none yet, one in {eta} by its number from epoch {first * eta} on; --strategy none trains each to its end"
+        )
+    if spec["sampler"] == "auto":
+        yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bool(spec['earlier']))}"
 
 
 def data_report(data: Mapping[str, Any]) -> Iterator[str]:

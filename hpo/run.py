@@ -24,8 +24,8 @@ from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
 from hpo.opening import LEASE_SECONDS, Options
 from hpo.results import Results
-from hpo.search.samplers import CHOSEN, sampler_spec
-from hpo.search.strategy import BRINGS, STRATEGIES, by_default, make_strategy
+from hpo.search.samplers import SAMPLERS, sampler_spec
+from hpo.search.strategy import STRATEGIES, by_default, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import Study, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
@@ -284,7 +284,7 @@ def _tracking_uri(request: Request, ledger: Ledger, name: str) -> str:
 def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Study, StudySpec]:
     """The study as asked for: flags, then what the ledger, if any, has stored for its name, then the declaration."""
     for flag, value, known in (
-        ("--sampler", None if request.sampler in BRINGS.values() else request.sampler, CHOSEN),
+        ("--sampler", request.sampler, SAMPLERS),
         ("--strategy", request.strategy, STRATEGIES),
         ("--order", request.order, ORDERS),
     ):

@@ -99,7 +99,7 @@ class Study:
         presets: Mapping[str, Mapping[str, Any]] | None = None,
         plan: Mapping[str, Sequence[Any]] | None = None,
         data_paths: Sequence[str] = (),
-        sampler: str | Mapping[str, Any] = "tpe",
+        sampler: str | Mapping[str, Any] = "auto",
         strategy: str | Mapping[str, Any] = DEFAULT,
         enqueue: Sequence[Mapping[str, Any]] = (),
         hold_out: Mapping[str, Any] | None = None,

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from hpo.domination import is_nan
-from hpo.ledger.tables import STATES
-from hpo.search.asha import Asha
+from hpo.search.asha import Rungs
 from hpo.search.promotion import Board
 from hpo.search.strategy import Curve, History
 from trainer.report import CONTINUE, Verdict
 
 
-class AshaPromote(Asha):
+class AshaPromote(Rungs):
     """Rungs as `asha` has them. Of n losses recorded at a rung the best floor(n / eta) go on, the rest pause.
 
     A paused trial goes on once it is among them, since others have come to the rung; trials of the highest rung first,
@@ -26,7 +25,7 @@ class AshaPromote(Asha):
     so that a study ends with its winner trained in full; what still waits then ends as pruned.
     """
 
-    name: Literal["asha-promote"] = "asha-promote"  # pyright: ignore[reportIncompatibleVariableOverride]
+    name: Literal["asha-promote"] = "asha-promote"
 
     def decide(self, history: History) -> Verdict:
         epoch, curve = history.epoch, history.curve
@@ -37,11 +36,7 @@ class AshaPromote(Asha):
             return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
         order = history.order(*self._span(rung))
         place, keep = order.index(history.number), len(order) // self.eta
-        if (
-            place < keep
-            and not self._waits(history, order[:place], rung)
-            and rung < self.top({**history.curves(STATES), history.number: curve})
-        ):
+        if place < keep and not self._waits(history, order[:place], rung) and not self.is_top(history, rung):
             return CONTINUE
         return Verdict(
             "pause", reason=f"rank {place + 1} of {len(order)} at rung {rung} (epoch {epoch}); the best {keep} go on"
@@ -51,6 +46,10 @@ class AshaPromote(Asha):
         """Whether one of these trials is paused at the rung."""
         waiting = history.curves(("paused",))
         return any(number in waiting and self.rung(waiting[number][-1][0]) == rung for number in numbers)
+
+    def is_top(self, history: History, rung: int) -> bool:
+        """Whether no trial goes on from the rung."""
+        return False
 
     def promote(self, board: Board, last: bool) -> Sequence[int]:
         top = self.top(board.curves)

@@ -12,25 +12,28 @@ from hpo.search.samplers import make_sampler
 if TYPE_CHECKING:
     from hpo.space import Space
 
-FEW, MANY = 100, 250  # trials up to which a Gaussian process, or TPE for several objectives, is asked
+FEW, MANY = 500, 250  # trials up to which freeze-thaw's model, or TPE for several objectives, is asked
 
 
-def choice(space: Space, objectives: Sequence[Objective], number: int) -> str:
-    """The sampler of trial `number`, a function of the space, the objectives and the number alone.
+def choice(objectives: int, number: int, warm: bool = False) -> str:
+    """The sampler of a trial, a function of its number, of how many objectives there are and whether the start is warm.
 
-    one objective, every dimension a number, none conditional   gp up to trial 100, then cmaes, started from its trials
-    one objective, any other space                              tpe
-    several objectives                                          tpe up to trial 250, then nsga2, nsga3 from four on
+    one objective                freeze-thaw, a model of curves and configurations, up to trial 500, then tpe
+    one objective, a warm start  tpe, since the trials of another study have no curves here
+    several objectives           tpe up to trial 250, then nsga2, nsga3 from four on
 
-    As OptunaHub's AutoSampler chooses, but by trials asked instead of complete ones, and earlier away from the Gaussian
-    process, whose asks take longer than many a short trial; for several objectives it has none here.
+    For several objectives as OptunaHub's AutoSampler chooses, but by trials asked instead of complete ones, and with no
+    Gaussian process. The model's asks take longer with every trial, so that it is left at last.
     """
-    if len(objectives) > 1:
-        return "tpe" if number < MANY else "nsga2" if len(objectives) < 4 else "nsga3"
-    plain = all(
-        seen[0] != "choice" and not space.dimensions[path].conditions for path, seen in space.coordinates.items()
-    )
-    return "tpe" if not plain else "gp" if number < FEW else "cmaes"
+    if objectives > 1:
+        return "tpe" if number < MANY else "nsga2" if objectives < 4 else "nsga3"
+    return "tpe" if warm or number >= FEW else "freeze-thaw"
+
+
+def rule(objectives: int, warm: bool) -> str:
+    """The same in words, for one study."""
+    first, then = choice(objectives, 0, warm), choice(objectives, max(FEW, MANY), warm)
+    return first if first == then else f"{first} up to trial {MANY if objectives > 1 else FEW}, then {then}"
 
 
 class Auto:
@@ -58,7 +61,7 @@ class Auto:
             self._chosen.tell(record)
 
     def ask(self, number: int) -> Proposal:
-        proposal = self._sampler(choice(self._space, self._objectives, number)).ask(number)
+        proposal = self._sampler(choice(len(self._objectives), number, bool(self._earlier))).ask(number)
         self._records[number] = TrialRecord(
             number,
             "running",

@@ -14,7 +14,7 @@ exponential. Pure torch, float64, one thread: a function of its data.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,25 +44,28 @@ class Trials:
         return min(curve[-1][1] for curve in self.seen)
 
 
-def observe(points: Mapping[int, Point], curves: Mapping[int, Sequence[tuple[int, float]]]) -> tuple[list[int], Trials]:
+def observe(
+    points: Mapping[int, Point], curves: Mapping[int, Sequence[tuple[int, float]]], growing: Collection[int] = ()
+) -> tuple[list[int], Trials]:
     """The trials that have features and a finite loss, by number, and what is taken of their curves.
 
-    Of a curve the points count at which it came to epoch 4, 12, 36 ..., and its end: what lies before says next to
-    nothing of where it ends, and leads the model astray (docs/log.md). Behind a loss that is not finite a trial counts
-    as the worst of all.
+    Of a curve the points count at which it came to epoch 4, 12, 36 ..., and its end unless it is still `growing`: what
+    lies before says next to nothing of where it ends, and leads the model astray (docs/log.md); and a model that holds
+    the newest epoch of whatever trains is made anew at every look. Behind a loss that is not finite a trial counts as
+    the worst of all.
     """
-    worst = max((loss for curve in curves.values() for _, loss in curve if math.isfinite(loss)), default=math.nan)
-    numbers = sorted(number for number in points if curves.get(number) and math.isfinite(worst))
-    return numbers, Trials(
-        tuple(points[number] for number in numbers), tuple(_thinned(curves[number], worst) for number in numbers)
-    )
+    ended = (curve for number, curve in curves.items() if number not in growing)
+    worst = max((loss for curve in ended for _, loss in curve if math.isfinite(loss)), default=math.nan)
+    known = {n: _thinned(curves[n], worst, n not in growing) for n in sorted(points) if curves.get(n)}
+    numbers = [number for number, seen in known.items() if seen and math.isfinite(worst)]
+    return numbers, Trials(tuple(points[n] for n in numbers), tuple(known[n] for n in numbers))
 
 
-def _thinned(curve: Sequence[tuple[int, float]], worst: float) -> Seen:
+def _thinned(curve: Sequence[tuple[int, float]], worst: float, ended: bool) -> Seen:
     best, found, mark = math.inf, [], _FIRST
     for place, (epoch, loss) in enumerate(curve):
         best = min(best, loss) if math.isfinite(loss) else best
-        end = place == len(curve) - 1
+        end = ended and place == len(curve) - 1
         if end or epoch >= mark:
             known = best if math.isfinite(best) and (math.isfinite(loss) or not end) else worst
             found.append((max(epoch, 1), known))
@@ -79,6 +82,13 @@ class _Table:
     t: Tensor
     i: Tensor
     y: Tensor
+
+
+def _unseen(points: Sequence[Point], indices: Sequence[int], epoch: int) -> _Table:
+    """These trials at an epoch."""
+    x = torch.tensor(points, dtype=torch.float64)
+    t = torch.full((len(x),), math.log(epoch), dtype=torch.float64)
+    return _Table(x, t, torch.tensor(indices), torch.empty(0, dtype=torch.float64))
 
 
 class Model:
@@ -109,12 +119,7 @@ class Model:
         if not points:
             return []
         with one_thread():
-            at = _Table(
-                torch.tensor(points, dtype=torch.float64),
-                torch.full((len(points),), math.log(epoch), dtype=torch.float64),
-                torch.tensor(indices),
-                torch.empty(0, dtype=torch.float64),
-            )
+            at = _unseen(points, indices, epoch)
             cross = _kernel(self._theta, at, self._table)
             mean = cross @ self._weights
             chosen = torch.argsort(mean, stable=True)[:most]
@@ -130,9 +135,7 @@ class Model:
     def leader(self, epoch: int) -> float:
         """The best mean of any trial of the model at `epoch`, or what was seen where that is better."""
         if epoch not in self._leaders:
-            x = torch.tensor(self._trials.points, dtype=torch.float64)
-            t = torch.full((len(x),), math.log(epoch), dtype=torch.float64)
-            at = _Table(x, t, torch.arange(len(x)), torch.empty(0, dtype=torch.float64))
+            at = _unseen(self._trials.points, range(len(self._trials.points)), epoch)
             means = _kernel(self._theta, at, self._table) @ self._weights
             self._leaders[epoch] = min(self._warp(self._trials.best), float(means.min()))
         return self._leaders[epoch]

@@ -16,7 +16,7 @@ from hpo.errors import UserError
 from hpo.objective import Objective
 from hpo.search.asha_promote import AshaPromote
 from hpo.search.promotion import Board, Point
-from hpo.search.sampler import Proposal, TrialRecord
+from hpo.search.sampler import Proposal, TrialRecord, is_broken
 from hpo.search.samplers import Random
 from hpo.search.strategy import Curve, History
 from trainer.report import CONTINUE, Verdict
@@ -24,6 +24,7 @@ from trainer.report import CONTINUE, Verdict
 if TYPE_CHECKING:
     from hpo.space import Space
 
+_GOING = ("waiting", "running")
 STARTUP = 8  # trials that have been seen before the model is asked
 SHARE = 3  # one new trial of so many is drawn at random
 _ANYWHERE, _NEARBY = 192, 64  # configurations from which a new one is chosen
@@ -87,7 +88,7 @@ class FreezeThaw(AshaPromote):
         found = {}
         for rung in range(max(reached.values(), default=-1) + 1):
             come = [number for number, at in reached.items() if at >= rung]
-            gone = [n for n in come if reached[n] > rung or board.states[n] in ("waiting", "running", "complete")]
+            gone = [n for n in come if reached[n] > rung or board.states[n] in (*_GOING, "complete")]
             found[rung] = len(come) // self.eta - len(gone)
         return found
 
@@ -96,7 +97,8 @@ def improvement(board: Board, points: Mapping[int, Point], eta: int = 3) -> dict
     """The expected improvement of the trials with these features, by number; a number of no trial is a new one."""
     from hpo.search.curve_model import Model, observe
 
-    numbers, trials = observe(board.points, {n: board.curves[n] for n in board.curves if board.states[n] != "failed"})
+    known = {n: curve for n, curve in board.curves.items() if board.states[n] != "failed"}
+    numbers, trials = observe(board.points, known, {n for n in known if board.states[n] in _GOING})
     whole = [curve[-1][0] for n, curve in board.curves.items() if curve and board.states[n] == "complete"]
     epoch = max(whole) if whole else eta * max(curve[-1][0] for curve in board.curves.values() if curve)
     place = {number: index for index, number in enumerate(numbers)}
@@ -111,7 +113,8 @@ class FreezeThawSampler:
     SMAC do, Falkner et al. 2018; Hutter et al. 2011).
 
     A dimension is a feature, its place in the unit interval, or the middle where it is not active; a choice is one for
-    each option. Trials that fail do not enter the model, infeasible ones as the worst.
+    each option. Trials that fail do not enter the model; infeasible ones do as the worst, or behind it by how far
+    they break constraints. A trial without a curve has one point.
 
     Raises UserError for several objectives.
     """
@@ -119,7 +122,8 @@ class FreezeThawSampler:
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
         if len(objectives) != 1:
             raise UserError(
-                f"strategy 'freeze-thaw' takes one objective and the study has {len(objectives)}: choose asha-promote."
+                f"sampler 'freeze-thaw' takes one objective and the study has {len(objectives)}: choose tpe; with the "
+                "strategy of that name, choose asha-promote."
             )
         self._space, self._seed = space, seed
         self._sign = -1.0 if objectives[0].direction == "maximize" else 1.0
@@ -129,6 +133,7 @@ class FreezeThawSampler:
         self._plain = not self._conditional and all(seen[0] == "float" and seen[-1] is None for seen in known)
         self._records: dict[int, TrialRecord] = {}
         self._points: dict[int, Point] = {}
+        self._curves: dict[int, list[tuple[int, float]]] = {}
 
     def adopt(self, record: TrialRecord) -> None:
         self._take(record)
@@ -139,6 +144,10 @@ class FreezeThawSampler:
     def _take(self, record: TrialRecord) -> None:
         self._records[record.number] = record
         self._points[record.number] = self._point(record.coordinates)
+        curve = record.curve
+        if not curve and record.state in ("complete", "infeasible"):
+            curve = [(1, value if value is not None else math.nan) for value in record.values or (None,)]
+        self._curves[record.number] = [(epoch, self._sign * value) for epoch, value in curve]
 
     def exhausted(self, number: int) -> bool:
         return False
@@ -148,10 +157,10 @@ class FreezeThawSampler:
 
     def ask(self, number: int) -> Proposal:
         proposal = self._random.ask(number)
-        curves = {n: [(e, self._sign * value) for e, value in one.curve] for n, one in self._records.items()}
-        states = {n: record.state for n, record in self._records.items()}
+        curves, states = self._losses(), {n: record.state for n, record in self._records.items()}
         seen = [n for n, curve in curves.items() if states[n] != "failed" and any(math.isfinite(x) for _, x in curve)]
-        if len(seen) >= STARTUP and len(self._space) and number % SHARE:
+        known = sum(states[n] not in _GOING for n in seen)
+        if known >= STARTUP and len(self._space) and number % SHARE:
             places = self._places_for(proposal.seed, sorted(seen, key=lambda n: (_least(curves[n]), n))[:_BEST])
             points = {-1 - k: self._point_at(place) for k, place in enumerate(places)}
             worth = improvement(Board(curves, states, self._points), points)
@@ -159,6 +168,15 @@ class FreezeThawSampler:
             proposal = Proposal(self._space.from_unit(places[-1 - best]), proposal.seed)
         self._take(TrialRecord(number, "running", proposal.coordinates))
         return proposal
+
+    def _losses(self) -> dict[int, list[tuple[int, float]]]:
+        """The curves; of an infeasible trial its end, beyond every other loss by its violations."""
+        unfit = (one for one in self._records.values() if one.state == "infeasible" or is_broken(one))
+        broken = {one.number: one for one in unfit if self._curves[one.number]}
+        kept = (loss for n, curve in self._curves.items() if n not in broken for _, loss in curve)
+        worst = max((loss for loss in kept if math.isfinite(loss)), default=0.0)
+        behind = {n: worst + sum(max(by, 0.0) for by in one.violations) for n, one in broken.items()}
+        return self._curves | {n: [(self._curves[n][-1][0], loss)] for n, loss in behind.items()}
 
     def _point(self, coordinates: Mapping[str, Any]) -> Point:
         dimensions, found = self._space.dimensions, []

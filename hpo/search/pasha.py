@@ -12,8 +12,9 @@ from pydantic import Field
 
 from hpo.curves import first_losses
 from hpo.domination import ranked
+from hpo.ledger.tables import STATES
 from hpo.search.asha_promote import AshaPromote
-from hpo.search.strategy import Curve
+from hpo.search.strategy import Curve, History
 
 NEWEST = 50  # trials that the tolerance is taken from
 
@@ -37,6 +38,9 @@ class Pasha(AshaPromote):
     rungs: ClassVar[bool] = False
     name: Literal["pasha"] = "pasha"  # pyright: ignore[reportIncompatibleVariableOverride]
     percentile: float = Field(default=90.0, ge=0.0, le=100.0)
+
+    def is_top(self, history: History, rung: int) -> bool:
+        return rung >= self.top({**history.curves(STATES), history.number: history.curve})
 
     def top(self, curves: Mapping[int, Curve]) -> int:
         top = 1

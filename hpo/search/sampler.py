@@ -38,8 +38,8 @@ class TrialRecord:
     parent: int | None = None
 
     def open(self) -> TrialRecord:
-        """The same trial before it was told: asked, nothing known of how it went."""
-        return replace(self, state="running", values=None, curve=(), violations=())
+        """The same trial before it was told: asked, nothing known of how it went but for its curve so far."""
+        return replace(self, state="running", values=None, violations=())
 
 
 @dataclass(frozen=True)

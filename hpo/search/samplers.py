@@ -31,7 +31,6 @@ SAMPLERS: dict[str, dict[str, int]] = {
     "bohb": {},
 }
 
-CHOSEN = tuple(name for name in SAMPLERS if name not in BRINGS.values())  # the others come with their strategies
 MODELS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "auto")  # those that learn from trials, also another study's
 ONE_OBJECTIVE = ("cmaes", "freeze-thaw")  # those that take no more
 _LEAST = {"population_size": 2}
@@ -58,7 +57,9 @@ def sampler_spec(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     given = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = given.pop("name", None)
     if name not in SAMPLERS:
-        raise UserError(f"unknown sampler {name!r}: choose one of {', '.join(CHOSEN)}{near(str(name), CHOSEN) or '.'}")
+        raise UserError(
+            f"unknown sampler {name!r}: choose one of {', '.join(SAMPLERS)}{near(str(name), SAMPLERS) or '.'}"
+        )
     known = SAMPLERS[name]
     for option, value in given.items():
         if option not in known:

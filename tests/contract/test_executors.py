@@ -29,7 +29,7 @@ STUDY = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
 EXECUTORS = {"inline": Inline, "local-1": lambda: Local(1), "local-2": lambda: Local(2), "local-4": lambda: Local(4)}
 EXECUTORS |= {"ray-1": lambda: Ray(1), "ray-2": lambda: Ray(2)}
 TINY = str(Path(STUDY).with_name("tiny_study.py"))
-SAMPLERS = ("random", "grid", "qmc", "tpe", "gp", "cmaes", "nsga2", "nsga3", "auto")
+SAMPLERS = ("random", "grid", "qmc", "tpe", "gp", "cmaes", "nsga2", "nsga3", "auto", "bohb")
 STRATEGIES = ("none", "median", "percentile", "patient", "threshold", "wilcoxon", "halving", "asha", "hyperband")
 RARELY = ("none", "patient", "threshold")  # these stop no trial of a study whose curves all fall
 TRIALS = 24
@@ -70,7 +70,7 @@ def check(tmp_path: Path, executor: str, sampler: str, strategy: str) -> None:
 
 @pytest.mark.parametrize(
     ("executor", "sampler", "strategy"),
-    [("local-2", "tpe", "asha"), ("local-1", "qmc", "median"), ("local-4", "random", "none"), ("ray-2", "tpe", "asha")],
+    [("local-2", "tpe", "asha"), ("local-1", "qmc", "median"), ("local-4", "auto", "asha"), ("ray-2", "tpe", "asha")],
 )
 def test_a_study_is_the_same_on_every_executor(tmp_path, ray_cluster, executor, sampler, strategy):
     check(tmp_path, executor, sampler, strategy)

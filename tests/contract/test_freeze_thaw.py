@@ -136,6 +136,37 @@ def test_as_many_go_on_as_under_asha_though_not_the_same():
     assert strategy.promote(Board(curves, states | full, points), last=False) == []
 
 
+def test_what_still_trains_is_seen_where_it_came_to_a_mark():
+    """So that its next epoch alone makes no other model; nothing of it is the worst of all."""
+    points = {n: (n / 4,) for n in range(4)}
+    curves = {n: [(epoch, n + 1 / epoch) for epoch in range(1, last + 1)] for n, last in enumerate((5, 6, 3, 13))}
+    curves[2][-1] = (3, 1e9)
+    numbers, trials = observe(points, curves, growing={1, 2, 3})
+    assert numbers == [0, 1, 3] and [[epoch for epoch, _ in seen] for seen in trials.seen] == [[4, 5], [4], [4, 12]]
+    curves[1].append((7, 0.0))
+    assert observe(points, curves, growing={1, 2, 3})[1] == trials
+    assert observe(points, curves, growing={2, 3})[1] != trials
+    assert observe(points, curves, growing=set(points)) == ([], Trials((), ()))
+
+
+def test_a_trial_that_goes_on_keeps_what_its_curve_has_said(golden):
+    """Also of a sampler that has never seen it pause."""
+    told = [one for one in golden.records.values() if one.number < 25]
+    longest = max(told, key=lambda one: (len(one.curve), -one.number)).number
+    live, rebuilt = (make_sampler("freeze-thaw", SPACE, [Objective("loss")], 0) for _ in range(2))
+    for record in told:
+        live.tell(record)
+        thawed = record.number == longest
+        if thawed:
+            live.adopt(record.open())
+        (rebuilt.adopt if thawed else rebuilt.tell)(record.open() if thawed else record)
+    without = make_sampler("freeze-thaw", SPACE, [Objective("loss")], 0)
+    for record in told:
+        without.tell(record if record.number != longest else TrialRecord(longest, "running", record.coordinates))
+    first = live.ask(25)
+    assert first == rebuilt.ask(25) != without.ask(25)
+
+
 def test_the_posterior_is_that_of_the_kernel_written_down():
     """Against numpy's inverse: mean and variance of a new trial, expected improvement by its closed form."""
     rng = np.random.default_rng(0)

@@ -128,7 +128,7 @@ class Run:
         self.ask()
 
 
-ALONE = {"cmaes": "sampler 'cmaes' takes one .* choose nsga2", "freeze-thaw": "'freeze-thaw' takes one .* choose asha"}
+ALONE = {"cmaes": "sampler 'cmaes' takes one .* choose nsga2", "freeze-thaw": "'freeze-thaw' takes one .* choose tpe"}
 
 
 def refused(name, objectives):
@@ -501,37 +501,50 @@ def test_cmaes_starts_at_the_priors():
 
 
 @pytest.mark.parametrize(
-    ("space", "objectives", "expected"),
+    ("objectives", "warm", "expected"),
     [
-        ({"x": Float(0.0, 1.0), "n": Int(1, 9)}, 1, {0: "gp", 99: "gp", 100: "cmaes", 9999: "cmaes"}),
-        ({"x": Float(0.0, 1.0), "c": Choice([1, 2])}, 1, {0: "tpe", 9999: "tpe"}),
-        ({"x": Float(0.0, 1.0), "n": Int(1, 9, when={"m": 1})}, 1, {0: "tpe", 9999: "tpe"}),
-        ({"x": Float(0.0, 1.0)}, 2, {0: "tpe", 249: "tpe", 250: "nsga2"}),
-        ({"x": Float(0.0, 1.0)}, 4, {0: "tpe", 250: "nsga3"}),
+        (1, False, {0: "freeze-thaw", 499: "freeze-thaw", 500: "tpe", 9999: "tpe"}),
+        (1, True, {0: "tpe", 9999: "tpe"}),
+        (2, False, {0: "tpe", 249: "tpe", 250: "nsga2"}),
+        (4, True, {0: "tpe", 250: "nsga3"}),
     ],
 )
-def test_auto_chooses_by_space_objectives_and_number(space, objectives, expected):
-    found = {number: auto.choice(Space(space), ONE * objectives, number) for number in expected}
-    assert found == expected
+def test_auto_chooses_by_objectives_start_and_number(objectives, warm, expected):
+    assert {number: auto.choice(objectives, number, warm) for number in expected} == expected
 
 
 def test_auto_goes_over_to_another_sampler_with_all_that_it_knows(monkeypatch):
-    monkeypatch.setattr(auto, "FEW", 6)
+    monkeypatch.setattr(auto, "FEW", 14)
     space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})
+    golden, told = make_sampler("auto", space, ONE, 0), []
 
-    def loss(number, proposal):
-        return (sum(u**2 for u in proposal.coordinates.values()),)
+    def taught(name):
+        sampler = make_sampler(name, space, ONE, 0)
+        for record in told:
+            sampler.tell(record)
+        return sampler
 
-    golden, asked = make_sampler("auto", space, ONE, 0), []
-    for number in range(20):
-        asked.append(golden.ask(number))
-        golden.tell(record_of(number, asked[-1], "complete", loss(number, asked[-1])))
-    assert [bool(one.trial_attrs) for one in asked] == [False] * 6 + [True] * 14
-    for cut in (5, 6, 7, 13):
-        again = make_sampler("auto", space, ONE, 0)
-        for number in range(cut):
-            again.tell(record_of(number, asked[number], "complete", loss(number, asked[number])))
-        assert again.ask(cut) == asked[cut]
+    for number in range(18):
+        asked = golden.ask(number)
+        for name in ("auto", "freeze-thaw" if number < 14 else "tpe"):
+            assert taught(name).ask(number) == asked
+        told.append(record_of(number, asked, "complete", (sum(u**2 for u in asked.coordinates.values()),)))
+        golden.tell(told[-1])
+
+
+def test_freeze_thaws_sampler_keeps_to_what_is_feasible_without_curves():
+    """Best where x is allowed no more; violations grow with x, so that they lead back where every trial breaks it."""
+    space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})
+    for bound in (0.5, 0.1):
+        sampler, drawn = make_sampler("freeze-thaw", space, ONE, 0), []
+        for number in range(45):
+            drawn.append(at := sampler.ask(number).coordinates)
+            over, loss = at["x"] - bound, -at["x"] + (at["y"] - 0.7) ** 2
+            state = "infeasible" if over > 0 else "complete"
+            sampler.tell(TrialRecord(number, state, at, (loss,), (), violations=(over,)))
+        late = [at for number, at in enumerate(drawn) if number >= 24 and number % 3]
+        assert sum(at["x"] > bound + 0.05 for at in late) <= 3
+        assert statistics.median(abs(at["x"] - bound) + abs(at["y"] - 0.7) for at in late) < 0.15
 
 
 def test_tpe_learns_what_is_good_and_what_is_infeasible():

@@ -14,7 +14,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.opening import Options
 from hpo.run import Request, declare
-from hpo.search.samplers import CHOSEN, MODELS
+from hpo.search.samplers import MODELS, SAMPLERS
 
 STUDY = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
 GOOD = {"lr": 0.01, "optimizer": "adamw", "num_heads": 4, "hidden_size": 64}
@@ -38,7 +38,7 @@ def drive(home, trials, **flags):
         ledger.close()
 
 
-@pytest.mark.parametrize("sampler", [name for name in CHOSEN if name != "gp"])
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "gp"])
 def test_enqueued_configurations_come_first_and_a_resume_goes_on_behind_them(tmp_path, sampler):
     queue = [GOOD, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.5}]
     flags = {"sampler": sampler, "enqueue": queue}

@@ -97,11 +97,11 @@ def test_surface_is_frozen():
 def test_help_names_every_sampler_strategy_order_and_executor():
     from hpo.executing import EXECUTORS
     from hpo.run import ORDERS
-    from hpo.search.samplers import CHOSEN
+    from hpo.search.samplers import SAMPLERS
     from hpo.search.strategy import STRATEGIES
 
     text = hpo("run", "--help").stdout
-    for name in (*CHOSEN, *STRATEGIES, *ORDERS, *EXECUTORS):
+    for name in (*SAMPLERS, *STRATEGIES, *ORDERS, *EXECUTORS):
         assert re.search(rf"\b{name}\b", text), name
 
 
@@ -383,7 +383,6 @@ def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
             ("run", "--trials", "1", "-o", "train.folds=100000"),
             "train.folds=100000: each fold trains a model from the beginning, so give 1000 or less.",
         ),
-        (("run", "--trials", "1", "--sampler", "bohb"), "--sampler bohb: it comes with the strategy of that name"),
         (("run", "--trials", "3", "--strategy", "pbt"), "--trials 3: pbt needs --trials 80, 8 members in 10"),
         (("export", "0", "--to", "a/b/c"), "--to a/b/c: there is no directory a/b; make it, or name another file."),
     ],

@@ -218,10 +218,25 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     strategy = make_strategy(by_default)
     assert [epoch for epoch in range(1, 40) if strategy.rung(epoch) != strategy.rung(epoch - 1)] == [4, 12, 36]
     assert strategy.eta == 3
-    assert [unasked({"strategy": one}) for one in ({**by_default, "eta": 4}, {"name": "none"})] == ["", ""]
-    ordered = unasked({"strategy": by_default, "order": "ordered", "window": 8})
+    plain = {"sampler": "tpe", "objectives": [{}], "earlier": [], "order": "ordered", "window": 8}
+    assert [[*unasked(plain | {"strategy": one})] for one in ({**by_default, "eta": 4}, {"name": "none"})] == [[], []]
+    (ordered,) = unasked(plain | {"strategy": by_default})
     assert "8 or more trials before it" in ordered
-    assert "before it" not in unasked({"strategy": by_default, "order": "async"})
+    assert "before it" not in next(iter(unasked(plain | {"strategy": by_default, "order": "async"})))
+
+
+@pytest.mark.parametrize(
+    ("objectives", "earlier", "said"),
+    [
+        (1, 0, "freeze-thaw up to trial 500, then tpe"),
+        (1, 3, "tpe"),
+        (2, 0, "tpe up to trial 250, then nsga2"),
+        (5, 3, "tpe up to trial 250, then nsga3"),
+    ],
+)
+def test_what_auto_chooses_is_said_first(objectives, earlier, said):
+    spec = {"sampler": "auto", "objectives": [{}] * objectives, "earlier": [{}] * earlier, "strategy": {"name": "none"}}
+    assert [*unasked(spec)] == [f"sampler: auto, which is {said}"]
 
 
 def test_the_live_screen_fits_the_terminal_and_keeps_the_best_in_sight(ledger):
