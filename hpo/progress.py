@@ -80,6 +80,11 @@ class Progress:
         return self.states["paused"]
 
     @property
+    def begins(self) -> bool:
+        """Whether nothing has been trained yet since this process began to watch."""
+        return (self.ended + self.paused, self.epochs) == (self._halted_before, self._epochs_before)
+
+    @property
     def elapsed(self) -> float:
         return self._clock.monotonic() - self._began
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.5
 SILENCE = 30.0  # seconds after which a run that prints lines says what it is doing
+FIRST_SILENCE = 1.0  # the same, before anything has been trained
 MOST_SHOWN = 5  # trials of a front that a run ends with
 WIDE = 76  # columns from which on there is room for curves
 _BARS = "▁▂▃▄▅▆▇█"
@@ -53,6 +54,7 @@ class View:
         self._console = console
         self._workers = workers
         self._due = self._told = 0.0
+        self._said_begins = False
         self.progress = Progress(ledger, name, self._clock)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
@@ -93,10 +95,11 @@ class View:
         elif not self._console.is_terminal:
             for trial in halted:
                 self._line(self._halted(trial))
-            if not halted and now > self._told + SILENCE:
-                running = self.progress.states["running"]
-                doing = f"{running} running" if running else "workers are starting"
-                self._line(f"{doing}, {counted(self.progress.epochs, 'epoch')} trained  ({self.progress.counts()})")
+            begins = self.progress.begins and not self._said_begins
+            if not halted and now > self._told + (FIRST_SILENCE if begins else SILENCE):
+                self._said_begins = True
+                epochs = counted(self.progress.epochs, "epoch")
+                self._line(f"{doing(self.progress)}, {epochs} trained  ({self.progress.counts()})")
 
     def _heading(self) -> str:
         spec = self.progress.spec
@@ -134,6 +137,13 @@ def unasked(spec: Mapping[str, Any]) -> Iterator[str]:
         yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bool(spec['earlier']))}"
 
 
+def doing(progress: Progress) -> str:
+    """What is waited for."""
+    if running := progress.states["running"]:
+        return f"{counted(running, 'trial')} running" + (", in the first epoch" if progress.begins else "")
+    return "workers are starting"
+
+
 def data_report(data: Mapping[str, Any]) -> Iterator[str]:
     """What the study's check found: its counts that are not 0 in one line, each text and list in one of its own."""
     texts = {what: value for what, value in data.items() if isinstance(value, str | list)}
@@ -163,7 +173,8 @@ def screen(progress: Progress, heading: str, width: int, height: int) -> Constra
     bar = ProgressBar(total=total or max(done, 1), completed=done, width=left)
     totals = Table.grid(padding=(0, 2))
     totals.add_row(bar, text)
-    return Constrain(Group(head, totals, _table(progress, width, max(height - 7, 3))), width)
+    waited = [Text(f"{doing(progress)} ...", style="dim", no_wrap=True)] if progress.begins else []
+    return Constrain(Group(head, totals, *waited, _table(progress, width, max(height - 7 - len(waited), 3))), width)
 
 
 def _table(progress: Progress, width: int, rows: int) -> Table:

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -118,10 +119,14 @@ def answers(host: str, port: int) -> bool:
 
 def _wait(server: subprocess.Popen[bytes], host: str, port: int, home: Home, stopped: list[int]) -> bool:
     """True once it answers, False if told to stop before."""
-    deadline = time.monotonic() + START_SECONDS
+    began, told = time.monotonic(), False
+    deadline = began + START_SECONDS
     while not stopped:
         if answers(host, port):
             return True
+        if not told and time.monotonic() > began + 1.0:
+            told = True
+            print("MLflow's server is starting, which takes about ten seconds ...", file=sys.stderr, flush=True)
         if server.poll() is not None or time.monotonic() > deadline:
             raise HpoError(f"MLflow's server did not start: {_last_line(_log(home))} (see {_log(home)}).")
         time.sleep(0.2)

@@ -272,6 +272,24 @@ def test_a_terminal_gets_its_table_and_is_left_clean(ledger):
     assert view.progress.trials[0].state == "complete"
 
 
+def test_a_run_that_has_trained_nothing_says_what_it_waits_for_and_only_once(ledger):
+    clock, pipe = FakeClock(), console(200)
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    assert "workers are starting ..." in text_of(screen(view.progress, "heading", 100, 24))
+    put_trial(ledger, 0, "running")
+    for _ in range(20):
+        clock.sleep(1.0)
+        view.tick()
+    lines = pipe.file.getvalue().splitlines()
+    assert lines[1:] == ["1 trial running, in the first epoch, 0 epochs trained  (0/10)"]
+    assert "1 trial running, in the first epoch ..." in text_of(screen(view.progress, "heading", 100, 24))
+    change_trial(ledger, 0, epoch=1)
+    clock.sleep(29.0)
+    view.tick()
+    assert pipe.file.getvalue().splitlines()[2:] == ["1 trial running, 1 epoch trained  (0/10)"]
+    assert "..." not in text_of(screen(view.progress, "heading", 100, 24))
+
+
 def test_the_summary_says_what_to_do_next(ledger):
     put_trial(ledger, 0, "complete", (0.5,), params={"train.optim.lr": 0.001})
     progress = Progress(ledger, "crafted", FakeClock())
