@@ -8,10 +8,11 @@ from typing import Any
 
 from hpo.config import apply
 from hpo.errors import HpoError, UserError
+from hpo.failures import place
 from hpo.ledger.claims import Claim
 from hpo.study import Study, parallel_of
 from trainer.checkpoint import CheckpointStore
-from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory
+from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
 from trainer.folds import fit_folds
 from trainer.loop import Watch, fit
 from trainer.rank import peer_lost
@@ -59,6 +60,10 @@ def outcome_of(error: BaseException) -> Outcome:
         raise error
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         raise CheckpointError(f"the disk takes no more ({error}): free some space, then resume.") from error
-    # A bug in the study's code; its whole traceback goes to the ledger.
+    # A bug in the study's code; its whole traceback goes to the ledger, unless the trainer has put it into a sentence.
+    where = place(error)
+    if isinstance(error, TrainerError) and not where:
+        return Outcome("user_error", error=str(error))
+    said = f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
-    return Outcome("user_error", error=f"{type(error).__name__}: {error}", traceback=trace)
+    return Outcome("user_error", error=f"{where}: {said}" if where else said, traceback=trace)

@@ -34,9 +34,9 @@ def nothing_feasible(study: str, asked: int) -> str:
 
 
 def mend(study: str, budget: Budget, used: Budget) -> str:
-    """How a study goes on whose task is to be mended; what failed has used up the budget, since it counts."""
+    """How a study goes on whose code is to be mended; what failed has used up the budget, since it counts."""
     more = ""
     for flag, given, gone in (("trials", budget.trials, used.trials), ("epochs", budget.epochs, used.epochs)):
         if given is not None and gone is not None and gone >= given:
             more += f" --{flag} {2 * given}"
-    return f"mend the task, then `{command(f'resume --study {study} --allow-drift{more}')}` goes on."
+    return f"mend the study, then `{command(f'resume --study {study} --allow-drift{more}')}` goes on."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from hpo.ledger.tables import events
 
 MAX_EQUAL_FAILURES = 3  # in a row, with one and the same traceback
 _HERE = Path(__file__).parents[1]
+_NOT_A_STUDYS = (_HERE / "hpo", _HERE / "trainer", *map(Path, set(sysconfig.get_paths().values())))
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line .*\n(?:    .*\n)*', re.MULTILINE)
 FORGIVEN = "failures_forgiven"  # the event of a resume after such an end
 
@@ -44,6 +47,19 @@ class Streak:
 
     def explain(self, resume: str) -> str:
         return f"{len(self.traces)} trials in a row failed in the same way:\n{own_part(self.traces[-1])}\n{resume}"
+
+
+def place(error: BaseException) -> str:
+    """`sine.py:31, in loss`: the innermost frame of the study's own code; empty where there is none."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _studys(Path(frame.filename))]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}, in {own[-1].name}" if own else ""
+
+
+def _studys(file: Path) -> bool:
+    """Whether a study's code lies there: neither this platform's nor an installed library's."""
+    if file.is_relative_to(_HERE / "studies"):
+        return True
+    return file.is_absolute() and not any(file.is_relative_to(one) for one in _NOT_A_STUDYS)
 
 
 def own_part(trace: str) -> str:

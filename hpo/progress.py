@@ -34,6 +34,11 @@ class Trial:
     child: bool = False  # it goes on from another one's checkpoint
 
     @property
+    def why(self) -> str:
+        """Why it failed or is infeasible, in a line."""
+        return self.error.splitlines()[0] if self.error and self.state in ("failed", "infeasible") else ""
+
+    @property
     def shown(self) -> list[float | None]:
         """A value of each objective that there is one of: until the trial has ended the first one's newest."""
         return self.values if None not in self.values and self.values else [*self.curve[-1:]]

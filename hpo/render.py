@@ -94,7 +94,7 @@ class View:
             self._live.update(screen(self.progress, self._heading(), width, height), refresh=True)
         elif not self._console.is_terminal:
             for trial in halted:
-                self._line(self._halted(trial))
+                self._line(self._halted(trial, left=trial is halted[-1]))
             begins = self.progress.begins and not self._said_begins
             if not halted and now > self._told + (FIRST_SILENCE if begins else SILENCE):
                 self._said_begins = True
@@ -107,15 +107,18 @@ class View:
         workers = counted(self._workers, "worker")
         return f"{spec['sampler']} · {spec['strategy']['name']} · {workers} · {order} · seed {spec['seed']}"
 
-    def _halted(self, trial: Trial) -> str:
-        per_minute, _ = self.progress.rates()
+    def _halted(self, trial: Trial, *, left: bool) -> str:
+        """A trial that has ended or paused, and, if asked, how much is `left`: of several at a time once."""
         judged = zip(self.progress.metrics, trial.shown, strict=False)
         value = "".join(f"  {metric} {number(value)}" for metric, value in judged)
         front = "on the front so far" if len(self.progress.metrics) > 1 else "best so far"
         best = f"  {front}" if trial in self.progress.best else ""
-        why = f"  {trial.error.splitlines()[0]}" if trial.error and trial.state in ("failed", "infeasible") else ""
-        left = f"{self.progress.counts()}, {per_minute:.1f} trials/min, ETA {_eta(self.progress)}"
-        return f"trial {trial.number} {trial.state}  epoch {epochs(trial)}{value}{best}{why}  ({left})"
+        why = f"  {trial.why}" if trial.why else ""
+        text = f"trial {trial.number} {trial.state}  epoch {epochs(trial)}{value}{best}{why}"
+        if not left:
+            return text
+        per_minute, _ = self.progress.rates()
+        return f"{text}  ({self.progress.counts()}, {per_minute:.1f} trials/min, ETA {_eta(self.progress)})"
 
     def _line(self, text: str) -> None:
         self._told = self._clock.monotonic()
@@ -207,7 +210,7 @@ def _cells(trial: Trial, best: bool, judged: int) -> list[Text]:
         Text(trial.state, style=_STYLE[trial.state]),
         *(Text(text, style=marked) for text in [*shown, *[""] * judged][:judged]),
         Text(sparkline(trial.curve)),
-        Text(short_params(trial.params), style="dim", no_wrap=True, overflow="ellipsis"),
+        Text(trial.why or short_params(trial.params), "red" if trial.why else "dim", no_wrap=True, overflow="ellipsis"),
     ]
 
 
@@ -232,6 +235,8 @@ def summary(progress: Progress, result: Result) -> str:
         lines.append(f"MLflow is behind by {behind}: `{command('sync')}` sends what is missing; nothing is lost.")
     study = f"--study {progress.name}"
     following: dict[str, str] = {}
+    if failed := [trial.number for trial in progress.trials.values() if trial.state == "failed"]:
+        following[command(f"show {min(failed)} {study}")] = "why it failed"
     if result.state == "interrupted" and not result.reason:
         following[command(f"resume {study}")] = "goes on from the last checkpoints"
     elif progress.best:

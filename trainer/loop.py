@@ -30,7 +30,7 @@ from trainer.seeding import derive, seed_all
 from trainer.stability import RECENT, Spikes, as_json, loudest
 from trainer.state import TrainState
 from trainer.step import Stepper
-from trainer.task import Task
+from trainer.task import Task, measured
 
 
 def fit(
@@ -339,7 +339,7 @@ class Fit:
         self.task.progress, self.task.step = self.state.step / self.total, self.state.step
         model = self.state.average.model.eval()
         with torch.no_grad(), autocast(self.config.precision, self.device):
-            metrics = {name: float(value) for name, value in self.task.evaluate(model).items()}
+            metrics = measured(self.task, model)
             for name, text in self.task.artifacts(model).items():
                 hand_over(self.reporter, name, text)
         return self.ranks.agree(metrics)

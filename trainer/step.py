@@ -24,7 +24,7 @@ from trainer.penalty import differentiable, penalised
 from trainer.precision import autocast, underflow
 from trainer.seeding import derive, seed_all
 from trainer.state import TrainState
-from trainer.task import Loss, Task
+from trainer.task import Loss, Task, method
 
 Jump = tuple[float, float]  # the loss of a window that jumped, and the norm of its gradient
 
@@ -165,7 +165,10 @@ class Stepper:
         with autocast(self.config.precision, self.device), self.offloaded():
             loss = self.task.loss(self.module, batch)
         if not isinstance(loss, Loss):
-            raise TrainerError(f"Task.loss must return a trainer.task.Loss(sum, count), not {type(loss).__name__}.")
+            raise TrainerError(
+                f"{method(self.task, 'loss')} returned a {type(loss).__name__}: return Loss(sum, n), the losses of n "
+                "samples added up, or of their mean Loss(mean * n, n)."
+            )
         if loss.sum.dtype in (torch.bfloat16, torch.float16):
             raise TrainerError(
                 f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, TrainerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,33 @@ class Loss:
         """The same with every number, and so every gradient, multiplied."""
         terms = {name: term * factor for name, term in self.terms.items()}
         return Loss(self.sum * factor, self.count * factor, terms)
+
+
+def method(task: Any, name: str) -> str:
+    """`loss() of SineTask (sine.py:28)`, for a sentence on what it returned."""
+    code = getattr(getattr(type(task), name), "__code__", None)
+    where = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+    return f"{name}() of {type(task).__name__}{where}"
+
+
+def measured(task: Task, model: nn.Module) -> dict[str, float]:
+    """The metrics that the task evaluates to. Raises TrainerError where they are no numbers by name."""
+    found: Any = task.evaluate(model)
+    if not isinstance(found, Mapping):
+        raise TrainerError(
+            f"{method(task, 'evaluate')} returned a {type(found).__name__}: return numbers by name, as in "
+            "{'val/loss': 0.5}."
+        )
+    metrics: dict[str, float] = {}
+    for name, value in found.items():
+        try:
+            metrics[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TrainerError(
+                f"{method(task, 'evaluate')} gave {name!r} a {type(value).__name__} that is no number ({error}): "
+                "return one for each name."
+            ) from error
+    return metrics
 
 
 class Task:

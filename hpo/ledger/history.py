@@ -262,11 +262,13 @@ class Curves:
         reported = [key for (key,) in connection.execute(_KEYS, {"trial": trial_id})]
         metric = next((one for one in metrics if one not in reported), " with ".join(metrics))
         shown = [key for key in reported if not machine_dependent(key)]
-        error = f"the task never reported {metric!r} at the end of an epoch, but {', '.join(shown) or 'nothing'}: "
+        shown.sort(key=lambda key: key.startswith("train/"))
+        error = f"no epoch has reported {metric!r}, by which the study judges"
         if metric in shown:
-            error += "report it with epoch=, and of a step only once, since the first report of a step counts."
+            error += ": report it with epoch=, and of a step only once, since the first report of a step counts."
         else:
-            error += f"return it from evaluate(){near(metric, shown) or '.'}"
+            error += f"{near(metric, shown) or '.'} Reported were {', '.join(shown) or 'nothing'}: "
+            error += "name one of them in the study, or return it from evaluate()."
         return _ended(outcome, "user_error", error)
 
 

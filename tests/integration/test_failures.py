@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import mlflow
 import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner
 
+from hpo.attempt import outcome_of
 from hpo.cli import app
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.tables import trials
+from trainer.errors import TrainerError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
 
@@ -61,7 +64,7 @@ STUDY = Study(
 # fate -> the trial's state, its outcome, MLflow's status, a part of its error
 RULES = {
     "well": ("complete", "complete", "FINISHED", ""),
-    "bug": ("failed", "user_error", "FAILED", "ZeroDivisionError: a bug of the user's"),
+    "bug": ("failed", "user_error", "FAILED", "kinds.py:18, in fit: ZeroDivisionError: a bug of the user's"),
     "configuration": ("failed", "bad_config", "FAILED", "train.optim.name=odd cannot be trained."),
     "memory": ("infeasible", "out_of_memory", "FAILED", "does not fit"),
     "divergence": ("infeasible", "nonfinite", "FAILED", "loss is NaN at step 3"),
@@ -113,3 +116,19 @@ def test_equal_tracebacks_end_a_study_and_are_shown_once(tmp_path, study):
     assert result.stderr.count("ZeroDivisionError: a bug of the user's") == 1
     assert "3 trials in a row failed in the same way" in result.stderr
     assert json.loads(hpo("status", "--json", home=home).stdout)["trials"]["failed"] == 3
+    said = "kinds.py:18, in fit: ZeroDivisionError: a bug of the user's"
+    lines = [line for line in result.stdout.splitlines() if said in line]
+    assert [line.split()[:3] for line in lines] == [["trial", str(number), "failed"] for number in range(3)]
+    assert f"hpo show 0 --study kinds --home {home.root}" in result.stdout
+
+
+def test_the_place_of_a_failure_is_in_the_studys_code_and_never_in_a_library(tmp_path):
+    (tmp_path / "own.py").write_text("import json\ndef loss():\n    json.loads('{')\n")
+    module = ModuleType("own")
+    exec(compile((tmp_path / "own.py").read_text(), str(tmp_path / "own.py"), "exec"), module.__dict__)
+    with pytest.raises(ValueError) as caught:
+        module.loss()
+    outcome = outcome_of(ValueError("twice\nsaid").with_traceback(caught.value.__traceback__))
+    assert outcome.error == "own.py:3, in loss: ValueError: twice\nsaid"
+    assert outcome.traceback and "json/decoder.py" in outcome.traceback
+    assert outcome_of(TrainerError("The trainer's own sentence.")).error == "The trainer's own sentence."

@@ -576,8 +576,26 @@ def test_a_loss_that_is_a_bare_tensor_is_refused_by_name(tmp_path):
         def loss(self, model, batch):
             return super().loss(model, batch).sum
 
-    with pytest.raises(TrainerError, match=r"must return a trainer\.task\.Loss\(sum, count\), not Tensor"):
+    said = r"loss\(\) of Bare \(test_trainer_fit\.py:\d+\) returned a Tensor: return Loss\(sum, n\), .* Loss\(mean \*"
+    with pytest.raises(TrainerError, match=said):
         Trial(tmp_path, Bare).attempt()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, r"evaluate\(\) of Odd \(test_trainer_fit\.py:\d+\) returned a NoneType: return numbers by name"),
+        ({"val/loss": torch.zeros(2)}, r"evaluate\(\) of Odd .* gave 'val/loss' a Tensor that is no number"),
+        ({"val/loss": "low"}, r"gave 'val/loss' a str that is no number .*: return one for each name"),
+    ],
+)
+def test_metrics_that_are_no_numbers_are_refused(tmp_path, given, said):
+    class Odd(Toy):
+        def evaluate(self, model):
+            return given
+
+    with pytest.raises(TrainerError, match=said):
+        Trial(tmp_path, Odd).attempt()
 
 
 def test_a_loss_that_is_summed_up_in_bf16_is_refused(tmp_path):

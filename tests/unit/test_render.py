@@ -196,7 +196,7 @@ def test_without_a_terminal_each_trial_that_ends_is_one_line(ledger):
     view.stop()
     lines = to.file.getvalue().splitlines()
     assert lines[0] == "crafted: 10 trials, 1 of them done before; tpe · asha · 2 workers · ordered, window 4 · seed 0"
-    assert lines[1].startswith("trial 1 complete  epoch 2/4  val/accuracy 0.75  best so far  (3/10, ")
+    assert lines[1] == "trial 1 complete  epoch 2/4  val/accuracy 0.75  best so far", "the totals stand in the next"
     assert lines[2].startswith("trial 2 failed  epoch 0/4  ValueError: [bold]no[/bold]  (3/10, ")
     assert len(lines) == 3
 
@@ -288,6 +288,17 @@ def test_a_run_that_has_trained_nothing_says_what_it_waits_for_and_only_once(led
     view.tick()
     assert pipe.file.getvalue().splitlines()[2:] == ["1 trial running, 1 epoch trained  (0/10)"]
     assert "..." not in text_of(screen(view.progress, "heading", 100, 24))
+
+
+def test_why_a_trial_failed_stands_in_the_table_and_the_summary_names_the_command_that_says_more(ledger):
+    clock = FakeClock()
+    view = View(ledger, "crafted", console(200), workers=2, clock=clock).start()
+    put_trial(ledger, 1, "failed", error="own.py:3, in loss: ValueError: twice\nsaid")
+    clock.sleep(5.0)
+    view.tick()
+    assert "own.py:3, in loss: ValueError: twice" in text_of(screen(view.progress, "heading", 120, 24), 120)
+    ended = summary(view.progress, Result("crafted", "complete", "", 0, None))
+    assert "hpo show 1 --study crafted" in ended
 
 
 def test_the_summary_says_what_to_do_next(ledger):
