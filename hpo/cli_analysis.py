@@ -82,10 +82,13 @@ def plot(
     if not drawn:
         raise typer.Exit(1)
     if save:
-        print(f"drawn in {save}: {', '.join(plots.draw(of, drawn, Path(save)))}")
+        with commandline.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
+            files = plots.draw(of, drawn, Path(save))
+        print(f"drawn in {save}: {', '.join(files)}")
         return
     with tempfile.TemporaryDirectory() as directory:
-        files = plots.draw(of, drawn, Path(directory))
+        with commandline.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
+            files = plots.draw(of, drawn, Path(directory))
         with ledger.read() as connection:
             study_id = reads.study_row(connection, name)["id"]
         handover.leave(ledger, at.files(name, None), study_id, {f"plots/{file}": files[file] for file in files})
@@ -104,7 +107,7 @@ def importance(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """How much of the difference between the trials each parameter explains."""
+    """How much of the trials' difference each parameter explains."""
     from hpo.analysis import importance as judged
     from hpo.analysis import plots
 
@@ -136,7 +139,7 @@ def confirm(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Train the best trials again under other seeds: what was luck, and what holds on data nobody selected by.
+    """Train the best trials again under other seeds: what was luck. Data that nobody selected by judge them too.
 
     They are trials of a study of its own, NAME-confirm, which goes on where it was interrupted.
     """
@@ -166,7 +169,7 @@ def ablate(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Train the best trial with each of its parameters, one at a time, back at its default: what does each bring?
+    """Train the best trial without each parameter: what each brings. One at a time goes back to its default.
 
     They are trials of a study of its own, NAME-ablate, which goes on where it was interrupted.
     """
@@ -176,7 +179,7 @@ def ablate(
     ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
     best = of.chosen(trial)
     tried, own = ablating.variants(of, best), name or f"{of.name}-ablate"
-    _drive(ledger, of, own, ablating.listed(best, tried, seeds), driven, quiet=as_json)
+    _drive(ledger, of, own, ablating.listed(of, tried, seeds), driven, quiet=as_json)
     found = ablating.ablations(of, own, best, tried, repeats(ledger, own))
     print((ablating.to_json if as_json else ablating.describe)(found))
 

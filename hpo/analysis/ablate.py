@@ -58,14 +58,13 @@ def _active(of: Found, params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def listed(trial: Mapping[str, Any], found: Sequence[Variant], seeds: int) -> list[dict[str, Any]]:
-    """The variants, each under the same `seeds` seeds, of which the first is the trial's."""
-    first = trial["config"][SEED]
+def listed(of: Found, found: Sequence[Variant], seeds: int) -> list[dict[str, Any]]:
+    """The variants, as found too, each under the same `seeds` seeds: by that of the trial it was selected."""
     return [
-        {"label": one.label, "params": {**one.params, **({SEED: first + i} if i else {})}}
+        {"label": one.label, "params": {**one.params, SEED: seed}}
         for one in found
         if not one.refused
-        for i in range(seeds)
+        for seed in of.unused_seeds(seeds)
     ]
 
 
@@ -114,8 +113,7 @@ def _ablated(
     as_found: Sequence[float | None],
     sign: float,
 ) -> Ablated:
-    pairs = zip(values, as_found, strict=False)
-    worse = Spread.of([None if a is None or b is None else sign * (a - b) for a, b in pairs])
+    worse = Spread.of_pairs(values, as_found, sign)
     found, default = trial["params"].get(one.label), of.base.get(one.label)
     return Ablated(one.label, found, default, Spread.of(values), worse if one.label != FOUND else None, one.refused)
 
@@ -140,7 +138,9 @@ def _described(found: Ablation) -> str:
     lines = aligned(table)
     lines += [f"{row.label} cannot go back alone: {row.refused}" for row in found.rows if row.refused]
     seeds = max((row.value.count for row in found.rows if row.value), default=0)
-    lines.append(f"trial {found.trial} of study {found.study}, over {counted(seeds, 'seed')}")
+    lines.append(
+        f"trial {found.trial} of study {found.study}, over {counted(seeds, 'seed')} it was not selected by, paired"
+    )
     if seeds == 1:
         lines.append("One seed cannot tell a small difference from chance: --seeds 3 can.")
     return "\n".join(lines)

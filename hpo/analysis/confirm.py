@@ -13,20 +13,19 @@ from typing import Any
 
 from hpo.analysis.listed import SEED, Found, Repeat, Spread
 from hpo.errors import UserError
-from hpo.objective import best_of, rank
+from hpo.objective import Objective, best_of, rank
 from hpo.words import aligned, counted
 
 
 def listed(of: Found, top: int, seeds: int) -> list[dict[str, Any]]:
-    """The `top` best trials, each under the same `seeds` seeds: those that follow on the largest the study has used.
+    """The `top` best trials, each under the same `seeds` seeds that the study has not used.
 
     With several objectives they are those that together cover the front best.
     """
-    first = 1 + max(trial["config"][SEED] for trial in of.ranked)
     return [
-        {"label": _label(trial["number"]), "params": {**trial["params"], SEED: first + i}}
+        {"label": _label(trial["number"]), "params": {**trial["params"], SEED: seed}}
         for trial in of.best(top)
-        for i in range(seeds)
+        for seed in of.unused_seeds(seeds)
     ]
 
 
@@ -71,6 +70,8 @@ class Confirmation:
     """By one objective: the configurations, the best under other seeds first.
 
     `front` are the trials that under other seeds no other is better than in every objective; with one, the best.
+    `gap` is held out minus selected, over the trials; `ahead` by how much the first one is better than the second, over
+    the seeds.
     """
 
     study: str
@@ -79,6 +80,8 @@ class Confirmation:
     hold_out: str | None
     rows: Sequence[Confirmed]
     front: Sequence[int]
+    gap: Spread | None
+    ahead: Spread | None
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "rows": [{**asdict(row), "gap": row.gap} for row in self.rows]}
@@ -97,8 +100,16 @@ def confirmations(
     for place, (objective, hold_out) in enumerate(zip(of.objectives, hold_outs, strict=True)):
         rows = [_confirmed(number, selected[number][place], own, place) for number, own in runs.items()]
         rows.sort(key=lambda row: rank(objective.to_json(), row.trial, row.again.mean if row.again else None))
-        confirmed.append(Confirmation(of.name, name, objective.metric, hold_out, rows, front))
+        gap = Spread.of([row.gap for row in rows])
+        ahead = _ahead(objective, place, *(runs[row.trial] for row in rows[:2])) if len(rows) > 1 else None
+        confirmed.append(Confirmation(of.name, name, objective.metric, hold_out, rows, front, gap, ahead))
     return confirmed
+
+
+def _ahead(objective: Objective, place: int, first: Sequence[Repeat], second: Sequence[Repeat]) -> Spread | None:
+    """By how much the first is better, under each seed against the second under the same."""
+    values, others = ([run.values[place] for run in runs] for runs in (first, second))
+    return Spread.of_pairs(values, others, -1.0 if objective.direction == "minimize" else 1.0)
 
 
 def _mean(runs: Sequence[Repeat], place: int) -> float | None:
@@ -146,6 +157,8 @@ def _said(found: Confirmation, known: bool) -> list[str]:
     lines = [f"{mean}; selected: the value in study {found.study}"]
     if known:
         lines.append(f"gap: {found.hold_out} minus the value it was selected by; nothing here is chosen by it")
+        if found.gap and found.gap.error is not None:
+            lines.append(f"mean gap {found.gap.described('trial')}")
     elif found.hold_out:
         lines.append(
             f"no trial has reported {found.hold_out}: name a metric by --hold-out, or have the task measure it"
@@ -155,9 +168,9 @@ def _said(found: Confirmation, known: bool) -> list[str]:
     if first.again is None:
         return [*lines, "no run came to a value"]
     lines.append(f"best under other seeds: trial {first.trial}")
-    if len(found.rows) > 1 and (second := found.rows[1].again) and first.again.error and second.error:
-        apart = abs(first.again.mean - second.mean)
-        error = (first.again.error**2 + second.error**2) ** 0.5
-        if apart < 2 * error:
-            lines[-1] += f", by {apart:.2g}, which is within twice its standard error ({error:.2g}) of the next"
+    if found.ahead:
+        lines[-1] += f"; it is better than trial {found.rows[1].trial} by {found.ahead.described('seed')}"
+        lines[-1] += ", seed by seed"
+        if found.ahead.error is not None and found.ahead.mean < 2 * found.ahead.error:
+            lines.append("That is less than twice the standard error: the order of these two may be chance.")
     return lines

@@ -20,6 +20,7 @@ from hpo.run import Request
 from hpo.spec import StudySpec
 from hpo.study import Study
 from hpo.trained import declared
+from hpo.words import counted
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -50,6 +51,11 @@ class Found:
         """The `top` best trials; with several objectives those that together cover the front best."""
         of = {one["number"]: one for one in self.ranked}
         return [of[number] for number in domination.ranked(losses(self.spec.objectives, _values(self.ranked)))[:top]]
+
+    def unused_seeds(self, count: int) -> range:
+        """Those that follow on the largest the study has used: by these nothing was selected."""
+        first = 1 + max(trial["config"][SEED] for trial in self.ranked)
+        return range(first, first + count)
 
     def chosen(self, number: int | None) -> Mapping[str, Any]:
         """The best trial, or of a front the one that is named. Raises UserError where that is none of it."""
@@ -194,6 +200,19 @@ class Spread:
         if not known:
             return None
         return cls(fmean(known), stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None, len(known))
+
+    @classmethod
+    def of_pairs(
+        cls, values: Sequence[float | None], before: Sequence[float | None], sign: float = 1.0
+    ) -> Spread | None:
+        """Of `sign` times value minus value before, pair by pair, of the pairs that have both."""
+        pairs = zip(values, before, strict=False)
+        return cls.of([None if a is None or b is None else sign * (a - b) for a, b in pairs])
+
+    def described(self, of: str) -> str:
+        """`+0.012 (standard error 0.0042, n = 3 seeds)`, signed."""
+        error = "" if self.error is None else f"standard error {self.error:.2g}, "
+        return f"{self.mean:+.3g} ({error}n = {counted(self.count, of)})"
 
     def __str__(self) -> str:
         return f"{self.mean:.5g}" + (f" ± {self.error:.2g}" if self.error is not None else "")

@@ -228,6 +228,15 @@ def test_the_best_are_confirmed_under_other_seeds(home, confirmed):
         assert row["gap"] == pytest.approx(row["held_out"]["mean"] - row["selected"])
     means = [row["again"]["mean"] for row in confirmed["rows"]]
     assert means == sorted(means, reverse=True)
+    gaps = [row["gap"] for row in confirmed["rows"]]
+    assert confirmed["gap"] == pytest.approx({"mean": sum(gaps) / 2, "error": abs(gaps[0] - gaps[1]) / 2, "count": 2})
+    first, second = (2 * best.index(row["trial"]) for row in confirmed["rows"])
+    ahead = [curves[first + i, "val/accuracy"] - curves[second + i, "val/accuracy"] for i in range(2)]
+    paired = {"mean": sum(ahead) / 2, "error": abs(ahead[0] - ahead[1]) / 2, "count": 2}
+    assert confirmed["ahead"] == pytest.approx(paired), "of each seed's difference, not of each trial's mean"
+    text = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2").stdout
+    assert f"by {paired['mean']:+.3g} (standard error {paired['error']:.2g}, n = 2 seeds), seed by seed" in text
+    assert "n = 2 trials)" in text
 
 
 def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
@@ -247,7 +256,6 @@ def test_the_best_is_ablated_a_parameter_at_a_time(home):
     best = min(range(5), key=lambda number: (-ended[number], number))
     first, *rows = found["rows"]
     assert found["trial"] == best and first["label"] == "as found"
-    assert first["value"]["mean"] == ended[best], "under its own seed it is the trial again, to the last bit"
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
         study = reads.study_row(connection, "mlp-ablate")
@@ -256,8 +264,12 @@ def test_the_best_is_ablated_a_parameter_at_a_time(home):
     ledger.close()
     by_label = {one["label"]: trial for one, trial in zip(study["spec"]["listed"], trials, strict=True)}
     assert {row["label"] for row in rows} == by_label.keys() - {"as found"}
+    again = by_label["as found"]
+    assert again["params"] == params | {"train.seed": 1}, "the seed 0 has selected it, and would flatter it"
+    assert first["value"]["mean"] == again["values"][0]
     for row in rows:
-        assert row["worse"]["mean"] == pytest.approx(ended[best] - by_label[row["label"]]["values"][0])
+        assert by_label[row["label"]]["params"].pop("train.seed") == 1
+        assert row["worse"]["mean"] == pytest.approx(again["values"][0] - by_label[row["label"]]["values"][0])
         if row["label"] == "all defaults":
             assert by_label[row["label"]]["params"] == {}
         else:  # and what is there only with it is gone as well
