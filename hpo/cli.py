@@ -69,7 +69,7 @@ def _common(
 
 @app.command()
 def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, of its file.")]) -> None:
-    """Write a study to begin with, NAME.py, which runs at once and is there to be changed."""
+    """Write a study to begin with, NAME.py. It runs as it is, and is there to be changed."""
     from hpo.starter import write
 
     file = write(name, Path.cwd()).name
@@ -110,7 +110,7 @@ def run(
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
 ) -> None:
-    """Search until the trials, the epochs or the time are used up; a study that exists is continued."""
+    """Search until trials, epochs or time are used up. A study that exists is continued."""
     from hpo import enqueue as enqueued
     from hpo.budget import parse_time
     from hpo.executors.resources import Resources
@@ -161,7 +161,7 @@ def resume(
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
 ) -> None:
-    """Continue a study that was interrupted, from its last committed checkpoints; more may be asked for."""
+    """Continue an interrupted study from its last checkpoints. More may be asked for."""
     from hpo.budget import parse_time
     from hpo.executors.resources import Resources
     from hpo.home import Home
@@ -220,7 +220,7 @@ def best(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """The best trial: its parameters, its checkpoint, and how to train it; or the front of several objectives."""
+    """The best trial: parameters, checkpoint, how to train it. Of several objectives the front."""
     from hpo.analysis.detail import best_trials, chosen_best, describe_best, describe_front, save_overrides
     from hpo.lookup import open_study
 
@@ -246,7 +246,7 @@ def show(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """One trial in full: parameters, curves, attempts, checkpoints, events, error."""
+    """One trial in full: parameters, curves, checkpoints, error."""
     from hpo.analysis.detail import base_config, describe, detail
     from hpo.lookup import open_study
 

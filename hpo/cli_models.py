@@ -48,7 +48,7 @@ def gc(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Drop the checkpoints of trials that have ended, but for the best; in MLflow too."""
+    """Drop checkpoints of ended trials, but for the best. In MLflow too."""
     from hpo.gc import collect
     from hpo.lookup import open_study
 
@@ -76,7 +76,7 @@ def soup(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Average the weights of the best trials, or of a trial's checkpoints; judge the mean beside the best one."""
+    """Average the weights of trials, or of a trial's checkpoints. The mean is judged beside the best one."""
     from hpo import soup as soups
     from hpo.lookup import open_study
 
@@ -101,7 +101,7 @@ def export(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Write a trial's best model as a file, load that again and compare the outputs."""
+    """Write a trial's best model as a file. It is loaded again and the outputs compared."""
     from hpo.exporting import check_path, describe, export_trial
     from hpo.lookup import open_study
 

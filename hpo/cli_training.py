@@ -37,7 +37,7 @@ def schedule(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """The learning rate over the steps of a run: `-o train.schedule.name=wsd` shows another schedule."""
+    """The learning rate over the steps of a run. `-o train.schedule.name=wsd` shows another schedule."""
     from hpo.analysis.schedule import curve, describe, draw
     from hpo.lookup import declaration
 
@@ -59,7 +59,7 @@ def lr_find(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Find a learning rate: train at rates that rise from step to step, and see where the loss falls fastest."""
+    """Find a learning rate by a range test. It rises from step to step, to see where the loss falls fastest."""
     from hpo.analysis import lr_find as tests
     from hpo.lookup import declaration
 
@@ -93,9 +93,10 @@ def diagnose(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """What is wrong with a training: gradients, updates, dead units, landscape, data loading, fit, plateau.
+    """What is wrong with a training, and what to do.
 
-    A trial's diagnosis is left with its files and shown in its MLflow run.
+    It looks at gradients, updates, dead units, landscape, data loading, fit and plateau. A trial's diagnosis is
+    left with its files and shown in its MLflow run.
     """
     from hpo.analysis import diagnose as doctor
     from hpo.errors import UserError
@@ -138,7 +139,7 @@ def plan(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """What of a study fits a memory, by the estimate: no device is needed, and no weights."""
+    """What of a study fits a memory, by the estimate. No device is needed, and no weights."""
     from hpo.analysis import plan as plans
     from hpo.lookup import declaration
 
@@ -160,7 +161,7 @@ def batch_find(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Find a batch size: train, measure how noisy the gradients are, and what batches take of memory."""
+    """Find a batch size by the noise of the gradients. What batches take of memory is shown too."""
     from hpo.analysis import batch_find as sizes
     from hpo.lookup import declaration
 

@@ -19,7 +19,7 @@ def worker(
         str | None, typer.Option("--study", help="The study's name; by default all of the home's that are driven.")
     ] = None,
 ) -> None:
-    """Train trials beside a study's driver, from another process or host that sees its home, until it is done."""
+    """Train trials of a running study from another process or host. It sees the home and stays to the end."""
     from hpo.home import Home
     from hpo.joining import join
 
@@ -31,7 +31,7 @@ def node(
     rendezvous: Annotated[str, typer.Argument(help="HOST:PORT, the HPO_RENDEZVOUS of the first node.")],
     storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
 ) -> None:
-    """Train this host's share of the ranks of trials that another host's worker has claimed."""
+    """Train this host's share of the ranks of another host's trials."""
     from hpo.ranks import serve
 
     serve(rendezvous, storage)

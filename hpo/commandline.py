@@ -64,7 +64,8 @@ def _misuse(error: Any) -> str:
         return f"{name} {wrong[0]['input']}: give {allowed}."
     path = error.ctx.command_path if error.ctx else "hpo"
     given = f" (given: {wrong[0]['input']!r})" if wrong else ""
-    return f"{error.format_message().rstrip('.')}{given}: `{path} --help` shows what there is."
+    said = error.format_message().rstrip(".") + given
+    return f"{said}{'' if said.endswith('?') else ':'} `{path} --help` shows what there is."
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
@@ -246,29 +247,33 @@ def overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
     return found
 
 
-SILENCE = 0.2  # seconds that a command may take to begin before it says what it does
+SILENCE = 0.2  # seconds that a command may take to begin before it says on a terminal what it does
+PIPED_SILENCE = 5.0  # the same elsewhere, where what was said stays
 
 
 @contextmanager
-def starting(text: str, stream: Any, after: float = SILENCE) -> Iterator[Callable[[], None]]:
-    """Show `text` on a terminal after so many seconds, until what it gives is called or the block ends."""
+def starting(
+    text: str, stream: Any, after: float = SILENCE, piped_after: float = PIPED_SILENCE
+) -> Iterator[Callable[[], None]]:
+    """Show `text` after so many seconds, on a terminal until what it gives is called or the block ends."""
     lock, ended, shown = threading.Lock(), threading.Event(), threading.Event()
+    terminal = stream is not None and stream.isatty()
 
     def show() -> None:
         with lock:
             if not ended.is_set():
                 shown.set()
-                print(text, end="", file=stream, flush=True)
+                print(text, end="" if terminal else "\n", file=stream, flush=True)
 
     def end() -> None:
         with lock:
-            if shown.is_set() and not ended.is_set():
+            if terminal and shown.is_set() and not ended.is_set():
                 print("\r\x1b[K", end="", file=stream, flush=True)
             ended.set()
 
-    timer = threading.Timer(after, show)
+    timer = threading.Timer(after if terminal else piped_after, show)
     timer.daemon = True
-    if stream is not None and stream.isatty():
+    if stream is not None:
         timer.start()
     try:
         yield end
@@ -304,7 +309,7 @@ def _drive(request: Request, begun: Callable[[], None]) -> None:
     except KeyboardInterrupt:  # before workers begin or after they have left: the driver takes signals between
         if not views:
             raise
-        result = _left(ledgers[0], views[0].progress.name)
+        result = _left(ledgers[0], views[0].progress.name, request)
     finally:
         for view in views:
             view.stop()
@@ -319,11 +324,16 @@ def _drive(request: Request, begun: Callable[[], None]) -> None:
         console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
 
 
-def _left(ledger: Ledger, name: str) -> Result:
-    """How a run that was interrupted at its very end has left the study."""
+def _left(ledger: Ledger, name: str, request: Request) -> Result:
+    """How a run that was interrupted before its workers began, or after they had left, has left the study."""
+    from hpo import mirror
     from hpo.ledger import reads
+    from hpo.lookup import tracking_uri_of
     from hpo.run import Result
+    from hpo.tracking.mlflow import tracker_name
 
     with ledger.read() as connection:
         state = reads.study_row(connection, name)["state"]
-    return Result(name, "interrupted" if state == "open" else state, "", 0, signal.SIGINT)
+    tracker = tracker_name(tracking_uri_of(ledger, name, request.home, request.tracking_uri))
+    behind = mirror.behind(ledger, tracker, name)
+    return Result(name, "interrupted" if state == "open" else state, "", behind, signal.SIGINT)

@@ -31,16 +31,25 @@ class Raw(str):
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'a' or 'b'?` for up to three of `known` that resemble `name`, else an empty string."""
-    known = list(dict.fromkeys(known))
+    """`; did you mean 'a' or 'b'?` for those of `known` that resemble `name` most, three at most; else an empty string.
+
+    Paths resemble each other by their last parts first, of which `lr` stands for `learning_rate` too.
+    """
     leaf = name.rpartition(".")[2]
-    by_leaf: dict[str, list[str]] = {}
-    for candidate in known:
-        by_leaf.setdefault(candidate.rpartition(".")[2], []).append(candidate)
-    close = [path for match in difflib.get_close_matches(leaf, by_leaf, n=3, cutoff=0.6) for path in by_leaf[match]]
-    close.sort(key=lambda path: -difflib.SequenceMatcher(None, name, path).ratio())
-    matches = close[:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.7)
-    return f"; did you mean {' or '.join(repr(match) for match in matches)}?" if matches else ""
+    short = "".join(word[:1] for word in leaf.split("_")) if "_" in leaf else leaf
+    scores: dict[str, float] = {}
+    for path in known:
+        end = path.rpartition(".")[2]
+        alike, whole = 1.0 if end == short else _ratio(leaf, end), _ratio(name, path)
+        if alike >= 0.6 or whole >= 0.7:
+            scores[path] = alike + whole - 0.1 * path.count(".")
+    best = sorted(scores, key=lambda path: -scores[path])
+    matches = [path for path in best[:3] if scores[path] > scores[best[0]] - 0.25]
+    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""
+
+
+def _ratio(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 # --- YAML

@@ -66,7 +66,7 @@ def describe(study: optuna.Study, found: dict[str, float], metric: str, evaluato
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     width = max(map(len, found), default=0)
     lines = [f"{study.study_name}: {metric} over {counted(len(complete), 'complete trial')}, by {evaluator}"]
-    lines += [f"  {name:<{width}}  {share:6.1%}  {'█' * round(share * 40)}".rstrip() for name, share in found.items()]
+    lines += [f"  {name:<{width}}  {share:4.0%}  {'█' * round(share * 40)}".rstrip() for name, share in found.items()]
     if some := sorted({name for trial in complete for name in trial.params} - found.keys()):
         lines.append(f"not judged, as only some trials have them: {', '.join(some)}")
     if len(complete) < FEW:

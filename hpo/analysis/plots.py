@@ -15,6 +15,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.analysis.importance import Target, importances, lacking_importances, quiet
+from hpo.config import near
 from hpo.errors import UserError
 from hpo.words import endings
 
@@ -87,7 +88,9 @@ def subject(study: optuna.Study, metric: str | None) -> Subject:
 def chosen(kinds: Sequence[str]) -> list[str]:
     """The kinds named, else all. Raises UserError for one that there is not."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise UserError(f"there is no plot {unknown[0]!r}: choose of {', '.join(KINDS)}.")
+        raise UserError(
+            f"there is no plot {unknown[0]!r}: choose of {', '.join(KINDS)}{near(unknown[0], KINDS) or '.'}"
+        )
     return list(dict.fromkeys(kinds)) or list(KINDS)
 
 

@@ -141,7 +141,7 @@ def test_a_checkpoint_that_cannot_be_started_from(home, tmp_path, manifest, word
     ("text", "words"),
     [
         ("train:\n  num_epochs: 1\n  num_epochs: 2\n", [":3:", "'num_epochs'", "line 2"]),
-        ("train:\n  num_epochz: 1\n", ["'train.num_epochz'", "did you mean 'train.num_epochs' or"]),
+        ("train:\n  num_epochz: 1\n", ["'train.num_epochz'", "did you mean 'train.num_epochs'?"]),
         ("train: {num_epochs: [1}\n", [":1:"]),
         ("- 1\n- 2\n", ["mapping"]),
         ("train: !!python/object/apply:os.system ['true']\n", [":1:", "not allowed"]),

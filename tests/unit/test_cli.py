@@ -16,12 +16,12 @@ from sqlalchemy import insert, update
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from hpo import commandline
+from hpo import commandline, mirror
 from hpo.cli import app
 from hpo.config import flatten, load_yaml, parse_override
 from hpo.driver import Driver
 from hpo.home import Home
-from hpo.ledger import reads
+from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import attempts, trials
 
 SEVERAL = str(Path(__file__).parents[1] / "harness" / "several_study.py")
@@ -92,6 +92,12 @@ def test_surface_is_frozen():
         for name, command in commands.items()
     }
     assert found == {name: flags.split() for name, flags in SURFACE.items()}
+
+
+def test_the_list_of_commands_cuts_no_sentence_off_in_80_columns():
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    listed = text.partition("Commands:\n")[2].splitlines()
+    assert len(listed) == len(SURFACE) and not [line for line in listed if line.endswith("...")]
 
 
 def test_help_names_every_sampler_strategy_order_and_executor():
@@ -347,6 +353,20 @@ def test_ctrl_c_at_the_very_end_still_says_how_the_study_ended(tmp_path, monkeyp
     assert "several: complete, 2 of 2 trials ended" in ended.stdout and "interrupted." not in ended.stderr
 
 
+def test_ctrl_c_before_the_mirror_begins_says_how_much_mlflow_lacks(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mirror, "spawn", interrupted)
+    flags = ("--study", SEVERAL, "--trials", "2", "--executor", "inline", "--sampler", "random")
+    ended = hpo("run", *flags, home=Home(tmp_path))
+    assert ended.exit_code == 130
+    ledger = Ledger(Home(tmp_path).storage, create=False)
+    behind = mirror.behind(ledger, Home(tmp_path).tracking_uri, "several")
+    ledger.close()
+    assert behind > 0 and f"MLflow is behind by {behind} transaction" in ended.stdout
+
+
 def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
     class Terminal(io.StringIO):
         def isatty(self):
@@ -364,6 +384,11 @@ def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
     with commandline.starting("reading ...", quiet, after=0.0):
         time.sleep(0.05)
     assert slow.getvalue() == "reading ...\r\x1b[K" and not quick.getvalue() and not quiet.getvalue()
+    with commandline.starting("reading ...", quiet, piped_after=0.0):
+        deadline = time.monotonic() + 30
+        while not quiet.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert quiet.getvalue() == "reading ...\n", "in a file it stays, and is one line"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from typing import Annotated, Literal
@@ -20,10 +21,12 @@ from hpo.config import (
     flatten,
     from_json,
     load_yaml,
+    near,
     parse_override,
     resolve,
 )
 from hpo.errors import SpaceError, UserError
+from studies.mlp.config import Config as MlpConfig
 
 
 class Frozen(BaseModel):
@@ -266,3 +269,23 @@ def test_flatten_takes_nested_and_dotted_paths_but_none_twice():
     }
     with pytest.raises(SpaceError, match=r"train\.x is given twice"):
         flatten({"train": {"x": 1}, "train.x": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lr", ["train.optim.lr"]),
+        ("train.optim.learning_rate", ["train.optim.lr"]),
+        ("train.batchsize", ["train.batch_size"]),
+        ("epochs", ["train.num_epochs"]),
+        ("train.epochs", ["train.num_epochs"]),
+        ("name", ["train.init.name", "train.optim.name", "train.average.name"]),
+        ("zzz", []),
+    ],
+)
+def test_what_was_meant_is_named_first_and_with_at_most_two_more_that_are_as_likely(name, meant):
+    known = flatten(as_json(MlpConfig()))
+    said = near(name, known)
+    named = re.findall("'([^']+)'", said)
+    assert named[: len(meant)] == meant and len(named) <= 3
+    assert bool(said) == bool(meant) and (not said or said == f"; did you mean {' or '.join(map(repr, named))}?")
