@@ -106,6 +106,8 @@ def _part(directory: Path, module: str) -> list[tuple[str, Path]]:
 
 def _load_shipped(name: str) -> ModuleType:
     if name not in (known := shipped()):
+        if name and Path(f"{name}.py").is_file():
+            raise StudyError(f"unknown study {name!r}: the file {name}.py is meant by its whole name.")
         is_path = "/" in name or "\\" in name
         hint = " (a file's name ends in .py)" if is_path else ""
         shown = f"there are {', '.join(known)}" if known else "none is installed"

@@ -377,6 +377,16 @@ def test_an_unknown_reference_names_what_there_is(reference, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_a_file_without_its_ending_is_recognised(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("waves.py").write_text("STUDY = None")
+    for name in ("waves", "./waves", str(tmp_path / "waves")):
+        with pytest.raises(
+            StudyError, match=rf"unknown study '{name}': the file {name}\.py is meant by its whole name"
+        ):
+            load(name)
+
+
 def test_a_shipped_study_loads_by_name():
     loaded = load("mlp")
     assert (loaded.reference, loaded.module, loaded.name) == ("mlp", "studies.mlp", "mlp")
