@@ -45,9 +45,9 @@ def drain(made: Made, uri: str, seconds: float = 30.0) -> mirror.DrainResult:
 def open_page(home: Home, port: int) -> subprocess.Popen[str]:
     """`hpo ui` as a process, once it answers."""
     command = [sys.executable, "-m", "hpo", "ui", "--home", str(home.root), "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stderr is not None
-    assert process.stderr.readline().startswith("MLflow's server is starting")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("MLflow's server is starting")
     assert f"http://{HOST}:{port}" in process.stdout.readline()
     return process
 
@@ -67,7 +67,6 @@ def shown(tmp_path_factory) -> Iterator[tuple[Made, int, subprocess.Popen[str]]]
         process.send_signal(signal.SIGINT)
         process.wait(30)
     process.stdout.close()
-    process.stderr.close()
     made.ledger.close()
 
 
