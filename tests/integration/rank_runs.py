@@ -18,13 +18,16 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 from trainer_runs import Killed, Toy, Trial
 
 from trainer.checkpoint import files
+from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import load
 from trainer.checkpoint.stored import Part
 from trainer.errors import ConfigError
 from trainer.gradients import Window
 from trainer.meter import Meter
 from trainer.parallel.member import this
+from trainer.parallel.several import Several
 from trainer.report import Verdict
+from trainer.state import _load_optimizer, _optimizer_state
 from trainer.task import Loss
 
 # 5 epochs of 37 samples are 20 windows, every fourth of them of one sample; each other one is two or more micro-batches
@@ -303,7 +306,7 @@ def _found(directory: Path) -> list[Any]:
 
 def runs(job: dict[str, Any]) -> dict[str, Any]:
     """Several of them, by name; and what `sharded` gives."""
-    found = {"sharded": sharded(job["sharded"])} if "sharded" in job else {}
+    found = {"sharded": sharded(job["sharded"], Path(job["directory"], "sharded"))} if "sharded" in job else {}
     if "reductions" in job:
         found["reductions"] = reductions(**job["reductions"])
     if "low_rank" in job:
@@ -316,41 +319,60 @@ def runs(job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def sharded(names: list[str]) -> dict[str, Any]:
-    """By optimizer, how far five steps of a model under fully_shard end from those of the whole model, and how far
-    these have gone: the largest difference of any weight."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
+def sharded(names: list[str], directory: Path) -> dict[str, Any]:
+    """By optimizer, how far six steps of a model under zero3, saved and loaded after the third, end from those of the
+    whole model, and how far these have gone: the largest difference of any weight."""
     from trainer import optim
-    from trainer.config import OptimConfig
+    from trainer.config import OptimConfig, ParallelConfig
+    from trainer.parallel.sharded import Sharded
 
-    mesh = init_device_mesh("cpu", (2,))
-    x, y = torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), torch.zeros(16, 3)
+    x, y = torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), torch.zeros(16, 1)
+    member = this()
+    assert member is not None
+    ranks = Sharded(ParallelConfig(data=2, shard="zero3"), member, torch.device("cpu"))
 
     def model() -> nn.Module:
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 15), nn.LayerNorm(15), nn.Tanh(), nn.Linear(15, 3))
+        return nn.Sequential(nn.Linear(6, 15), nn.LayerNorm(15), nn.Tanh(), nn.Linear(15, 3), nn.Linear(3, 1))
 
     def trained(net: nn.Module, name: str, *, sharded: bool) -> list[torch.Tensor]:
-        optimizer = optim.build(OptimConfig(name=name, lr=0.01), net, sharded=sharded)
-        for _ in range(5):
+        def fresh() -> torch.optim.Optimizer:
+            return optim.build(OptimConfig(name=name, lr=0.01), net, sharded=sharded)
+
+        optimizer = fresh()
+        for i in range(6):
             optimizer.zero_grad()
             (net(x) - y).square().mean().backward()
             optimizer.step()
+            if sharded and i == 2:
+                optimizer = reloaded(net, optimizer, fresh(), ranks, directory / name)
         return [p.full_tensor() if sharded else p for p in net.parameters()]
 
     results = {}
     for name in names:
-        parts = model()
-        for module in (parts[0], parts[3], parts):
-            fully_shard(module, mesh=mesh)
+        parts = ranks.prepare(model(), Toy())
         whole, of_parts = trained(model(), name, sharded=False), trained(parts, name, sharded=True)
         pairs = {"error": (whole, of_parts), "moved": (whole, list(model().parameters()))}
         results[name] = {
             key: max((p - q).abs().max().item() for p, q in zip(*pair, strict=True)) for key, pair in pairs.items()
         }
     return results
+
+
+def reloaded(
+    net: nn.Module, optimizer: torch.optim.Optimizer, fresh: torch.optim.Optimizer, ranks: Several, directory: Path
+) -> torch.optim.Optimizer:
+    """`fresh` with what `optimizer` has kept, by way of a checkpoint."""
+    names = {p: name for name, p in net.named_parameters()}
+    saver = Saver(directory, 1, "")
+    saver.ranks = ranks
+    kept = {"optimizer": _optimizer_state(optimizer, names)}
+    saver.start(kept, step=1, epoch=0, metrics={}, background=False)
+    ref = saver.finish()
+    assert ref is not None
+    state, _ = files.read(ref.path, ref.sha256, ranks.take)
+    _load_optimizer(fresh, names, state["optimizer"])
+    return fresh
 
 
 def reductions(directory: str, ways: dict[str, Any]) -> dict[str, list[int]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from trainer.optim.base import Own, decay
 
@@ -15,6 +16,8 @@ class SM3(Own):
 
     nu = min over dimensions i of acc_i + g^2,  acc_i <- max of nu over the other dimensions,
     m <- mu m + (1 - mu) g / sqrt(nu),  p <- (1 - lr wd) p - lr m, where 0/0 is 0.
+
+    Of a parameter of which each rank has a part, all ranks keep the accumulators whole.
     """
 
     def __init__(self, groups: list[dict[str, Any]], **hyperparameters: Any) -> None:
@@ -26,7 +29,8 @@ class SM3(Own):
         nu = g.square() + self._least(p, g)
         for i in range(g.ndim):
             others = [k for k in range(g.ndim) if k != i]
-            self.state[p][f"accumulator_{i}"] = nu.amax(others, keepdim=True)
+            largest = nu.amax(others, keepdim=True)
+            self.state[p][f"accumulator_{i}"] = largest.full_tensor() if isinstance(largest, DTensor) else largest
         step = torch.where(nu > 0, g * nu.rsqrt(), 0.0).reshape(grad.shape)
         m.lerp_(step, 1 - group["momentum"])
         decay(params, group)
@@ -36,5 +40,8 @@ class SM3(Own):
         least: Tensor | float = 0.0
         for i in range(g.ndim):
             if (accumulator := self.state[p].get(f"accumulator_{i}")) is not None:
+                if isinstance(g, DTensor) and not isinstance(accumulator, DTensor):
+                    everywhere = [Replicate()] * g.device_mesh.ndim
+                    accumulator = DTensor.from_local(accumulator, g.device_mesh, everywhere, run_check=False)
                 least = accumulator if i == 0 else torch.minimum(torch.as_tensor(least), accumulator)
         return least

@@ -71,7 +71,14 @@ class Parts(Several):
         return f"-{self.member.rank + 1:05d}-of-{self.ranks:05d}"
 
     def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
-        """Of what several ranks hold alike, the first of them saves it."""
+        """Of what several ranks hold alike, the first of them saves it. Raises ConfigError for addends, which are no
+        part of anything: such as the `amax` of a divided tensor over the dimension along which it is divided."""
+        if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+            raise ConfigError(
+                f"what is to be saved, an optimizer's state say, has a tensor of shape {[*tensor.shape]} that is not "
+                f"reduced yet ({', '.join(map(str, tensor.placements))}): keep its full_tensor(), or train with shard "
+                "none or zero1 and tensor 1."
+            )
         first = all(self.mesh.get_local_rank(dim) == 0 for dim in ("data", "tensor") if not _divided(tensor, dim))
         if not isinstance(tensor, DTensor):
             return (tensor if first else None), None
