@@ -29,7 +29,7 @@ from hpo.objective import Constraint, Objective, check_judged
 from hpo.search.samplers import sampler_spec
 from hpo.search.strategy import DEFAULT, make_strategy
 from hpo.space import Space
-from trainer.config import ParallelConfig
+from trainer.config import ParallelConfig, TrainConfig
 from trainer.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -370,6 +370,13 @@ def load(reference: str) -> Study:
     if not isinstance(study, Study):
         raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not a hpo.Study.")
     return replace(study, reference=stable, module=module.__name__)
+
+
+def alone(config: Any) -> Any:
+    """The same, trained by one process."""
+    if not isinstance(getattr(config, "train", None), TrainConfig):
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"parallel": ParallelConfig()})})
 
 
 def parallel_of(config: Mapping[str, Any]) -> ParallelConfig:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.errors import UserError
-from hpo.study import load
+from hpo.study import alone, load
 from trainer.diagnose.batch_size import BatchSizes
 
 
@@ -15,7 +15,7 @@ def batch_find(reference: str, overrides: Mapping[str, Any], steps: int) -> Batc
     from trainer.diagnose.batch_size import find_batch_size
 
     study = load(reference).configure(overrides)
-    config: Any = study.config
+    config = alone(study.config)
     task = study.task_class()(config)
     if hasattr(task, "fit"):
         raise UserError(f"study {study.name!r} trains in a loop of its own, whose gradients cannot be looked at.")

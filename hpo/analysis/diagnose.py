@@ -26,8 +26,7 @@ from hpo.ledger.claims import changes_of
 from hpo.ledger.plain import plain
 from hpo.ledger.tables import trials
 from hpo.spec import StudySpec
-from hpo.study import Study, load
-from trainer.config import ParallelConfig, TrainConfig
+from hpo.study import Study, alone, load
 from trainer.diagnose import curves
 from trainer.diagnose.finding import Finding, unmeasured
 
@@ -82,7 +81,7 @@ class Diagnosis:
 def of_configuration(reference: str, overrides: Mapping[str, Any]) -> Subject:
     """The study's own configuration under `overrides`."""
     study = load(reference).configure(overrides)
-    return Subject(study.name, study, study.config)
+    return Subject(study.name, study, alone(study.config))
 
 
 def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
@@ -96,9 +95,7 @@ def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
         changes = changes_of(connection, held.id)
         rows = list(reads.curves(connection, row["id"], _CURVES, [number]))
     study = load(spec.reference).configure(spec.overrides)
-    config: Any = apply(study.rebuild(trial["config"], trial["config_hash"]), changes)
-    if isinstance(getattr(config, "train", None), TrainConfig):  # a checkpoint is always that of one process
-        config = config.model_copy(update={"train": config.train.model_copy(update={"parallel": ParallelConfig()})})
+    config = alone(apply(study.rebuild(trial["config"], trial["config_hash"]), changes))
     kept = kept_checkpoint(trial)
     found: dict[str, list[float]] = {}
     for _, key, _, epoch, value in rows:

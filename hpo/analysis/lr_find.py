@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UserError
-from hpo.study import load
+from hpo.study import alone, load
 from trainer.diagnose.range_test import RangeTest
 
 ROWS = 15
@@ -20,7 +20,7 @@ def lr_find(reference: str, overrides: Mapping[str, Any], low: float, high: floa
     if not 0 < low < high:
         raise UserError(f"--low {low:g} and --high {high:g}: give two rates above 0, the lower one first.")
     study = load(reference).configure(overrides)
-    config: Any = study.config
+    config = alone(study.config)
     task = study.task_class()(config)
     if hasattr(task, "fit"):
         raise UserError(f"study {study.name!r} trains in a loop of its own, which the range test cannot step through.")

@@ -139,7 +139,6 @@ def test_a_configuration_is_diagnosed_without_a_trial_and_leaves_nothing(tmp_pat
         (["0", "--study", "mlp", "-o", "train.optim.lr=1"], "a trial is what it was"),
         (["0", "--study", "mlp", "--points", "4"], "--points 4: give an odd number"),
         (["--study", "mlp", "--profile"], "name a directory for it by --save"),
-        (["--study", "mlp", "-o", "train.parallel.data=2"], "leave train.parallel out"),
         (["0", "--study", "mlp", "--save", "/proc/none"], "/proc/none cannot be written"),
         (["0"], "name one with --study"),
     ],
@@ -190,6 +189,25 @@ def test_a_loss_that_takes_its_time_over_data_is_told_to_use_workers():
     found = {one.check: one for one in seen.findings}["data loading"]
     assert (found.verdict, found.value > 0.1) == ("slow", True)
     assert "train.num_workers is 0: auto" in found.advice
+
+
+def test_the_start_of_the_loader_is_not_the_pace_of_the_data():
+    class SlowToBegin(Toy):
+        first = True
+
+        def augment(self, sample, generator):
+            import time
+
+            if self.first:
+                time.sleep(0.5)
+            SlowToBegin.first = False
+            return sample
+
+    seen = examine(SlowToBegin(None), config(), steps=3, points=0)
+    found = {one.check: one for one in seen.findings}["data loading"]
+    assert found.verdict == "healthy", found
+    alone = examine(Toy(None), config(), steps=1, points=0).findings
+    assert {one.check: one for one in alone}["data loading"].verdict == "not measured"
 
 
 def test_a_trial_without_a_loss_or_a_checkpoint_is_judged_by_what_there_is(searched, tmp_path):

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from trainer.config import TrainConfig
 from trainer.data import TensorDataset
+from trainer.diagnose import batch_size
 from trainer.diagnose.batch_size import find_batch_size
 from trainer.errors import ConfigError
+from trainer.memory import estimate
 from trainer.task import Loss, Task
 
 
@@ -45,6 +47,19 @@ def test_what_memory_holds_of_it_is_told():
     peaks = dict(find_batch_size(Known(None), CONFIG, steps=20).memory)
     found = find_batch_size(Known(None), CONFIG.model_copy(update={"memory_limit": peaks[16] - 1}), steps=20)
     assert (found.suggestion, found.micro_batch) == (16, 8)
+
+
+def test_memory_is_that_of_the_format_it_trains_in(monkeypatch):
+    seen = []
+
+    def noted(task, config, batch):
+        seen.append(config.precision)
+        return estimate(task, config, batch)
+
+    monkeypatch.setattr(batch_size, "settled", lambda config, device: config.model_copy(update={"precision": "bf16"}))
+    monkeypatch.setattr(batch_size, "estimate", noted)
+    find_batch_size(Known(None), CONFIG, steps=5)
+    assert CONFIG.precision == "auto" and set(seen) == {"bf16"}
 
 
 def test_a_batch_of_one_is_refused():

@@ -108,6 +108,27 @@ def test_dead_units_are_counted_behind_the_layer_that_feeds_them(batches):
     assert last.dead is None
     assert verdicts([last])["dead units"] == "not measured"
     assert verdicts([first, last])["dead units"] == "dead units" and "units behind 0 have died" in advice([first])
+    assert "use GELU in place of ReLU" in advice([first])
+
+
+def test_what_is_advised_of_dead_units_is_about_the_activation_that_is_there(batches):
+    model = nn.Sequential(nn.Linear(8, 10), nn.GELU(), nn.Linear(10, 4))
+    with torch.no_grad():
+        model[0].bias[:3] = -1e6
+    found = advice(measured(model, sgd(model, 1e-9), batches))
+    assert "normalise what GELU is given" in found and "in place of" not in found
+
+
+def test_only_the_size_of_the_steps_says_into_which_direction_the_rate_is_off(batches):
+    """Dead units beside steps that are too small, and curves that still fall beside steps that are too large."""
+    model = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 4))
+    with torch.no_grad():
+        model[0].bias[:3] = -1e6
+    found = advice(measured(model, sgd(model, 1e-9), batches))
+    assert "have died" in found and "raise train.optim.lr" in found and "lower" not in found
+    falling = [1 / epoch for epoch in range(1, 10)]
+    assert next(one.verdict for one in curves.findings(falling, falling)) == "underfitting"
+    assert not any("raise train.optim.lr" in one.advice for one in curves.findings(falling, falling))
 
 
 def test_the_mean_and_the_spread_of_outputs_are_of_all_passes(batches):

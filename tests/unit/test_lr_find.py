@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from trainer_runs import Toy
 from typer.testing import CliRunner
 
 from hpo.cli import app
+from trainer.config import ScheduleConfig, TrainConfig
+from trainer.diagnose.trial import find_lr
 
 
 def lr_find(*arguments: str):
@@ -26,14 +29,26 @@ def test_it_is_a_function_of_the_configuration():
     assert lr_find("--steps", "30").stdout == lr_find("--steps", "30").stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--low", "1", "--high", "0.1"], "give two rates above 0"),
-        (["-o", "train.parallel.data=2"], "leave train.parallel out"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_sentence(arguments, sentence):
-    shown = lr_find(*arguments)
+def test_one_process_looks_for_all_ranks():
+    alone = lr_find("--steps", "30")
+    assert alone.exit_code == 0, alone.output
+    assert lr_find("--steps", "30", "-o", "train.parallel.data=2").stdout == alone.stdout
+
+
+@pytest.mark.parametrize("scale_lr", ["linear", "sqrt"])
+def test_the_rate_is_the_one_to_configure_where_the_batch_scales_it(scale_lr):
+    """At an eighth of the rate the same steps are taken, so the same losses stand beside rates eight times as high."""
+    config = TrainConfig.model_validate({"batch_size": 12, "num_epochs": 2, "optim": {"name": "sgd", "lr": 0.1}})
+    base = {"linear": 96, "sqrt": 12 * 64}[scale_lr]
+    scaled = {"schedule": ScheduleConfig.model_validate({"scale_lr": scale_lr, "base_batch_size": base})}
+    plain = find_lr(Toy(None), config, 2.0**-20, 2.0, steps=30)
+    found = find_lr(Toy(None), config.model_copy(update=scaled), 2.0**-17, 16.0, steps=30)
+    assert found.lrs == pytest.approx([8 * lr for lr in plain.lrs])
+    assert found.losses == pytest.approx(plain.losses)
+    assert plain.suggestion is not None and found.suggestion == pytest.approx(8 * plain.suggestion)
+
+
+def test_bounds_in_the_wrong_order_are_refused():
+    shown = lr_find("--low", "1", "--high", "0.1")
     assert shown.exit_code == 2
-    assert sentence in shown.stderr
+    assert "give two rates above 0" in shown.stderr

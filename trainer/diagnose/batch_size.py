@@ -11,6 +11,7 @@ from trainer.config import TrainConfig
 from trainer.diagnose.trial import fresh
 from trainer.errors import ConfigError
 from trainer.memory import estimate
+from trainer.precision import settled
 from trainer.runtime import memory_limit
 from trainer.task import Task
 
@@ -58,7 +59,8 @@ def find_batch_size(task: Task, config: TrainConfig, steps: int = 100) -> BatchS
         suggestion = None if scale is None else min(_power_of_two(scale), _power_of_two(largest, at_most=True))
         sizes = [1 << i for i in range(_power_of_two(largest, at_most=True).bit_length())]
         shown = [size for size in sizes if size <= 4 * max(suggestion or 0, config.batch_size)][-8:]
-        memory = [(size, estimate(task, config, fit.loader.first(size)).peak) for size in shown]
+        trained = settled(config, fit.device)
+        memory = [(size, estimate(task, trained, fit.loader.first(size)).peak) for size in shown]
     micro = None
     if suggestion is not None and limit is not None:
         fitting = [size for size, peak in memory if size <= suggestion and peak <= limit]

@@ -50,7 +50,10 @@ def _fitting(train: Sequence[float], validation: Sequence[float], last: int) -> 
         )
         return Finding(CHECKS[0], "overfitting", figure, gap, advice)
     if slope < -SLOPE:
-        advice = "the training loss still falls: raise train.num_epochs, train.optim.lr or the model's size."
+        advice = (
+            "the training loss still falls: raise train.num_epochs or the model's size, or take the train.optim.lr "
+            "that `hpo lr-find` suggests."
+        )
         return Finding(CHECKS[0], "underfitting", figure, gap, advice)
     if fallen < LEARNED:
         advice = "nothing is learned: take the train.optim.lr that `hpo lr-find` suggests, or a larger model."

@@ -1,4 +1,7 @@
-"""Gradient flow, update ratios and dead units, layer by layer, over a few optimizer steps."""
+"""Gradient flow, update ratios and dead units, layer by layer, over a few optimizer steps.
+
+Of all checks only the update ratio says into which direction a learning rate is off, so that no two contradict.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ class Layer:
     gradient: float
     update_ratio: float  # of one optimizer step: rms of the change over rms of the weights
     dead: float | None  # share of the units behind it, up to the next such module, that no sample activates
+    activation: str = ""  # the kind of module that makes them active or not
     output_mean: float | None = None  # of its outputs in all passes, where they are one tensor
     output_std: float | None = None
 
@@ -57,11 +61,16 @@ def gradient_flow(model: nn.Module, step: Callable[[], object], steps: int = 1) 
     finally:
         for hook in hooks:
             hook.remove()
-    dead = _behind(model, alive)
+    behind = _behind(model, alive)
     means = {name: [fmean(column) for column in zip(*rows, strict=True)] for name, rows in seen.items()}
     return [
-        Layer(name or type(model).__name__, weight, gradient, ratio, dead.get(name), *_mean_and_std(moments.get(name)))
-        for name, (weight, gradient, ratio) in means.items()
+        Layer(
+            name or type(model).__name__,
+            *row,
+            *behind.get(name, (None, "")),
+            *_mean_and_std(moments.get(name)),
+        )
+        for name, row in means.items()
     ]
 
 
@@ -104,14 +113,15 @@ def _mean_and_std(moments: Tensor | None) -> tuple[float | None, float | None]:
     return total / count, max(squares / count - (total / count) ** 2, 0.0) ** 0.5
 
 
-def _behind(model: nn.Module, alive: dict[str, Tensor]) -> dict[str, float]:
-    """Name of the module with weights -> the share of dead units of the activation that follows it."""
-    found, last = {}, ""
+def _behind(model: nn.Module, alive: dict[str, Tensor]) -> dict[str, tuple[float, str]]:
+    """Name of the module with weights -> the share of dead units of the activation that follows it, and its kind."""
+    found: dict[str, tuple[float, str]] = {}
+    last = ""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
             last = name
         elif name in alive and last:
-            found[last] = 1 - alive[name].float().mean().item()
+            found[last] = 1 - alive[name].float().mean().item(), type(module).__name__
     return found
 
 
@@ -170,11 +180,13 @@ def _dead(layers: Sequence[Layer]) -> Finding:
     many = [name for name, dead in watched.items() if dead > MANY_DEAD]
     if not many:
         return Finding(CHECKS[2], "healthy", figure, share)
+    kinds = sorted({layer.activation for layer in layers if layer.name in many})
+    other = "use GELU in place of ReLU" if kinds == ["ReLU"] else f"normalise what {' and '.join(kinds)} is given"
     return Finding(
         CHECKS[2],
         "dead units",
         figure,
         share,
-        f"units behind {names(many)} have died: lower train.optim.lr, warm it up (train.schedule.warmup_steps), or use "
-        "GELU in place of ReLU.",
+        f"units behind {names(many)} have died: warm the learning rate up (train.schedule.warmup_steps), take the one "
+        f"that `hpo lr-find` suggests, or {other}.",
     )

@@ -126,7 +126,7 @@ def finding(found: Landscape, untrained: float) -> Finding:
             "on a slope",
             f"a random step gains {below:.0%} of what training has gained (no minimum over {SLOPED:.0%}); {figure}",
             below,
-            "train for longer (train.num_epochs), or at a higher train.optim.lr.",
+            "train for longer (train.num_epochs), or at the train.optim.lr that `hpo lr-find` suggests.",
         )
     if lost > SHARP:
         return Finding(
@@ -134,7 +134,6 @@ def finding(found: Landscape, untrained: float) -> Finding:
             "sharp",
             figure,
             lost,
-            "lower train.optim.lr if the loss is unsteady; else seek a flatter minimum by train.optim.wrap=sam, "
-            "train.average.name=swa or a smaller train.batch_size.",
+            "seek a flatter minimum by train.optim.wrap=sam, train.average.name=swa or a smaller train.batch_size.",
         )
     return Finding(CHECK, "healthy", figure, lost)

@@ -56,7 +56,8 @@ class Steps:
     """Windows trained on one after another, from the fit's epoch on, at a learning rate of one's own."""
 
     def __init__(self, fit: Fit, steps: int) -> None:
-        self.fit, self.waited = fit, 0.0
+        self.fit, self.waited, self.since = fit, 0.0, time.perf_counter()
+        self.taken = 0
         fit.total = fit.stepper.total = max(fit.total, fit.state.step + steps)  # what a loss does by progress ends at 1
         self.windows = chain.from_iterable(fit.loader.epoch(epoch, 0) for epoch in count(fit.state.epoch))
         fit.state.model.train()
@@ -69,17 +70,29 @@ class Steps:
         self.waited += time.perf_counter() - start
         self.fit.stepper.take(window, lr)
         self.fit.state.step += 1
+        self.taken += 1
+        if self.taken == 1:  # which has waited for the loader to start
+            self.waited, self.since = 0.0, time.perf_counter()
         return window
+
+    def loading(self) -> Finding:
+        """Of all windows but the first."""
+        if self.taken < 2:
+            return unmeasured(DATA, "the first step waits for the loader to start: take two or more")
+        return loading(self.waited / (time.perf_counter() - self.since), self.fit.config)
 
 
 def find_lr(task: Task, config: TrainConfig, low: float = 1e-7, high: float = 10.0, steps: int = 100) -> RangeTest:
-    """The range test on the task's own windows, by the optimizer and all else that `config` names but its schedule."""
+    """The range test on the task's own windows, by the optimizer and all else that `config` names but its schedule.
+
+    Rates are those of train.optim.lr: a step is taken at what train.schedule.scale_lr makes of it for the batch size.
+    """
     with fresh(task, config) as fit:
         meter, taken = fit.state.meter, Steps(fit, steps)
 
         def train(lr: float) -> float:
             meter.new_epoch()
-            taken.take(lr)
+            taken.take(scaled_lr(config.schedule, lr, config.batch_size))
             fit.stepper.drain()
             return meter.metrics()["train/loss"]
 
@@ -121,18 +134,18 @@ def examine(
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
         lr *= fit.state.plateau.scale
         windows: list[list[Any]] = []
-        start = time.perf_counter()
         layers = flow.gradient_flow(fit.state.model, lambda: windows.append(taken.take(lr)), steps)
-        share = taken.waited / (time.perf_counter() - start)
+        data = taken.loading()
         fit.stepper.drain()
         found = flow.findings(layers)
         if bad := fit.state.meter.sums.get("skipped_steps", 0):
             found[0] = _nonfinite(fit, windows, int(bad), steps)
+            found[1] = unmeasured(flow.CHECKS[1], "steps that are not finite change nothing")
         if around is None:
             found.append(unmeasured(landscape.CHECK, "it was left out, or nothing has been trained yet"))
         else:
             found.append(landscape.finding(around, untrained))
-        found.append(loading(share, config))
+        found.append(data)
         costs = profiled(lambda: taken.take(lr), profile_steps, trace) if trace else []
         return Examined(step, epoch, lr, layers, found, around, costs)
 
