@@ -16,6 +16,7 @@ the loss that is summed up.
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -57,8 +58,14 @@ def _in_fp32(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
 
 
+def _of_no_use(record: logging.LogRecord) -> bool:
+    """All that torchao says but of its own kernels that do not fit this machine: float8 products are torch's."""
+    return not record.getMessage().startswith("Failed to load")
+
+
 def _float8(model: nn.Module) -> nn.Module:
     """Linear layers whose sizes are multiples of 16, as the kernels need them, compute their products in float8."""
+    logging.getLogger("torchao").addFilter(_of_no_use)
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:

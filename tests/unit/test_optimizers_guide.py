@@ -23,7 +23,7 @@ def test_its_table_is_the_codes():
         if line[:2] == "| " and line.count("|") == 7
     ]
     found = {row[0]: row for row in rows if row[0] != "name"}
-    assert list(found) == list(OPTIMIZERS)
+    assert list(found) == list(OPTIMIZERS), "docs/guide/optimizers.md: one row for each optimizer, in the table's order"
     for name, known in OPTIMIZERS.items():
         _, lr, search, decay, others, source = found[name]
         defaults = dict(known.defaults)
@@ -37,4 +37,5 @@ def test_its_table_is_the_codes():
 
 def test_what_needs_whole_parameters_is_listed():
     [listed] = re.findall(r"- \*\*([a-z, ]+)\*\* need whole parameters", GUIDE)
-    assert listed.split(", ") == [name for name, known in OPTIMIZERS.items() if not known.sharded]
+    needing = [name for name, known in OPTIMIZERS.items() if not known.sharded]
+    assert listed.split(", ") == needing, "docs/guide/optimizers.md lists them below 'What to know of some of them'"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -79,6 +81,14 @@ def test_fp8_needs_a_layer_that_its_kernels_can_compute():
     pytest.importorskip("torchao", reason="needs the extra fp8")
     with pytest.raises(ConfigError, match="multiples of 16: use bf16"):
         prepare(nn.Linear(15, 16), "fp8")
+
+
+def test_fp8_is_silent_on_kernels_that_it_does_not_use(caplog):
+    pytest.importorskip("torchao", reason="needs the extra fp8")
+    prepare(nn.Linear(16, 16), "fp8")
+    logging.getLogger("torchao").warning("Failed to load _C_cutlass.abi3.so: no such library")
+    logging.getLogger("torchao").warning("an older torch")
+    assert caplog.messages == ["an older torch"]
 
 
 def test_fp8_rounds_products_and_leaves_small_layers_alone():

@@ -200,7 +200,7 @@ class TrainConfig(Frozen):
             )
         if self.parallel.parts and (found := _whole(self, _WHOLE)):
             raise ValueError(
-                f"{' and '.join(found)} need whole parameters, and parallel gives each rank parts of them: "
+                f"{_need(found)} whole parameters, and parallel gives each rank parts of them: "
                 "leave that out, or use shard=none or zero1, and tensor=1."
             )
         if self.parallel.pipeline > 1:
@@ -244,7 +244,7 @@ class TrainConfig(Frozen):
     def _check_pipeline(self, stages: int) -> None:
         if found := _whole(self, _WHOLE_MODEL):
             raise ValueError(
-                f"{' and '.join(found)} need the whole model, and parallel.pipeline gives each rank a stage of it: "
+                f"{_need(found)} the whole model, and parallel.pipeline gives each rank a stage of it: "
                 "leave that out, or use data or shard in place of pipeline."
             )
         share = -(-self.batch_size // self.parallel.data)
@@ -264,6 +264,10 @@ _WHOLE = ("gradients.noise", "optim.wrap", "optim.lookahead_k", "average.name")
 def _first(others: Mapping[str, bool]) -> str | None:
     """The first name that holds."""
     return next((name for name, holds in others.items() if holds), None)
+
+
+def _need(found: list[str]) -> str:
+    return f"{' and '.join(found)} {'need' if len(found) > 1 else 'needs'}"
 
 
 def _whole(config: TrainConfig, paths: tuple[str, ...]) -> list[str]:

@@ -8,30 +8,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Suspect = tuple[int, str]  # the earlier in a window, the less; and in words what is not finite
 
-def first_nonfinite(model: nn.Module, run: Callable[[], Any]) -> str:
+
+def first_nonfinite(
+    model: nn.Module, run: Callable[[], Any], first: Callable[[Suspect], Suspect] = lambda found: found
+) -> str:
     """In words, the first thing of `model` that is not finite: a parameter, else the first output of a module in
-    `run`, a forward and a backward pass from cleared gradients, else the first gradient on the way back."""
-    for name, p in model.named_parameters():
-        if not _finite(p):
-            return f"parameter {name} is not finite"
+    `run`, a forward and a backward pass from cleared gradients, else the first gradient on the way back.
+
+    `first` gives, of what each of several ranks has found, the first. They all `run`, which may be for each other.
+    """
+    spoilt = next((name for name, p in model.named_parameters() if not _finite(p)), None)
     watch = _Watch(model)
     try:
         run()
     finally:
         watch.close()
+    return first((0, f"parameter {spoilt} is not finite") if spoilt else _suspect(model, watch))[1]
+
+
+def _suspect(model: nn.Module, watch: _Watch) -> Suspect:
+    """Where all parameters are finite."""
     if watch.bad_output:
-        return f"the output of module {watch.bad_output} is the first that is not finite"
+        return 1, f"the output of module {watch.bad_output} is the first that is not finite"
     if culprit := watch.culprit():
-        return (
-            f"the gradient that module {culprit} gives is the first that is not finite, the model's outputs are finite"
-        )
+        say = "gives is the first that is not finite, the model's outputs are finite"
+        return 2, f"the gradient that module {culprit} {say}"
     if watch.given_bad:
-        return "the loss gives a gradient that is not finite, the model's outputs are finite"
+        return 3, "the loss gives a gradient that is not finite, the model's outputs are finite"
     for name, p in model.named_parameters():
         if p.grad is not None and not _finite(p.grad):
-            return f"the gradient of parameter {name} is not finite, by no module of this process"
-    return "the model's outputs are finite, the loss is not"
+            return 4, f"the gradient of parameter {name} is not finite, by no module of this process"
+    return 5, "the model's outputs are finite, the loss is not"
 
 
 class _Watch:

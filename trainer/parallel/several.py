@@ -47,6 +47,14 @@ class Several(Solo):
         self._saver.ranks = self
         return _Reporter(reporter, self), _Store(checkpoints, self)
 
+    def earliest(self, found: tuple[int, str]) -> tuple[int, str]:
+        self.beat()
+        of_all: list[Any] = [None] * self.ranks
+        dist.all_gather_object(of_all, found)
+        rank = min(range(self.ranks), key=lambda i: of_all[i][0])
+        order, words = of_all[rank]
+        return order, f"{words} (on rank {rank})" if rank else words
+
     def leaving(self, reporter: Reporter) -> bool:
         self.beat()
         self._wish = self.member.page.leaving or reporter.preempted

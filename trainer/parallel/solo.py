@@ -67,6 +67,10 @@ class Solo(Alone):
     def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:
         """Before the first step of every start, fresh or resumed: settle whatever a first backward pass settles."""
 
+    def earliest(self, found: tuple[int, str]) -> tuple[int, str]:
+        """The least of what all ranks have found, of equals the first rank's; with its rank, if it is another's."""
+        return found
+
     def leaving(self, reporter: Reporter) -> bool:
         """Whether all ranks are to leave now."""
         return reporter.preempted
