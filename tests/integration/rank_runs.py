@@ -350,7 +350,7 @@ def sharded(names: list[str], directory: Path) -> dict[str, Any]:
 
     results = {}
     for name in names:
-        parts = ranks.prepare(model(), Toy())
+        parts = ranks.prepare(model(), Toy(None))
         whole, of_parts = trained(model(), name, sharded=False), trained(parts, name, sharded=True)
         pairs = {"error": (whole, of_parts), "moved": (whole, list(model().parameters()))}
         results[name] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 
@@ -51,3 +52,13 @@ def decay(params: list[Tensor], group: dict[str, Any]) -> None:
     """Decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101): p <- (1 - lr wd) p."""
     if group["weight_decay"]:
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+
+
+def divided_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """What is of the shape of `like`, whole on every rank or divided in another way, divided as that is."""
+    if not isinstance(like, DTensor):
+        return tensor
+    if not isinstance(tensor, DTensor):
+        everywhere = [Replicate()] * like.device_mesh.ndim
+        tensor = DTensor.from_local(tensor, like.device_mesh, everywhere, run_check=False)
+    return tensor.redistribute(placements=like.placements)

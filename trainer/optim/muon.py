@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from trainer.optim.base import Own, decay
+from trainer.optim.base import Own, decay, divided_as
 
 
 def orthogonalised(x: Tensor, steps: int) -> Tensor:
@@ -36,7 +36,7 @@ class _Matrices(Own):
         v.lerp_(g, 1 - group["momentum"])
         step = orthogonalised(g.lerp(v, group["momentum"]) if group["nesterov"] else v, group["ns_steps"])
         decay(params, group)
-        p.add_(step, alpha=-0.2 * math.sqrt(max(p.shape)) * group["lr"])
+        p.add_(divided_as(step, p), alpha=-0.2 * math.sqrt(max(p.shape)) * group["lr"])
 
 
 class Muon(optim.Optimizer):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
-from trainer.optim.base import Own, decay
+from trainer.optim.base import Own, decay, divided_as
 
 
 class SM3(Own):
@@ -26,22 +27,23 @@ class SM3(Own):
     def update(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
         [p], [grad], [m] = params, grads, self.buffers("momentum_buffer", params)
         g = grad.reshape(-1, 1) if grad.ndim < 2 else grad
-        nu = g.square() + self._least(p, g)
+        nu = g.square()
+        if (least := self._least(p, g.ndim)) is not None:
+            nu += divided_as(least, g)
+        whole = _whole(nu)
         for i in range(g.ndim):
             others = [k for k in range(g.ndim) if k != i]
-            largest = nu.amax(others, keepdim=True)
-            self.state[p][f"accumulator_{i}"] = largest.full_tensor() if isinstance(largest, DTensor) else largest
+            self.state[p][f"accumulator_{i}"] = whole.amax(others, keepdim=True)
         step = torch.where(nu > 0, g * nu.rsqrt(), 0.0).reshape(grad.shape)
         m.lerp_(step, 1 - group["momentum"])
         decay(params, group)
         p.add_(m, alpha=-group["lr"])
 
-    def _least(self, p: Tensor, g: Tensor) -> Tensor | float:
-        least: Tensor | float = 0.0
-        for i in range(g.ndim):
-            if (accumulator := self.state[p].get(f"accumulator_{i}")) is not None:
-                if isinstance(g, DTensor) and not isinstance(accumulator, DTensor):
-                    everywhere = [Replicate()] * g.device_mesh.ndim
-                    accumulator = DTensor.from_local(accumulator, g.device_mesh, everywhere, run_check=False)
-                least = accumulator if i == 0 else torch.minimum(torch.as_tensor(least), accumulator)
-        return least
+    def _least(self, p: Tensor, dimensions: int) -> Tensor | None:
+        kept = [self.state[p].get(f"accumulator_{i}") for i in range(dimensions)]
+        return None if kept[0] is None else reduce(torch.minimum, map(_whole, kept))
+
+
+def _whole(tensor: Any) -> Tensor:
+    """Of the parts that ranks have, whose maximum may not exist, since a part can be empty."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
