@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +28,14 @@ class MlpTask(Task):
     def model(self) -> nn.Module:
         model = self.config.model
         return MLP(64, 10, hidden_size=model.hidden_size, num_layers=model.num_layers, dropout=model.dropout)
+
+    def parallel_plan(self, model: nn.Module) -> dict[str, str]:
+        """Columns and rows by turns; an odd layer at the end stays whole."""
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        return dict(zip(linear[: len(linear) // 2 * 2], itertools.cycle(("colwise", "rowwise")), strict=False))
+
+    def pipeline_plan(self, model: nn.Module) -> list[nn.Module]:
+        return [*model.get_submodule("layers").children()]
 
     def train_set(self) -> TensorDataset:
         return TensorDataset(*self._split("train"))
