@@ -541,7 +541,7 @@ def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
         ({"parallel": {"pipeline": 2}}, "set micro_batch_size to 16 or less"),
         (
             {"parallel": {"pipeline": 2}, "micro_batch_size": 4, "precision": "fp16"},
-            "precision=fp16 need the whole model",
+            "precision=fp16 needs the whole model",
         ),
         ({"parallel": {"tensor": 2}, "average": {"name": "ema"}}, "average.name needs whole"),
         ({"parallel": {"data": 2, "shard": "zero3", "bucket_mb": 1.0}}, "bucket_mb belong to replicas of whole models"),
