@@ -42,13 +42,20 @@ def rows(home: Path, query) -> list:
 
 
 def check_lineage(home: Path) -> int:
-    """What went on from another's checkpoint begins at that one's step, with other parameters; how many did."""
+    """What went on from another's checkpoint begins at that one's step, with other parameters, and what it took the
+    place of says so unless it had come to its end by then; how many did."""
     t = trials.c
     found = {row.number: row for row in rows(home, select(trials, asks.c.params).join(asks, asks.c.trial_id == t.id))}
     children = [row for row in found.values() if row.parent is not None]
-    replaced = rows(home, select(decisions.c.reason, decisions.c.strategy).where(decisions.c.verdict == "stop"))
-    assert len([reason for reason, _ in replaced if "goes on as trial" in reason]) == len(children)
-    assert {strategy.partition(":")[0] for _, strategy in replaced} <= {"ray-tune"}
+    stops = rows(
+        home,
+        select(t.number, decisions.c.reason, decisions.c.strategy)
+        .join(decisions, decisions.c.trial_id == t.id)
+        .where(decisions.c.verdict == "stop"),
+    )
+    assert {strategy.partition(":")[0] for _, _, strategy in stops} <= {"ray-tune"}
+    why = {number: reason for number, reason, _ in stops if "goes on as trial" in reason}
+    assert len(why) <= len(children)
     for child in children:
         parent = found[child.parent]
         assert child.generation == parent.generation + 1
@@ -57,6 +64,9 @@ def check_lineage(home: Path) -> int:
             home, select(events.c.fields).where(events.c.trial_id == child.id, events.c.kind == "restarted")
         )
         assert fields[0]["parent"] == parent.number
+        before = found[fields[0]["instead_of"]]
+        said = why.get(before.number) or before.error or ""  # the latter where it had reported nothing yet
+        assert before.outcome == "complete" or f"it goes on as trial {child.number}, from" in said
         mine = select(reports.c.epoch).where(reports.c.epoch.is_not(None), reports.c.key == "val/loss")
         epochs = [epoch for (epoch,) in rows(home, mine.where(reports.c.trial_id == child.id).order_by(reports.c.step))]
         theirs = {epoch for (epoch,) in rows(home, mine.where(reports.c.trial_id == parent.id))}
