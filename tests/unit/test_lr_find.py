@@ -7,8 +7,9 @@ from trainer_runs import Toy
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from trainer.config import ScheduleConfig, TrainConfig
+from trainer.config import ParallelConfig, ScheduleConfig, TrainConfig
 from trainer.diagnose.trial import find_lr
+from trainer.errors import ConfigError
 
 
 def lr_find(*arguments: str):
@@ -33,6 +34,8 @@ def test_one_process_looks_for_all_ranks():
     alone = lr_find("--steps", "30")
     assert alone.exit_code == 0, alone.output
     assert lr_find("--steps", "30", "-o", "train.parallel.data=2").stdout == alone.stdout
+    with pytest.raises(ConfigError, match="runs in one process"):
+        find_lr(Toy(None), TrainConfig(parallel=ParallelConfig(data=2)))
 
 
 @pytest.mark.parametrize("scale_lr", ["linear", "sqrt"])
