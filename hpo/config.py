@@ -226,7 +226,12 @@ def field_type(config_type: type[BaseModel], path: str) -> Any:
         if not children:
             where = ".".join(parts[:depth]) or config_type.__name__
             what = f"{where} has no field {name!r}" if _models(annotation) else f"{where} has no fields"
-            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type)) or '.'}")
+            train = (
+                "; give it train: TrainConfig = TrainConfig() (trainer.config)."
+                if parts[: depth + 1] == ["train"]
+                else "."
+            )
+            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type)) or train}")
         annotation = children[0] if len(children) == 1 else Union[tuple(children)]  # noqa: UP007
     return annotation
 

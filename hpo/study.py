@@ -111,6 +111,8 @@ class Study:
         where = f"study {check_name(name)!r}"
         if not isinstance(config, BaseModel):
             raise StudyError(f"{where}: config={config!r} must be an instance of a pydantic model.")
+        if not isinstance(task, type | str):
+            raise StudyError(f"{where}: task={task!r} must be a class, or its name as 'package.module:name'.")
         lists = {
             "objectives": objectives,
             "constraints": constraints,

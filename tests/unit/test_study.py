@@ -10,12 +10,12 @@ from typing import Literal
 
 import optuna
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from sqlalchemy import insert
 
 import hpo
 from hpo import Choice, Float, Int, Objective, Study, load
-from hpo.config import as_json, config_hash, parse_override
+from hpo.config import as_json, check_path, config_hash, parse_override
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import Home
 from hpo.identity import drift
@@ -95,6 +95,7 @@ def study(**changes):
     [
         ({"name": "../x"}, ["study name '../x'"]),
         ({"config": {"lr": 1}}, ["pydantic model"]),
+        ({"task": Frozen()}, ["task=Frozen() must be a class, or its name as 'package.module:name'."]),
         ({"objectives": []}, ["at least one Objective"]),
         ({"objectives": Objective("val/loss")}, ["must be a list"]),
         ({"objectives": ["val/loss"]}, ["Objective"]),
@@ -112,6 +113,11 @@ def test_a_wrong_declaration_is_refused_in_one_sentence(changes, words):
         study(**changes)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_without_train_is_told_how_to_have_it():
+    with pytest.raises(SpaceError, match=r"Config has no field 'train'; give it train: TrainConfig = TrainConfig\(\)"):
+        check_path(create_model("Config", size=(int, 3)), "train.optim.lr")
 
 
 @pytest.mark.parametrize("task", ["nosuch.task:Task", "json.nosuch:Task"])
