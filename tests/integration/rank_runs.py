@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -356,6 +357,8 @@ def sharded(names: list[str], directory: Path) -> dict[str, Any]:
         results[name] = {
             key: max((p - q).abs().max().item() for p, q in zip(*pair, strict=True)) for key, pair in pairs.items()
         }
+        with pytest.raises(ConfigError, match=r"shape \[6\] that is not reduced yet .*keep its full_tensor"):
+            ranks.mine(parts[0].weight.detach().sum(0))
     return results
 
 
