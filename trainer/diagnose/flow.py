@@ -62,16 +62,13 @@ def gradient_flow(model: nn.Module, step: Callable[[], object], steps: int = 1) 
         for hook in hooks:
             hook.remove()
     behind = _behind(model, alive)
-    means = {name: [fmean(column) for column in zip(*rows, strict=True)] for name, rows in seen.items()}
-    return [
-        Layer(
-            name or type(model).__name__,
-            *row,
-            *behind.get(name, (None, "")),
-            *_mean_and_std(moments.get(name)),
-        )
-        for name, row in means.items()
-    ]
+    layers = []
+    for name, rows in seen.items():
+        weight, gradient, ratio = (fmean(column) for column in zip(*rows, strict=True))
+        dead, kind = behind.get(name, (None, ""))
+        mean, std = _mean_and_std(moments.get(name))
+        layers.append(Layer(name or type(model).__name__, weight, gradient, ratio, dead, kind, mean, std))
+    return layers
 
 
 def _watch_activations(model: nn.Module, alive: dict[str, Tensor]) -> list[Any]:
