@@ -1,6 +1,6 @@
 """Preference alignment of a language model by DPO, IPO or KTO on LoRA adapters, or a reward model for best-of-n."""
 
-from hpo import Choice, Float, Int, Objective, Study
+from hpo import Choice, Constraint, Float, Int, Objective, Study
 from studies._lm.config import PLAN
 from studies.dpo.config import Config
 
@@ -19,7 +19,8 @@ STUDY = Study(
         "loss.label_smoothing": Float(0.0, 0.3, when={"loss.name": "dpo"}, tier=3),
         "train.schedule.warmup_ratio": Float(0.0, 0.2, tier=3),
     },
-    objectives=[Objective("val/reward_accuracy", "maximize")],
+    objectives=[Objective("val/loss", "minimize")],
+    constraints=[Constraint("val/kl_share", upper=1.0)],
     presets={
         # Scores answers instead of giving them, and is judged by what it picks: best-of-n.
         "reward": {"loss.name": "reward"},
@@ -36,6 +37,7 @@ STUDY = Study(
             "train.num_epochs": 1,
             "train.activations.checkpoint": "full",
             "evaluation.max_new_tokens": 128,
+            "evaluation.most_kl": 20.0,
         },
     },
     plan=PLAN,

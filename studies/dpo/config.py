@@ -30,11 +30,18 @@ class LossConfig(Frozen):
 
 
 class EvalConfig(Frozen):
-    """Of the held-back prompts the first `prompts` are answered, by at most `max_new_tokens`; best of `best_of`."""
+    """Of the held-back prompts the first `prompts` are answered, by at most `max_new_tokens`; best of `best_of`.
+
+    Held-back pairs are judged by rewards of `beta` times the log-ratio, the same whatever is trained, so that trials
+    compare. A policy that is further than `most_kl` nats from its reference is infeasible: its pairs may still be told
+    apart well when its answers have long become worthless (Rafailov et al. 2024, arXiv 2406.02900).
+    """
 
     prompts: Annotated[int, Field(ge=1)] = 64
     max_new_tokens: Annotated[int, Field(ge=1)] = 8
     best_of: Annotated[int, Field(ge=2)] = 16
+    beta: Positive = 0.1
+    most_kl: Positive = 5.0  # all answers of the best worth, on the generated data, are 4 log 2 = 2.8 nats away
 
 
 TRAIN = TrainConfig(
@@ -42,7 +49,7 @@ TRAIN = TrainConfig(
     batch_size=16,
     optim=OptimConfig(lr=2e-3, weight_decay=0.0),
     schedule=ScheduleConfig(name="cosine", warmup_ratio=0.1),
-    checkpoint=CheckpointConfig(monitor="val/reward_accuracy", mode="max"),
+    checkpoint=CheckpointConfig(monitor="val/loss", mode="min"),
 )
 
 

@@ -102,34 +102,35 @@ class DpoTask(Task):
     # --- Evaluation
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """`val/loss`, `val/reward_accuracy` and `val/reward_margin` on held-back pairs; for a policy `val/kl` to its
-        reference on answers drawn from it, and on generated data `val/true_reward` and `val/win_rate` against answers
-        of the reference; for a reward model what it picks: `val/best_of_4` and so on."""
-        loss, better = self._judged(model)
-        metrics = {"val/loss": loss, "val/reward_margin": float(better.mean())}
+        """Of held-back pairs `val/loss`, the mean of -log sigmoid(r(chosen) - r(rejected)), `val/reward_accuracy` and
+        `val/reward_margin`, whatever loss was trained: the reward r is `evaluation.beta` times the log-ratio to the
+        reference, or the reward model's score. For a policy `val/kl` to its reference on answers drawn from it, and on
+        generated data `val/true_reward` and `val/win_rate` against answers of the reference; for a reward model what it
+        picks: `val/best_of_4` and so on. `val/kl_share` is the part of `evaluation.most_kl` that is spent, by best-of-n
+        at most."""
+        better = self._judged(model)
+        metrics = {"val/loss": float(-F.logsigmoid(better).mean()), "val/reward_margin": float(better.mean())}
         metrics |= {"val/reward_accuracy": float((better > 0).float().mean())}
         prompts = [record["prompt"] for record in self._records[1][: self.config.evaluation.prompts]]
         return metrics | (self._picked(model, prompts) if self.scores else self._drawn(model, prompts))
 
-    def _judged(self, model: nn.Module) -> tuple[float, Tensor]:
-        """(mean loss of the held-back pairs, by how much the reward of each one's chosen answer is larger)."""
+    def _judged(self, model: nn.Module) -> Tensor:
+        """By how much the reward of each held-back pair's chosen answer is larger, [pairs]."""
+        reward = self._rewards if self.scores else self._log_ratios
         parts = batches(self._held_back, self._rows, next(model.parameters()).device)
-        if self.scores:
-            pairs = [self._rewards(model, batch, "chosen") - self._rewards(model, batch, "rejected") for batch in parts]
-            better = torch.cat(pairs)
-            return float(-F.logsigmoid(better).mean()), better
-        found = [self._ratios(model, batch) for batch in parts]
-        ratios = {kind: _joined([one[kind] for one in found]) for kind in self._answers}
-        loss = self._preference(ratios)
-        margin = self.config.loss.beta * (_ratio(ratios["chosen"]) - _ratio(ratios["rejected"]))
-        return float(loss.sum) / float(loss.count), margin
+        better = torch.cat([reward(model, batch, "chosen") - reward(model, batch, "rejected") for batch in parts])
+        return better if self.scores else self.config.evaluation.beta * better
+
+    def _log_ratios(self, model: nn.Module, batch: Batch, which: str) -> Tensor:
+        return _log_ratio(model, batch[which], batch[f"{which}_labels"])
 
     def _drawn(self, model: nn.Module, prompts: Sequence[str]) -> dict[str, float]:
         """What the policy answers, beside what its reference does."""
         policy: Any = unwrapped(model)
         tokens, labels = self._answer(policy, prompts)
         ratio = in_parts(partial(_log_ratio, policy), self._rows, tokens, labels)
-        metrics = {"val/kl": float(ratio.mean())}
+        kl = float(ratio.mean())
+        metrics = {"val/kl": kl, "val/kl_share": kl / self.config.evaluation.most_kl}
         if not self.config.data.path:
             with policy.disable_adapter():
                 others = self._worth(*self._answer(policy, prompts))
@@ -149,6 +150,7 @@ class DpoTask(Task):
             worths.append(scores[-1] if self.config.data.path else self._worth(tokens, labels))
         counts, score, worth = best_of.sizes(len(scores)), torch.stack(scores, dim=1), torch.stack(worths, dim=1)
         picked = {f"val/best_of_{n}": best_of.best_of(score, worth, n) for n in counts}
+        picked["val/kl_share"] = best_of.kl_bound(counts[-1]) / self.config.evaluation.most_kl
         return picked | {f"val/best_of_{n}_kl_bound": best_of.kl_bound(n) for n in counts}
 
     def _answer(self, model: Any, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -189,15 +191,6 @@ class DpoTask(Task):
             found = tokens_of(self.text, row["prompt"], row[which], self.config.data.max_length)
             sample |= {which: found["tokens"], f"{which}_labels": found["labels"]}
         return sample
-
-
-def _ratio(pair: tuple[Tensor, Tensor]) -> Tensor:
-    return pair[0] - pair[1]
-
-
-def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    first, second = zip(*pairs, strict=True)
-    return torch.cat(first), torch.cat(second)
 
 
 def _log_ratio(policy: Any, tokens: Tensor, labels: Tensor) -> Tensor:

@@ -204,6 +204,34 @@ def test_no_more_rows_are_evaluated_at_once_than_are_trained_on(given):
     assert found[0] == pytest.approx(found[1], rel=1e-3), "in parts the same answers are drawn, and judged alike"
 
 
+def test_pairs_are_judged_alike_whatever_is_trained():
+    """By -log sigmoid of 0.1 times the difference of the log-ratios of whole answers."""
+    found = []
+    for given in ({"loss.beta": 0.02}, {"loss.beta": 0.5}, {"loss.name": "ipo"}, {"loss.name": "kto"}):
+        it = task(**given, **{"data.generated": 40, "evaluation.most_kl": 4.0})
+        torch.manual_seed(0)
+        model = perturbed(it)
+        with torch.no_grad():
+            found.append(it.evaluate(model))
+            ratios = it._ratios(model, it._held_back.__getitems__(range(8)))
+        if given == {"loss.beta": 0.02}:
+            (chosen, ref_chosen), (rejected, ref_rejected) = ratios["chosen"], ratios["rejected"]
+            better = 0.1 * (chosen - ref_chosen - rejected + ref_rejected)
+            assert found[0]["val/reward_margin"] == pytest.approx(float(better.mean()), rel=1e-4)
+            assert found[0]["val/loss"] == pytest.approx(float(torch.log1p((-better).exp()).mean()), rel=1e-4)
+            assert found[0]["val/kl_share"] == pytest.approx(found[0]["val/kl"] / 4)
+    assert all(one == pytest.approx(found[0]) for one in found[1:])
+
+
+def test_a_policy_that_has_drifted_too_far_is_infeasible(home):
+    small = {"train.num_epochs": 1, "data.generated": 40, "evaluation.prompts": 4, "evaluation.most_kl": 1e-9}
+    options = [word for path, value in small.items() for word in ("-o", f"{path}={value}")]
+    arguments = ["run", "--study", "dpo", "--trials", "1", "--executor", "inline", *options]
+    CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
+    trial = json.loads(CliRunner().invoke(app, ["show", "0", "--json", "--home", str(home.root)]).stdout)
+    assert trial["state"] == "infeasible" and "val/kl_share" in trial["error"]
+
+
 def test_a_reward_model_searches_nothing_that_it_does_not_read():
     for given in ({"preset": "reward"}, {"loss.name": "reward"}):
         space = load("dpo").configure(given).space
