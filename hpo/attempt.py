@@ -9,6 +9,7 @@ from typing import Any
 from hpo.config import apply
 from hpo.errors import HpoError, UserError
 from hpo.failures import place
+from hpo.home import Home
 from hpo.ledger.claims import Claim
 from hpo.study import Study, parallel_of
 from trainer.checkpoint import CheckpointStore
@@ -23,20 +24,24 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def attempt(
-    study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None = None
+    study: Study, home: Home, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None = None
 ) -> Outcome:
     """Train the trial in this process, seen by `watch`; how it ended. Raises Fenced, CheckpointError, OutOfMemory (of
     several ranks) and HpoError, for which the trial is not to blame."""
     try:
-        return _attempt(study, claim, reporter, store, watch)
+        return _attempt(study, home, claim, reporter, store, watch)
     except (Exception, SystemExit) as error:
         return outcome_of(error)
 
 
-def _attempt(study: Study, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None) -> Outcome:
+def _attempt(
+    study: Study, home: Home, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None
+) -> Outcome:
     config: Any = apply(study.rebuild(claim.config, claim.config_hash), claim.changes)
     with limited(getattr(getattr(config, "train", None), "num_threads", 1)):
-        return _fitted(study.task_class()(config), config, claim, reporter, store, watch)
+        task = study.task_class()(config)
+        task.shared = home.shared
+        return _fitted(task, config, claim, reporter, store, watch)
 
 
 def _fitted(

@@ -7,6 +7,7 @@
   checkpoints/      <study>/<trial number>/step-<step>.f<fence>.<random>/
   files/            <study>/<trial number>/f<fence>.<random>/: what trials handed over by Reporter.artifact;
                     <study>/study/: what is of the whole study, such as its plots
+  shared/           what tasks keep for all trials (Task.shared), such as tokens; may be removed when nothing runs
   logs/             what workers and the mirror print
   ray_tune/         what Ray Tune keeps of its experiments, its own copies of checkpoints among it
 """
@@ -83,6 +84,10 @@ class Home:
     @property
     def tune(self) -> Path:
         return self.root / "ray_tune"
+
+    @property
+    def shared(self) -> Path:
+        return self.root / "shared"
 
     @property
     def logs(self) -> Path:

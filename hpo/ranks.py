@@ -121,4 +121,4 @@ def _attempt(ledger: Ledger, home: Home, opened: Opened, claim: Claim) -> Outcom
     store = reporter.store()
     if member.rank > 0:  # hears rank 0's verdicts, and reads the checkpoints that rank 0 chooses
         store = CheckpointStore(store.directory, claim.fence)
-    return attempt(opened.study, claim, reporter, store)
+    return attempt(opened.study, home, claim, reporter, store)

@@ -196,7 +196,7 @@ def _attempt(
             store.kept.append(origin.ref)  # where it begins, until it has a checkpoint of its own
         reporter = _Results(inner, claim, job)
         try:
-            outcome = attempt(opened.study, claim, reporter, store)
+            outcome = attempt(opened.study, job.home, claim, reporter, store)
         except HpoError as error:  # this place is at fault, and not the trial
             left = Outcome("preempted", error=str(error))
             ledger.transact(lambda connection: writes.finish(connection, claim, left, None))

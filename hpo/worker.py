@@ -136,7 +136,7 @@ class Worker:
         reporter.sweep_files()
         try:
             if parallel_of(taken.config).ranks == 1:
-                return attempt(opened.study, taken, reporter, store, self._display(taken.number))
+                return attempt(opened.study, self._home, taken, reporter, store, self._display(taken.number))
             outcome = ranks.train(self._ledger.url, self._home, taken, lambda: reporter.preempted)
         except Fenced:
             self._sweep(store, taken)

@@ -78,6 +78,8 @@ class Task:
     # How many blocks of one kind the model is made of, where the task has a method of_depth: its memory is then
     # estimated from that of shallower ones.
     depth: int | None = None
+    # A directory for what is dear to make and the same for every trial, such as tokens; None: there is none to share.
+    shared: Path | None = None
 
     def __init__(self, config: Any) -> None:
         """`config` is the whole resolved configuration, already validated."""

@@ -34,8 +34,8 @@ class DataConfig(Frozen):
 
     `path` is the target domain: a text file, a table with a column `text` (JSON Lines, Parquet, CSV), or a directory of
     such; `general_path`, which may be left out, the same of a general domain. `separator` divides a text file into
-    documents; without one, a file is a document. `cache` is a directory that keeps the tokens; empty: a process makes
-    its own and removes them, which is quick for bytes, and slow for BPE of a large text.
+    documents; without one, a file is a document. `cache` is a directory that keeps the tokens for whoever asks for the
+    same of the same texts; empty: the home's `shared`.
 
     Rows of `block_size` tokens are drawn from both domains by the ratios of `phases`; an epoch takes the phase that it
     begins in. With `tokens_per_parameter` the run sees so many tokens for each parameter of the model: 20 is about what

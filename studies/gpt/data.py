@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from studies.gpt.budget import rows
 from studies.gpt.config import Config, DataConfig
 from studies.gpt.corpus import PARTS, Corpus, prepare
+from trainer import durable
 from trainer.data import Mixture, Packed, TokenDocuments, TokenFile, write_tokens
 from trainer.data.text import BPE, Bytes, Tokenizer
 from trainer.errors import DataError
 
 BPE_FILE, ABOUT = "bpe.json", "about.json"
-VERSION = 1  # of what lies in the cache
+VERSION = 2  # of what lies in the cache
 # What decides the tokens, besides the files themselves.
-DECIDE = {"path", "general_path", "column", "separator", "tokenizer", "vocab_size", "tokenizer_file", "end_token"}
-DECIDE |= {"held_out", "seed", "corpus"}
+DECIDE = {"column", "separator", "tokenizer", "vocab_size", "end_token", "held_out", "seed", "corpus"}
+STALE = 3600.0  # seconds after which a directory that was never finished is nobody's
 
 
 class Tokens:
-    """The token files of a configuration, made on first use; after that the texts are not read again.
+    """The token files of a configuration, made on first use; after that the texts are not tokenised again.
+
+    They are kept in `data.cache`, else in `shared` for all trials, else for as long as this process lives.
 
     `files[domain, part]`; `bytes` of the text in each, and `nats` that its source spends on it, where that is known.
     """
 
-    def __init__(self, data: DataConfig) -> None:
-        directory = _cached(data)
+    def __init__(self, data: DataConfig, shared: Path | None = None) -> None:
+        directory = _cached(data, Path(data.cache or shared or _own().name) / "gpt")
         about: dict[str, Any] = json.loads((directory / ABOUT).read_text())
         self.tokenizer = _opened(data, directory / BPE_FILE) if data.tokenizer == "bpe" else Bytes()
         self.domains = tuple(about)
@@ -60,12 +66,12 @@ def phase_ratios(data: DataConfig, num_epochs: int) -> dict[int, tuple[float, fl
     return {epoch: (1 - target, target) for epoch, target in first.items() if epoch < num_epochs}
 
 
-def _cached(data: DataConfig) -> Path:
+def _cached(data: DataConfig, root: Path) -> Path:
     """The directory with the token files of these texts and this tokenizer. Any number of processes may make it."""
-    root = Path(data.cache or _own().name)
     place = root / _key(data)
     if not place.is_dir():
         root.mkdir(parents=True, exist_ok=True)
+        _sweep(root)
         with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as temporary:
             made = Path(temporary) / "tokens"
             made.mkdir()
@@ -80,18 +86,36 @@ def _cached(data: DataConfig) -> Path:
 
 @cache
 def _own() -> tempfile.TemporaryDirectory[str]:
-    """This process's, for all its trials; it goes with the process."""
+    """This process's; it goes with the process."""
     return tempfile.TemporaryDirectory(prefix="hpo-gpt-", ignore_cleanup_errors=True)
 
 
+def _sweep(root: Path) -> None:
+    """Remove what was killed while it was written."""
+    for left in root.glob(".new-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > STALE:
+                shutil.rmtree(left, ignore_errors=True)
+
+
 def _key(data: DataConfig) -> str:
-    """Of the configuration and of the files that it names: their names, sizes and times of change."""
-    stamps = []
-    for path in filter(None, (data.path, data.general_path, data.tokenizer_file)):
-        files = sorted(Path(path).rglob("*")) if Path(path).is_dir() else [Path(path)]
-        stamps += [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
-    said = [VERSION, data.model_dump(mode="json", include=DECIDE), stamps]
+    """Of the configuration and of the content of the files that it names, wherever they lie."""
+    texts = [_content(path) for path in (data.path, data.general_path, data.tokenizer_file)]
+    said = [VERSION, data.model_dump(mode="json", include=DECIDE), texts]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _content(path: str) -> list[list[str]]:
+    """Of a file, or of those in a directory in their order: what it is called, and its digest."""
+    files = sorted(Path(path).rglob("*")) if path and Path(path).is_dir() else [Path(path)] if path else []
+    stats = [(file, file.stat()) for file in files if file.is_file()]
+    return [[file.suffix, _digest(file, stat.st_size, stat.st_mtime_ns)] for file, stat in stats]
+
+
+@lru_cache(maxsize=4096)
+def _digest(file: Path, size: int, changed: int) -> str:
+    """Of its content, read again only where its size or time of change is another."""
+    return durable.sha256(file)
 
 
 def _opened(data: DataConfig, learnt: Path) -> BPE:

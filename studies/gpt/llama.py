@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
+from studies._lm.exported import exported
 from studies.gpt.config import Config, ModelConfig
 from trainer.errors import ConfigError, DataError
 
@@ -161,15 +162,8 @@ def _save_exported(file: str, directory: str) -> None:
     from studies.gpt.data import Tokens
     from trainer.data.text import BPE
 
-    try:
-        with safe_open(file, framework="pt") as opened:
-            about = opened.metadata() or {}
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{file} cannot be read as safetensors ({error}).") from error
-    if "config" not in about:
-        raise DataError(f"{file} has no configuration: write it by `hpo export --study gpt --format safetensors`.")
-    config = Config.model_validate_json(about["config"])
+    found, weights = exported(file)
+    config = Config.model_validate(found)
     tokenizer = Tokens(config.data).tokenizer
     save(weights, config, directory, tokenizer.end)
     if isinstance(tokenizer, BPE):

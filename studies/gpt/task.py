@@ -30,7 +30,10 @@ class GptTask(Task):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.data = config.data
-        self.tokens = Tokens(config.data)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        return Tokens(self.data, self.shared)
 
     def model(self) -> nn.Module:
         model = Llama(self.data.vocab_size, **sizes(self.config))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
@@ -21,6 +22,7 @@ from studies._lm import adapter, base
 from studies._lm.adapter import adapted
 from studies._lm.base import base_model
 from studies._lm.config import PROJECTIONS, ModelConfig
+from studies._lm.exported import save_adapter
 from studies._lm.records import split
 from studies._lm.text import IGNORED, padded, tokens_of
 from studies._lm.words import OPERATIONS, instructions
@@ -29,7 +31,7 @@ from studies.lora.config import Config
 from studies.lora.task import LoraTask, contrast
 from trainer.checkpoint import CheckpointStore
 from trainer.data.text import Bytes
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, DataError
 from trainer.report import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
@@ -220,7 +222,10 @@ def test_what_a_trial_leaves_loads_in_plain_peft(searched, directory, tmp_path):
 
     best = json.loads(hpo("best", "--json", home=searched).stdout)
     model = load("lora").load_model(best["checkpoint"], trial_config(searched, best["number"]))
-    model.save_pretrained(tmp_path / "adapter")
+    file = str(tmp_path / "best.safetensors")
+    exported = hpo("export", str(best["number"]), "--study", "lora", "--to", file, home=searched)
+    assert exported.exit_code == 0, exported.output
+    save_adapter(file, str(tmp_path / "adapter"))
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
         plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(directory), tmp_path / "adapter").eval()
     tokens = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(0))
@@ -229,6 +234,21 @@ def test_what_a_trial_leaves_loads_in_plain_peft(searched, directory, tmp_path):
         assert torch.equal(plain(input_ids=tokens).logits, want)
         with plain.disable_adapter():
             assert not torch.equal(plain(input_ids=tokens).logits, want)
+
+
+def test_what_holds_no_adapters_is_refused(tmp_path):
+    file = str(tmp_path / "a.safetensors")
+    says = {
+        "has no configuration": None,
+        "holds no adapters": {"model": {"hidden_size": 8}},
+        "is a reward model": {"model": {"rank": 4}, "loss": {"name": "reward"}},
+    }
+    for sentence, config in says.items():
+        save_file({"a": torch.zeros(1)}, file, None if config is None else {"config": json.dumps(config)})
+        with pytest.raises(DataError, match=sentence):
+            save_adapter(file, str(tmp_path))
+    with pytest.raises(DataError, match="cannot be read as safetensors"):
+        save_adapter(str(tmp_path / "none"), str(tmp_path))
 
 
 # --- Studies

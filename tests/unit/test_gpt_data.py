@@ -124,7 +124,7 @@ def test_tokens_are_the_texts_with_their_ends_and_are_made_once(tokenizer, tmp_p
     given = {"tokenizer": "bpe", "vocab_size": 280} if tokenizer == "bpe" else {}
     config = data(cache=str(tmp_path), **given)
     tokens, corpus = Tokens(config), prepare(config)
-    [place] = tmp_path.iterdir()
+    [place] = (tmp_path / "gpt").iterdir()
     stamps = {file: file.stat().st_mtime_ns for file in place.iterdir()}
     for domain, part in tokens.files:
         file, documents = tokens.files[domain, part], corpus[domain][part].documents
@@ -146,6 +146,22 @@ def test_a_file_that_has_changed_is_read_again_and_one_that_has_not_is_not(tmp_p
     assert Tokens(config).files["target", "train"][1:4].tolist() == first == [*b"abc"]
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 10**9))
     assert Tokens(config).files["target", "train"][1:4].tolist() == [*b"xyz"]
+
+
+def test_trials_share_the_tokens_of_one_content_wherever_it_lies(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text("abc " * 400)
+    shared = tmp_path / "shared"
+    left = shared / "gpt" / ".new-killed"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    places = set()
+    for name in ("one", "other", "one"):
+        task = GptTask(Config(data=data(path=str(tmp_path / name / "text.txt"), block_size=16)))
+        task.shared = shared
+        places.add(task.tokens.files["target", "train"].path.parent)
+    assert [*places] == [*(shared / "gpt").iterdir()], "one, and what a killed process left is gone"
 
 
 def test_rows_are_mixed_by_the_ratio_of_the_phase():

@@ -101,7 +101,7 @@ def test_an_exported_trial_is_written_with_its_tokenizer(tmp_path, monkeypatch):
     kept = json.loads((tmp_path / "there" / "config.json").read_text())
     assert kept["eos_token_id"] == task.tokens.tokenizer.end
     with pytest.raises(DataError, match=r"has 280 tokens and data.vocab_size is 270: set it to 280"):
-        GptTask(config_of(True, tokenizer="bpe", vocab_size=270, tokenizer_file=again.data.tokenizer_file))
+        GptTask(config_of(True, tokenizer="bpe", vocab_size=270, tokenizer_file=again.data.tokenizer_file)).train_set()
 
 
 def test_what_is_no_such_llama_is_refused(tmp_path, capsys):
