@@ -30,7 +30,7 @@ from trainer.seeding import derive, seed_all
 from trainer.stability import RECENT, Spikes, as_json, loudest
 from trainer.state import TrainState
 from trainer.step import Stepper
-from trainer.task import Task, measured
+from trainer.task import Task, built, measured
 
 
 def fit(
@@ -81,7 +81,7 @@ class Fit:
         self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)
         self.saver = self.checkpoints.saver
         seed_all(derive(config.seed, "init"))
-        model = initialise(task.model(), config.init, config.seed).to(device)
+        model = initialise(built(task), config.init, config.seed).to(device)
         model = ranks.prepare(checkpointed(prepare(model, config.precision), config.activations), task)
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)

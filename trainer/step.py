@@ -169,6 +169,12 @@ class Stepper:
                 f"{method(self.task, 'loss')} returned a {type(loss).__name__}: return Loss(sum, n), the losses of n "
                 "samples added up, or of their mean Loss(mean * n, n)."
             )
+        if not isinstance(loss.sum, Tensor) or loss.sum.numel() != 1:
+            odd = f"of shape {tuple(loss.sum.shape)}" if isinstance(loss.sum, Tensor) else type(loss.sum).__name__
+            raise TrainerError(
+                f"{method(self.task, 'loss')} returned a Loss whose sum is {odd}: give a tensor of one number with its "
+                "gradient, as in Loss(losses.sum(), len(losses))."
+            )
         if loss.sum.dtype in (torch.bfloat16, torch.float16):
             raise TrainerError(
                 f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "

@@ -40,6 +40,14 @@ def method(task: Any, name: str) -> str:
     return f"{name}() of {type(task).__name__}{where}"
 
 
+def built(task: Task) -> nn.Module:
+    """The task's model. Raises TrainerError where it is none."""
+    model: Any = task.model()
+    if not isinstance(model, nn.Module):
+        raise TrainerError(f"{method(task, 'model')} returned a {type(model).__name__}: return the nn.Module.")
+    return model
+
+
 def measured(task: Task, model: nn.Module) -> dict[str, float]:
     """The metrics that the task evaluates to. Raises TrainerError where they are no numbers by name."""
     found: Any = task.evaluate(model)

@@ -582,6 +582,28 @@ def test_a_loss_that_is_a_bare_tensor_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("summed", "odd"), [(lambda sum: sum.expand(3), r"of shape \(3,\)"), (torch.Tensor.item, "float")]
+)
+def test_a_loss_that_is_not_one_tensor_of_one_number_is_refused(tmp_path, summed, odd):
+    class Several(Toy):
+        def loss(self, model, batch):
+            loss = super().loss(model, batch)
+            return Loss(summed(loss.sum), loss.count)
+
+    with pytest.raises(TrainerError, match=rf"loss\(\) of Several .* a Loss whose sum is {odd}: .*losses\.sum\(\)"):
+        Trial(tmp_path, Several).attempt()
+
+
+def test_a_model_that_is_not_returned_is_refused(tmp_path):
+    class Forgotten(Toy):
+        def model(self):
+            super().model()
+
+    with pytest.raises(TrainerError, match=r"model\(\) of Forgotten .* returned a NoneType: return the nn\.Module"):
+        Trial(tmp_path, Forgotten).attempt()
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         (None, r"evaluate\(\) of Odd \(test_trainer_fit\.py:\d+\) returned a NoneType: return numbers by name"),
