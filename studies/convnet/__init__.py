@@ -40,5 +40,22 @@ STUDY = Study(
     },
     data_paths=("data.path",),
     hold_out={"data.test": True},
+    enqueue=[
+        {  # the defaults, so that what is found is never worse
+            "train.optim.name": "sgd",
+            "train.optim.lr": 0.1,
+            "train.optim.weight_decay": 5e-4,
+            "train.schedule.name": "one_cycle",
+            "augment.mixup": 0.0,
+            "loss.name": "cross_entropy",
+            "loss.label_smoothing": 0.0,
+            "train.optim.wrap": "none",
+            "train.batch_size": 32,
+            "train.optim.momentum": 0.9,
+            "augment.erase": 0.0,
+            "model.dropout": 0.0,
+            "model.width": 8,
+        }
+    ],
     strategy="asha",
 )
