@@ -4,7 +4,7 @@ them. Each library is imported where it is used, so that each may be in an envir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,12 @@ class Ours:
     """
 
     def __init__(
-        self, sampler: str, strategy: str | None, dimensions: int, seed: int, window: int | None = None
+        self,
+        sampler: str | Mapping[str, Any],
+        strategy: str | None,
+        dimensions: int,
+        seed: int,
+        window: int | None = None,
     ) -> None:
         from hpo import Float, Objective
         from hpo.search.promotion import Promoting
@@ -29,7 +34,7 @@ class Ours:
         from hpo.space import Space
 
         space = Space({f"x{i}": Float(0.0, 1.0) for i in range(dimensions)})
-        self._sampler = make_sampler(sampler, space, [Objective("loss")], seed)
+        self._sampler = make_sampler(sampler, space, [Objective("loss", select="best")], seed)
         self._strategy = make_strategy(DEFAULT if strategy is None else strategy)
         self._promoting = self._strategy if isinstance(self._strategy, Promoting) else None
         self._names, self._window = list(space.dimensions), window
@@ -43,7 +48,8 @@ class Ours:
 
         if self._promoting and "paused" in self._states.values():
             points = self._sampler.features() if isinstance(self._sampler, Featuring) else {}
-            for number in self._promoting.promote(Board(self._curves, self._states, points), last=False):
+            board = Board(self._curves, self._states, points, by_best=True)
+            for number in self._promoting.promote(board, last=False):
                 self._states[number] = "running"
                 self._sampler.adopt(self._record(number).open())
                 return number, None
@@ -186,7 +192,8 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
         for name, (sampler, strategy) in ours.items()
     }
     ordered = max(4, 2 * workers)  # as `hpo run` has it
-    found["the default"] = lambda: Ours("auto", None, dimensions, seed, ordered)
+    auto = {"name": "auto", "window": ordered}
+    found["the default"] = lambda: Ours(auto, None, dimensions, seed, ordered)
     found["the default, window 1"] = lambda: Ours("auto", None, dimensions, seed, 1)
     found["tpe + the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
     for sampler, pruner in (("tpe", "median"), ("random", "halving"), ("tpe", "halving"), ("tpe", "hyperband")):

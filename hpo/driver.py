@@ -337,9 +337,9 @@ class Driver:
         last = not self._wants_more()
         if not (self._promoting and self._paused and self._looked != last and room > 0) or self._streak.full:
             return []
-        self._looked, points = last, self._asking.features()
+        self._looked, points, seen = last, self._asking.features(), self._curves
         self._ledger.look(lambda c: self._curves.refresh(c, None))
-        found = Board(self._curves.curves, self._curves.states, points, self._curves.order)
+        found = Board(seen.curves, seen.states, points, seen.order, seen.objectives[0].select == "best")
         # A budget of epochs is exceeded by the one trial that has to train to its end for the study to have a best one.
         alone = room == self._spec.window and "complete" not in found.states.values()
         numbers: list[int] = []

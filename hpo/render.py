@@ -133,11 +133,12 @@ def unasked(spec: Mapping[str, Any]) -> Iterator[str]:
         first, eta = strategy["min_epochs"], strategy["eta"]
         yield (
             f"strategy: {strategy['name']}, the default: at epochs {first}, {first * eta}, {first * eta**2} ... a "
-            f"trial stops unless it is among the best 1/{eta} of those that came there{before}, or, where there are "
-            f"none yet, one in {eta} by its number from epoch {first * eta} on; --strategy none trains each to its end"
+            f"trial stops unless it is among the best 1/{eta} of those that came there{before}; "
+            "--strategy none trains each to its end"
         )
     if spec["sampler"] == "auto":
-        yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bool(spec['earlier']))}"
+        window = spec["window"] if spec["order"] == "ordered" else auto.NARROW
+        yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bool(spec['earlier']), window)}"
 
 
 def doing(progress: Progress) -> str:

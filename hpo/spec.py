@@ -46,7 +46,8 @@ class StudySpec(BaseModel):
 
     def sampling(self) -> dict[str, Any]:
         """The sampler's specification, every option spelled out."""
-        return sampler_spec({"name": self.sampler, **self.sampler_options})
+        given = {"window": self.window} if self.sampler == "auto" and self.order == "ordered" else {}
+        return sampler_spec({"name": self.sampler, **given, **self.sampler_options})
 
     def identity(self) -> dict[str, str]:
         """The components of the study's identity that the command line decides."""

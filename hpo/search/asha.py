@@ -13,8 +13,8 @@ from hpo.search.strategy import History
 from trainer.report import CONTINUE, Verdict
 
 
-class Rungs(BaseModel):
-    """Rungs at min_epochs * eta^k epochs, and who goes on from them by stopping the others; with a name a strategy.
+class Asha(BaseModel):
+    """Rungs at min_epochs * eta^k epochs; a trial goes on from a rung if it is among the best 1/eta seen there.
 
     min_epochs   r, the first rung
     eta          the reduction factor, 2 or more
@@ -33,6 +33,7 @@ class Rungs(BaseModel):
 
     several: ClassVar[bool] = True
     rungs: ClassVar[bool] = True
+    name: Literal["asha"] = "asha"
     min_epochs: int = Field(default=1, ge=1)
     eta: int = Field(default=3, ge=2)
     max_epochs: int | None = Field(default=None, ge=1)
@@ -71,24 +72,6 @@ class Rungs(BaseModel):
             return CONTINUE
         where = f"at rung {rung} (epoch {history.epoch})"
         return Verdict("stop", reason=f"rank {ahead + 1} of {len(others) + 1} {where}; the best {keep} go on")
-
-
-class Asha(Rungs):
-    """A trial goes on from a rung if it is among the best 1/eta seen there.
-
-    share_first  where a trial has none to be compared with, as the first ones of a window have, it goes on from rung k
-                 only if its number is a multiple of eta^k: as large a share as of the rest, one rung later.
-                 Else it goes on.
-    """
-
-    name: Literal["asha"] = "asha"
-    share_first: bool = False
-
-    def judge(self, history: History, rung: int) -> Verdict:
-        if self.share_first and history.number % self.eta**rung and not history.at(history.epoch):
-            where = f"rung {rung} (epoch {history.epoch})"
-            return Verdict("stop", reason=f"none to be compared with at {where}; one in {self.eta**rung} goes on")
-        return super().judge(history, rung)
 
 
 def _ahead(others: Mapping[int, Any], number: int, loss: Any) -> int:

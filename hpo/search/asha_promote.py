@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from hpo.domination import is_nan
-from hpo.search.asha import Rungs
+from hpo.search.asha import Asha
 from hpo.search.promotion import Board
 from hpo.search.strategy import Curve, History
 from trainer.report import CONTINUE, Verdict
 
 
-class AshaPromote(Rungs):
+class AshaPromote(Asha):
     """Rungs as `asha` has them. Of n losses recorded at a rung the best floor(n / eta) go on, the rest pause.
 
     A paused trial goes on once it is among them, since others have come to the rung; trials of the highest rung first,
@@ -25,7 +25,7 @@ class AshaPromote(Rungs):
     so that a study ends with its winner trained in full; what still waits then ends as pruned.
     """
 
-    name: Literal["asha-promote"] = "asha-promote"
+    name: Literal["asha-promote"] = "asha-promote"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def decide(self, history: History) -> Verdict:
         epoch, curve = history.epoch, history.curve

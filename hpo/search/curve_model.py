@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hpo.search.promotion import Point
 
-Seen = tuple[tuple[int, float], ...]  # (epoch, best loss so far), ascending
+Seen = tuple[tuple[int, float], ...]  # (epoch, loss), ascending
 
 MOST = 600  # observations that the model takes in; the time of a decision grows with their cube
 _FIRST, _TIMES = 4, 3  # the model looks at a curve from that epoch on, and when it has grown so many times as long
@@ -45,30 +45,33 @@ class Trials:
 
 
 def observe(
-    points: Mapping[int, Point], curves: Mapping[int, Sequence[tuple[int, float]]], growing: Collection[int] = ()
+    points: Mapping[int, Point],
+    curves: Mapping[int, Sequence[tuple[int, float]]],
+    growing: Collection[int] = (),
+    by_best: bool = False,
 ) -> tuple[list[int], Trials]:
     """The trials that have features and a finite loss, by number, and what is taken of their curves.
 
     Of a curve the points count at which it came to epoch 4, 12, 36 ..., and its end unless it is still `growing`: what
     lies before says next to nothing of where it ends, and leads the model astray (docs/log.md); and a model that holds
-    the newest epoch of whatever trains is made anew at every look. Behind a loss that is not finite a trial counts as
-    the worst of all.
+    the newest epoch of whatever trains is made anew at every look. `by_best` takes the least loss so far in place of
+    the loss there, where that is what a trial is judged by. One that ends on a loss that is not finite counts as the
+    worst of all.
     """
     ended = (curve for number, curve in curves.items() if number not in growing)
     worst = max((loss for curve in ended for _, loss in curve if math.isfinite(loss)), default=math.nan)
-    known = {n: _thinned(curves[n], worst, n not in growing) for n in sorted(points) if curves.get(n)}
+    known = {n: _thinned(curves[n], worst, n not in growing, by_best) for n in sorted(points) if curves.get(n)}
     numbers = [number for number, seen in known.items() if seen and math.isfinite(worst)]
     return numbers, Trials(tuple(points[n] for n in numbers), tuple(known[n] for n in numbers))
 
 
-def _thinned(curve: Sequence[tuple[int, float]], worst: float, ended: bool) -> Seen:
-    best, found, mark = math.inf, [], _FIRST
+def _thinned(curve: Sequence[tuple[int, float]], worst: float, ended: bool, by_best: bool) -> Seen:
+    least, found, mark = math.inf, [], _FIRST
     for place, (epoch, loss) in enumerate(curve):
-        best = min(best, loss) if math.isfinite(loss) else best
-        end = ended and place == len(curve) - 1
-        if end or epoch >= mark:
-            known = best if math.isfinite(best) and (math.isfinite(loss) or not end) else worst
-            found.append((max(epoch, 1), known))
+        finite, end = math.isfinite(loss), ended and place == len(curve) - 1
+        least = min(least, loss) if finite else least
+        if end or (epoch >= mark and finite):
+            found.append((max(epoch, 1), worst if not finite else least if by_best else loss))
         while epoch >= mark:
             mark *= _TIMES
     return tuple(found)
@@ -271,10 +274,12 @@ def _loss(theta: Tensor, table: _Table, free: Tensor) -> tuple[float, Tensor]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """More threads add in another order, and so decide otherwise."""
+    """More threads add in another order, and so decide otherwise; and a task that trains in this process may have left
+    torch without gradients, or with another device."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+            yield
     finally:
         torch.set_num_threads(before)

@@ -98,7 +98,8 @@ def improvement(board: Board, points: Mapping[int, Point], eta: int = 3) -> dict
     from hpo.search.curve_model import Model, observe
 
     known = {n: curve for n, curve in board.curves.items() if board.states[n] != "failed"}
-    numbers, trials = observe(board.points, known, {n for n in known if board.states[n] in _GOING})
+    growing = {n for n in known if board.states[n] in _GOING}
+    numbers, trials = observe(board.points, known, growing, board.by_best)
     whole = [curve[-1][0] for n, curve in board.curves.items() if curve and board.states[n] == "complete"]
     epoch = max(whole) if whole else eta * max(curve[-1][0] for curve in board.curves.values() if curve)
     place = {number: index for index, number in enumerate(numbers)}
@@ -127,6 +128,7 @@ class FreezeThawSampler:
             )
         self._space, self._seed = space, seed
         self._sign = -1.0 if objectives[0].direction == "maximize" else 1.0
+        self._by_best = objectives[0].select == "best"
         self._random = Random(space, objectives, seed)
         self._conditional = any(dimension.conditions for dimension in space.dimensions.values())
         known = space.coordinates.values()
@@ -161,13 +163,19 @@ class FreezeThawSampler:
         seen = [n for n, curve in curves.items() if states[n] != "failed" and any(math.isfinite(x) for _, x in curve)]
         known = sum(states[n] not in _GOING for n in seen)
         if known >= STARTUP and len(self._space) and number % SHARE:
-            places = self._places_for(proposal.seed, sorted(seen, key=lambda n: (_least(curves[n]), n))[:_BEST])
+            best = sorted(seen, key=lambda n: (self._level(curves[n]), n))[:_BEST]
+            places = self._places_for(proposal.seed, best)
             points = {-1 - k: self._point_at(place) for k, place in enumerate(places)}
-            worth = improvement(Board(curves, states, self._points), points)
-            best = max(worth, key=lambda k: (worth[k], k))
-            proposal = Proposal(self._space.from_unit(places[-1 - best]), proposal.seed)
+            worth = improvement(Board(curves, states, self._points, by_best=self._by_best), points)
+            chosen = max(worth, key=lambda k: (worth[k], k))
+            proposal = Proposal(self._space.from_unit(places[-1 - chosen]), proposal.seed)
         self._take(TrialRecord(number, "running", proposal.coordinates))
         return proposal
+
+    def _level(self, curve: Curve) -> float:
+        """What a trial is judged by so far."""
+        losses = [loss for _, loss in curve if math.isfinite(loss)]
+        return min(losses) if self._by_best else losses[-1]
 
     def _losses(self) -> dict[int, list[tuple[int, float]]]:
         """The curves; of an infeasible trial its end, beyond every other loss by its violations."""
@@ -213,7 +221,3 @@ class FreezeThawSampler:
         """Where coordinates lie in the unit cube; in its middle where a trial lacks one."""
         dimensions = self._space.dimensions
         return [dimensions[p].to_unit(coordinates[p]) if p in coordinates else 0.5 for p in self._space.paths]
-
-
-def _least(curve: Curve) -> float:
-    return min(loss for _, loss in curve if math.isfinite(loss))

@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpo.search.asha import Rungs
+from hpo.search.asha import Asha
 from hpo.search.strategy import History
 from trainer.report import Verdict
 
 
-class Halving(Rungs):
+class Halving(Asha):
     """Rungs as ASHA has them, which a trial passes only once enough trials have come to it.
 
     eta, min_epochs, max_epochs   as in ASHA; the first rung is at min_epochs * eta^early_stopping_rate
@@ -23,7 +23,7 @@ class Halving(Rungs):
     Decides as optuna.pruners.SuccessiveHalvingPruner does where every epoch is reported.
     """
 
-    name: Literal["halving"] = "halving"
+    name: Literal["halving"] = "halving"  # pyright: ignore[reportIncompatibleVariableOverride]
     eta: int = Field(default=4, ge=2)
     early_stopping_rate: int = Field(default=0, ge=0)
     bootstrap: int = Field(default=0, ge=0)

@@ -22,13 +22,15 @@ class Board:
     """All trials of a study by number: their curves of (epoch, loss), ascending, and their states.
 
     `points` are the features of their configurations, each in [0, 1], where the sampler is a Featuring one. `known` is
-    what knows the order of them all already.
+    what knows the order of them all already. `by_best` says that the study judges a trial by the least loss of its
+    curve, and not by the last.
     """
 
     curves: Mapping[int, Curve]
     states: Mapping[int, str]
     points: Mapping[int, Point] = field(default_factory=dict)
     known: Callable[[int, float], Sequence[int]] | None = None
+    by_best: bool = False
 
     def order(self, epoch: int, beyond: float) -> Sequence[int]:
         """The trials that have reported within [epoch, beyond) by the first loss there, the best first."""

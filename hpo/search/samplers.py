@@ -26,7 +26,7 @@ SAMPLERS: dict[str, dict[str, int]] = {
     "cmaes": {},
     "nsga2": {"population_size": 50},  # trials of a generation, from 2
     "nsga3": {"population_size": 50},
-    "auto": {},
+    "auto": {"window": 4},  # that of ordered mode where it is in none
     "freeze-thaw": {},
     "bohb": {},
 }

@@ -501,16 +501,63 @@ def test_cmaes_starts_at_the_priors():
 
 
 @pytest.mark.parametrize(
-    ("objectives", "warm", "expected"),
+    ("objectives", "warm", "window", "expected"),
     [
-        (1, False, {0: "freeze-thaw", 499: "freeze-thaw", 500: "tpe", 9999: "tpe"}),
-        (1, True, {0: "tpe", 9999: "tpe"}),
-        (2, False, {0: "tpe", 249: "tpe", 250: "nsga2"}),
-        (4, True, {0: "tpe", 250: "nsga3"}),
+        (1, False, 4, {0: "freeze-thaw", 499: "freeze-thaw", 500: "tpe", 9999: "tpe"}),
+        (1, False, 6, {0: "tpe", 9999: "tpe"}),
+        (1, True, 4, {0: "tpe", 9999: "tpe"}),
+        (2, False, 4, {0: "tpe", 249: "tpe", 250: "nsga2"}),
+        (4, True, 16, {0: "tpe", 250: "nsga3"}),
     ],
 )
-def test_auto_chooses_by_objectives_start_and_number(objectives, warm, expected):
-    assert {number: auto.choice(objectives, number, warm) for number in expected} == expected
+def test_auto_chooses_by_objectives_start_window_and_number(objectives, warm, window, expected):
+    assert {number: auto.choice(objectives, number, warm, window) for number in expected} == expected
+
+
+def judged_late(curve, name: str) -> list[float]:
+    """What the last 15 of 45 trials in a window of 4 come to at their ends, lower is better."""
+    space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})
+    sampler, ends = make_sampler(name, space, ONE, 0), {}
+    for number in range(45):
+        if number >= 4:
+            sampler.tell(ends[number - 4])
+        at = sampler.ask(number).coordinates
+        seen = curve(at["x"], at["y"])
+        ends[number] = TrialRecord(number, "complete", at, (seen[-1][1],), seen)
+    return [ends[number].values[0] for number in range(30, 45)]
+
+
+def easier_first_fold(x: float, y: float) -> list[tuple[int, float]]:
+    """The mean over folds so far: the first one is easier, and asks for another x than the four others."""
+    folds = [0.2 * x, *[1 + 5 * (x - 0.8) ** 2] * 4]
+    return [(k, sum(folds[:k]) / k + 0.1 * (y - 0.5) ** 2) for k in range(1, 6)]
+
+
+def early_minimum(x: float, y: float) -> list[tuple[int, float]]:
+    """The larger x, the faster the loss falls, and the more it rises again behind epoch 8."""
+    return [(e, (1.2 - x) / e + 0.1 * (y - 0.5) ** 2 + 0.03 * x * max(0, e - 8)) for e in range(1, 28)]
+
+
+@pytest.mark.parametrize("curve", [easier_first_fold, early_minimum])
+def test_a_model_of_curves_learns_what_trials_are_judged_by(curve):
+    """Their ends, where an objective selects the last value: what they came by on the way leads elsewhere."""
+    assert statistics.median(judged_late(curve, "auto")) < 0.7 * statistics.median(judged_late(curve, "random"))
+
+
+def test_the_model_does_not_mind_how_a_task_has_left_torch():
+    import torch
+
+    from hpo.search.curve_model import Model
+
+    expected = judged_late(early_minimum, "freeze-thaw")
+    Model.of.cache_clear()
+    try:
+        torch.set_grad_enabled(False)
+        torch.set_default_device("meta")
+        assert judged_late(early_minimum, "freeze-thaw") == expected
+    finally:
+        torch.set_default_device(None)
+        torch.set_grad_enabled(True)
 
 
 def test_auto_goes_over_to_another_sampler_with_all_that_it_knows(monkeypatch):

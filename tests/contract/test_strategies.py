@@ -44,7 +44,6 @@ SPECS = [
     {"name": "asha"},
     {"name": "asha", "min_epochs": 2, "eta": 2},
     {"name": "asha", "eta": 4, "max_epochs": 9},
-    {"name": "asha", "share_first": True},
     {"name": "asha-promote"},
     {"name": "asha-promote", "min_epochs": 2, "eta": 2, "max_epochs": 9},
     {"name": "hyperband"},
@@ -459,19 +458,6 @@ def test_asha_keeps_the_papers_top_fraction(others, own, eta):
     expected = own in ranked[:k]
     tables = {n: [(eta, loss)] for n, loss in enumerate(others)} | {99: [(eta, own)]}
     assert (Asha(eta=eta).decide(TableHistory(99, eta, tables)) == CONTINUE) == expected
-
-
-def test_of_those_with_none_to_be_compared_with_a_share_goes_on_by_number():
-    """The first 16 see nothing of one another, the worse the higher their number; the 17th sees the first alone."""
-    full = {number: [(epoch, 1.0 + number) for epoch in range(1, 28)] for number in range(17)}
-
-    def ends(**options):
-        _, tables, _ = simulate(Asha(eta=3, **options), full, window=16)
-        return [tables[number][-1][0] for number in full]
-
-    assert ends() == [27] * 16 + [1]
-    assert ends(share_first=True) == [27, 3, 3, 9, 3, 3, 9, 3, 3, 27, 3, 3, 9, 3, 3, 9, 1]
-    assert ends(share_first=True, min_epochs=9) == [27] * 16 + [9]
 
 
 def test_asha_rungs_are_geometric_below_the_full_length():

@@ -31,6 +31,8 @@ EVERY_STEPS = 2  # the study's train.checkpoint.every_steps
 WORKERS = 2
 MICRO_STEPS = 10  # of an epoch: three windows of 12 samples are 5 + 5 + 2, one of 4
 MICRO_STEPS_LOST = 3 * (EVERY_STEPS + 1)  # at most, with a worker: since its last checkpoint, and in the step begun
+# Values that every run of the study reports alike; what the machine does is read once a second at most.
+OF_THE_TASK = select(func.count()).select_from(reports).where(~reports.c.key.like("system/%"))
 LOST = {"driver": WORKERS, "worker": 1, "mirror": 0}  # workers that die with what is killed
 _started: list[subprocess.Popen[str]] = []
 
@@ -130,7 +132,7 @@ def golden_run(home: Path, *extra: str, **of: Any) -> Golden:
     check_sound(run, digest, lost=0)
     [(first,)] = run.query(select(func.min(attempts.c.started_at)))
     [(last,)] = run.query(select(func.max(trials.c.ended_at)))
-    [(values,)] = run.query(select(func.count()).select_from(reports))
+    [(values,)] = run.query(OF_THE_TASK)
     return Golden(digest, values, last - first)
 
 
@@ -184,7 +186,7 @@ def wait_for_progress(run: Run, driver: subprocess.Popen[str], target: str, valu
     """The pid of `target`, once so many values are reported and it lives."""
     while True:
         assert driver.poll() is None, driver.communicate()[0]
-        [(count,)] = run.query(select(func.count()).select_from(reports))
+        [(count,)] = run.query(OF_THE_TASK)
         if count >= values and (pid := pid_of(target, run, driver, rng)) is not None:
             return pid
         time.sleep(0.01)

@@ -226,16 +226,18 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
 
 
 @pytest.mark.parametrize(
-    ("objectives", "earlier", "said"),
+    ("objectives", "earlier", "window", "said"),
     [
-        (1, 0, "freeze-thaw up to trial 500, then tpe"),
-        (1, 3, "tpe"),
-        (2, 0, "tpe up to trial 250, then nsga2"),
-        (5, 3, "tpe up to trial 250, then nsga3"),
+        (1, 0, 4, "freeze-thaw up to trial 500, then tpe"),
+        (1, 0, 6, "tpe"),
+        (1, 3, 4, "tpe"),
+        (2, 0, 4, "tpe up to trial 250, then nsga2"),
+        (5, 3, 4, "tpe up to trial 250, then nsga3"),
     ],
 )
-def test_what_auto_chooses_is_said_first(objectives, earlier, said):
-    spec = {"sampler": "auto", "objectives": [{}] * objectives, "earlier": [{}] * earlier, "strategy": {"name": "none"}}
+def test_what_auto_chooses_is_said_first(objectives, earlier, window, said):
+    spec = {"sampler": "auto", "objectives": [{}] * objectives, "earlier": [{}] * earlier, "window": window}
+    spec |= {"strategy": {"name": "none"}, "order": "ordered"}
     assert [*unasked(spec)] == [f"sampler: auto, which is {said}"]
 
 
