@@ -4,7 +4,7 @@ them. Each library is imported where it is used, so that each may be in an envir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,12 +20,7 @@ class Ours:
     """
 
     def __init__(
-        self,
-        sampler: str | Mapping[str, Any],
-        strategy: str | None,
-        dimensions: int,
-        seed: int,
-        window: int | None = None,
+        self, sampler: str, strategy: str | None, dimensions: int, seed: int, window: int | None = None
     ) -> None:
         from hpo import Float, Objective
         from hpo.search.promotion import Promoting
@@ -34,7 +29,7 @@ class Ours:
         from hpo.space import Space
 
         space = Space({f"x{i}": Float(0.0, 1.0) for i in range(dimensions)})
-        self._sampler = make_sampler(sampler, space, [Objective("loss", select="best")], seed)
+        self._sampler = make_sampler(sampler, space, [Objective("loss", select="best")], seed, window=window)
         self._strategy = make_strategy(DEFAULT if strategy is None else strategy)
         self._promoting = self._strategy if isinstance(self._strategy, Promoting) else None
         self._names, self._window = list(space.dimensions), window
@@ -192,8 +187,7 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
         for name, (sampler, strategy) in ours.items()
     }
     ordered = max(4, 2 * workers)  # as `hpo run` has it
-    auto = {"name": "auto", "window": ordered}
-    found["the default"] = lambda: Ours(auto, None, dimensions, seed, ordered)
+    found["the default"] = lambda: Ours("auto", None, dimensions, seed, ordered)
     found["the default, window 1"] = lambda: Ours("auto", None, dimensions, seed, 1)
     found["tpe + the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
     for sampler, pruner in (("tpe", "median"), ("random", "halving"), ("tpe", "halving"), ("tpe", "hyperband")):

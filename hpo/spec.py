@@ -46,8 +46,7 @@ class StudySpec(BaseModel):
 
     def sampling(self) -> dict[str, Any]:
         """The sampler's specification, every option spelled out."""
-        given = {"window": self.window} if self.sampler == "auto" and self.order == "ordered" else {}
-        return sampler_spec({"name": self.sampler, **given, **self.sampler_options})
+        return sampler_spec({"name": self.sampler, **self.sampler_options})
 
     def identity(self) -> dict[str, str]:
         """The components of the study's identity that the command line decides."""

@@ -28,7 +28,8 @@ class Average:
     def __init__(self, config: AverageConfig, model: nn.Module, total: int) -> None:
         self.config = config
         self.start = round(config.start * total) if config.name == "swa" else 0
-        self._model, self._updates = model, 0
+        self._model, self._begun = model, False
+        self._updates: int | Tensor = 0  # a tensor where the device alone knows
         self._averaged: nn.Module | None = None
         if config.name == "none":
             return
@@ -40,38 +41,53 @@ class Average:
         self._copied = [(a, w) for a, w in now if not any(w is one for _, one in self._blended)]
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Take in the weights after `step` optimizer steps."""
+    def update(self, step: int, taken: Tensor | None = None) -> None:
+        """Take in the weights after `step` optimizer steps. `taken` tells on the device if the last one was taken; if
+        not, the weights are those that are in already. The device is not waited for."""
         if self._averaged is None or step <= self.start or step % self.config.every_steps:
             return
-        n = self._updates
+        self._begun = True
+        if taken is not None:
+            self._update_on_device(taken)
+            return
+        n = int(self._updates)
         share = 1 / (n + 1) if self.config.name == "swa" else 1 - min(self.config.decay, (1 + n) / (10 + n))
         if self._blended:
             averages, weights = zip(*self._blended, strict=True)
             torch._foreach_lerp_(averages, weights, share if n else 1.0)
         for average, weight in self._copied:
             average.copy_(weight)
-        self._updates += 1
+        self._updates = n + 1
+
+    def _update_on_device(self, taken: Tensor) -> None:
+        n = torch.as_tensor(self._updates, dtype=torch.float32, device=taken.device)
+        share = 1 / (n + 1) if self.config.name == "swa" else 1 - ((1 + n) / (10 + n)).clamp(max=self.config.decay)
+        share = torch.where(n == 0, 1.0, share * taken)
+        for average, weight in self._blended:
+            average.lerp_(weight, share.to(average.dtype))
+        for average, weight in self._copied:
+            average.copy_(weight)
+        self._updates = n + taken
 
     @property
     def model(self) -> nn.Module:
         """What is to be evaluated: the average, once there is one."""
-        return self._averaged if self._averaged is not None and self._updates else self._model
+        return self._averaged if self._averaged is not None and self._begun else self._model
 
     def state(self) -> dict[str, Any] | None:
         """As `TrainState.state_dict` has it; before the first update there is nothing to keep."""
         if self._averaged is None:
             return None
         return {
-            "updates": self._updates,
-            "model": self._averaged.state_dict(keep_vars=True) if self._updates else {},
+            "updates": int(self._updates),
+            "model": self._averaged.state_dict(keep_vars=True) if self._begun else {},
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Become what `state` gave; without one, an average starts where training goes on."""
         if self._averaged is not None and state is not None:
-            self._updates = state["updates"]
-            if self._updates:
+            self._updates, self._begun = state["updates"], bool(state["model"])
+            if self._begun:
                 self._averaged.load_state_dict(state["model"])
 
 

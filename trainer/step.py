@@ -53,9 +53,8 @@ class Stepper:
         self.sam = Sam(self.params, config.optim.sam, ranks) if config.optim.wrap == "sam" else None
         self.statistics = RunningStatistics(state.model)
         self.offloaded = Offload(config.activations, device)
-        counts = state.lookahead is not None or config.average.name != "none"  # the steps that were taken
-        waits = counts or config.rollback.enabled or ranks.sharded
-        self.deferred = skips_on_device(state.optimizer, device) and not waits
+        needs_numbers = state.lookahead is not None or config.rollback.enabled
+        self.deferred = skips_on_device(state.optimizer, device) and not needs_numbers and not ranks.sharded
         self.updating = False  # while weights change: nothing that happens then can be tried again
 
     def take(self, batches: list[Any], lr: float) -> Jump | None:
@@ -102,6 +101,7 @@ class Stepper:
         s.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         s.optimizer.step()
         self.statistics.restore_unless(finite)
+        s.average.update(s.step + 1, finite)
         if (s.step + 1) % self.config.guard.max_consecutive == 0:
             self.drain()
 

@@ -26,7 +26,7 @@ SAMPLERS: dict[str, dict[str, int]] = {
     "cmaes": {},
     "nsga2": {"population_size": 50},  # trials of a generation, from 2
     "nsga3": {"population_size": 50},
-    "auto": {"window": 4},  # that of ordered mode where it is in none
+    "auto": {},
     "freeze-thaw": {},
     "bohb": {},
 }
@@ -78,14 +78,18 @@ def make_sampler(
     seed: int,
     queue: Sequence[Mapping[str, Any]] = (),
     earlier: Sequence[TrialRecord] = (),
+    window: int | None = None,
 ) -> Sampler:
     """The sampler of a specification, as `sampler_spec` takes it. Raises UserError as that does.
 
     queue     parameters to be tried first
     earlier   complete trials of another study, which enter the model of a sampler in MODELS
+    window    of ordered mode, by which `auto` chooses
     """
     options = sampler_spec(spec)
     name = options.pop("name")
+    if name == "auto" and window is not None:
+        options["window"] = window
     module, _, attribute = _PLACES[name].partition(":")
     sampler = getattr(import_module(module), attribute)(space, objectives, seed, **options)
     if earlier:

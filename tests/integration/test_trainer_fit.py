@@ -267,9 +267,11 @@ def test_too_many_in_a_row_end_the_fit(on_device, tmp_path, monkeypatch):
     assert "3 steps in a row" in outcome.error
 
 
-def test_the_device_is_waited_for_no_more_often_than_is_reported(tmp_path, monkeypatch):
+@pytest.mark.parametrize("average", ["none", "ema", "swa"])
+def test_the_device_is_waited_for_no_more_often_than_is_reported(average, tmp_path, monkeypatch):
     monkeypatch.setattr(step, "skips_on_device", lambda optimizer, device: True)
-    trial = Trial(tmp_path, task=Plain, num_epochs=25, micro_batch_size=None, checkpoint={"every_epochs": None})
+    plain = {"micro_batch_size": None, "checkpoint": {"every_epochs": None}, "average": {"name": average, "start": 0.0}}
+    trial = Trial(tmp_path, task=Plain, num_epochs=25, **plain)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         assert trial.attempt().step == 100
     reads = [event for event in profile.events() if event.name == "aten::_local_scalar_dense"]

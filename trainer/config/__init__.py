@@ -180,6 +180,28 @@ class TrainConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _optimizer_has_what_it_steps_on(self) -> TrainConfig:
+        parallel, optim = self.parallel, self.optim
+        known = OPTIMIZERS.get(optim.name)
+        if parallel.parts and known is not None and not known.sharded:
+            others = ", ".join(name for name, other in OPTIMIZERS.items() if other.sharded)
+            raise ValueError(
+                f"optim.name is {optim.name!r}, which needs whole parameters, and parallel gives each rank parts of "
+                f"them: choose one of {others}, or use shard=none or zero1, and tensor=1."
+            )
+        if parallel.parts and (optim.name, optim.implementation) == ("sgd", "fused"):  # torch 2.13 has no rule for it
+            raise ValueError(
+                "optim.implementation is 'fused', which sgd has for whole parameters alone: leave it auto."
+            )
+        if optim.name == "sophia" and (parallel.pipeline > 1 or parallel.shard == "zero1"):
+            held = "parallel.shard=zero1" if parallel.shard == "zero1" else f"parallel.pipeline={parallel.pipeline}"
+            raise ValueError(
+                f"optim.name is 'sophia', which differentiates through all parameters at once, and {held} divides "
+                f"them: choose adamw or lion, or leave {held.split('=')[0]} out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ranks_have_work(self) -> TrainConfig:
         if self.batch_size < self.parallel.data:
             raise ValueError(
@@ -205,28 +227,6 @@ class TrainConfig(Frozen):
             )
         if self.parallel.pipeline > 1:
             self._check_pipeline(self.parallel.pipeline)
-        return self
-
-    @model_validator(mode="after")
-    def _optimizer_has_what_it_steps_on(self) -> TrainConfig:
-        parallel, optim = self.parallel, self.optim
-        known = OPTIMIZERS.get(optim.name)
-        if parallel.parts and known is not None and not known.sharded:
-            others = ", ".join(name for name, other in OPTIMIZERS.items() if other.sharded)
-            raise ValueError(
-                f"optim.name is {optim.name!r}, which needs whole parameters, and parallel gives each rank parts of "
-                f"them: choose one of {others}, or use shard=none or zero1, and tensor=1."
-            )
-        if parallel.parts and (optim.name, optim.implementation) == ("sgd", "fused"):  # torch 2.13 has no rule for it
-            raise ValueError(
-                "optim.implementation is 'fused', which sgd has for whole parameters alone: leave it auto."
-            )
-        if optim.name == "sophia" and (parallel.pipeline > 1 or parallel.shard == "zero1"):
-            held = "parallel.shard=zero1" if parallel.shard == "zero1" else f"parallel.pipeline={parallel.pipeline}"
-            raise ValueError(
-                f"optim.name is 'sophia', which differentiates through all parameters at once, and {held} divides "
-                f"them: choose adamw or lion, or leave {held.split('=')[0]} out."
-            )
         return self
 
     def _check_compiled(self, parallel: ParallelConfig) -> None:

@@ -64,7 +64,9 @@ OPTIMIZERS: dict[str, Known] = {
     ),
     "sm3": Known("trainer.optim.sm3:SM3", {"lr": 0.1, "weight_decay": 1e-4, "momentum": 0.9}, ("single",)),
     "ranger": Known(  # and Lookahead around it
-        "trainer.optim.from_torch:radam", {"lr": 1e-3, "weight_decay": 0.01, "betas": (0.95, 0.999), "eps": 1e-5}
+        "trainer.optim.from_torch:radam",
+        {"lr": 1e-3, "weight_decay": 0.01, "betas": (0.95, 0.999), "eps": 1e-5},
+        sharded=False,
     ),
     "muon": Known(
         "trainer.optim.muon:Muon",

@@ -1,6 +1,7 @@
 """Gradient flow, update ratios and dead units, layer by layer, over a few optimizer steps.
 
-Of all checks only the update ratio says into which direction a learning rate is off, so that no two contradict.
+Of all checks only the update ratio says into which direction a learning rate is off, or, where there is none, a step
+that is not finite: so that no two contradict.
 """
 
 from __future__ import annotations
