@@ -75,7 +75,7 @@ STUDY = Study(
 """
 # fate -> the trial's state, its outcome, a part of its error
 RULES = {
-    "bug": ("failed", "user_error", "rank 1: ZeroDivisionError: a bug of the user's"),
+    "bug": ("failed", "user_error", "in meet: ZeroDivisionError: a bug of the user's"),
     "configuration": ("failed", "bad_config", "model.width is 0: raise it."),
     "memory": ("infeasible", "out_of_memory", "rank 1: out of memory: DefaultCPUAllocator"),
 }
