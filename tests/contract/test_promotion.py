@@ -195,7 +195,7 @@ def test_whatever_the_workers_do(seed, spec, workers):
     for number, at in simulated.jobs:
         starts.setdefault(number, []).append(at)
     assert all(at == sorted(set(at)) and at[0] == 0 for at in starts.values()), "each goes on from where it paused"
-    assert sum(map(len, simulated.seen.values())) < 0.75 * sum(map(len, full.values()))
+    assert sum(map(len, simulated.seen.values())) < 0.7 * sum(map(len, full.values()))
 
 
 def _asha(strategy, number: int):
