@@ -58,17 +58,21 @@ def _in_fp32(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
 
 
+def quiet_torchao() -> None:
+    """Before torchao is imported, also by transformers: it says nothing of its own kernels that do not fit this
+    machine, since float8 products are torch's, nor of how it registers an Enum. Everything else it says is heard."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).addFilter(_of_use)
+
+
 def _of_use(record: logging.LogRecord) -> bool:
-    """All that is said at torchao's import but of its own kernels that do not fit this machine, since float8 products
-    are torch's, and of how it registers an Enum."""
     said = record.getMessage()
     return not said.startswith("Failed to load") and "KernelPreference" not in said
 
 
 def _float8(model: nn.Module) -> nn.Module:
     """Linear layers whose sizes are multiples of 16, as the kernels need them, compute their products in float8."""
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).addFilter(_of_use)
+    quiet_torchao()
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:

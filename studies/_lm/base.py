@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import logging
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from studies._lm.config import ModelConfig, depth_of
 from studies._lm.words import LENGTH, statements
 from trainer.data.text import Bytes
 from trainer.errors import ConfigError
+from trainer.precision import quiet_torchao
 
-# torchao, where it is installed, tells of kernels for other machines when transformers imports it.
-for _name in ("torchao", "torch.utils._pytree"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
+quiet_torchao()  # transformers imports it, where it is installed
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "nf4": torch.bfloat16}
 STEPS, BATCH, SEED = 150, 64, 20  # of the tiny model's making

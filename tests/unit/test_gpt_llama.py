@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import warnings
 
@@ -16,18 +15,18 @@ from studies.gpt.corpus import check
 from studies.gpt.model import Llama
 from studies.gpt.task import GptTask, sizes
 from trainer.errors import ConfigError, DataError
+from trainer.precision import quiet_torchao
 
 SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48, "rope_theta": 500.0}
 
 
 @pytest.fixture(scope="module")
 def transformers():
-    logging.disable(logging.WARNING)  # of torchao, which transformers looks for
+    quiet_torchao()  # which transformers looks for
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = pytest.importorskip("transformers", reason="needs the extra llm")
         yield module
-    logging.disable(logging.NOTSET)
 
 
 def config_of(tie: bool, **data: object) -> Config:
