@@ -7,11 +7,13 @@ DIR holds lcbench/table_17x1000x52.npz and taskset/*.json.gz; the protocol is th
 regrets after as many points as 10 and 30 whole curves have, as the mean over tasks and seeds with its standard error,
 and, with --against NAME, the ratio of the means paired by task and seed, with a 95 % interval by bootstrap, and how
 many curves' worth of points it takes to the mean regret that NAME has at each budget; then the processor time of a
-cell, and of each decision which trial is to run.
+cell, and of each decision which trial is to run. Last comes the default's ratio to the best peer, the one to which it
+is greatest, at each budget.
 
 Every cell (method, task, seed) that has ended is a line of --cache and is not run again, so that a run can be cut and
 goes on; delete the lines of what has changed. Syne Tune's methods run where it is installed (syne-tune 0.16.0): the
-same command in an environment with it and numpy, with the same cache, then here with `--methods all`.
+same command in an environment with it and numpy (scikit-learn and xgboost for BORE and CQR, huggingface_hub and s3fs
+for CQR), with the same cache, then here with `--methods all`.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.machine import machine
-from bench.searchers import methods
+from bench.searchers import is_peer, methods
 from bench.tables import BUDGETS, HALVES, SETS, Method, Table, halved, replay
 
 Key = tuple[str, str, int, int]  # method, task, seed, workers
 Cells = dict[Key, dict[str, Any]]
+Rows = dict[tuple[str, int], dict[str, Any]]  # of one method, by task and seed
+FEWEST = 5  # seeds that a peer has, to be called the best
 
 
 @dataclass(frozen=True)
@@ -111,13 +115,18 @@ def shown(regrets: np.ndarray) -> str:
     return "   ".join(f"{mean:.4f} ± {half:.4f}" for mean, half in zip(regrets.mean(axis=0), error, strict=True))
 
 
-def ratio(ours: np.ndarray, theirs: np.ndarray, rounds: int = 4000) -> str:
-    """The ratio of the means of (cells, budgets), cells paired, with a bootstrap's 95 % interval for each budget."""
-    rows = np.random.default_rng(0).integers(len(ours), size=(rounds, len(ours)))
+def ratio(ours: np.ndarray, theirs: np.ndarray, groups: Sequence[int] | None = None, rounds: int = 4000) -> str:
+    """The ratio of the means of (cells, budgets), cells paired, with a bootstrap's 95 % interval for each budget.
+
+    groups   of each cell, where whole groups are drawn instead of cells
+    """
+    kinds, of = np.unique(np.arange(len(ours)) if groups is None else groups, return_inverse=True)
+    drawn = np.random.default_rng(0).integers(len(kinds), size=(rounds, len(kinds)))
+    times = np.stack([np.bincount(row, minlength=len(kinds)) for row in drawn])[:, of]
     with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = ours[rows].mean(axis=1) / theirs[rows].mean(axis=1)
+        ratios = (times @ ours) / (times @ theirs)
         means = ours.mean(axis=0) / theirs.mean(axis=0)
-    low, high = np.nanpercentile(drawn, [2.5, 97.5], axis=0)
+    low, high = np.nanpercentile(ratios, [2.5, 97.5], axis=0)
     return "   ".join(f"{m:.2f} [{a:.2f}, {b:.2f}]" for m, a, b in zip(means, low, high, strict=True))
 
 
@@ -130,29 +139,55 @@ def until(ours: np.ndarray, theirs: np.ndarray) -> str:
     return " and ".join(found) + " curves"
 
 
+def cells_of(name: str, chosen: Sequence[Table], found: Cells, given: argparse.Namespace) -> Rows:
+    """What there is of a method."""
+    keys = {(table.name, seed): (name, table.name, seed, given.workers) for table in chosen for seed in given.seeds}
+    return {key: found[whole] for key, whole in keys.items() if whole in found}
+
+
+def versus(chosen: Sequence[Table], found: Cells, given: argparse.Namespace) -> None:
+    """The default's ratio to the best of the peers that have FEWEST seeds on every task, and to it on each half.
+
+    The best is the one to which the ratio is greatest: means of other seeds do not compare. The second interval is of
+    whole seeds, which share their first draws among the tasks of a set.
+    """
+    ours = cells_of("the default", chosen, found, given)
+    enough = min(FEWEST, len(given.seeds)) * len(chosen)
+    peers = {name: cells_of(name, chosen, found, given) for name in methods(1, 1, 0) if is_peer(name)}
+    pairs = {name: paired(ours, cells) for name, cells in peers.items() if len(ours.keys() & cells.keys()) >= enough}
+    for column, budget in enumerate(BUDGETS if pairs else ()):
+        best = max(pairs, key=lambda name: np.divide(*pairs[name].mean(axis=1))[column])
+        for half in (given.half,) if given.half else (None, *HALVES):
+            tasks = {table.name for table in (chosen if half == given.half else halved(chosen, half))}
+            here = {key: row for key, row in ours.items() if key[0] in tasks}
+            means = paired(here, peers[best])[:, :, [column]]
+            seeds = [seed for _, seed in sorted(here.keys() & peers[best].keys())]
+            drawn = f"{ratio(*means)}, by seeds {ratio(*means, groups=seeds).split(' ', 1)[1]}"
+            print(f"  after {budget}, the default over {best}, {half or 'all'}: {drawn}, of {len(seeds)} cells")
+
+
+def paired(ours: Rows, theirs: Rows) -> np.ndarray:
+    """Regrets (2, cells, budgets) of the tasks and seeds that both have."""
+    return np.array([[rows[key]["regret"] for key in sorted(ours.keys() & theirs.keys())] for rows in (ours, theirs)])
+
+
 def report(chosen: Sequence[Table], names: Sequence[str], found: Cells, given: argparse.Namespace) -> None:
     """The table of one set: what there is of every method."""
-
-    def of(name: str) -> dict[tuple[str, int], dict[str, Any]]:
-        keys = {(table.name, seed): (name, table.name, seed, given.workers) for table in chosen for seed in given.seeds}
-        return {key: found[whole] for key, whole in keys.items() if whole in found}
-
-    other = of(given.against) if given.against else {}
+    other = cells_of(given.against, chosen, found, given) if given.against else {}
     for name in names:
-        cells = of(name)
+        cells = cells_of(name, chosen, found, given)
         if not cells:
             continue
         regrets = np.array([row["regret"] for row in cells.values()])
         seconds = np.mean([row["seconds"] for row in cells.values()])
         decisions = np.mean([row.get("decisions", np.nan) for row in cells.values()])
         both = sorted(cells.keys() & other.keys()) if name != given.against else []
-        ours, theirs = (np.array([rows[key]["regret"] for key in both]) for rows in (cells, other))
         known = [key for key in both if "after" in cells[key] and "after" in other[key]]
         means = (np.mean([rows[key]["after"] for key in known], axis=0) for rows in (cells, other)) if known else ()
         costs = f"{seconds:6.2f} s {1e3 * seconds / decisions:5.1f} ms"
         print(
             f"  {name:28} {shown(regrets)}   {len(cells):4d} cells {costs}",
-            f"  ratio {ratio(ours, theirs)}" if both else "",
+            f"  ratio {ratio(*paired(cells, other))}" if both else "",
             f"  {until(*means)}" if known else "",
             flush=True,
         )
@@ -189,6 +224,7 @@ def main() -> None:
                 pass
         print(f"{kind}: {len(chosen)} tasks; regret after {BUDGETS[0]} and {BUDGETS[1]} curves")
         report(chosen, names, found, given)
+        versus(chosen, found, given)
 
 
 if __name__ == "__main__":

@@ -169,6 +169,10 @@ class SyneTune:
         return goes_on
 
 
+def is_peer(name: str) -> bool:
+    return name == "random" or name.startswith(("optuna ", "syne-tune "))
+
+
 def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[str, Callable[[], Method]]:
     """Every method by its name; peers are named after their library."""
     ours: dict[str, tuple[str, str | None]] = {
@@ -188,7 +192,7 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
     }
     ordered = max(4, 2 * workers)  # as `hpo run` has it
     found["the default"] = lambda: Ours("auto", None, dimensions, seed, ordered)
-    found["the default, window 1"] = lambda: Ours("auto", None, dimensions, seed, 1)
+    found["the default at window 1"] = lambda: Ours("auto", None, dimensions, seed, 1)
     found["tpe + the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
     for sampler, pruner in (("tpe", "median"), ("random", "halving"), ("tpe", "halving"), ("tpe", "hyperband")):
         found[f"optuna {sampler} + {pruner}"] = lambda sampler=sampler, pruner=pruner: Optuna(

@@ -1,5 +1,6 @@
 """The replay of `bench/search.py` on tables small enough to be worked out by hand."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.search import until
+from bench.search import ratio, until, versus
 from bench.searchers import Ours, methods
 from bench.tables import SETS, Table, halved, replay
 
@@ -99,6 +100,48 @@ def test_equal_regret_is_reached_after_so_many_curves():
     assert until(theirs, theirs) == "10 and 30 curves"
     assert until(np.minimum(theirs, 1.0 * (np.arange(30) < 4)), theirs) == "5 and 5 curves"
     assert until(theirs + 0.1, theirs) == "13 and over 30 curves"
+
+
+def test_the_default_is_held_against_the_peer_that_comes_nearest(capsys):
+    tasks, seeds = [made(seed, 5) for seed in range(3)], range(6)
+    of = {
+        "the default": lambda task, seed: (1 + seed, 2 if task == "bowl 1" else 1),
+        "random": lambda task, seed: (2 + 2 * seed, 8),
+        "optuna random + halving": lambda task, seed: (4 + 4 * seed, 4),
+        "random + asha": lambda task, seed: (0.1, 0.1),  # ours, no peer
+        "syne-tune ASHA": lambda task, seed: (0.1, 0.1),  # of one seed alone
+    }
+    found = {
+        (name, task.name, seed, 1): {"regret": list(map(float, regret(task.name, seed)))}
+        for name, regret in of.items()
+        for task in tasks
+        for seed in (seeds[:1] if name == "syne-tune ASHA" else seeds)
+    }
+    versus(tasks, found, argparse.Namespace(seeds=seeds, workers=1, half=None))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(", the default over ")[1].split(" [")[0] for line in lines] == [
+        "random, all: 0.50",
+        "random, choose: 0.50",
+        "random, report: 0.50",
+        "optuna random + halving, all: 0.33",
+        "optuna random + halving, choose: 0.25",
+        "optuna random + halving, report: 0.50",
+    ]
+    assert [line.rsplit(", of ")[1] for line in lines] == 2 * ["18 cells", "12 cells", "6 cells"]
+
+
+def test_seeds_that_are_drawn_whole_widen_the_interval_where_tasks_share_their_luck():
+    luck = np.repeat(np.random.default_rng(1).uniform(0.2, 2.0, (20, 1)), 6, axis=0)  # 20 seeds of 6 tasks
+    ours, theirs = luck, np.ones((120, 1))
+
+    def width(shown):
+        low, high = shown.split("[")[1].rstrip("]").split(", ")
+        return float(high) - float(low)
+
+    by_seeds = ratio(ours, theirs, groups=[k // 6 for k in range(120)])
+    assert by_seeds.split(" ")[0] == ratio(ours, theirs).split(" ")[0] == f"{luck.mean():.2f}"
+    assert width(by_seeds) == pytest.approx(6**0.5 * width(ratio(ours, theirs)), rel=0.1)
+    assert ratio(ours, theirs, groups=range(120)) == ratio(ours, theirs)
 
 
 def test_halves_part_the_tasks():
