@@ -18,6 +18,7 @@ from trainer.folds import fit_folds
 from trainer.loop import Watch, fit
 from trainer.rank import peer_lost
 from trainer.report import Outcome, Reporter
+from trainer.runtime import out_of_memory
 from trainer.threads import limited
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -65,10 +66,20 @@ def outcome_of(error: BaseException) -> Outcome:
         raise error
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         raise CheckpointError(f"the disk takes no more ({error}): free some space, then resume.") from error
+    where, said = place(error), _words(error)
+    if out_of_memory(error):  # where the trainer has not halved the micro-batch: in a constructor or a loop of its own
+        return Outcome("out_of_memory", error=f"out of memory{where and ', '}{where}: {said}")
     # A bug in the study's code; its whole traceback goes to the ledger, unless the trainer has put it into a sentence.
-    where = place(error)
     if isinstance(error, TrainerError) and not where:
         return Outcome("user_error", error=str(error))
-    said = f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
     return Outcome("user_error", error=f"{where}: {said}" if where else said, traceback=trace)
+
+
+def _words(error: BaseException) -> str:
+    """`ValueError: what it says`; saying it is the study's code too, and may fail."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception as again:
+        return f"{name}, whose text cannot be had ({type(again).__name__})"

@@ -17,6 +17,7 @@ MAX_EQUAL_FAILURES = 3  # in a row, with one and the same traceback
 _HERE = Path(__file__).parents[1]
 _NOT_A_STUDYS = (_HERE / "hpo", _HERE / "trainer", *map(Path, set(sysconfig.get_paths().values())))
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line .*\n(?:    .*\n)*', re.MULTILINE)
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")  # of an object: another one in every process
 FORGIVEN = "failures_forgiven"  # the event of a resume after such an end
 
 
@@ -38,6 +39,7 @@ class Streak:
             "bad_config": row["error"],
             "lost": (row["error"] or "").partition("; last:")[0],  # each by another pid
         }.get(row["outcome"])
+        trace = _ADDRESS.sub("0x...", trace) if trace else None
         same = trace is not None and self.traces[-1:] == [trace]
         self.traces = [*self.traces, trace] if same and trace else [trace] if trace else []
 

@@ -101,4 +101,5 @@ def memory_plan(
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU, in torch's CPU allocator (a plain RuntimeError) or in python."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+    plain = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return plain or isinstance(error, (torch.OutOfMemoryError, MemoryError))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from hpo.attempt import outcome_of
 from hpo.cli import app
+from hpo.failures import Streak
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.tables import trials
@@ -32,6 +33,10 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     fate: str = "well"
 
+class Unsaid(Exception):
+    def __str__(self):
+        return self.args[0]["no such key"]
+
 class Fated:
     def __init__(self, config):
         self.fate = config.fate
@@ -43,13 +48,18 @@ class Fated:
             raise ConfigError("train.optim.name=odd cannot be trained.")
         if self.fate == "memory":
             return Outcome("out_of_memory", 0, 0, error="a micro-batch of one sample does not fit.")
+        if self.fate == "allocation":
+            raise MemoryError
+        if self.fate == "unsaid":
+            raise Unsaid({})
         if self.fate == "divergence":
             return Outcome("nonfinite", 0, 0, error="loss is NaN at step 3.")
         loss = math.nan if self.fate == "objective" else -9.0 if self.fate == "bound" else 0.5
-        reporter.report(1, {"val/loss": loss, "size": 20.0 if self.fate == "bound" else 10.0}, epoch=1)
+        name = "val/los" if self.fate == "name" else "val/loss"
+        reporter.report(1, {name: loss, "size": 20.0 if self.fate == "bound" else 10.0}, epoch=1)
         return Outcome("complete", 1, 1)
 
-FATES = ["well", "bug", "configuration", "memory", "divergence", "objective", "bound"]
+FATES = ["well", "bug", "configuration", "memory", "allocation", "unsaid", "name", "divergence", "objective", "bound"]
 STUDY = Study(
     "kinds",
     Config(),
@@ -64,9 +74,12 @@ STUDY = Study(
 # fate -> the trial's state, its outcome, MLflow's status, a part of its error
 RULES = {
     "well": ("complete", "complete", "FINISHED", ""),
-    "bug": ("failed", "user_error", "FAILED", "kinds.py:18, in fit: ZeroDivisionError: a bug of the user's"),
+    "bug": ("failed", "user_error", "FAILED", "kinds.py:22, in fit: ZeroDivisionError: a bug of the user's"),
     "configuration": ("failed", "bad_config", "FAILED", "train.optim.name=odd cannot be trained."),
     "memory": ("infeasible", "out_of_memory", "FAILED", "does not fit"),
+    "allocation": ("infeasible", "out_of_memory", "FAILED", "out of memory, kinds.py:28, in fit: MemoryError"),
+    "unsaid": ("failed", "user_error", "FAILED", "kinds.py:30, in fit: Unsaid, whose text cannot be had (KeyError)"),
+    "name": ("failed", "user_error", "FAILED", "no epoch has reported 'val/loss', by which the study judges; did you"),
     "divergence": ("infeasible", "nonfinite", "FAILED", "loss is NaN at step 3"),
     "objective": ("infeasible", "nonfinite", "FAILED", "val/loss is not finite at the end"),
     "bound": ("infeasible", "infeasible", "FAILED", "size 20 is above 15."),
@@ -98,7 +111,7 @@ def test_every_kind_has_its_state_and_its_tag_and_none_but_the_good_one_is_best(
     for row, (fate, (state, outcome, status, error)) in zip(rows, RULES.items(), strict=True):
         assert (row["state"], row["outcome"]) == (state, outcome), fate
         assert error in (row["error"] or "")
-        assert bool(row["traceback"]) == (fate == "bug")
+        assert bool(row["traceback"]) == (fate in ("bug", "unsaid"))
         run = runs[str(row["number"])]
         assert (run.data.tags["hpo.state"], run.data.tags["hpo.outcome"]) == (state, outcome)
         assert run.info.status == status
@@ -116,10 +129,17 @@ def test_equal_tracebacks_end_a_study_and_are_shown_once(tmp_path, study):
     assert result.stderr.count("ZeroDivisionError: a bug of the user's") == 1
     assert "3 trials in a row failed in the same way" in result.stderr
     assert json.loads(hpo("status", "--json", home=home).stdout)["trials"]["failed"] == 3
-    said = "kinds.py:18, in fit: ZeroDivisionError: a bug of the user's"
+    said = "kinds.py:22, in fit: ZeroDivisionError: a bug of the user's"
     lines = [line for line in result.stdout.splitlines() if said in line]
     assert [line.split()[:3] for line in lines] == [["trial", str(number), "failed"] for number in range(3)]
     assert f"hpo show 0 --study kinds --home {home.root}" in result.stdout
+
+
+def test_tracebacks_are_equal_whatever_the_address_of_an_object():
+    one = {"outcome": "user_error", "error": None}
+    rows = [{**one, "number": n, "traceback": f"TypeError: <Net at 0x7f{n}a40d1b5f0>"} for n in range(3)]
+    assert Streak(0, rows).full
+    assert not Streak(0, [*rows[:2], {**rows[2], "traceback": "TypeError: <Other at 0x7f2a40d1b5f0>"}]).full
 
 
 def test_the_place_of_a_failure_is_in_the_studys_code_and_never_in_a_library(tmp_path):
