@@ -17,7 +17,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -56,22 +56,25 @@ def observe(
     lies before says next to nothing of where it ends, and leads the model astray (docs/log.md); and a model that holds
     the newest epoch of whatever trains is made anew at every look. `by_best` takes the least loss so far in place of
     the loss there, where that is what a trial is judged by. One that ends on a loss that is not finite counts as the
-    worst of all.
+    worst of all, no earlier than the others' points do.
     """
-    ended = (curve for number, curve in curves.items() if number not in growing)
+    ended = [curve for number, curve in curves.items() if number not in growing and curve]
     worst = max((loss for curve in ended for _, loss in curve if math.isfinite(loss)), default=math.nan)
-    known = {n: _thinned(curves[n], worst, n not in growing, by_best) for n in sorted(points) if curves.get(n)}
+    first = min(_FIRST, max((curve[-1][0] for curve in ended), default=_FIRST))
+    thin = partial(_thinned, worst=(first, worst), by_best=by_best)
+    known = {n: thin(curves[n], ended=n not in growing) for n in sorted(points) if curves.get(n)}
     numbers = [number for number, seen in known.items() if seen and math.isfinite(worst)]
     return numbers, Trials(tuple(points[n] for n in numbers), tuple(known[n] for n in numbers))
 
 
-def _thinned(curve: Sequence[tuple[int, float]], worst: float, ended: bool, by_best: bool) -> Seen:
+def _thinned(curve: Sequence[tuple[int, float]], worst: tuple[int, float], ended: bool, by_best: bool) -> Seen:
     least, found, mark = math.inf, [], _FIRST
     for place, (epoch, loss) in enumerate(curve):
         finite, end = math.isfinite(loss), ended and place == len(curve) - 1
         least = min(least, loss) if finite else least
         if end or (epoch >= mark and finite):
-            found.append((max(epoch, 1), worst if not finite else least if by_best else loss))
+            point = (epoch, least if by_best else loss) if finite else (max(epoch, worst[0]), worst[1])
+            found.append((max(point[0], 1), point[1]))
         while epoch >= mark:
             mark *= _TIMES
     return tuple(found)

@@ -178,13 +178,17 @@ class FreezeThawSampler:
         return min(losses) if self._by_best else losses[-1]
 
     def _losses(self) -> dict[int, list[tuple[int, float]]]:
-        """The curves; of an infeasible trial its end, beyond every other loss by its violations."""
+        """The curves; of an infeasible trial an end, beyond every other loss by its violations.
+
+        It stands at the longest epoch of all: at an early one, where most diverge, a bad loss says nothing of the last.
+        """
         unfit = (one for one in self._records.values() if one.state == "infeasible" or is_broken(one))
         broken = {one.number: one for one in unfit if self._curves[one.number]}
         kept = (loss for n, curve in self._curves.items() if n not in broken for _, loss in curve)
         worst = max((loss for loss in kept if math.isfinite(loss)), default=0.0)
         behind = {n: worst + sum(max(by, 0.0) for by in one.violations) for n, one in broken.items()}
-        return self._curves | {n: [(self._curves[n][-1][0], loss)] for n, loss in behind.items()}
+        last = max((curve[-1][0] for curve in self._curves.values() if curve), default=1)
+        return self._curves | {n: [(last, loss)] for n, loss in behind.items()}
 
     def _point(self, coordinates: Mapping[str, Any]) -> Point:
         dimensions, found = self._space.dimensions, []

@@ -594,6 +594,24 @@ def test_freeze_thaws_sampler_keeps_to_what_is_feasible_without_curves():
         assert statistics.median(abs(at["x"] - bound) + abs(at["y"] - 0.7) for at in late) < 0.15
 
 
+@pytest.mark.parametrize(("finite", "state"), [(0, "infeasible"), (3, "infeasible"), (0, "pruned")])
+def test_freeze_thaws_sampler_keeps_away_from_what_diverges_early(finite, state):
+    """Half of the space diverges after so many epochs, whose losses are the best there are."""
+    space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})
+    sampler, drawn = make_sampler("freeze-thaw", space, ONE, 0), []
+    for number in range(36):
+        drawn.append(at := sampler.ask(number).coordinates)
+        loss, record = (at["x"] - 0.3) ** 2 + (at["y"] - 0.7) ** 2, TrialRecord(number, state, at)
+        if at["x"] > 0.5:
+            curve = [(epoch, 0.3 / epoch) for epoch in range(1, finite + 1)] + [(finite + 1, math.nan)]
+            sampler.tell(replace(record, curve=curve))
+        else:
+            curve = [(epoch, loss + 0.5 / epoch) for epoch in range(1, 10)]
+            sampler.tell(replace(record, state="complete", values=(curve[-1][1],), curve=curve))
+    late = [at for number, at in enumerate(drawn) if number >= 18 and number % 3]
+    assert sum(at["x"] > 0.5 for at in late) <= 2, "9 of 12 where its end stood at its own epoch"
+
+
 def test_tpe_learns_what_is_good_and_what_is_infeasible():
     space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})
     sampler = make_sampler("tpe", space, ONE, 0)
