@@ -144,6 +144,10 @@ def test_seeds_that_are_drawn_whole_widen_the_interval_where_tasks_share_their_l
     assert ratio(ours, theirs, groups=range(120)) == ratio(ours, theirs)
 
 
+def test_methods_can_be_named_on_the_command_line():
+    assert not [name for name in methods(2, 12, 3) if "," in name]
+
+
 def test_halves_part_the_tasks():
     tasks = [made(seed, 5) for seed in range(5)]
     parts = [[task.name for task in halved(tasks, half)] for half in ("choose", "report", None)]
