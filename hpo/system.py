@@ -20,7 +20,9 @@ class SystemMetrics:
     system/net_recv_bytes_per_sec   what the whole machine has received and sent on all interfaces but loopback, since
     system/net_sent_bytes_per_sec     no operating system counts that by process
     system/gpu_memory_mb            the most memory torch has allocated on the current GPU since the last reading, MiB
-    train/gpu_util                  the GPU's utilisation in percent by NVML, where nvidia-ml-py is installed
+    system/temperature_c            the hottest of the machine's sensors, where the operating system shows any
+    system/gpu_temperature_c        the GPU's, and
+    train/gpu_util                    its utilisation in percent, by NVML, where nvidia-ml-py is installed
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,7 @@ class SystemMetrics:
         }
         for name in (name for name in _TRANSFERS if name in now and name in last):
             metrics[f"system/{name}_bytes_per_sec"] = max(now[name] - last[name], 0) / elapsed
-        return metrics | _gpu()
+        return metrics | _temperature() | _gpu()
 
     def _now(self) -> dict[str, float]:
         """Seconds and bytes, each counted from a start of its own."""
@@ -56,6 +58,12 @@ _TRANSFERS = ("disk_read", "disk_write", "net_recv", "net_sent")
 _LOOPBACK = ("lo", "lo0", "Loopback Pseudo-Interface 1")
 
 
+def _temperature() -> dict[str, float]:
+    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    celsius = [sensor.current for group in sensors.values() for sensor in group]
+    return {"system/temperature_c": max(celsius)} if celsius else {}
+
+
 def _gpu() -> dict[str, float]:
     """Nothing unless the trial itself has brought torch up on a GPU."""
     torch = sys.modules.get("torch")
@@ -64,5 +72,6 @@ def _gpu() -> dict[str, float]:
     metrics = {"system/gpu_memory_mb": torch.cuda.max_memory_allocated() / 2**20}
     torch.cuda.reset_peak_memory_stats()
     if importlib.util.find_spec("pynvml") is not None:
-        metrics["train/gpu_util"] = float(torch.cuda.utilization())
+        metrics |= {"train/gpu_util": float(torch.cuda.utilization())}
+        metrics |= {"system/gpu_temperature_c": float(torch.cuda.temperature())}
     return metrics

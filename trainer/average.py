@@ -51,7 +51,7 @@ class Average:
             self._update_on_device(taken)
             return
         n = int(self._updates)
-        share = 1 / (n + 1) if self.config.name == "swa" else 1 - min(self.config.decay, (1 + n) / (10 + n))
+        share = 1 / (n + 1) if self.config.name == "swa" else max(9 / (10 + n), 1 - self.config.decay)
         if self._blended:
             averages, weights = zip(*self._blended, strict=True)
             torch._foreach_lerp_(averages, weights, share if n else 1.0)
@@ -61,7 +61,7 @@ class Average:
 
     def _update_on_device(self, taken: Tensor) -> None:
         n = torch.as_tensor(self._updates, dtype=torch.float32, device=taken.device)
-        share = 1 / (n + 1) if self.config.name == "swa" else 1 - ((1 + n) / (10 + n)).clamp(max=self.config.decay)
+        share = 1 / (n + 1) if self.config.name == "swa" else (9 / (10 + n)).clamp(min=1 - self.config.decay)
         share = torch.where(n == 0, 1.0, share * taken)
         for average, weight in self._blended:
             average.lerp_(weight, share.to(average.dtype))

@@ -29,9 +29,10 @@ class Window:
     met: Tensor | None = None  # the norm that clipping by norm met, where another rule had changed the gradient
 
     def times(self, factor: float | Tensor) -> Window:
-        """The same with its sums multiplied."""
+        """The same with its sums multiplied, and the trace, which is in the unit of the count."""
         terms = {name: term * factor for name, term in self.terms.items()}
-        return replace(self, loss=self.loss * factor, count=self.count * factor, terms=terms)
+        noise = self.noise and (self.noise[0], self.noise[1] * factor)
+        return replace(self, loss=self.loss * factor, count=self.count * factor, terms=terms, noise=noise)
 
     def on(self, device: torch.device) -> Window:
         """The same with its numbers on `device`."""

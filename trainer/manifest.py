@@ -28,7 +28,7 @@ class Damaged(Exception):
 def evaluated(state: Mapping[str, Any]) -> str:
     """The item with the weights that were evaluated: those of the average, once something has entered it."""
     average = state.get(AVERAGE)
-    return AVERAGE if isinstance(average, Mapping) and average.get("updates") else MODEL
+    return AVERAGE if isinstance(average, Mapping) and average.get("model") else MODEL
 
 
 def weights(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -169,18 +169,20 @@ class Stepper:
                 f"{method(self.task, 'loss')} returned a {type(loss).__name__}: return Loss(sum, n), the losses of n "
                 "samples added up, or of their mean Loss(mean * n, n)."
             )
-        if not isinstance(loss.sum, Tensor) or loss.sum.numel() != 1:
-            odd = f"of shape {tuple(loss.sum.shape)}" if isinstance(loss.sum, Tensor) else type(loss.sum).__name__
+        numbers = loss.tensors()
+        many = {name: f"of shape {tuple(tensor.shape)}" for name, tensor in numbers.items() if tensor.numel() != 1}
+        odd = many if "sum" in numbers else {"sum": type(loss.sum).__name__}
+        for name, found in odd.items():
             raise TrainerError(
-                f"{method(self.task, 'loss')} returned a Loss whose sum is {odd}: give a tensor of one number with its "
-                "gradient, as in Loss(losses.sum(), len(losses))."
+                f"{method(self.task, 'loss')} returned a Loss whose {name} is {found}: give a tensor of one number, "
+                "the sum with its gradient, as in Loss(losses.sum(), len(losses))."
             )
         if loss.sum.dtype in (torch.bfloat16, torch.float16):
             raise TrainerError(
                 f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "
                 "output.float() before the loss."
             )
-        return loss
+        return loss.scalars() if any(tensor.ndim for tensor in numbers.values()) else loss
 
     def drain(self) -> bool:
         """Read the meter; whether the last window was trained on. The first of bad windows in a row is an event."""

@@ -27,6 +27,16 @@ class Loss:
     count: float | Tensor
     terms: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Of its numbers those that are tensors, by what to call them."""
+        named = {"sum": self.sum, "count": self.count, **{f"term {name!r}": term for name, term in self.terms.items()}}
+        return {name: number for name, number in named.items() if isinstance(number, Tensor)}
+
+    def scalars(self) -> Loss:
+        """The same of numbers without a shape."""
+        count = self.count.reshape(()) if isinstance(self.count, Tensor) else self.count
+        return Loss(self.sum.reshape(()), count, {name: term.reshape(()) for name, term in self.terms.items()})
+
     def times(self, factor: float | Tensor) -> Loss:
         """The same with every number, and so every gradient, multiplied."""
         terms = {name: term * factor for name, term in self.terms.items()}

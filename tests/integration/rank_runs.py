@@ -51,6 +51,23 @@ class Smooth(Toy):
         return {"0": "colwise", "2": "rowwise"}
 
 
+class Gathered(Smooth):
+    """Which says in what its first layer's weights came."""
+
+    def model(self) -> nn.Module:
+        self.net = super().model()
+        self.net[0].register_forward_pre_hook(self.look)
+        return self.net
+
+    def look(self, module: nn.Linear, args: Any) -> None:
+        self.dtype = module.weight.dtype
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        loss = super().loss(model, batch)
+        assert self.dtype == torch.bfloat16
+        return loss
+
+
 class Deep(Smooth):
     """Of so many parts that a rank can have two stages."""
 
@@ -217,6 +234,19 @@ class Tight(Smooth):
 
 class TightFromTheStart(Tight):
     start = 0
+
+
+class TightOnTheWayBack(Smooth):
+    """The same, and it is the backward pass that runs out."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        loss = super().loss(model, batch)
+        if hits(1) and round(self.progress * 20) >= Tight.start and len(batch[1]) > 1:
+            loss.sum.register_hook(self.run_out)
+        return loss
+
+    def run_out(self, grad: torch.Tensor) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
 
 
 def hits(number: int) -> bool:

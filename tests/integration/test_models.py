@@ -160,9 +160,11 @@ def test_a_model_of_an_averaged_trial_has_the_weights_that_were_evaluated(home, 
 
 
 def test_what_was_evaluated_is_the_average_once_something_has_entered_it():
-    average = {"updates": 0, "model": {"w": 1}}
+    average = {"updates": 0, "model": {}}
     assert weights({"model": {"w": 0}, "average": average}) == {"w": 0}
-    assert weights({"model": {"w": 0}, "average": average | {"updates": 3}}) == {"w": 1}
+    assert weights({"model": {"w": 0}, "average": average | {"updates": 3, "model": {"w": 1}}}) == {"w": 1}
+    skipped = {"updates": 0, "model": {"w": 1}}  # its windows were not finite, which a device alone knew
+    assert weights({"model": {"w": 0}, "average": skipped}) == {"w": 1}
     assert weights({"model": {"w": 0}, "average": None}) == weights({"model": {"w": 0}}) == {"w": 0}
     assert weights({"model": {"w": 0}, "average": [1.0]}) == {"w": 0}, "an item of a loop of one's own"
 

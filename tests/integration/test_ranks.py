@@ -502,16 +502,35 @@ def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(ran):
     assert went_on["weights"] == whole["weights"]
 
 
-@pytest.mark.parametrize("way", ["none", *(pytest.param(way, marks=pytest.mark.slow) for way in ("zero3", "pipeline"))])
-def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, tmp_path, solo):
+@pytest.mark.parametrize(
+    ("way", "task"),
+    [
+        ("none", "Tight"),
+        ("pipeline", "TightOnTheWayBack"),  # where torch wraps the error in one of its own
+        pytest.param("zero3", "Tight", marks=pytest.mark.slow),
+        pytest.param("zero3", "TightOnTheWayBack", marks=pytest.mark.slow),
+        pytest.param("pipeline", "Tight", marks=pytest.mark.slow),
+    ],
+)
+def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, task, tmp_path, solo):
     """In the sixth window rank 1 has room for one sample: from the checkpoint of step 4 on, all take one at a time."""
-    job = {"directory": str(tmp_path), "runs": {"tight": {"task": "Tight", "parallel": WAYS[2][way]}}}
+    job = {"directory": str(tmp_path), "runs": {"tight": {"task": task, "parallel": WAYS[2][way]}}}
     expected, results = solo("Smooth"), launched("runs", job, 2)
     result, other = (one["tight"] for one in results)
     assert ["out_of_memory", {"step": 4, "micro_batch_size": 1}] in result["events"]
     assert result["losses"] == other["losses"]
     assert_equal(result, expected | {"losses": expected["losses"][4:]}, 1e-6)
     assert_nothing_left()
+
+
+@pytest.mark.parametrize("shard", ["zero3", pytest.param("zero2", marks=pytest.mark.slow)])
+def test_parameters_gathered_in_bf16_are_what_autocast_makes_of_them(shard, tmp_path):
+    given = {"precision": "bf16", "parallel": {"data": 2, "shard": shard}}
+    half = given | {"task": "Gathered", "parallel": given["parallel"] | {"gather": "bf16"}}
+    job = {"directory": str(tmp_path), "runs": {"whole": given, "half": half}}
+    results = launched("runs", job, 2)[0]
+    assert results["half"]["losses"] == results["whole"]["losses"]
+    assert results["half"]["weights"] == results["whole"]["weights"]
 
 
 def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
@@ -543,9 +562,19 @@ def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
             {"parallel": {"pipeline": 2}, "micro_batch_size": 4, "precision": "fp16"},
             "precision=fp16 needs the whole model",
         ),
-        ({"parallel": {"tensor": 2}, "average": {"name": "ema"}}, "average.name needs whole"),
+        ({"parallel": {"tensor": 2}, "average": {"name": "ema"}}, "average.name=ema needs whole"),
+        (
+            {"parallel": {"pipeline": 2}, "micro_batch_size": 4, "optim": {"name": "ranger"}},
+            "optim.name=ranger needs the whole model",
+        ),
+        (
+            {"parallel": {"pipeline": 2}, "micro_batch_size": 4, "optim": {"wrap": "lookahead"}},
+            "optim.wrap=lookahead needs the whole model",
+        ),
+        ({"parallel": {"data": 2, "gather": "bf16"}}, "shard is none: set shard to zero2 or zero3"),
+        ({"parallel": {"data": 2, "shard": "zero3", "gather": "bf16"}}, "precision is auto: set it to bf16"),
         ({"parallel": {"data": 2, "shard": "zero3", "bucket_mb": 1.0}}, "bucket_mb belong to replicas of whole models"),
-        ({"parallel": {"data": 2, "shard": "zero2"}, "gradients": {"noise": 0.1}}, "gradients.noise needs whole"),
+        ({"parallel": {"data": 2, "shard": "zero2"}, "gradients": {"noise": 0.1}}, "gradients.noise=0.1 needs whole"),
         (
             {"parallel": {"data": 2}, "gradients": {"noise_scale": True}, "micro_batch_size": 4},
             "measured by one process",

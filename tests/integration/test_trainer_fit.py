@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,17 @@ def test_the_noise_scale_is_reported_each_epoch_and_changes_nothing(tmp_path):
     found = curve(measured, "train/noise_scale")
     assert len(found) == 2 and all(math.isnan(value) or value > 0 for value in found)
     assert curve(measured, "train/loss") == curve(plain, "train/loss")
+
+
+def test_a_scaled_loss_leaves_the_noise_scale_as_it_is(tmp_path):
+    def found(precision: str, **scale: object) -> list[float]:
+        given = {"micro_batch_size": 3, "gradients": {"noise_scale": True}, "precision": precision, **scale}
+        return curve(uninterrupted(tmp_path / f"{precision}{scale}", **given), "train/noise_scale")
+
+    scales = ({"loss_scale": {"dynamic": False, "init": float(2**power)}} for power in (3, 8))
+    exact = found("fp32")
+    for scale in scales:
+        assert found("fp16", **scale) == pytest.approx(exact, rel=0.02, nan_ok=True)
 
 
 class FullOnce(Plain):
@@ -594,6 +606,28 @@ def test_a_loss_that_is_not_one_tensor_of_one_number_is_refused(tmp_path, summed
 
     with pytest.raises(TrainerError, match=rf"loss\(\) of Several .* a Loss whose sum is {odd}: .*losses\.sum\(\)"):
         Trial(tmp_path, Several).attempt()
+
+
+@pytest.mark.parametrize("part", ["count", "terms"])
+def test_the_other_numbers_of_a_loss_are_one_each(tmp_path, part):
+    class Several(Toy):
+        def loss(self, model, batch):
+            loss = super().loss(model, batch)
+            return replace(loss, **{part: torch.ones(3) if part == "count" else {"part": torch.ones(3)}})
+
+    with pytest.raises(TrainerError, match=r"a Loss whose (count|term 'part') is of shape \(3,\)"):
+        Trial(tmp_path, Several).attempt()
+
+
+def test_a_loss_of_one_number_in_a_list_is_that_number(tmp_path):
+    class Listed(Plain):
+        def loss(self, model, batch):
+            loss = super().loss(model, batch)
+            return Loss(loss.sum.reshape(1), torch.tensor([float(loss.count)]), {"half": loss.sum.reshape(1) / 2})
+
+    plain, listed = (uninterrupted(tmp_path / task.__name__, task=task) for task in (Plain, Listed))
+    assert curve(listed, "train/loss") == curve(plain, "train/loss")
+    assert curve(listed, "train/half") == pytest.approx([loss / 2 for loss in curve(plain, "train/loss")])
 
 
 def test_a_model_that_is_not_returned_is_refused(tmp_path):

@@ -51,6 +51,16 @@ def test_the_rate_is_the_one_to_configure_where_the_batch_scales_it(scale_lr):
     assert found.losses == pytest.approx(plain.losses)
 
 
+def test_the_rate_is_the_one_to_configure_where_the_task_takes_a_share_of_it():
+    class Phased(Toy):
+        def lr_scale(self, progress):
+            return 0.125
+
+    config = TrainConfig.model_validate({"batch_size": 12, "num_epochs": 2, "optim": {"name": "sgd", "lr": 0.1}})
+    plain = find_lr(Toy(None), config, 2.0**-20, 2.0, steps=30)
+    assert find_lr(Phased(None), config, 2.0**-17, 16.0, steps=30).losses == pytest.approx(plain.losses)
+
+
 def test_bounds_in_the_wrong_order_are_refused():
     shown = lr_find("--low", "1", "--high", "0.1")
     assert shown.exit_code == 2

@@ -60,6 +60,15 @@ def test_the_network_is_counted_without_loopback(monkeypatch):
     assert found["system/net_sent_bytes_per_sec"] == 2 * found["system/net_recv_bytes_per_sec"]
 
 
+def test_the_hottest_sensor_is_told(monkeypatch):
+    """By psutil's own types, for machines that have none."""
+    group = [psutil._ntuples.shwtemp("", celsius, None, None) for celsius in (41.0, 63.5)]
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: {"coretemp": group, "nvme": group[:1]}, raising=False)
+    assert SystemMetrics().read()["system/temperature_c"] == 63.5
+    monkeypatch.setattr(psutil, "sensors_temperatures", dict)
+    assert "system/temperature_c" not in SystemMetrics().read()
+
+
 def test_none_of_it_enters_a_digest_or_counts_as_a_differing_replay():
     for key in (*SystemMetrics().read(), "train/gpu_util", "train/samples_per_sec", "system/gpu_memory_mb"):
         assert machine_dependent(key)

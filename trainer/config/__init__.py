@@ -214,13 +214,18 @@ class TrainConfig(Frozen):
             )
         if self.parallel.ranks > 1 and self.gradients.noise_scale:
             raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")
+        if self.parallel.gather == "bf16" and self.precision != "bf16":
+            raise ValueError(
+                f"parallel.gather=bf16 gives layers weights in bf16, and precision is {self.precision}: set it to "
+                "bf16, or leave parallel.gather out."
+            )
         if self.compile and self.parallel.ranks > 1:
             self._check_compiled(self.parallel)
         if self.parallel.compression == "powersgd" and self.optim.wrap == "sam":
             raise ValueError(
                 "parallel.compression=powersgd keeps what one pass has left out, and SAM takes two: use fp16."
             )
-        if self.parallel.parts and (found := _whole(self, _WHOLE)):
+        if self.parallel.parts and (found := _whole(self, "lookahead", "sam")):
             raise ValueError(
                 f"{_need(found)} whole parameters, and parallel gives each rank parts of them: "
                 "leave that out, or use shard=none or zero1, and tensor=1."
@@ -242,7 +247,7 @@ class TrainConfig(Frozen):
             )
 
     def _check_pipeline(self, stages: int) -> None:
-        if found := _whole(self, _WHOLE_MODEL):
+        if found := _whole(self, "lookahead"):
             raise ValueError(
                 f"{_need(found)} the whole model, and parallel.pipeline gives each rank a stage of it: "
                 "leave that out, or use data or shard in place of pipeline."
@@ -257,10 +262,6 @@ class TrainConfig(Frozen):
             )
 
 
-_WHOLE_MODEL = ("gradients.noise", "optim.lookahead_k", "average.name")
-_WHOLE = ("gradients.noise", "optim.wrap", "optim.lookahead_k", "average.name")
-
-
 def _first(others: Mapping[str, bool]) -> str | None:
     """The first name that holds."""
     return next((name for name, holds in others.items() if holds), None)
@@ -270,11 +271,14 @@ def _need(found: list[str]) -> str:
     return f"{' and '.join(found)} {'need' if len(found) > 1 else 'needs'}"
 
 
-def _whole(config: TrainConfig, paths: tuple[str, ...]) -> list[str]:
-    """What of `paths` is asked for, and number formats that rescale: what ranks with less than a whole cannot do."""
-    found = [f"precision={config.precision}"] if config.precision in ("fp16", "fp8") else []
-    for path in paths:
-        part, name = path.split(".")
-        if getattr(getattr(config, part), name) not in (None, False, "none"):
-            found.append(path)
-    return found
+def _whole(config: TrainConfig, *wraps: str) -> list[str]:
+    """What is asked for that ranks with less than a whole cannot do: number formats that rescale, copies of all the
+    weights, and these wrappers."""
+    holds = {
+        f"precision={config.precision}": config.precision in ("fp16", "fp8"),
+        f"gradients.noise={config.gradients.noise}": bool(config.gradients.noise),
+        "optim.name=ranger": config.optim.name == "ranger",
+        f"optim.wrap={config.optim.wrap}": config.optim.wrap in wraps,
+        f"average.name={config.average.name}": config.average.name != "none",
+    }
+    return [name for name, it_does in holds.items() if it_does]

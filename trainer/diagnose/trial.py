@@ -85,14 +85,16 @@ class Steps:
 def find_lr(task: Task, config: TrainConfig, low: float = 1e-7, high: float = 10.0, steps: int = 100) -> RangeTest:
     """The range test on the task's own windows, by the optimizer and all else that `config` names but its schedule.
 
-    Rates are those of train.optim.lr: a step is taken at what train.schedule.scale_lr makes of it for the batch size.
+    Rates are those of train.optim.lr: a step is taken at what train.schedule.scale_lr makes of it for the batch size,
+    times the task's own share, such as that of a phase.
     """
     with fresh(task, config) as fit:
         meter, taken = fit.state.meter, Steps(fit, steps)
 
         def train(lr: float) -> float:
             meter.new_epoch()
-            taken.take(scaled_lr(config.schedule, lr, config.batch_size))
+            own = task.lr_scale(fit.state.step / fit.total)
+            taken.take(scaled_lr(config.schedule, lr, config.batch_size) * own)
             fit.stepper.drain()
             return meter.metrics()["train/loss"]
 

@@ -143,10 +143,9 @@ class Pipeline(Parts):
         targets = numbers if self._last in self._stages else None
         try:
             self._schedule(shapes, len(numbers)).step(*inputs, target=targets, number=numbers, return_outputs=False)
-        except RuntimeError:  # torch's own, around whatever the task has raised
-            if self._error is None:
-                raise
-            raise self._error from None
+        except RuntimeError as error:  # torch's own, around what the task or a backward pass has raised
+            met = self._error or error.__cause__ or error
+            raise met from met.__cause__
 
     def _schedule(self, shapes: Any, count: int) -> _PipelineSchedule:
         key = shapes, count

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainer.activations import blocks
 from trainer.config import ParallelConfig
@@ -45,8 +45,12 @@ class Sharded(Parts):
 def shard(modules: Iterable[nn.Module], config: ParallelConfig, mesh: DeviceMesh, device: torch.device) -> None:
     """Divide the parameters of each over `mesh`, of one within another those that the inner one leaves."""
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if config.offload else OffloadPolicy()
+    mixed = MixedPrecisionPolicy()  # autocast casts what modules are given
+    if config.gather == "bf16":
+        mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    again = config.shard == "zero3"
     for module in modules:
-        fully_shard(module, mesh=mesh, reshard_after_forward=config.shard == "zero3", offload_policy=offload)
+        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, offload_policy=offload)
 
 
 def reduce_in_backward(model: nn.Module, last: bool) -> None:
