@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -11,11 +12,11 @@ from sqlalchemy.engine import RowMapping
 from hpo import warm
 from hpo.config import as_json, config_hash
 from hpo.errors import UserError
-from hpo.ledger import Ledger, writes
+from hpo.ledger import Ledger, driving, writes
 from hpo.ledger import statements as sql
 from hpo.ledger.history import Curve, Curves
 from hpo.search.population import breeding
-from hpo.search.promotion import Featuring, Point
+from hpo.search.promotion import Featuring, Point, promoting
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers import make_sampler
 from hpo.spec import StudySpec
@@ -55,13 +56,22 @@ class Asking:
             sampler = strategy.sampler(sampler, study.space, study.objectives, spec.seed)
         told, rows = set(self._known), self._rows
         curves = self._ledger.look(lambda connection: self._curves.upto(connection, None)) if rows else {}
-        seen = told if spec.order == "ordered" else curves.keys()  # async: also what open trials have paused with
-        records = {n: self._record(rows[n], curves[n][1] if n in seen else []) for n in sorted(rows)}
+        seen = self._pauses() | dict.fromkeys(told, math.inf)
+        known = {n: [point for point in curves[n][1] if point[0] <= epoch] for n, epoch in seen.items()}
+        records = {n: self._record(rows[n], known.get(n, ())) for n in sorted(rows)}
         for number in sorted(rows.keys() - told):
             sampler.adopt(records[number].open())
         for number in self._known:
             sampler.tell(records[number])
         return sampler
+
+    def _pauses(self) -> dict[int, float]:
+        """Up to which epoch the sampler knows of trials that are open: what they had when they waited last."""
+        if not promoting(self._spec.strategy):
+            return {}
+        where = {"study": self._curves.study_id}
+        found = self._ledger.look(lambda connection: connection.execute(driving.PAUSES, where).all())
+        return {number: epoch for number, epoch in found if epoch is not None}
 
     def features(self) -> Mapping[int, Point]:
         """Of all trials, where the sampler shows them."""

@@ -6,13 +6,13 @@ import time
 from collections.abc import Collection, Sequence, Set
 from typing import Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import and_, bindparam, func, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.ledger import statements as sql
 from hpo.ledger.history import PAGE, Curves
 from hpo.ledger.leases import Lease
-from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, studies, trials
+from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, decisions, reports, studies, trials
 from trainer.report import Outcome
 
 COUNT_TIME = update(studies).where(studies.c.id == bindparam("study")).values(seconds_used=bindparam("used"))
@@ -41,6 +41,22 @@ HALTED = select(trials.c.number, trials.c.state).where(
 )
 
 _HALTED_AMONG = HALTED.where(trials.c.number.in_(bindparam("going", expanding=True)))
+
+_AT_DECISION = and_(*(reports.c[name] == decisions.c[name] for name in ("trial_id", "step", "fold")))
+
+# Number of each open trial that has paused, and the epoch at which it did last.
+PAUSES = (
+    select(trials.c.number, func.max(reports.c.epoch))
+    .join(decisions, decisions.c.trial_id == trials.c.id)
+    .join(reports, _AT_DECISION)
+    .where(
+        trials.c.study_id == bindparam("study"),
+        trials.c.state.in_(OPEN_STATES),
+        decisions.c.verdict == "pause",
+        decisions.c.obeyed.is_not(None),
+    )
+    .group_by(trials.c.number)
+)
 
 CONFIGS = (
     select(trials.c.number, asks.c.config)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
 
+from hpo import asking
 from hpo.analysis.detail import describe, detail
 from hpo.driver import Driver
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, claims, driving, reads, writes
+from hpo.ledger.process import Process
 from hpo.ledger.tables import attempts, decisions, reports, studies, trials
 from hpo.opening import Options
 from hpo.run import Request, declare
+from trainer.report import Outcome, Verdict
 
 TINY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
 FULL = {"pause": 0.0, "train.num_epochs": 4}
@@ -209,3 +213,39 @@ def test_what_ray_tune_has_paused_goes_on_elsewhere(tmp_path):
     ledger, state = drive(home, bound={"trials": 4}, allow_drift=True, **(PROMOTE | {"strategy": "none"}))
     assert state == "complete"
     assert {state for (state,) in rows(ledger, trials.c.state)} == {"complete"}
+
+
+def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_path):
+    """Of a trial that went on its curve up to the pause, of one that never paused nothing."""
+    home, strategy = Home(tmp_path / "home").create(), {"name": "asha-promote", "min_epochs": 1, "eta": 2}
+    ledger, me = Ledger(home.storage), Process.current()
+    asked = Request(home, reference=TINY, sampler="freeze-thaw", strategy="asha-promote", overrides=FULL)
+    study, spec = declare(asked, ledger, workers=2)
+    spec = spec.model_copy(update={"strategy": strategy})
+    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=9), Inline())
+    ledger.transact(lambda c: writes.register(c, me, "test"))
+    driver.acquire()
+
+    def take():
+        driver._fill()
+        return ledger.transact(lambda c: claims.claim(c, me.id, uuid.uuid4().hex, [1]))[0]
+
+    def report(taken, epoch, *verdict):
+        said = {"decide": lambda _: Verdict(*verdict), "strategy": "asha-promote"} if verdict else {}
+        lane = writes.LaneReport(taken, epoch, {"val/loss": 1 / epoch + taken.number}, epoch=epoch, **said)
+        ledger.transact(lambda c: writes.commit(c, [lane]))
+        if verdict:
+            ledger.transact(lambda c: writes.finish(c, taken, Outcome("paused", epoch, epoch), None))
+
+    first, second = take(), take()
+    report(first, 1, "pause"), report(second, 1, "pause")
+    again, never = take(), take()
+    report(again, 2), report(again, 3), report(never, 1)
+    driver._fill()
+    live = driver._asking._sampler
+    found = {row["number"]: row for row in ledger.look(lambda c: c.execute(driving.ALL, {"study": 1}).mappings().all())}
+    made = asking.Asking(ledger, study, spec, driver._curves, found, [])._sampler
+    assert {again.number, never.number} == {0, 2}
+    assert live._curves == made._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}
+    driver.release()
+    ledger.close()
