@@ -132,9 +132,11 @@ class Modelled(ABC):
         self._take(record)
 
     def _take(self, record: TrialRecord) -> None:
-        known, self._records[record.number] = record.number < len(self._trials), record
-        if known and self._attributes_of(record.number).state.is_finished():
-            self._clear()  # what has ended in Optuna's study, as a paused trial has, cannot go on there
+        known, before = record.number < len(self._trials), self._records.get(record.number)
+        self._records[record.number] = record
+        moved = before is not None and before.coordinates != record.coordinates
+        if known and (moved or self._attributes_of(record.number).state.is_finished()):
+            self._clear()  # what has ended in Optuna's study, as a paused trial has, cannot go on there, nor elsewhere
         elif known:
             self._enter(self._trials[record.number], record)
 

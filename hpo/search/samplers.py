@@ -10,6 +10,7 @@ from hpo.config import near
 from hpo.errors import UserError
 from hpo.objective import Objective
 from hpo.search.beginning import Beginning
+from hpo.search.distinct import Distinct, is_few
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.strategy import BRINGS
 
@@ -96,10 +97,10 @@ def make_sampler(
         sampler.warm(earlier)
     start = options.get("n_startup_trials") or options.get("population_size") or 10
     guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
-    if not queue and not guided:
-        return sampler
-    remembers = name in (*MODELS, *BRINGS.values())
-    return Beginning(sampler, Random(space, objectives, seed), space, queue, guided, remembers)
+    if queue or guided:
+        remembers = name in (*MODELS, *BRINGS.values())
+        sampler = Beginning(sampler, Random(space, objectives, seed), space, queue, guided, remembers)
+    return Distinct(sampler, space, seed, len(queue)) if is_few(space) else sampler
 
 
 class _Memoryless:

@@ -612,6 +612,42 @@ def test_freeze_thaws_sampler_keeps_away_from_what_diverges_early(finite, state)
     assert sum(at["x"] > 0.5 for at in late) <= 2, "9 of 12 where its end stood at its own epoch"
 
 
+FEW = Space(
+    {
+        "name": Choice(["sgd", "adamw", "lion"]),
+        "momentum": Float(0.0, 0.3, step=0.1, when={"name": "sgd"}),
+        "heads": Int(1, 4, powers_of_two=True),
+        "hidden": Int(8, 12, multiple_of="heads"),
+    }
+)
+
+
+def test_of_few_configurations_none_is_proposed_twice_while_there_are_others(name, spec):
+    """Of 60: 6 numbers of heads and hidden, 5 + 3 + 2, for each of 3 names, sgd's with 4 momenta. A restart between
+    any two asks changes nothing."""
+    queue = [{"name": "lion", "heads": 2, "hidden": 8}] * 2
+    size, length = FEW.grid_size(99), 14 if name == "gp" else 60
+    assert size == 10 * (4 + 1 + 1) == 60
+
+    def begun():
+        return make_sampler(spec, FEW, ONE, 0, queue)
+
+    live, told = begun(), []
+    for number in range(length + 1):
+        asked = live.ask(number)
+        if number % 9 == 4:
+            again = begun()
+            for record in told:
+                again.tell(stored(record))
+            assert again.ask(number) == asked
+        told.append(record_of(number, asked, "complete", (float(sum(asked.coordinates.values())),)))
+        live.tell(told[-1])
+    params = [json.dumps(FEW.decode(record.coordinates)) for record in told]
+    assert params[0] == params[1], "what the user asks for twice is tried twice"
+    assert len(set(params[1:])) == length
+    assert set(params) <= {json.dumps(FEW.decode(FEW.grid(place, 99))) for place in range(size)}
+
+
 def test_tpe_learns_what_is_good_and_what_is_infeasible():
     space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})
     sampler = make_sampler("tpe", space, ONE, 0)
