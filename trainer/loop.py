@@ -138,8 +138,6 @@ class Fit:
 
     def _plan_memory(self) -> Outcome | None:
         """Where memory is bounded, begin with a micro-batch that fits; an Outcome if there is none to begin with."""
-        if self.ranks.ranks > 1:
-            return None
         asked, event = self.loader.sampler.micro_batch_size, self.reporter.event
         plan = memory_plan(self.task, self.config, self.device, asked, self.loader.first, event)
         if plan is None:

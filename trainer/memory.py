@@ -12,16 +12,17 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainer import optim
 from trainer.activations import checkpointed
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
@@ -29,6 +30,9 @@ from trainer.gradients import NoiseProbe, accumulate
 from trainer.offload import forgotten
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.sam import Sam
+from trainer.parallel.member import this
+from trainer.parallel.rehearsal import rehearsals
+from trainer.parallel.solo import ALONE, Solo
 from trainer.penalty import differentiable, penalised
 from trainer.precision import autocast, prepare
 from trainer.runtime import pick_device
@@ -37,9 +41,11 @@ from trainer.task import Loss, Task
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes. `copies` are those of the weights that an average and Lookahead keep; `activations` is all that is alive
-    at the end of the forward pass besides the others; `peak` the high-water mark of a whole step, in which gradients
-    grow while activations are freed, and SAM holds a copy of the weights during its second pass."""
+    """Bytes of one process, of several ranks the largest. `gradients` are also those in the buckets of DDP; `copies`
+    those of the weights that an average and Lookahead keep; `activations` is all that is alive at the end of the
+    forward pass besides the others, with `shard=zero2` also gathered parameters; `peak` the high-water mark of a whole
+    step, in which gradients grow while activations are freed, and SAM holds a copy of the weights during its second
+    pass."""
 
     parameters: int
     gradients: int
@@ -58,13 +64,25 @@ class Estimate:
 
 
 class Live(TorchDispatchMode):
-    """While it is on: the bytes of the storages that tensors made or touched under it hold, now and at most."""
+    """While it is on: the bytes of the storages that tensors made or touched under it hold, now and at most.
+
+    Of a DTensor its local part. FSDP gives memory back by resizing storages, which no mode hears of.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: set[int] = set()
+        self._seen: dict[int, int] = {}
         self.now = 0
         self.peak = 0
+
+    def __enter__(self) -> Live:
+        self._resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = lambda storage, size: self._resized(storage, size)  # type: ignore
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore
+        super().__exit__(*raised)
 
     def count(self, tensors: Iterable[Any]) -> None:
         for tensor in tensors:
@@ -75,17 +93,27 @@ class Live(TorchDispatchMode):
         key = storage._cdata
         if key in self._seen:
             return
-        size = storage.nbytes()
-        self._seen.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._freed, key, size)
+        self._seen[key] = 0
+        self._holds(key, storage.nbytes())
+        weakref.finalize(storage, self._freed, key)
 
-    def _freed(self, key: int, size: int) -> None:
-        self._seen.discard(key)
-        self.now -= size
+    def _holds(self, key: int, size: int) -> None:
+        self.now += size - self._seen[key]
+        self._seen[key] = size
+        self.peak = max(self.peak, self.now)
+
+    def _freed(self, key: int) -> None:
+        self.now -= self._seen.pop(key)
+
+    def _resized(self, storage: Any, size: int) -> Any:
+        found = self._resize(storage, size)
+        if storage._cdata in self._seen:
+            self._holds(storage._cdata, size)
+        return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # until it has come down to what it does with its parts
         result = func(*args, **(kwargs or {}))
         self.count(tree_leaves(result))
         return result
@@ -96,30 +124,49 @@ SHALLOW = (2, 3)  # blocks from whose needs those of a deeper model are carried 
 
 def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = False) -> Estimate:
     """What training on micro-batches like `batch` (on the host, not yet moved) needs on `config`'s device, where a
-    window is one of them or `accumulates` several. Of a task with a `depth`, from two shallower models.
+    window is one of them or `accumulates` several. Of a task with a `depth`, from two shallower models. Of several
+    ranks, one of which this process may be, the largest; all of them ask at once, and all hear the same.
 
-    Raises whatever the task raises where it looks at values, which fake tensors have not.
+    Raises ConfigError for ranks that cannot be estimated, and whatever the task raises where it looks at values, which
+    fake tensors have not.
     """
-    if task.depth is None or task.depth <= max(SHALLOW):
-        sizes = _measured(task, config, batch, accumulates)
+    found = []
+    with closing(rehearsals(config.parallel)) as each:
+        for ranks in each:
+            mine = _of_rank(task, config, batch, accumulates, ranks)
+            found += [mine] if this() is None else ranks.everyone(mine)
+    return max(found, key=lambda one: one.peak)
+
+
+def _of_rank(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ranks: Solo) -> Estimate:
+    def measured(task: Task, accumulates: bool) -> dict[str, int]:
+        if ranks.sharded:  # once for nothing: of an operation that it has not met DTensor asks for whole shapes
+            _measured(task, config, batch, accumulates, ranks)
+        return _measured(task, config, batch, accumulates, ranks)
+
+    # Of zero1 a rank has the state of some parameters, which is no line in the number of blocks.
+    if task.depth is None or task.depth <= max(SHALLOW) or config.parallel.shard == "zero1":
+        sizes = measured(task, accumulates)
     else:
-        # With gradients already there each part, and the peak of each part of a step, is linear in the blocks.
-        few, more = (_measured(task.of_depth(n), config, batch, True) for n in SHALLOW)
+        # With gradients already there each part, and the peak of each part of a step, is linear in the blocks; where a
+        # rank has parts it is so in any case, and gradients that are added up are whole.
+        few, more = (measured(task.of_depth(n), accumulates or not ranks.sharded) for n in SHALLOW)
         blocks = (task.depth - SHALLOW[0]) / (SHALLOW[1] - SHALLOW[0])
         sizes = {name: round(size + blocks * (more[name] - size)) for name, size in few.items()}
     peak = max(sizes.pop("passes"), sizes.pop("update"))
     return Estimate(**sizes, peak=peak)
 
 
-def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool) -> dict[str, int]:
+def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ranks: Solo) -> dict[str, int]:
     """The parts, and the peaks of the passes and of the optimizer's update. Two steps are taken, since an optimizer
     makes its state in the first."""
     fake, device = FakeTensorMode(allow_non_fake_inputs=True), pick_device(config.device)
     with fake, Live() as live:
         model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
         model = checkpointed(model, config.activations, draws=False)
+        model = ranks.prepare(model, task) if ranks.sharded else model
         parameters = live.peak = live.now  # it is made on the host: what that took beside is gone
-        optimizer = optim.build(config.optim, model)
+        optimizer, sent = ranks.optimizer(config.optim, model), ranks.rehearse(model)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         begun = live.now
         moving = [*params, *model.buffers()] if config.average.name != "none" else []
@@ -131,7 +178,7 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool) ->
         copies = live.now - begun
         inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)
         live.count(tree_leaves(inputs))
-        accumulates = accumulates or (config.fixed_micro_batch_size or config.batch_size) < config.largest_batch_size
+        accumulates = accumulates or config.largest_pass < config.largest_share
         forward: list[int] = []
 
         def loss_of(micro_step: int, batch: Any) -> Loss:
@@ -144,7 +191,9 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool) ->
         def passes(probe: NoiseProbe | None = None) -> None:
             optimizer.zero_grad()
             with differentiable(config.gradients):
-                accumulate([inputs] * (2 if accumulates else 1), loss_of, probe)
+                accumulate([inputs] * (2 if accumulates else 1), loss_of, probe, ranks if ranks.sharded else ALONE)
+            with torch.no_grad():
+                ranks.reduce(params, 1.0)
 
         peaks = {"passes": 0, "update": 0}
         for _ in range(2):
@@ -157,9 +206,9 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool) ->
             if lookahead is not None:
                 lookahead.step()
             peaks["update"], live.peak = max(peaks["update"], live.peak), live.now
-        gradients = _bytes(p.grad for p in model.parameters())
+        gradients = _bytes(p.grad for p in model.parameters()) + _bytes(sent)
         del average  # it is kept through all steps
-        state = _bytes(tree_leaves([dict(state) for state in optimizer.state.values()]))
+        state = _bytes(tree_leaves([dict(state) for state in ranks.keeper(optimizer).state.values()]))
         parts = {"parameters": parameters, "gradients": gradients, "optimizer": state, "copies": copies}
         return parts | peaks | {"activations": forward[-1]}
 
@@ -174,6 +223,7 @@ class Plan:
     limit: int
     fits: int | None
     may_shrink: bool
+    ranks: int = 1
 
     @property
     def refused(self) -> bool:
@@ -186,9 +236,10 @@ class Plan:
             fix = "not even a micro-batch of 1 fits: make the model smaller, or take an optimizer that keeps less."
         else:
             fix = f"train.micro_batch_size={self.fits} would fit; with auto it is chosen."
-        bound = f"{_spelled(self.limit)} of memory"
+        of = f" on the largest of {self.ranks} ranks" if self.ranks > 1 else ""
         return (
-            f"out of memory, by the estimate: a micro-batch of {self.size} needs {self.asked}; there are {bound}; {fix}"
+            f"out of memory, by the estimate: a micro-batch of {self.size} needs{of} {self.asked}; there are "
+            f"{_spelled(self.limit)} of memory; {fix}"
         )
 
 
@@ -200,20 +251,20 @@ def plan(
     batch_of: Callable[[int], Any],
     *,
     may_shrink: bool = True,
-    accumulates: bool = False,
 ) -> Plan:
     """Halve the micro-batch, from `size` on, until the estimate fits; `batch_of(size)` gives one of the task's own,
     where its `largest_batch` gives none.
 
-    Raises ConfigError where the loss looks at values.
+    Raises ConfigError where the loss looks at values, and for ranks that cannot be estimated.
     """
     task = copy.copy(task)  # whatever its model() keeps of the model made for show
 
     def largest(size: int) -> Any:
         return batch_of(size) if (batch := task.largest_batch(size)) is None else batch
 
+    size = min(size, config.largest_share)
     try:
-        asked = needed = estimate(task, config, largest(size), accumulates)
+        asked = needed = estimate(task, config, largest(size))
         fits = size
         while needed.peak > limit and fits > 1:
             fits = -(-fits // 2)
@@ -223,7 +274,14 @@ def plan(
             "the loss looks at values, so what a step needs cannot be estimated: leave train.memory_limit out and set "
             f"train.micro_batch_size to a number ({error})."
         ) from error
-    return Plan(asked, size, limit, fits if needed.peak <= limit else None, may_shrink)
+    except RuntimeError as error:
+        if config.parallel.ranks == 1:
+            raise
+        raise ConfigError(
+            "what a step of these ranks needs cannot be estimated: leave train.memory_limit out and set "
+            f"train.micro_batch_size to a number ({str(error).splitlines()[0]})."
+        ) from error
+    return Plan(asked, size, limit, fits if needed.peak <= limit else None, may_shrink, config.parallel.ranks)
 
 
 def _spelled(size: float) -> str:
@@ -232,4 +290,6 @@ def _spelled(size: float) -> str:
 
 
 def _bytes(tensors: Iterable[Any]) -> int:
-    return sum(t.untyped_storage().nbytes() for t in tensors if isinstance(t, Tensor))
+    local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
+    storages = [t.untyped_storage() for t in local if isinstance(t, Tensor)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # FSDP's gradients share some

@@ -125,7 +125,7 @@ class Steps:
 
     def accumulation(self, choice: Choice) -> int:
         train = self._config(choice).train
-        return ceil(train.largest_batch_size / (train.fixed_micro_batch_size or train.batch_size))
+        return ceil(train.largest_share / train.largest_pass)
 
     def __getitem__(self, choice: Choice) -> Estimate:
         if choice not in self.estimates:
@@ -144,7 +144,6 @@ class Steps:
         if hasattr(task, "fit"):
             raise UserError(f"study {self.study.name!r} trains in a loop of its own, whose memory cannot be estimated.")
         train = config.train.model_copy(update={"device": "cpu"})  # that of this machine does not matter
-        micro = train.fixed_micro_batch_size or train.batch_size
 
         def first(size: int) -> Any:
             from trainer.data import Loader
@@ -152,7 +151,7 @@ class Steps:
             return Loader(task, train, pick_device("cpu")).first(size)
 
         limit = 1 << 62  # nothing is halved: what fits is the plan's to find
-        return planned(task, train, limit, micro, first, accumulates=micro < train.largest_batch_size).asked
+        return planned(task, train, limit, train.largest_pass, first).asked
 
 
 def _fields(study: Study, pinned: Set[str]) -> dict[str, Sequence[Any]]:

@@ -68,6 +68,23 @@ class Gathered(Smooth):
         return loss
 
 
+class Double(Smooth):
+    """All of it in float64. Of its weights' sides none longer than 6 exceeds the rank of a gradient."""
+
+    def model(self) -> nn.Module:
+        widths = (6, 6, 6, 16)
+        parts = [part for pair in itertools.pairwise(widths) for part in (nn.Linear(*pair), nn.Tanh())]
+        self.net = nn.Sequential(*parts, nn.Linear(16, 3)).double()
+        return self.net
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        x, y = batch
+        return super().loss(model, (x.double(), y))
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {}
+
+
 class Deep(Smooth):
     """Of so many parts that a rank can have two stages."""
 

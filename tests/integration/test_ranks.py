@@ -36,7 +36,9 @@ KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it
     | {f"{shard} pipeline": {"data": 2, "shard": shard, "pipeline": 2} for shard in ("zero2", "zero3")},
 }
 COMBINED = ("zero3 tensor", "data tensor", "data pipeline", "pipeline tensor", "zero2 pipeline", "zero3 pipeline")
-SAMPLE = ("rules zero3 tensor", "data pipeline", "pipeline tensor", "zero3 pipeline")  # of four ranks
+SAMPLE = (  # of four ranks
+    "rules zero3 tensor", "data pipeline", "pipeline tensor", "zero3 pipeline", "sm3 zero3 tensor", "muon zero3 tensor",
+)  # fmt: skip
 WAYS: dict[int, dict[str, Any]] = {  # in which all that can happen to a run is tried
     2: {"none": {"data": 2} | DDP, "zero1": {"data": 2, "shard": "zero1"}}
     | {name: KINDS[2][name] for name in ("zero3", "tensor", "pipeline")},
@@ -47,6 +49,8 @@ TWO_PASSES = {  # train.optim of those that look at a window more than once
     "sam": {"name": "sgd", "lr": 0.1, "wrap": "sam", "sam": {"rho": 0.2}},
     "sophia": {"name": "sophia", "lr": 1e-3, "update_every": 2},
 }
+OF_EIGENVECTORS = {name: {"name": name, "max_dim": 6} for name in ("soap", "shampoo")}
+ON_A_MESH = ("sm3", "muon")
 RULES = {  # what is done to gradients besides
     "clip": {"norm": 0.5, "per_parameter": 0.3, "adaptive": 0.05},
     "gradients": {"centralize": True, "normalize": "parameter"},
@@ -122,7 +126,12 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         runs |= {f"cut {way}": RESUMED | {"parallel": kind, "cut": 6}}
         runs |= {f"stopped {way}": {"parallel": kind, "stop": 2}}
     runs |= {f"rules {way}": RULES | {"parallel": KINDS[ranks][way]} for count, way in RULED if count == ranks}
+    if ranks == 4:
+        way = {"parallel": KINDS[4]["zero3 tensor"]}
+        runs |= {f"{name} zero3 tensor": way | {"optim": {"name": name}} for name in ON_A_MESH}
     if ranks == 2:
+        doubled = {"task": "Double", "parallel": WAYS[2]["none"]}
+        runs |= {name: doubled | {"optim": optim} for name, optim in OF_EIGENVECTORS.items()}
         runs |= {
             f"background {way}": RESUMED | BACKGROUND | {"parallel": kind, "cut": 6} for way, kind in WAYS[2].items()
         }
@@ -140,6 +149,8 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         runs |= {f"frozen {way}": {"task": "Adapted", "parallel": WAYS[2][way], "cut": 6} for way in ("none", *TAKEN)}
         runs |= {"one jumps": JUMPING | {"task": "OneJumps", "parallel": ddp}}
         left = RESUMED | {"parallel": ddp, "directory": "left"}
+        runs |= {"refused": {"parallel": ddp, "memory_limit": "1KiB"}}
+        runs |= {"fits": {"parallel": KINDS[2]["zero3"], "micro_batch_size": "auto", "memory_limit": "15KiB"}}
         runs |= {"left": left | {"fate": "SIGTERM"}, "went on": left}
     return runs
 
@@ -268,6 +279,21 @@ def test_a_penalty_on_gradients_goes_over_all_replicas(way, ran, solo):
 @pytest.mark.parametrize("name", TWO_PASSES)
 def test_an_optimizer_of_two_passes_sees_all_ranks_gradients_in_both(name, ran, tmp_path):
     assert_equal(ran(2)[1][0][name], rank_runs.run(str(tmp_path), optim=TWO_PASSES[name]), 1e-5)
+
+
+@pytest.mark.parametrize("name", OF_EIGENVECTORS)
+def test_optimizers_by_eigenvectors_compute_on_ranks_what_one_process_does(name, ran, tmp_path):
+    """In float64 and for sides no longer than a gradient's rank: else rounding chooses among eigenvectors."""
+    result, expected = ran(2)[1][0][name], rank_runs.run(str(tmp_path), task="Double", optim=OF_EIGENVECTORS[name])
+    assert len(result["losses"]) == 20
+    assert_equal(result, expected, 1e-6)
+
+
+@pytest.mark.parametrize("name", ON_A_MESH)
+def test_optimizers_of_whole_matrices_see_them_on_a_mesh_of_two_dimensions(name, ran, tmp_path):
+    """Each rank holds some rows of some columns."""
+    result = ran(4, sample=True)[1][0][f"{name} zero3 tensor"]
+    assert_equal(result, rank_runs.run(str(tmp_path), optim={"name": name}), 1e-6)
 
 
 def test_powersgd_sends_a_gradient_at_its_rank_and_the_rest_later(ran):
@@ -533,6 +559,21 @@ def test_parameters_gathered_in_bf16_are_what_autocast_makes_of_them(shard, tmp_
     assert results["half"]["weights"] == results["whole"]["weights"]
 
 
+def test_ranks_are_refused_what_does_not_fit_before_the_first_step(ran):
+    for result in ran(2)[1]:
+        outcome = result["refused"]["outcome"]
+        assert (outcome["kind"], outcome["step"]) == ("out_of_memory", 0)
+        assert "a micro-batch of 2 needs on the largest of 2 ranks" in outcome["error"]
+
+
+def test_ranks_choose_the_micro_batch_that_fits(ran, solo):
+    results = [result["fits"] for result in ran(2)[1]]
+    [fields] = [fields for kind, fields in results[0]["events"] if kind == "memory_estimate"]
+    assert fields["micro_batch_size"] == 6 and fields["peak"] < fields["limit"] == 15 * 1024, "a rank's share"
+    assert_equal(results[0], solo("Smooth"), 1e-6)
+    assert results[0]["losses"] == results[1]["losses"]
+
+
 def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
     """Which under DDP is one for nothing, before the first window."""
     job = {"directory": str(tmp_path), "runs": {"tight": {"task": "TightFromTheStart", "parallel": WAYS[2]["none"]}}}
@@ -557,6 +598,7 @@ def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
         ({"parallel": {"data": 2, "shard": "zero1", "tensor": 2}}, "use shard=zero2 or zero3"),
         ({"parallel": {"data": 2, "shard": "zero1", "pipeline": 2}}, "use shard=zero2 or zero3"),
         ({"parallel": {"data": 2, "schedule": "gpipe"}}, "read only by a pipeline"),
+        ({"parallel": {"pipeline": 2}, "memory_limit": "1GiB"}, "there is none of a pipeline's stages"),
         ({"parallel": {"pipeline": 2}}, "set micro_batch_size to 16 or less"),
         (
             {"parallel": {"pipeline": 2}, "micro_batch_size": 4, "precision": "fp16"},

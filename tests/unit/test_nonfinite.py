@@ -130,3 +130,4 @@ def test_a_parameter_comes_before_all_else_and_no_hook_is_left():
     with torch.no_grad():
         net.blocks[1].left[0].weight[2, 2] = float("nan")
     assert found(net) == "parameter blocks.1.left.0.weight is not finite"
+    first_nonfinite(net, lambda: pytest.fail("no pass is needed to see that"))

@@ -137,6 +137,16 @@ class TrainConfig(Frozen):
         """The micro-batch that is asked for by its size."""
         return None if self.micro_batch_size == "auto" else self.micro_batch_size
 
+    @property
+    def largest_share(self) -> int:
+        """Samples of the largest window that are one rank's."""
+        return -(-self.largest_batch_size // self.parallel.data)
+
+    @property
+    def largest_pass(self) -> int:
+        """Samples of the largest forward pass, where they are not chosen by the estimate."""
+        return min(self.fixed_micro_batch_size or self.batch_size, self.largest_share)
+
     @model_validator(mode="after")
     def _noise_is_measurable(self) -> TrainConfig:
         if self.gradients.noise_scale and (self.fixed_micro_batch_size or self.batch_size) >= self.batch_size:
@@ -208,9 +218,11 @@ class TrainConfig(Frozen):
                 f"batch_size is {self.batch_size} and parallel.data is {self.parallel.data}: give every rank at least "
                 "one sample of a batch."
             )
-        if self.parallel.ranks > 1 and (self.memory_limit is not None or self.micro_batch_size == "auto"):
+        unknown = self.parallel.pipeline > 1 or self.parallel.offload
+        if unknown and (self.memory_limit is not None or self.micro_batch_size == "auto"):
             raise ValueError(
-                "memory_limit and micro_batch_size=auto estimate what one process needs: leave them out, or parallel."
+                "memory_limit and micro_batch_size=auto go by an estimate, and there is none of a pipeline's stages, "
+                "nor of what is not offloaded: leave them out, or parallel.pipeline and parallel.offload."
             )
         if self.parallel.ranks > 1 and self.gradients.noise_scale:
             raise ValueError("gradients.noise_scale is measured by one process: leave it out, or train.parallel.")

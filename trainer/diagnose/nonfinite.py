@@ -17,15 +17,18 @@ def first_nonfinite(
     """In words, the first thing of `model` that is not finite: a parameter, else the first output of a module in
     `run`, a forward and a backward pass from cleared gradients, else the first gradient on the way back.
 
-    `first` gives, of what each of several ranks has found, the first. They all `run`, which may be for each other.
+    `first` gives, of what each of several ranks has found, the first. They all `run`, which may be for each other, or
+    none of them does, where a parameter is to blame.
     """
-    spoilt = next((name for name, p in model.named_parameters() if not _finite(p)), None)
+    spoilt = next((f"parameter {name} is not finite" for name, p in model.named_parameters() if not _finite(p)), "")
+    if words := first((0 if spoilt else 1, spoilt))[1]:
+        return words
     watch = _Watch(model)
     try:
         run()
     finally:
         watch.close()
-    return first((0, f"parameter {spoilt} is not finite") if spoilt else _suspect(model, watch))[1]
+    return first(_suspect(model, watch))[1]
 
 
 def _suspect(model: nn.Module, watch: _Watch) -> Suspect:

@@ -1,15 +1,19 @@
 """SM3: AdaGrad in sublinear memory."""
 
+# pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trainer.optim.base import Own, decay, divided_as
+from trainer.optim.base import Own, decay
 
 
 class SM3(Own):
@@ -18,32 +22,57 @@ class SM3(Own):
     nu = min over dimensions i of acc_i + g^2,  acc_i <- max of nu over the other dimensions,
     m <- mu m + (1 - mu) g / sqrt(nu),  p <- (1 - lr wd) p - lr m, where 0/0 is 0.
 
-    Of a parameter of which each rank has a part, all ranks keep the accumulators whole.
+    Of a parameter of which each rank has a part, all ranks keep the accumulators whole, which are as large as its sides
+    together: of nu itself nothing is sent.
     """
 
     def __init__(self, groups: list[dict[str, Any]], **hyperparameters: Any) -> None:
         super().__init__(groups, foreach=False, **hyperparameters)
 
     def update(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
-        [p], [grad], [m] = params, grads, self.buffers("momentum_buffer", params)
+        [p], [whole], [m] = params, grads, self.buffers("momentum_buffer", params)
+        state, grad, starts = self.state[p], _part(whole), _starts(whole)
         g = grad.reshape(-1, 1) if grad.ndim < 2 else grad
         nu = g.square()
-        if (least := self._least(p, g.ndim)) is not None:
-            nu += divided_as(least, g)
-        whole = _whole(nu)
+        if "accumulator_0" in state:
+            kept = [_whole(state[f"accumulator_{i}"]) for i in range(g.ndim)]
+            nu += reduce(torch.minimum, [t.narrow(i, starts[i], g.shape[i]) for i, t in enumerate(kept)])
         for i in range(g.ndim):
-            others = [k for k in range(g.ndim) if k != i]
-            self.state[p][f"accumulator_{i}"] = whole.amax(others, keepdim=True)
+            state[f"accumulator_{i}"] = _largest(nu, i, starts[i], whole)
         step = torch.where(nu > 0, g * nu.rsqrt(), 0.0).reshape(grad.shape)
-        m.lerp_(step, 1 - group["momentum"])
+        _part(m).lerp_(step, 1 - group["momentum"])
         decay(params, group)
         p.add_(m, alpha=-group["lr"])
 
-    def _least(self, p: Tensor, dimensions: int) -> Tensor | None:
-        kept = [self.state[p].get(f"accumulator_{i}") for i in range(dimensions)]
-        return None if kept[0] is None else reduce(torch.minimum, map(_whole, kept))
+
+def _largest(nu: Tensor, i: int, start: int, like: Tensor) -> Tensor:
+    """The maximum over all dimensions but `i` of what `nu` is this rank's part of, divided as `like` is: along `i` it
+    begins at `start`, and it may be empty."""
+    others = [k for k in range(nu.ndim) if k != i]
+    if not isinstance(like, DTensor):
+        return nu.amax(others, keepdim=True)
+    side = like.shape[i] if i < like.ndim else 1
+    found = nu.new_zeros([side if k == i else 1 for k in range(nu.ndim)])
+    if nu.numel():
+        found.narrow(i, start, nu.shape[i]).copy_(nu.amax(others, keepdim=True))
+    for dim, placement in enumerate(like.placements):
+        if not placement.is_replicate():
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=like.device_mesh.get_group(dim))
+    return found
+
+
+def _starts(tensor: Tensor) -> list[int]:
+    """Where in it this rank's part begins, by dimension."""
+    offset: Sequence[int] = [0] * tensor.ndim
+    if isinstance(tensor, DTensor):
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return [*offset, 0, 0]
+
+
+def _part(tensor: Any) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _whole(tensor: Any) -> Tensor:
-    """Of the parts that ranks have, whose maximum may not exist, since a part can be empty."""
+    """As it was made: what has the shape of its parameter, a checkpoint gives back divided."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from trainer.config import ParallelConfig
 from trainer.dotted import named
 from trainer.errors import ConfigError
 from trainer.parallel import member
+from trainer.parallel.member import Member
 from trainer.parallel.solo import Solo
 
 _KINDS = {
@@ -33,10 +36,10 @@ def join(config: ParallelConfig, device: torch.device) -> Solo:
             f"train.parallel asks for {config.ranks} ranks and this process is {there}: start them by "
             "trainer.launch.launch, as `hpo run` does."
         )
-    return named(_KINDS[_kind(config)], "train.parallel")(config, this, device)
+    return kind_of(config)(config, this, device)
 
 
-def _kind(config: ParallelConfig) -> str:
-    if config.pipeline > 1:
-        return "pipeline"
-    return "tensor" if config.tensor > 1 and config.shard == "none" else config.shard
+def kind_of(config: ParallelConfig) -> Callable[[ParallelConfig, Member, torch.device], Solo]:
+    """What makes a rank's part of several, as `config` says."""
+    kind = "tensor" if config.tensor > 1 and config.shard == "none" else config.shard
+    return named(_KINDS["pipeline" if config.pipeline > 1 else kind], "train.parallel")

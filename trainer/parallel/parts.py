@@ -44,6 +44,11 @@ class Parts(Several):
 
     @torch.no_grad()
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
+        self.reduce(params, window.count)
+        found = super().total(window, params)
+        return found.on(torch.device("cpu")) if self.config.offload else found
+
+    def reduce(self, params: Sequence[nn.Parameter], count: float | Tensor) -> None:
         """FSDP has divided the gradients by the number of replicas; what counts is their sum, over the global count."""
         self.beat()
         if self.config.shard == "none":
@@ -53,8 +58,6 @@ class Parts(Several):
             self.sum_over_replicas(self._gradients(params))
         else:
             torch._foreach_mul_(self._gradients(params), self.shares)
-        found = super().total(window, params)
-        return found.on(torch.device("cpu")) if self.config.offload else found
 
     def _gradients(self, params: Sequence[nn.Parameter]) -> list[Tensor]:
         return self.local([p.grad for p in params if p.grad is not None])

@@ -55,9 +55,19 @@ class Replicas(Several):
         )
         if c.compression != "none":
             self._ddp.register_comm_hook(self.mesh.get_group("data"), _HOOKS[c.compression])
-        if c.compression == "powersgd":
-            self._low_rank = PowerSGD(self._model, c.powersgd_rank, self.shares, self.sum_over_replicas)
+        self._compress(self._model)
         return self._ddp
+
+    def _compress(self, model: nn.Module) -> None:
+        if self.config.compression == "powersgd":
+            self._low_rank = PowerSGD(model, self.config.powersgd_rank, self.shares, self.sum_over_replicas)
+
+    def rehearse(self, model: nn.Module) -> list[Tensor]:
+        """DDP's buckets, together as large as the gradients, and, of those in flight, what they are compressed to."""
+        self._compress(model)
+        sent = {"fp16": [torch.float16], "bf16": [torch.bfloat16]}.get(self.config.compression, [])
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return [torch.empty_like(p, dtype=dtype) for dtype in (None, *sent) for p in trained]
 
     def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:
         """One backward pass for nothing: after its first, DDP lays its buckets out anew, and with them the order in
@@ -71,13 +81,17 @@ class Replicas(Several):
 
     @torch.no_grad()
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
+        window = super().total(window, params)
+        self.reduce(params, window.count)
+        return window
+
+    @torch.no_grad()
+    def reduce(self, params: Sequence[nn.Parameter], count: float | Tensor) -> None:
         """DDP has divided the gradients by the number of ranks; what counts is their sum, over the global count."""
         if self._low_rank is not None:
-            window = super().total(window, params)
-            self._low_rank.reduce(window.count)
-            return window
-        torch._foreach_mul_([p.grad for p in params if p.grad is not None], self.ranks)
-        return super().total(window, params)
+            self._low_rank.reduce(count)
+        else:
+            torch._foreach_mul_([p.grad for p in params if p.grad is not None], self.ranks)
 
     def communication(self) -> dict[str, float]:
         """Of the forward and backward passes, the share in which nothing was left but to wait for gradients of others:

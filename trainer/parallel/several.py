@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,27 @@ class Several(Solo):
         self._wish = False  # this rank's
         self._wishes: float | Tensor = 0.0  # of all ranks, as of the last window
         self.first = member.rank == 0
-        self._savers: Any = dist.new_group(backend="gloo")  # for their threads: a group serves one thread at a time
         self._durable: float | Tensor = 0.0  # rank 0's, as of the last window
 
+    @cached_property
+    def _savers(self) -> Any:
+        """For their threads: a group serves one thread at a time."""
+        return dist.new_group(backend="gloo")
+
     def lead(self, reporter: Reporter, checkpoints: CheckpointStore) -> Any:
+        _ = self._savers  # made by all ranks at once
         self._saver = checkpoints.saver
         self._saver.ranks = self
         return _Reporter(reporter, self), _Store(checkpoints, self)
 
-    def earliest(self, found: tuple[int, str]) -> tuple[int, str]:
+    def everyone(self, value: Any) -> list[Any]:
         self.beat()
         of_all: list[Any] = [None] * self.ranks
-        dist.all_gather_object(of_all, found)
+        dist.all_gather_object(of_all, value)
+        return of_all
+
+    def earliest(self, found: tuple[int, str]) -> tuple[int, str]:
+        of_all = self.everyone(found)
         rank = min(range(self.ranks), key=lambda i: of_all[i][0])
         order, words = of_all[rank]
         return order, f"{words} (on rank {rank})" if rank else words

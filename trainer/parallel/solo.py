@@ -64,8 +64,16 @@ class Solo(Alone):
         reduction."""
         return model
 
+    def rehearse(self, model: nn.Module) -> list[Tensor]:
+        """In place of `module`, where nothing but memory counts: what this rank keeps beside model and optimizer."""
+        return []
+
     def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:
         """Before the first step of every start, fresh or resumed: settle whatever a first backward pass settles."""
+
+    def everyone(self, value: Any) -> list[Any]:
+        """What each of all ranks gives."""
+        return [value]
 
     def earliest(self, found: tuple[int, str]) -> tuple[int, str]:
         """The least of what all ranks have found, of equals the first rank's; with its rank, if it is another's."""
@@ -93,6 +101,9 @@ class Solo(Alone):
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
         """The window's numbers over all ranks, and in `params` the gradients of their sum."""
         return window
+
+    def reduce(self, params: Sequence[nn.Parameter], count: float | Tensor) -> None:
+        """Of `total`, what concerns the gradients, in a window of so many samples."""
 
     def communication(self) -> dict[str, float]:
         """The metric `time/communication_share`, where it is measured."""
