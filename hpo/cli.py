@@ -16,6 +16,7 @@ from hpo.commandline import (
     AllOption,
     AllStudiesOption,
     BestTrialOption,
+    CheckpointsOption,
     ConfigOption,
     CpusOption,
     DriftOption,
@@ -107,6 +108,7 @@ def run(
     config: ConfigOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
+    checkpoints: CheckpointsOption = None,
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
 ) -> None:
@@ -139,6 +141,7 @@ def run(
             warm_start=warm_start,
             overrides=commandline.overrides(config, override),
             storage=storage,
+            checkpoints=checkpoints,
             tracking_uri=tracking_uri,
             allow_drift=allow_drift,
         )

@@ -149,6 +149,15 @@ TrackingOption = Annotated[
         callback=_remember,
     ),
 ]
+CheckpointsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoints",
+        metavar="s3://BUCKET/PREFIX",
+        envvar="HPO_CHECKPOINTS",
+        help="A bucket for checkpoints and the files of trials.  [default: as begun, else the home]",
+    ),
+]
 StudyOption = Annotated[
     str | None, typer.Option("--study", help="The study's name; may be left out where the home holds only one.")
 ]

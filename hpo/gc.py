@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import results
+from hpo import places, results
 from hpo.clock import SystemClock
 from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads, writes
@@ -29,7 +29,7 @@ from hpo.search.population import breeding
 from hpo.study import RESUME_FROM
 from hpo.words import counted
 from trainer.checkpoint import CheckpointStore
-from trainer.durable import on_disk, write_text
+from trainer.durable import write_text
 from trainer.failpoint import failpoint
 
 LEASE_TIMEOUT = 30.0  # seconds that a driver on another host may be silent
@@ -105,10 +105,10 @@ def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, 
 
 def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping]) -> list[dict[str, Any]]:
     """The rows with the bytes that their files add to what the disk holds."""
-    seen: set[tuple[int, int]] = set()
-    measured = []
+    seen: set[Any] = set()
+    measured, place = [], places.place(home, study)
     for row in rows:
-        files = on_disk(home.checkpoints(study["name"], row["number"]) / row["path"])
+        files = place.sizes(home.checkpoints(study["name"], row["number"]) / row["path"], row["size"])
         measured.append({**row, "size": sum(size for file, size in files.items() if file not in seen)})
         seen |= files.keys()
     return measured
@@ -182,9 +182,10 @@ def _tidy(ledger: Ledger, home: Home, study: RowMapping) -> None:
         return rows, paths, results.texts(connection, study, rows)
 
     rows, paths, texts = ledger.look(look)
+    place = places.place(home, study)
     for row in rows:
-        place = home.checkpoints(study["name"], row["number"])
-        CheckpointStore(place, fence=row["fence"]).sweep(paths.get(row["id"], ()))
+        directory = home.checkpoints(study["name"], row["number"])
+        CheckpointStore(directory, fence=row["fence"], place=place).sweep(paths.get(row["id"], ()))
         failpoint("retention.after_files")
         file, text = results.path(home, study["name"], row["number"]), texts[row["number"]]
         if file.is_file() and file.read_text() != text:

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 from hpo.errors import UserError
 from hpo.ledger import Ledger, tables, writes
 from trainer.durable import sync
+from trainer.place import DISK, Disk
 
 _OWN = re.compile(r"f(\d+)\.[0-9a-f]{32}")
 
@@ -48,8 +49,8 @@ def _events(connection: Connection, mine: ColumnElement[bool]) -> Iterable[Mappi
     return connection.execute(query.order_by(tables.events.c.id)).scalars()
 
 
-def store(root: Path, fence: int, source: Path, name: str) -> str:
-    """Copy `source` durably below `root`, to be known as `name`; where it is stored, relative to `root`."""
+def store(root: Path, fence: int, source: Path, name: str, place: Disk = DISK) -> str:
+    """Copy `source` durably to `place`, below `root`, to be known as `name`; where it is stored, relative to `root`."""
     if not (root / name).resolve().is_relative_to(root.resolve()):
         raise UserError(f"artifact name {name!r} leads out of the trial's files: give a relative path without '..'.")
     where = f"f{fence}.{uuid.uuid4().hex}/{name}"
@@ -61,22 +62,26 @@ def store(root: Path, fence: int, source: Path, name: str) -> str:
         sync(parent)
         if parent == root.parent:
             break
+    place.share(target)
+    _tidy(root, where)
     return where
 
 
-def attach(ledger: Ledger, root: Path, trial_id: int, fence: int, files: Mapping[str, Path]) -> None:
+def attach(
+    ledger: Ledger, root: Path, trial_id: int, fence: int, files: Mapping[str, Path], place: Disk = DISK
+) -> None:
     """Hand over `files` by name, from outside of the attempts of a trial that had `fence` when they were made, in place
     of those shown by these names. Raises UserError if another attempt has begun since: its sweep may have met them.
 
     They are stored under the next fence, which keeps them from the sweep of an attempt that is running.
     """
     before = ledger.look(lambda connection: artifacts(connection, trial_id))
-    stored = {name: store(root, fence + 1, source, name) for name, source in files.items()}
+    stored = {name: store(root, fence + 1, source, name, place) for name, source in files.items()}
     events = {uuid.uuid4().hex: {"path": name, "stored": where} for name, where in stored.items()}
     if not ledger.transact(lambda connection: writes.attach(connection, trial_id, fence, events)):
-        _remove(root, stored.values())
+        _remove(root, stored.values(), place)
         raise UserError("the trial has been taken by another attempt meanwhile: run the diagnosis again.")
-    _remove(root, [where for name, where in before.items() if name in files])
+    _remove(root, [where for name, where in before.items() if name in files], place)
 
 
 def leave(ledger: Ledger, root: Path, study_id: int, files: Mapping[str, Path]) -> None:
@@ -93,23 +98,27 @@ def leave(ledger: Ledger, root: Path, study_id: int, files: Mapping[str, Path]) 
     _remove(root, [where for name, where in before.items() if name in files])
 
 
-def _remove(root: Path, stored: Iterable[str]) -> None:
+def _remove(root: Path, stored: Iterable[str], place: Disk = DISK) -> None:
     for where in stored:
-        path = root / where
-        path.unlink(missing_ok=True)
-        for parent in path.relative_to(root).parents[:-1]:
-            if (root / parent).is_dir() and not any((root / parent).iterdir()):
-                (root / parent).rmdir()
+        place.remove(root / where)
+        _tidy(root, where)
 
 
-def sweep(root: Path, fence: int, kept: Collection[str]) -> None:
+def _tidy(root: Path, where: str) -> None:
+    """Remove the directories of a file that hold nothing any more."""
+    for parent in Path(where).parents[:-1]:
+        if (root / parent).is_dir() and not any((root / parent).iterdir()):
+            (root / parent).rmdir()
+
+
+def sweep(root: Path, fence: int, kept: Collection[str], place: Disk = DISK) -> None:
     """Remove what is not `kept`, left by attempts up to `fence`: what no event names, and what is shown no more."""
-    for path in sorted(root.rglob("*"), reverse=True):  # what lies in a directory comes before it
-        where = path.relative_to(root)
-        own = _OWN.fullmatch(where.parts[0])
-        if (own and int(own[1]) > fence) or str(where) in kept:
+    below = {str(path.relative_to(root)) for path in root.rglob("*")} | place.files(root)
+    for where in sorted(below, reverse=True):  # what lies in a directory comes before it
+        path, own = root / where, _OWN.fullmatch(Path(where).parts[0])
+        if (own and int(own[1]) > fence) or where in kept:
             continue
         if not path.is_dir():
-            path.unlink()
+            place.remove(path)
         elif not any(path.iterdir()):
             path.rmdir()

@@ -25,7 +25,7 @@ from hpo.errors import HomeError, StorageError, UserError
 from trainer.durable import write_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MARKER = "study.uid"
+MARKER = "study.uid"
 WHOLE = "study"  # the directory of what belongs to no single trial
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{stem}{i}" for stem in ("com", "lpt") for i in range(1, 10))}
 
@@ -52,8 +52,8 @@ class Home:
         given = os.fspath(path or os.environ.get("HPO_HOME") or ".hpo")
         if "://" in given:
             raise UserError(
-                f"home {given!r} is a URL, and a home is a directory: what several hosts train for lies on a file "
-                "system that all of them see, with its ledger in --storage postgresql+psycopg://..."
+                f"home {given!r} is a URL, and a home is a directory: a bucket for checkpoints is named by "
+                "--checkpoints, the ledger of several hosts by --storage postgresql+psycopg://..."
             )
         return cls(Path(given).expanduser().absolute())
 
@@ -98,17 +98,18 @@ class Home:
 
     def mark(self, study: str, uid: str) -> None:
         """Leave the study's uid beside its checkpoints, by which a worker knows that it sees this very directory."""
-        marker = self.checkpoints(study, 0).parent / _MARKER
+        marker = self.checkpoints(study, 0).parent / MARKER
         if not marker.is_file() or marker.read_text() != uid:
             write_text(marker, uid)
 
     def check_mark(self, study: str, uid: str, host: str) -> None:
         """Raise UserError unless `mark` was called with this uid on this directory."""
-        marker = self.checkpoints(study, 0).parent / _MARKER
+        marker = self.checkpoints(study, 0).parent / MARKER
         if not marker.is_file() or marker.read_text() != uid:
             raise UserError(
                 f"home {self.root} is not the one study {study!r} is driven from on {host}: checkpoints must lie where "
-                "every worker sees them, so share that directory and name it with --home."
+                "every worker sees them, so share that directory and name it with --home, or begin the study with "
+                "--checkpoints s3://BUCKET/PREFIX."
             )
 
     def files(self, study: str, number: int | None) -> Path:

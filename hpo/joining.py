@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import exists, select
 from sqlalchemy.engine import Connection
 
+from hpo import places
 from hpo.clock import Clock, SystemClock
 from hpo.errors import UserError
 from hpo.home import Home
@@ -18,6 +19,7 @@ from hpo.ledger import Ledger, reads
 from hpo.ledger.process import is_dead
 from hpo.ledger.tables import leases, studies, trials
 from hpo.words import counted
+from trainer.errors import CheckpointError
 
 LOOK = 1.0  # seconds between looks at who is driven
 
@@ -86,9 +88,11 @@ class Driven:
 
     def _is_mine(self, row: dict[str, Any]) -> bool:
         """Whether this process sees the study's checkpoints; where it was named, UserError if not."""
+        if row["id"] in self._joined:
+            return True
         try:
-            self._home.check_mark(row["name"], row["uid"], row["host"])
-        except UserError as error:
+            places.check(self._home, row, row["host"])
+        except (UserError, CheckpointError) as error:
             if self._study is not None:
                 raise
             self._say_once(f"left out: {error}")

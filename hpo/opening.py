@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.engine import Connection, RowMapping
 
+from hpo import places
 from hpo.budget import Budget
 from hpo.clock import SystemClock
 from hpo.config import flatten
@@ -27,7 +28,7 @@ from hpo.study import Study
 from hpo.tracking.mlflow import tracker_name
 
 LEASE_SECONDS = 30.0
-_AS_BEGUN = ("home", "tracking_uri")  # of the environment: where a study began to be tracked
+_AS_BEGUN = ("home", "tracking_uri", "checkpoints")  # of the environment: where a study began to be written
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Options:
     trials, epochs, seconds   the budget; None keeps what was asked for before
     data                      the study's report on its data
     placement                 where trials run, and in how many processes; what a resume does again
+    checkpoints               the URL of the bucket they go to; empty: into the home
     """
 
     home: Home
@@ -48,6 +50,7 @@ class Options:
     allow_drift: bool = False
     data: Mapping[str, Any] | None = None
     placement: Settled = INLINE
+    checkpoints: str = ""
     lease_timeout: float = LEASE_SECONDS
 
     @property
@@ -101,6 +104,7 @@ def _new_row(study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
     row = {"name": spec.name, "uid": uuid.uuid4().hex, "created_at": SystemClock().wall(), "state": "open"}
     row |= options.budget.columns() | {"spec": spec.to_json(), "identity": identity(study, spec)}
     begun = {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}
+    begun |= {"checkpoints": options.checkpoints} if options.checkpoints else {}
     return row | {"environment": _environment(study, options) | begun}
 
 
@@ -114,14 +118,15 @@ def check_home(ledger: Ledger, row: RowMapping, home: Home) -> None:
     """Raise UserError if the study's checkpoints lie in another home; else mark this one as theirs."""
     saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == row["id"]).limit(1)
     if ledger.look(lambda connection: connection.execute(saved).first()) is not None:
-        home.check_mark(row["name"], row["uid"], row["environment"]["host"])
-    home.mark(row["name"], row["uid"])
+        places.check(home, row)
+    places.mark(home, row)
 
 
 def continued(row: RowMapping, study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
     """What the row of a study that is driven on has to become: what was asked for, and where it runs now."""
     values: dict[str, Any] = {"spec": spec.to_json(), "identity": identity(study, spec)}
-    values["environment"] = {name: row["environment"][name] for name in _AS_BEGUN} | _environment(study, options)
+    values["environment"] = {name: row["environment"][name] for name in _AS_BEGUN if name in row["environment"]}
+    values["environment"] |= _environment(study, options)
     return {"state": "open"} | values
 
 

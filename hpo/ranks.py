@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from hpo import places
 from hpo.attempt import attempt, outcome_of
 from hpo.errors import HpoError, StorageError, UserError
 from hpo.home import Home
@@ -102,7 +103,7 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
         query = select(studies).where(studies.c.id == claim.study_id)
         row = dict(ledger.look(lambda connection: connection.execute(query).mappings().one()))
         home = Home.at(job["home"])
-        home.check_mark(row["name"], row["uid"], row["environment"]["host"])
+        places.check(home, row)
         outcome = _attempt(ledger, home, Opened(row), claim)
     except tuple(_RAISED.values()) as error:
         name = next(name for name, kind in _RAISED.items() if isinstance(error, kind))
@@ -120,5 +121,5 @@ def _attempt(ledger: Ledger, home: Home, opened: Opened, claim: Claim) -> Outcom
     reporter = LedgerReporter(ledger, home, opened, claim, lambda: False, SystemMetrics())
     store = reporter.store()
     if member.rank > 0:  # hears rank 0's verdicts, and reads the checkpoints that rank 0 chooses
-        store = CheckpointStore(store.directory, claim.fence)
+        store = CheckpointStore(store.directory, claim.fence, place=store.place)
     return attempt(opened.study, home, claim, reporter, store)

@@ -32,7 +32,7 @@ from typing import Any
 from ray import tune
 from sqlalchemy.engine import RowMapping
 
-from hpo import demands
+from hpo import demands, places
 from hpo.budget import last_epoch
 from hpo.clock import SystemClock
 from hpo.config import as_json, config_hash
@@ -92,6 +92,8 @@ def as_trainable(
     request = Request(at, study.reference, name or study.name, **flags)
     study, spec = declare(request, ledger, workers=1)
     row = open_study(ledger, study, spec, Options(at, ledger.url, at.tracking_uri))
+    if bucket := places.url(row):
+        raise UserError(f"study {row['name']!r} has its checkpoints in {bucket}, and Tune keeps its own: use another.")
     check_home(ledger, row, at)
     ledger.close()
     return trainable(study, Job(ledger.url, at, row["id"], row["name"], row["uid"], "ray-tune", Path.cwd()))
@@ -125,7 +127,7 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
         ledger = Ledger(job.storage, create=False, patience=PATIENCE)
         stack.callback(ledger.close)
         row = dict(ledger.look(lambda connection: reads.study_row(connection, job.name)))
-        job.home.check_mark(row["name"], row["uid"], row["environment"]["host"])
+        places.check(job.home, row)
         opened = Opened(row)
         check_worker(row, opened.study)
         given = tune.get_checkpoint()

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from hpo import handover
+from hpo import handover, places
 from hpo.budget import last_epoch
 from hpo.home import Home
 from hpo.ledger import Ledger, tables, writes
@@ -38,6 +38,7 @@ class Opened:
     """A study as a worker holds it: loaded once, used for many trials."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:
+        self.row = row
         self.id: int = row["id"]
         self.name: str = row["name"]
         self.spec = StudySpec.from_json(row["spec"])
@@ -67,7 +68,7 @@ class LedgerReporter:
         self._ledger, self._opened, self._claim = ledger, opened, claim
         self._preempted, self._system = preempted, system
         self._read_at = -math.inf
-        self._home = home
+        self._home, self._place = home, places.place(home, opened.row)
         self._files = home.files(opened.name, claim.number)
         self._told = CONTINUE  # the last verdict
         self._last_epoch = last_epoch(claim.config, claim.changes)
@@ -85,6 +86,7 @@ class LedgerReporter:
             flagged=[row["path"] for row in self._claim.committed if row["best"]],
             config_hash=self._claim.config_hash,
             on_change=self._checkpoints_changed,
+            place=self._place,
         )
 
     def _ref(self, row: Mapping[str, Any]) -> CheckpointRef:
@@ -150,7 +152,7 @@ class LedgerReporter:
 
     def artifact(self, path: Path, name: str | None = None) -> None:
         name = name or path.name
-        stored = handover.store(self._files, self._claim.fence, path, name)
+        stored = handover.store(self._files, self._claim.fence, path, name, self._place)
         failpoint("artifact.after_store")
         try:
             self.event("artifact", path=name, stored=stored)
@@ -159,9 +161,9 @@ class LedgerReporter:
 
     def sweep_files(self) -> None:
         """Remove what this attempt and those before it have stored and no event names, or is shown no more."""
-        if self._files.is_dir():
+        if self._place.entries(self._files):
             kept = self._ledger.look(lambda connection: handover.artifacts(connection, self._claim.trial_id))
-            handover.sweep(self._files, self._claim.fence, kept.values())
+            handover.sweep(self._files, self._claim.fence, kept.values(), self._place)
 
     def _machine(self) -> dict[str, float]:
         """What the machine does, with an attempt's first epoch and then no more often than anybody looks."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from hpo import demands, preflight, warm
+from hpo import demands, places, preflight, warm
 from hpo.budget import Budget, spelled
 from hpo.config import flatten
 from hpo.driver import Driver
@@ -62,6 +62,7 @@ class Request:
     listed_of: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     storage: str | None = None
+    checkpoints: str | None = None  # the URL of a bucket
     tracking_uri: str | None = None
     allow_drift: bool = False
     lease_timeout: float | None = None
@@ -103,6 +104,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         _bounded_by_trials(known, spec.name)
     if not (request.trials or request.epochs or request.seconds or (known and _begun(known, spec.name))):
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
+    checkpoints = places.settled(request.checkpoints, _row(known, spec.name), placement.executor)
     preflight.check(study, spec)
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()
@@ -118,6 +120,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         allow_drift=request.allow_drift,
         data=data,
         placement=placement,
+        checkpoints=checkpoints,
         lease_timeout=lease_timeout,
     )
     driver = _driver_of(placement)(ledger, study, spec, options, placement.make())
@@ -254,10 +257,9 @@ def _decided_by_tune(request: Request) -> Request:
 
 def _bounded_by_trials(ledger: Ledger | None, name: str) -> None:
     """Raise UserError where a study that Ray Tune is to go on with has a bound that Tune would not keep to."""
-    if ledger is None or not _begun(ledger, name):
+    if (row := _row(ledger, name)) is None:
         return
-    with ledger.read() as connection:
-        stored = Budget.of(dict(reads.study_row(connection, name)))
+    stored = Budget.of(dict(row))
     if stored.epochs or stored.seconds:
         bound = f"--epochs {stored.epochs}" if stored.epochs else f"--time {spelled(stored.seconds or 0)}"
         raise UserError(
@@ -268,10 +270,16 @@ def _bounded_by_trials(ledger: Ledger | None, name: str) -> None:
 
 def _last(ledger: Ledger, name: str) -> Placement:
     """Where the study's trials ran last."""
-    if not _begun(ledger, name):
-        return Placement()
+    row = _row(ledger, name)
+    return Placement() if row is None else Placement.of(row["environment"])
+
+
+def _row(ledger: Ledger | None, name: str) -> Mapping[Any, Any] | None:
+    """The study as it was begun, if it was."""
+    if ledger is None or not _begun(ledger, name):
+        return None
     with ledger.read() as connection:
-        return Placement.of(reads.study_row(connection, name)["environment"])
+        return reads.study_row(connection, name)
 
 
 def _tracking_uri(request: Request, ledger: Ledger, name: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Connection
 
+from hpo import places
 from hpo.analysis.detail import detail, kept_checkpoints
 from hpo.errors import UserError
 from hpo.home import Home
@@ -18,6 +19,7 @@ from hpo.spec import StudySpec
 from hpo.study import Study, load
 from hpo.words import command
 from trainer.manifest import weights
+from trainer.place import Disk
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +35,8 @@ class Trained:
     step: int
     epoch: int
     path: Path
+    sha256: str
+    place: Disk
     config: Mapping[str, Any]
     config_hash: str
 
@@ -40,9 +44,11 @@ class Trained:
         """The weights that the trial was evaluated with: where an average was trained, the average's."""
         from trainer.checkpoint.store import load as load_state
 
-        state = load_state(self.path, weights_alone=True)
+        with self.place.opened(self.path, self.sha256, weights_alone=True) as directory:
+            state = load_state(directory, weights_alone=True)
         if not state:
-            raise UserError(f"checkpoint {self.path} holds no model: study {self.study!r} trains in a loop of its own.")
+            at = self.place.shown(self.path)
+            raise UserError(f"checkpoint {at} holds no model: study {self.study!r} trains in a loop of its own.")
         return weights(state)
 
     def task(self, study: Study) -> Any:
@@ -61,9 +67,11 @@ def trained(connection: Connection, home: Home, name: str, number: int) -> Train
 
 def all_trained(connection: Connection, home: Home, name: str, number: int) -> list[Trained]:
     """All that is kept of a trial: the best, then from the newest to the oldest. Raises UserError as `trained` does."""
-    trial = detail(connection, home, name, number)
+    trial, root = detail(connection, home, name, number), home.checkpoints(name, number)
+    place = places.place(home, reads.study_row(connection, name))
+    config = trial["config"], trial["config_hash"]
     return [
-        Trained(name, number, one["step"], one["epoch"], Path(one["path"]), trial["config"], trial["config_hash"])
+        Trained(name, number, one["step"], one["epoch"], root / Path(one["path"]).name, one["sha256"], place, *config)
         for one in kept_checkpoints(trial)
     ]
 

@@ -21,7 +21,7 @@ import torch
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
-from hpo import ranks
+from hpo import places, ranks
 from hpo.attempt import attempt  # and with it torch: a worker is ready before it claims
 from hpo.errors import HpoError, UserError
 from hpo.executors.process import FAULT
@@ -125,7 +125,7 @@ class Worker:
             if all(before[part] == row[part] for part in ("spec", "identity")):
                 return opened
             check_loaded(before, row)
-        self._home.check_mark(row["name"], row["uid"], row["environment"]["host"])
+        places.check(self._home, row)
         opened = Opened(row)
         check_worker(row, opened.study)
         self._studies[study_id] = (row, opened)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -116,6 +119,44 @@ def postgres_database(postgres_server: Callable[[], PostgresServer]) -> Callable
         return url.set(database=name).render_as_string(hide_password=False)
 
     return create
+
+
+@pytest.fixture(scope="session")
+def _s3_server(tmp_path_factory) -> Iterator[str]:
+    """The endpoint of a server that speaks S3 and keeps objects in its memory."""
+    started = "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
+    log = tmp_path_factory.mktemp("s3") / "log"
+    with open(log, "w") as output:
+        server = subprocess.Popen([sys.executable, "-c", started], stdout=output, stderr=output)
+    while not (found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
+        assert server.poll() is None, log.read_text()
+        time.sleep(0.05)
+    yield found[0]
+    server.kill()
+    server.wait()
+
+
+_buckets = itertools.count()
+
+
+@pytest.fixture
+def bucket(_s3_server, tmp_path, monkeypatch) -> str:
+    """The URL of an empty place in a bucket, which this process and those that it starts may use."""
+    from trainer.bucket import Bucket
+
+    given = {
+        "AWS_ACCESS_KEY_ID": "AKIATESTKEY",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-s3",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    given |= {"AWS_ENDPOINT_URL": _s3_server, "AWS_EC2_METADATA_DISABLED": "true", "AWS_MAX_ATTEMPTS": "2"}
+    given |= {name: str(tmp_path / "no-file") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    name = f"checkpoints-{next(_buckets)}"
+    with Bucket(f"s3://{name}")._asking() as client:
+        client.create_bucket(Bucket=name)
+    return f"s3://{name}/of/mine"
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, select
 
-from hpo import results
+from hpo import places, results
 from hpo.analysis.compare import headline
 from hpo.errors import HpoError, UserError
 from hpo.failures import own_part
@@ -56,6 +56,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         there = f"it has trials 0 to {count - 1}" if count else "it has none yet"
         raise UserError(f"study {name!r} has no trial {number}: {there}.")
     metrics = [objective["metric"] for objective in study["spec"]["objectives"]]
+    place = places.place(home, study)
     tries = [dict(one) for one in connection.execute(_ATTEMPTS, {"trial": row["id"]}).mappings()]
     curves: dict[str, list[list[Any]]] = {}
     for _, key, step, epoch, value in reads.curves(connection, study["id"], numbers=[number]):
@@ -74,7 +75,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "folds": _folds(connection, row["id"], metrics),
         "attempts": tries,
         "checkpoints": [
-            {**one, "path": str(home.checkpoints(name, number) / one["path"])}
+            {**one, "path": place.shown(home.checkpoints(name, number) / one["path"])}
             for one in connection.execute(_CHECKPOINTS, {"trial": row["id"]}).mappings()
         ],
         "decisions": [dict(one) for one in connection.execute(_DECISIONS, {"trial": row["id"]}).mappings()],
@@ -161,7 +162,8 @@ def _best_trial(connection: Connection, home: Home, study: RowMapping, found: re
     name, judged = study["name"], study["spec"]["objectives"]
     trial = detail(connection, home, name, found.number)
     checkpoint = kept_checkpoint(trial)
-    there = checkpoint is not None and Path(checkpoint["path"]).is_dir()
+    place, root = places.place(home, study), home.checkpoints(name, found.number)
+    there = checkpoint is not None and place.is_there(root / Path(checkpoint["path"]).name)
     metrics = results.path(home, name, found.number)
     return {
         "study": name,

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sqlalchemy import Row, select
 
-from hpo import handover
+from hpo import handover, places
 from hpo.analysis.detail import detail, kept_checkpoint
 from hpo.config import apply
 from hpo.errors import UserError
@@ -29,6 +29,7 @@ from hpo.spec import StudySpec
 from hpo.study import Study, alone, load
 from trainer.diagnose import curves
 from trainer.diagnose.finding import Finding, unmeasured
+from trainer.place import DISK, Disk
 
 if TYPE_CHECKING:
     from hpo.home import Home
@@ -53,6 +54,7 @@ class Subject:
     checkpoint: Path | None = None
     curves: dict[str, list[float]] = field(default_factory=dict)
     held: Row | None = None  # of a trial: its id, and the fence that it had
+    place: Disk = DISK  # of the checkpoint
 
     @property
     def of_trial(self) -> bool:
@@ -101,8 +103,8 @@ def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
     for _, key, _, epoch, value in rows:
         if epoch is not None:
             found.setdefault(key, []).append(value)
-    checkpoint = Path(kept["path"]) if kept else None
-    return Subject(f"{name}, trial {number}", study, config, checkpoint, found, held)
+    checkpoint = home.checkpoints(name, number) / Path(kept["path"]).name if kept else None
+    return Subject(f"{name}, trial {number}", study, config, checkpoint, found, held, places.place(home, row))
 
 
 @dataclass(frozen=True)
@@ -154,15 +156,17 @@ def _examined(subject: Subject, look: Look, trace: Path) -> tuple[Examined | Non
         return None, {check: unmeasured(check, why) for check in _ORDER}
     if subject.of_trial and subject.checkpoint is None:
         return None, {check: unmeasured(check, "no checkpoint of the trial is kept") for check in _ORDER}
-    seen = examine(
-        task,
-        subject.config.train,
-        subject.checkpoint,
-        steps=look.steps,
-        points=look.points,
-        trace=trace if look.profile else None,
-        profile_steps=PROFILED,
-    )
+    checkpoint = subject.checkpoint
+    with nullcontext() if checkpoint is None else subject.place.opened(checkpoint, None) as directory:
+        seen = examine(
+            task,
+            subject.config.train,
+            directory,
+            steps=look.steps,
+            points=look.points,
+            trace=trace if look.profile else None,
+            profile_steps=PROFILED,
+        )
     return seen, {one.check: one for one in seen.findings}
 
 
@@ -252,12 +256,13 @@ class Recorder:
         """In words, where it is now."""
         from hpo import mirror
 
-        held, root = found.subject.held, self.home.files(self.name, self.number)
+        held, root, place = found.subject.held, self.home.files(self.name, self.number), found.subject.place
         assert held is not None, "a trial's"
         files = {f"diagnosis/{name}": path for name, path in found.files.items()}
         try:
-            handover.attach(self.ledger, root, held.id, held.fence, files)
+            handover.attach(self.ledger, root, held.id, held.fence, files, place)
         except OSError as error:
-            raise UserError(f"{root} cannot be written ({error.strerror}): --print-only records nothing.") from error
+            why = error.strerror or error
+            raise UserError(f"{place.shown(root)} cannot be written ({why}): --print-only records nothing.") from error
         sent = mirror.send(self.ledger, self.home, self.name, self.tracking_uri) or "its MLflow run shows them."
         return f"left with the trial: files/diagnosis ({', '.join(found.files)}); {sent}"

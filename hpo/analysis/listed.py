@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from hpo import domination
+from hpo import domination, places
 from hpo.analysis.detail import chosen_best
 from hpo.config import as_json, flatten
 from hpo.errors import UserError
@@ -40,6 +40,7 @@ class Found:
     study: Study
     spec: StudySpec
     placement: Placement
+    checkpoints: str | None  # the bucket they go to
     base: Mapping[str, Any]
     ranked: Sequence[Mapping[str, Any]]
 
@@ -91,7 +92,8 @@ def found(ledger: Ledger, name: str) -> Found:
         }
         for one in best
     ]
-    return Found(name, study, spec, Placement.of(row["environment"]), base, rows)
+    at = places.url(row) or None
+    return Found(name, study, spec, Placement.of(row["environment"]), at, base, rows)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def request(of: Found, name: str, listed: Sequence[Mapping[str, Any]], driven: D
     placement = driven.placement.over(of.placement if of.placement.executor != "ray-tune" else Placement())
     return Request(
         home=driven.home,
+        checkpoints=of.checkpoints,
         reference=of.spec.reference,
         name=name,
         trials=len(listed),

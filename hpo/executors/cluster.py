@@ -94,7 +94,8 @@ def check_reach(storage: str, hosts: set[str], address: str) -> None:
     if elsewhere and make_url(storage).get_backend_name() == "sqlite":
         raise UserError(
             f"the Ray cluster of {address} has nodes on other hosts ({', '.join(elsewhere[:3])}), and the ledger is a "
-            "file of this one: give --storage postgresql+psycopg://... and a --home that all of them see."
+            "file of this one: give --storage postgresql+psycopg://... and a --home that all of them see, "
+            "or --checkpoints s3://BUCKET/PREFIX."
         )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpo import places
 from hpo.errors import HpoError
 from hpo.executors.base import WorkerContext
 from hpo.executors.cluster import Cluster, carried_environ, prepare
@@ -26,6 +27,7 @@ from hpo.executors.resources import NOTHING_SAID, Resources, devices, gpu_share,
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.process import Process, start_time
+from trainer.errors import TrainerError
 
 _LOST = -signal.SIGKILL  # the exit code of a worker that was lost with its actor or node
 _PATIENCE = 20.0  # seconds without room for a worker, after which the user is told
@@ -37,10 +39,16 @@ class _Host:
     _process: subprocess.Popen[bytes]
 
     def begin(
-        self, home: Home, mark: Sequence[str], given: Sequence[str], log: Path, environ: Mapping[str, str], here: _Place
+        self,
+        home: Home,
+        study: Mapping[str, Any],
+        given: Sequence[str],
+        log: Path,
+        environ: Mapping[str, str],
+        here: _Place,
     ) -> Process:
         """Start the worker; UserError where this node does not see the study's checkpoints."""
-        home.check_mark(*mark)
+        places.check(home, study)
         path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environ = {**environ, **path, **carried_environ(here.carried)}
         if here.directory.is_dir():
@@ -159,9 +167,9 @@ class Ray(Crew):
         )
         one, context = actor.remote(), self._context
         row = self._ledger.look(lambda connection: reads.study_row(connection, context.name))
-        mark = (row["name"], row["uid"], row["environment"]["host"])
+        study = {column: row[column] for column in ("name", "uid", "environment")}
         environ = {"HPO_STORAGE": context.storage} | gpu_share(self._gpus)
-        begun = one.begin.remote(context.home, mark, self._arguments(), self._log(slot), environ, self._place)
+        begun = one.begin.remote(context.home, study, self._arguments(), self._log(slot), environ, self._place)
         return _Worker(one, begun, one.ended.remote(begun))  # after `begin`: methods may overtake each other
 
 
@@ -172,13 +180,13 @@ def _ready(ref: Any) -> bool:
 
 
 def _get(ref: Any) -> Any:
-    """What a method of an actor returned; raises its HpoError as it was."""
+    """What a method of an actor returned; raises its HpoError or TrainerError as it was."""
     import ray
     from ray.exceptions import RayTaskError
 
     try:
         return ray.get(ref)
     except RayTaskError as error:
-        if isinstance(error.cause, HpoError):
+        if isinstance(error.cause, HpoError | TrainerError):
             raise error.cause from error
         raise

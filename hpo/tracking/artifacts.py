@@ -9,11 +9,15 @@ from pathlib import Path
 
 from sqlalchemy.engine import RowMapping
 
+from hpo.errors import StorageError
 from hpo.handover import shown
 from hpo.home import Home
 from hpo.tracking.base import Model, Point
 from trainer.durable import sha256
 from trainer.manifest import MANIFEST, MODEL, evaluated, files_of
+from trainer.place import Disk
+
+PLACE = "place.json"
 
 
 def config_text(trial: RowMapping) -> str:
@@ -21,11 +25,17 @@ def config_text(trial: RowMapping) -> str:
     return json.dumps(trial["config"], indent=2, sort_keys=True) + "\n"
 
 
-def handed_over(home: Home, study: str, trial: RowMapping, events: Sequence[RowMapping]) -> dict[str, Path]:
-    """What the task gave to `Reporter.artifact` since the run was sent last."""
+def handed_over(
+    place: Disk, home: Home, study: str, trial: RowMapping, events: Sequence[RowMapping]
+) -> dict[str, Path]:
+    """What the task gave to `Reporter.artifact` since the run was sent last. Raises StorageError where it cannot be had
+    now."""
     new = shown(row["fields"] for row in events if row["revision"] > trial["sent"])
     root = home.files(study, trial["number"])
-    return {f"files/{name}": _inside(root, stored) for name, stored in new.items()}
+    try:
+        return {f"files/{name}": place.here(_inside(root, stored)) for name, stored in new.items()}
+    except OSError as error:
+        raise StorageError(f"what trial {trial['number']} has handed over cannot be fetched: {error}") from error
 
 
 def of_study(home: Home, study: str, stored: Mapping[str, str]) -> dict[str, Path]:
@@ -40,6 +50,13 @@ def checkpoint_changes(found: Sequence[RowMapping], sent: int, root: Path) -> tu
     touched = sorted({row["step"] for row in found if row["revision"] > sent})
     files = {checkpoint_name(step): _inside(root, kept[step]["path"]) for step in touched if step in kept}
     return files, [checkpoint_name(step) for step in touched if step not in kept]
+
+
+def places(place: Disk, files: Mapping[str, Path], found: Sequence[RowMapping]) -> dict[str, str]:
+    """Of checkpoints that lie in a bucket, instead of a copy: where, and the sha256 of the manifest."""
+    sha256 = {row["path"]: row["sha256"] for row in found}
+    shown = {name: {"place": place.shown(path), "sha256": sha256[path.name]} for name, path in files.items()}
+    return {f"{name}/{PLACE}": json.dumps(one, indent=2) + "\n" for name, one in shown.items()}
 
 
 def checkpoint_tags(found: Sequence[RowMapping]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from typing import Any
 from sqlalchemy import and_, bindparam, func, not_, or_, select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import handover, results
+from hpo import handover, places, results
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import TERMINAL_STATES, asks, checkpoints, decisions, events, mirrors, reports, trials
@@ -35,6 +35,7 @@ from hpo.search.population import breeding
 from hpo.tracking import artifacts
 from hpo.tracking.artifacts import checkpoint_name
 from hpo.tracking.base import Batch, Model, Point, Run, Status
+from trainer.place import DISK
 
 _NO_TRACKER = ""  # has no cursors
 STUDY = -1  # the number under which `mirrors` keeps the cursor of a study's own run
@@ -296,13 +297,18 @@ def _grouped(rows: Any) -> dict[int, list[Any]]:
 
 def _batch(study: RowMapping, trial: RowMapping, facts: _Facts, home: Home) -> Batch:
     found, root = facts.checkpoints.get(trial["id"], []), home.checkpoints(study["name"], trial["number"])
-    files, removed = artifacts.checkpoint_changes(found, trial["sent"], root)
-    files |= artifacts.handed_over(home, study["name"], trial, facts.artifacts.get(trial["id"], []))
+    place = places.place(home, study)
+    saved, removed = artifacts.checkpoint_changes(found, trial["sent"], root)
+    here = place is DISK
+    files = saved if here else {}
+    files |= artifacts.handed_over(place, home, study["name"], trial, facts.artifacts.get(trial["id"], []))
     new, ended = trial["sent"] == 0, trial["state"] in TERMINAL_STATES
     texts = {"config.json": artifacts.config_text(trial)} if new else {}
+    texts |= {} if here else artifacts.places(place, saved, found)
     models: list[Model] = []
-    if ended:
+    if ended and here:
         models = artifacts.models(study, trial, found, _reported(facts.saved.get(trial["id"], [])), root)
+    if ended:
         kept = [row for row in found if row["state"] == "kept"]
         last = facts.last.get(trial["id"], {})
         texts[results.NAME] = results.text(study, trial, last, kept, lambda row: checkpoint_name(row["step"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import results
+from hpo import places, results
 from hpo.handover import shown, stored
 from hpo.home import WHOLE, Home
 from hpo.ledger import Ledger, reads
@@ -20,6 +20,7 @@ from hpo.verify.report import Report, by_trial
 from hpo.words import command
 from trainer.manifest import Damaged
 from trainer.manifest import check as check_manifest
+from trainer.place import DISK, Disk
 
 _DRIVER = select(leases.c.owner).where(leases.c.name == bindparam("name"))
 
@@ -58,18 +59,18 @@ def _expected(connection: Connection, study: RowMapping) -> _Expected:
 
 def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None:
     """The files of one study. What a worker that lives may be writing just now is left out."""
-    said = ledger.look(lambda connection: _expected(connection, study))
+    said, place = ledger.look(lambda connection: _expected(connection, study)), places.place(home, study)
     for trial in said.rows:
         number, key = trial["number"], trial["id"]
         if key in said.moving:
             continue
         found = [
-            *_checkpoints(home.checkpoints(study["name"], number), said.checkpoints.get(key, []), trial, report),
-            *_files(home.files(study["name"], number), said.handed_over.get(key, []), report),
+            *_checkpoints(place, home.checkpoints(study["name"], number), said.checkpoints.get(key, []), trial, report),
+            *_files(place, home.files(study["name"], number), said.handed_over.get(key, []), report),
             *_results(results.path(home, study["name"], number), said.results.get(number), said.driven),
         ]
         report.differences += [f"{study['name']}: trial {number}: {text}" for text in found]
-    own = _files(home.files(study["name"], None), said.of_study, report)
+    own = _files(DISK, home.files(study["name"], None), said.of_study, report)
     report.differences += [f"{study['name']}: {text}" for text in own]
     known = {f"{row['number']:05d}" for row in said.rows} | {"study.uid", WHOLE}
     for area in ("checkpoints", "files"):
@@ -89,35 +90,38 @@ def _with_living_worker(connection: Connection, mine: ColumnElement[bool]) -> se
     return {row.id for row in connection.execute(query) if not is_dead(row.host, row.pid, row.pid_started)}
 
 
-def _checkpoints(root: Path, rows: Sequence[RowMapping], trial: RowMapping, report: Report) -> Iterator[str]:
+def _checkpoints(
+    place: Disk, root: Path, rows: Sequence[RowMapping], trial: RowMapping, report: Report
+) -> Iterator[str]:
     expected = {results.NAME}
     for row in rows:
         if row["state"] == "kept":
             report.counts["checkpoints"] += 1
             expected.add(row["path"])
             try:
-                check_manifest(root / row["path"], row["sha256"])
+                with place.opened(root / row["path"], row["sha256"]) as directory:
+                    check_manifest(directory, row["sha256"])
             except Damaged as damage:
                 yield f"checkpoint {row['path']} is damaged: {damage}"
         elif row["state"] == "damaged":
             expected |= {row["path"], f"{row['path']}.corrupt"}
-    for entry in _entries(root):
+    for entry in place.entries(root):
         if entry.name not in expected:
             by = "resume" if trial["state"] not in TERMINAL_STATES else "gc" if entry.name.startswith("step-") else ""
             fix = f"`{command(by)}` removes it" if by else "remove it"
             what = "left over by a killed process" if entry.name.endswith(".tmp") else "no checkpoint the ledger keeps"
-            yield f"{entry} is {what}: {fix}"
+            yield f"{place.shown(entry)} is {what}: {fix}"
 
 
-def _files(root: Path, handed: Sequence[RowMapping], report: Report) -> Iterator[str]:
+def _files(place: Disk, root: Path, handed: Sequence[RowMapping], report: Report) -> Iterator[str]:
     """What the task handed over is there, and nothing else but what a newer one of the name has replaced."""
     expected = set(shown(row["fields"] for row in handed).values())
-    found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} if root.is_dir() else set()
+    found = place.files(root)
     report.counts["files"] += len(found)
-    yield from (f"{root / name} is missing" for name in sorted(expected - found))
+    yield from (f"{place.shown(root / name)} is missing" for name in sorted(expected - found))
     for name in sorted(found - {stored(row["fields"]) for row in handed}):
         what = "left over by a killed process" if name.endswith(".tmp") else "no artifact of any event"
-        yield f"{root / name} is {what}: remove it"
+        yield f"{place.shown(root / name)} is {what}: remove it"
 
 
 def _results(path: Path, expected: str | None, driven: bool) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A checkpoint store: exact, whole or not there, fenced, and frugal."""
+"""A checkpoint store: exact, whole or not there, fenced, and frugal; on a disk and in a bucket of a real S3 server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import trainer.bucket
 from trainer import failpoint
 from trainer.average import Average
+from trainer.bucket import Bucket, Unavailable
 from trainer.checkpoint import CheckpointStore, expired, files
 from trainer.checkpoint.store import load
 from trainer.checkpoint.stored import Part, Stored
 from trainer.config import AverageConfig, CheckpointConfig
 from trainer.durable import on_disk
-from trainer.errors import CheckpointError, Fenced
+from trainer.errors import CheckpointError, ConfigError, Fenced
+from trainer.place import DISK, Disk, ObjectStore
 from trainer.report import CheckpointRef
 
 KEEP = CheckpointConfig(keep_last=2, keep_best=1)
@@ -66,6 +70,17 @@ def store(tmp_path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "deep" / "trial", fence=1)
 
 
+@pytest.fixture(params=["disk", "s3"])
+def place(request, tmp_path) -> Disk:
+    return DISK if request.param == "disk" else ObjectStore(Bucket(request.getfixturevalue("bucket")), tmp_path)
+
+
+@pytest.fixture
+def either(place, tmp_path) -> CheckpointStore:
+    """On a disk, or in a bucket."""
+    return CheckpointStore(tmp_path / "deep" / "trial", fence=1, place=place)
+
+
 def put(store: CheckpointStore, step: int, keep: CheckpointConfig = KEEP, **metrics: float):
     ref = store.save(state(step), step=step, epoch=step // 4, metrics=metrics)
     store.commit(ref, keep)
@@ -73,21 +88,30 @@ def put(store: CheckpointStore, step: int, keep: CheckpointConfig = KEEP, **metr
 
 
 def reopen(store: CheckpointStore, **kwargs) -> CheckpointStore:
-    return CheckpointStore(store.directory, store.fence + 1, list(store.kept), **kwargs)
+    return CheckpointStore(store.directory, store.fence + 1, list(store.kept), place=store.place, **kwargs)
 
 
 def names(store: CheckpointStore) -> set[str]:
-    return {path.name for path in store.directory.iterdir()}
+    return {path.name for path in store.place.entries(store.directory)}
 
 
-def test_what_was_saved_is_loaded_exactly(store):
-    assert store.load_latest() is None
-    ref = put(store, 7)
-    loaded, found = reopen(store).load_latest()
+def files_on_disk(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def test_what_was_saved_is_loaded_exactly(either):
+    assert either.load_latest() is None
+    ref = put(either, 7)
+    loaded, found = reopen(either).load_latest()
     assert found == ref
     assert same(loaded, state(7))
-    assert ref.size == sum(file.stat().st_size for file in ref.path.iterdir())
-    assert same(load(ref.path), state(7))
+    with either.place.opened(ref.path, ref.sha256) as directory:
+        assert ref.size == sum(file.stat().st_size for file in directory.iterdir())
+        assert same(load(directory), state(7))
+    with either.place.opened(ref.path, ref.sha256, weights_alone=True) as directory:
+        assert files.read_model(directory)[0].keys() == state(7)["model"].keys()
+    if either.place is not DISK:
+        assert not files_on_disk(either.directory), "nothing of it stays on this host"
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (7, 5), (0, 3), (3, 4, 2)])
@@ -133,7 +157,8 @@ def test_the_weights_alone_open_with_safetensors(store):
     assert torch.equal(weights["w"], state(7)["model"]["w"])
 
 
-def test_an_uncommitted_save_is_never_loaded_and_is_swept(store):
+def test_an_uncommitted_save_is_never_loaded_and_is_swept(either):
+    store = either
     put(store, 1)
     orphan = store.save(state(2), step=2, epoch=0)
     (store.directory / "step-00000003.f1.abcdef.tmp").mkdir()
@@ -144,13 +169,13 @@ def test_an_uncommitted_save_is_never_loaded_and_is_swept(store):
     assert names(again) == {again.kept[0].path.name, "notes.txt"}
 
 
-def test_a_fenced_attempt_sweeps_nothing_of_a_later_one(store):
-    put(store, 1)
-    later = reopen(store)
+def test_a_fenced_attempt_sweeps_nothing_of_a_later_one(either):
+    put(either, 1)
+    later = reopen(either)
     put(later, 2)
     unfinished = later.save(state(3), step=3, epoch=0)
-    store.sweep()
-    assert unfinished.path.is_dir()
+    either.sweep()
+    assert unfinished.path.name in names(either)
     assert later.load_latest()[1].step == 2
 
 
@@ -179,12 +204,28 @@ def swap(path: Path) -> None:
     shutil.copyfile(other / path.name, path)
 
 
+def harm(store: CheckpointStore, ref: CheckpointRef, file: str, damage) -> None:
+    """Damage a file where it lies: of a bucket, with a copy of all that has its name there."""
+    if store.place is DISK:
+        damage(ref.path / file)
+        return
+    bucket, root = store.place.bucket, store.directory.relative_to(store.place.root).as_posix()
+    with tempfile.TemporaryDirectory() as copy:
+        for name in names(store):
+            (Path(copy) / name).mkdir()
+            bucket.download(f"{root}/{name}/{file}", Path(copy) / name / file)
+        harmed, key = Path(copy) / ref.path.name / file, f"{root}/{ref.path.name}/{file}"
+        damage(harmed)
+        bucket.upload(harmed, key) if harmed.exists() else bucket.delete(key)
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "manifest.json"])
 @pytest.mark.parametrize("damage", [truncate, empty, flip, flip_last, swap, Path.unlink])
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(store, file, damage):
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(either, file, damage):
+    store = either
     put(store, 1)
     newest = put(store, 2)
-    damage(newest.path / file)
+    harm(store, newest, file, damage)
     changes = []
     again = reopen(store, on_change=lambda given: changes.append(given) or ())
     loaded, ref = again.load_latest()
@@ -193,35 +234,48 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(store, file, 
     [found] = again.damaged
     assert (found.ref, found.path.name) == (newest, f"{newest.path.name}.corrupt")
     assert file in found.reason
-    assert found.path.is_dir()
     assert changes == [{newest.path.name: {"state": "damaged"}}]
+    before = names(again)
+    assert found.path.name in before
+    assert again.sweep() == reopen(again).sweep() == []
+    assert names(again) == before, "it stays to be looked at"
 
 
-def test_a_checkpoint_that_is_gone_counts_as_damaged(store):
-    put(store, 1)
-    shutil.rmtree(put(store, 2).path)
-    again = reopen(store)
+def test_a_checkpoint_that_is_gone_counts_as_damaged(either):
+    put(either, 1)
+    either.place.discard(put(either, 2).path)
+    again = reopen(either)
     assert again.load_latest()[1].step == 1
     assert len(again.damaged) == 1
 
 
-def test_none_left_is_none(store):
+def test_none_left_is_none(either):
     for step in (1, 2):
-        empty(put(store, step).path / "manifest.json")
-    again = reopen(store)
+        harm(either, put(either, step), "manifest.json", empty)
+    again = reopen(either)
     assert again.load_latest() is None
     assert [damage.ref.step for damage in again.damaged] == [2, 1]
 
 
-def test_another_trials_damaged_checkpoint_is_an_error_and_stays(store, tmp_path):
+def test_another_trials_checkpoint_is_loaded_and_not_removed(either, tmp_path):
+    ref = put(either, 1)
+    child = CheckpointStore(tmp_path / "child", fence=1, committed=[ref], place=either.place)
+    assert same(child.load_latest()[0], state(1))
+    put(child, 2, CheckpointConfig(keep_last=1))
+    assert [kept.step for kept in child.kept] == [2]
+    assert ref.path.name in names(either)
+
+
+def test_another_trials_damaged_checkpoint_is_an_error_and_stays(either, tmp_path):
+    store = either
     ref = put(store, 1)
-    flip(ref.path / "model.safetensors")
-    child = CheckpointStore(tmp_path / "child", fence=1, committed=[ref])
+    harm(store, ref, "model.safetensors", flip)
+    child = CheckpointStore(tmp_path / "child", fence=1, committed=[ref], place=store.place)
     with pytest.raises(
         CheckpointError, match=r"checkpoint .*step-00000001.* is damaged: model\.safetensors has another"
     ):
         child.load_latest()
-    assert ref.path.is_dir()
+    assert ref.path.name in names(store)
 
 
 def test_a_users_damaged_checkpoint_is_an_error(store):
@@ -233,16 +287,15 @@ def test_a_users_damaged_checkpoint_is_an_error(store):
         load(store.directory)
 
 
-def test_the_last_and_the_best_are_kept_and_rows_change_before_files(store):
+def test_the_last_and_the_best_are_kept_and_rows_change_before_files(either):
     changes = []
 
     def on_change(given):
-        for name in given:
-            assert (store.directory / name).is_dir()
+        assert names(either) >= given.keys()
         changes.append({int(name[5:13]): values for name, values in given.items()})
         return ()
 
-    store = CheckpointStore(store.directory, fence=1, on_change=on_change)
+    store = CheckpointStore(either.directory, fence=1, on_change=on_change, place=either.place)
     for step, loss in enumerate([3.0, 1.0, math.nan, 2.0, 1.0, 5.0]):
         put(store, step, BY_LOSS, loss=loss)
     assert {ref.step for ref in store.kept} == {1, 4, 5}
@@ -255,9 +308,9 @@ def test_the_last_and_the_best_are_kept_and_rows_change_before_files(store):
     ], "flags and deletions of one save are one change"
 
 
-def test_what_another_trial_starts_from_is_not_deleted_until_it_may_be(store):
+def test_what_another_trial_starts_from_is_not_deleted_until_it_may_be(either):
     needed = set()
-    store = CheckpointStore(store.directory, fence=1, on_change=lambda given: needed & set(given))
+    store = CheckpointStore(either.directory, fence=1, on_change=lambda given: needed & set(given), place=either.place)
     first = put(store, 1)
     needed.add(first.path.name)
     put(store, 2)
@@ -269,14 +322,17 @@ def test_what_another_trial_starts_from_is_not_deleted_until_it_may_be(store):
     assert first.path.name not in names(store)
 
 
-def test_a_sweep_spares_what_has_a_row_that_this_attempt_has_not_heard_of(store):
+def test_a_sweep_spares_what_has_a_row_that_this_attempt_has_not_heard_of(either):
     """The commit went through, its answer was lost, and by the retry the trial was another's."""
+    store = either
     committed, orphan = store.save(state(1), step=1, epoch=0), store.save(state(2), step=2, epoch=0)
     assert store.sweep({committed.path.name}) == [orphan.path]
     assert names(store) == {committed.path.name}
 
 
-def test_a_fenced_attempt_keeps_its_files(store):
+def test_a_fenced_attempt_keeps_its_files(either):
+    store = either
+
     def on_change(given):
         raise Fenced("fenced")
 
@@ -329,8 +385,8 @@ def test_a_budget_of_bytes_drops_the_oldest_but_never_the_newest_the_best_or_wha
     assert [ref.step for ref in refs if ref not in gone] == left
 
 
-def test_a_store_keeps_to_its_budget(store):
-    size = 0
+def test_a_store_keeps_to_its_budget(either):
+    store, size = either, 0
     for step in (1, 2, 3, 4):
         ref = store.save(state(step), step=step, epoch=0, metrics={"loss": abs(step - 2)})
         size = size or ref.size
@@ -508,7 +564,8 @@ def test_no_space_is_one_sentence_and_harms_nothing(store):
 
 @pytest.mark.parametrize("point", ["checkpoint.after_files", "checkpoint.before_rename"])
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-def test_an_error_while_saving_leaves_nothing_behind(store, point, error, monkeypatch):
+def test_an_error_while_saving_leaves_nothing_behind(either, point, error, monkeypatch):
+    store = either
     kept = put(store, 1)
     monkeypatch.setattr(failpoint, "_TESTING", True)
     monkeypatch.setattr(failpoint, "_POINTS", failpoint._parse(f"{point}=raise:{error}@1"))
@@ -525,7 +582,7 @@ def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path):
         store.save(state(1), step=1, epoch=0)
 
 
-def save_three(directory: Path, ledger: Path) -> None:
+def save_three(directory: Path, ledger: Path, place: Disk) -> None:
     """What an attempt does: save, commit the row, drop what has expired. `ledger` is a journal of the rows."""
 
     def write(*words: object) -> None:
@@ -537,7 +594,7 @@ def save_three(directory: Path, ledger: Path) -> None:
             write("deleted", directory / name)
         return ()
 
-    store = CheckpointStore(directory, fence=1, on_change=on_change)
+    store = CheckpointStore(directory, fence=1, on_change=on_change, place=place)
     for step in (1, 2, 3):
         ref = store.save(state(step), step=step, epoch=0)
         write("kept", ref.path, ref.step, ref.epoch, ref.sha256, ref.size)
@@ -565,18 +622,77 @@ def rows(ledger: Path) -> list[CheckpointRef]:
         ("retention.after_files", 3),
     ],
 )
-def test_sigkill_at_the_second_passing_of_a_point_loses_nothing_committed(point, newest, tmp_path):
+def test_sigkill_at_the_second_passing_of_a_point_loses_nothing_committed(point, newest, place, tmp_path):
     child = os.fork()
     if child == 0:
         failpoint._TESTING, failpoint._POINTS = True, failpoint._parse(f"{point}=kill@2")
-        save_three(tmp_path / "trial", tmp_path / "ledger")
+        save_three(tmp_path / "trial", tmp_path / "ledger", place)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    store = CheckpointStore(tmp_path / "trial", fence=2, committed=rows(tmp_path / "ledger"))
+    shutil.rmtree(tmp_path / "trial") if place is not DISK else None  # the next worker is another host
+    store = CheckpointStore(tmp_path / "trial", fence=2, committed=rows(tmp_path / "ledger"), place=place)
     loaded, ref = store.load_latest()
     assert ref.step == newest
     assert same(loaded, state(newest))
     assert not store.damaged
     store.sweep()
     assert names(store) == {ref.path.name for ref in store.kept}
+
+
+def test_a_killed_upload_in_parts_is_aborted(bucket, tmp_path):
+    """Between the parts of a file of many megabytes: what is there is no object, and costs all the same."""
+    at = Bucket(bucket)
+    store = CheckpointStore(tmp_path / "trial", fence=2, place=ObjectStore(at, tmp_path))
+    [kept] = [put(store, 1)]
+    with at._asking() as client:
+        key = at._key("trial/step-00000002.f1.0badcafe/model.safetensors")
+        client.create_multipart_upload(Bucket=at._bucket, Key=key)
+    assert len(names(store)) == 2
+    store.sweep()
+    assert names(store) == {kept.path.name}
+    assert not at.uploads("trial")
+
+
+def test_a_manifest_whose_answer_was_lost_is_committed_by_the_next_try(bucket, tmp_path):
+    """And none is ever written over."""
+    at = Bucket(bucket)
+    at.put_new("manifest.json", b"one")
+    at.put_new("manifest.json", b"one")
+    with pytest.raises(Unavailable, match=r"refuses PutObject \(PreconditionFailed"):
+        at.put_new("manifest.json", b"other")
+    assert at.get("manifest.json") == b"one"
+
+
+@pytest.mark.parametrize(
+    ("points_to", "says"),
+    [
+        ("nobody", r"s3://.* cannot be reached \(EndpointConnectionError\): check AWS_ENDPOINT_URL"),
+        ("another bucket", r"s3://nowhere-at-all/x cannot be used: there is no bucket of that name"),
+        ("no credentials", r"cannot be reached \(NoCredentialsError: Unable to locate credentials\)"),
+    ],
+)
+def test_a_store_that_does_not_answer_is_one_sentence_and_damages_nothing(
+    points_to, says, bucket, tmp_path, monkeypatch
+):
+    store = CheckpointStore(tmp_path / "trial", fence=1, place=ObjectStore(Bucket(bucket), tmp_path))
+    ref = put(store, 1)
+    trainer.bucket._client.cache_clear()
+    if points_to == "nobody":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:secret@127.0.0.1:9")
+    elif points_to == "another bucket":
+        store.place.bucket = Bucket("s3://nowhere-at-all/x")
+    else:
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    for act in (store.load_latest, lambda: store.save(state(2), step=2, epoch=0), store.sweep):
+        with pytest.raises(CheckpointError, match=says) as error:
+            act()
+        assert "\n" not in str(error.value) and "secret" not in str(error.value)
+    assert store.kept == [ref] and not store.damaged
+    trainer.bucket._client.cache_clear()
+
+
+def test_credentials_in_the_url_are_refused_and_not_repeated():
+    with pytest.raises(ConfigError, match="the URL given is no place") as error:
+        Bucket("s3://key:secret@bucket/x")
+    assert "secret" not in str(error.value)

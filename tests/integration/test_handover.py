@@ -37,7 +37,8 @@ def made(home) -> Any:
 
 
 def reporter(made: Made, taken: claims.Claim) -> LedgerReporter:
-    opened: Any = SimpleNamespace(name=made.name, study=SimpleNamespace(objectives=[Objective("val/loss", "minimize")]))
+    study = SimpleNamespace(objectives=[Objective("val/loss", "minimize")])
+    opened: Any = SimpleNamespace(name=made.name, study=study, row={"environment": {}})
     return LedgerReporter(made.ledger, made.home, opened, taken, lambda: False, SystemMetrics())
 
 

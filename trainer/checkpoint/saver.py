@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from trainer.checkpoint.stored import Stored
 from trainer.durable import sync
 from trainer.errors import CheckpointError
 from trainer.failpoint import failpoint
+from trainer.place import DISK, Disk
 from trainer.report import CheckpointRef
 
 log = logging.getLogger(__name__)
@@ -71,11 +73,11 @@ class Saver:
     """Saves below `directory` for the attempt that holds `fence`; one save at a time.
 
     `start` begins one, `finish` waits for it, `ready` says whether that would take no time. `reserve` makes the memory
-    for copies beforehand. `ranks` save together.
+    for copies beforehand. `ranks` save together. What is saved lies in `place`, and until it is whole in `directory`.
     """
 
-    def __init__(self, directory: Path, fence: int, config_hash: str) -> None:
-        self.directory, self.fence, self.config_hash = directory, fence, config_hash
+    def __init__(self, directory: Path, fence: int, config_hash: str, place: Disk = DISK) -> None:
+        self.directory, self.fence, self.config_hash, self.place = directory, fence, config_hash, place
         self.ranks = Alone()
         self.seconds = 0.0  # for which training has stood still for saves
         self._number = 0  # of the last save
@@ -128,8 +130,8 @@ class Saver:
         future, self._future, self._finish = self._future, None, None
         try:
             if future is not None and (ref := future.result()) is not None:
-                shutil.rmtree(ref.path, ignore_errors=True)
-        except (CheckpointError, RuntimeError) as error:  # another error ends the attempt, and is what counts
+                self.place.discard(ref.path)
+        except (CheckpointError, OSError, RuntimeError) as error:  # another error ends the attempt, and is what counts
             log.warning("a save that nothing waits for any more has failed: %s", error)
         if self._thread is not None:
             self._thread.shutdown()
@@ -183,10 +185,12 @@ class Saver:
         except OSError as error:
             # After the rename, a failed sync leaves a directory of which nobody can tell whether it is durable.
             shutil.rmtree(save.tmp, ignore_errors=True)
-            shutil.rmtree(save.path, ignore_errors=True)
+            with suppress(OSError):
+                self.place.discard(save.path)
+            where, why = self.place.shown(self.directory), error.strerror or str(error).rstrip(".")
             raise CheckpointError(
-                f"the checkpoint of step {save.header['step']} could not be written to {self.directory}: "
-                f"{error.strerror or error}; the ones before it are intact. Mend that, then resume."
+                f"the checkpoint of step {save.header['step']} could not be written to {where}: {why}; the ones "
+                "before it are intact. Mend that, then resume."
             ) from error
 
     def _write_mine(self, save: _Save) -> dict[str, Any] | OSError:
@@ -196,6 +200,7 @@ class Saver:
                 _make_durably(self.directory)
                 save.tmp.mkdir(exist_ok=True)
             mine = files.write_mine(save.tmp, save.state, self.ranks.suffix)
+            self.place.send(save.tmp, save.path, mine)
             failpoint("checkpoint.after_files")
             return mine
         except OSError as error:
@@ -210,8 +215,7 @@ class Saver:
         header = save.header | {"torch": torch.__version__}
         sha256, size = files.complete(save.tmp, save.state, header, written)
         failpoint("checkpoint.before_rename")
-        save.tmp.rename(save.path)
-        sync(self.directory)
+        self.place.publish(save.tmp, save.path)
         failpoint("checkpoint.after_rename")
         return CheckpointRef(save.path, save.header["step"], save.header["epoch"], sha256, size, save.metrics)
 

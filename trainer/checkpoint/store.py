@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from trainer.checkpoint import files
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.stored import Take, whole
 from trainer.config import CheckpointConfig
-from trainer.durable import on_disk
 from trainer.errors import CheckpointError
 from trainer.failpoint import failpoint
+from trainer.place import DISK, Disk
 from trainer.report import CheckpointRef
 
 _NAME = re.compile(r"step-\d{8,}\.f(?P<fence>\d+)\.[0-9a-f]+(?P<tmp>\.tmp)?$")
@@ -49,7 +48,7 @@ class CheckpointStore:
     the best. `on_change(changes)` is told, by directory name,
     what rows are to become (`state`: "deleted" before the files go, or "damaged"; `best`: 0 or 1), all at once; it
     returns the names of those that must not be deleted, and what it raises, such as Fenced, leaves the files.
-    `config_hash` is noted in each manifest. `saver` writes.
+    `config_hash` is noted in each manifest. `saver` writes. `place` is where they lie, by their paths.
     """
 
     def __init__(
@@ -61,13 +60,14 @@ class CheckpointStore:
         flagged: Sequence[str] = (),
         config_hash: str = "",
         on_change: Callable[[Changes], Collection[str]] | None = None,
+        place: Disk = DISK,
     ) -> None:
-        self.directory = directory
+        self.directory, self.place = directory, place
         self.fence = fence
         self.kept = list(committed)
         self.flagged = set(flagged)
         self.damaged: list[Damage] = []
-        self.saver = Saver(directory, fence, config_hash)
+        self.saver = Saver(directory, fence, config_hash, place)
         self._on_change = on_change or (lambda changes: ())
 
     def save(
@@ -97,7 +97,7 @@ class CheckpointStore:
             name: {"best": int(name in wanted)} for name in names if name in wanted ^ self.flagged
         }
         needed_again = [ref for ref in self.kept if pinned is not None and pinned(ref.step)][:1]
-        dropped = expired(self.kept, keep, best, needed_again)
+        dropped = expired(self.kept, keep, best, needed_again, self.place)
         for old in dropped:
             changes.setdefault(old.path.name, {})["state"] = "deleted"
         needed = self._on_change(changes) if changes else ()
@@ -123,12 +123,12 @@ class CheckpointStore:
         while self.kept:
             ref = self.kept[0]
             try:
-                return files.read(ref.path, ref.sha256, self.saver.ranks.take)[0], ref
+                return self.read(ref), ref
             except files.Damaged as damage:
                 if not self.owns(ref):
-                    raise CheckpointError(f"checkpoint {ref.path} is damaged: {damage}.") from damage
+                    raise CheckpointError(f"checkpoint {self.place.shown(ref.path)} is damaged: {damage}.") from damage
                 self._on_change({ref.path.name: {"state": "damaged"}})
-                self.damaged.append(Damage(ref, self._quarantine(ref.path), str(damage)))
+                self.damaged.append(Damage(ref, self.place.set_aside(ref.path), str(damage)))
                 self.kept.pop(0)
         return None
 
@@ -137,10 +137,19 @@ class CheckpointStore:
         for ref in self.kept:
             if scheduled(ref.step) and self.owns(ref):
                 try:
-                    return files.read(ref.path, ref.sha256, self.saver.ranks.take)[0], ref
+                    return self.read(ref), ref
                 except files.Damaged as damage:
-                    log.warning("checkpoint %s is damaged, an older one is used: %s", ref.path, damage)
+                    log.warning(
+                        "checkpoint %s is damaged, an older one is used: %s", self.place.shown(ref.path), damage
+                    )
         return None
+
+    def read(self, ref: CheckpointRef, *, verified: bool = False) -> dict[str, Any]:
+        """What this rank reads of a committed state; raises Damaged. `verified`: rank 0 has just found its files whole,
+        which says nothing of a copy that this rank makes."""
+        with self.place.opened(ref.path, ref.sha256) as directory:
+            known = verified and directory == ref.path
+            return files.read(directory, ref.sha256, self.saver.ranks.take, verified=known)[0]
 
     def load(self, path: Path) -> dict[str, Any]:
         """The state in a directory that a user names. Raises CheckpointError."""
@@ -163,7 +172,8 @@ class CheckpointStore:
         are `committed` by directory name, of which this attempt may not have heard.
         """
         kept = {ref.path.name for ref in self.kept} | set(committed)
-        entries = sorted(self.directory.iterdir()) if self.directory.is_dir() else []
+        entries = self.place.entries(self.directory)
+        kept |= {path.stem for path in entries if path.suffix == ".corrupt"}
         orphans = [
             path
             for path in entries
@@ -175,19 +185,9 @@ class CheckpointStore:
 
     def _discard(self, path: Path) -> None:
         try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            pass
+            self.place.discard(path)
         except OSError as error:
-            log.warning("checkpoint %s could not be removed: %s", path, error.strerror)
-
-    def _quarantine(self, path: Path) -> Path:
-        corrupt = path.with_name(f"{path.name}.corrupt")
-        try:
-            path.rename(corrupt)
-        except OSError:
-            return path  # gone, or on a disk that takes no changes; either way it is not loaded again
-        return corrupt
+            log.warning("checkpoint %s could not be removed: %s", self.place.shown(path), error.strerror or error)
 
 
 def expired(
@@ -195,6 +195,7 @@ def expired(
     keep: CheckpointConfig,
     best: Sequence[CheckpointRef] = (),
     needed: Sequence[CheckpointRef] = (),
+    place: Disk = DISK,
 ) -> list[CheckpointRef]:
     """Which of `committed` (newest first) to drop: all but the newest `keep_last`, the `best` (best first) and those
     `needed`, and of these what does not fit into `max_bytes`, the oldest first; the newest, the best and those needed
@@ -203,9 +204,11 @@ def expired(
     stay = {ref.path for ref in (*committed[:1], *best[:1], *needed)}
     if keep.max_bytes is None:
         return [ref for ref in committed if ref.path not in asked]
-    held = {file: size for path in stay for file, size in on_disk(path).items()}
+    held: dict[Any, int] = {}
+    for ref in (ref for ref in committed if ref.path in stay):
+        held |= place.sizes(ref.path, ref.size)
     for ref in (ref for ref in committed if ref.path in asked - stay):
-        more = held | on_disk(ref.path)
+        more = {**held, **place.sizes(ref.path, ref.size)}
         if sum(more.values()) > keep.max_bytes:
             asked.remove(ref.path)
         else:

@@ -173,7 +173,10 @@ class _Store:
         ref = self._ranks.agree(found and found[1])
         if ref is None or found is not None:
             return found
-        return files.read(ref.path, ref.sha256, self._ranks.take, verified=True)[0], ref
+        try:
+            return self._store.read(ref, verified=True), ref
+        except files.Damaged as damage:  # on its way here, since rank 0 has found it whole
+            raise CheckpointError(f"checkpoint {ref.path} cannot be read: {damage}.") from damage
 
     def load_scheduled(self, scheduled: Pinned) -> tuple[dict[str, Any], CheckpointRef] | None:
         return self._read_all(self._store.load_scheduled(scheduled) if self._leads else None)

@@ -1,0 +1,244 @@
+"""Studies whose checkpoints lie in a bucket of a real S3 server, trained from homes that share no directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from test_rungs import PROMOTE, digest
+
+from hpo import gc
+from hpo.analysis.detail import best_trials
+from hpo.driver import Driver
+from hpo.executors.inline import Inline
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.ledger.tables import attempts, checkpoints, events, trials
+from hpo.opening import Options
+from hpo.run import Request, declare
+from hpo.trained import trained
+from hpo.verify import disk
+from hpo.verify.report import Report
+from trainer.bucket import Bucket
+from trainer.errors import CheckpointError
+
+TINY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
+SECRETS = ("secret-of-s3", "AKIATESTKEY", "X-Amz-Signature")
+RANKS = {"train.parallel.data": 2, "train.parallel.shard": "zero3", "train.micro_batch_size": 3, "pause": 0.0}
+
+
+def rows(ledger: Ledger, *columns, where=True) -> list[tuple]:
+    query = select(*columns) if where is True else select(*columns).where(where)
+    return [tuple(row) for row in ledger.look(lambda c: c.execute(query).all())]
+
+
+def drive(
+    storage: str, home: Home, bucket: str, after: int | None = None, *, bound: int = 14, then=None, **flags
+) -> str:
+    """Drive the tiny study in this process; the state it is left in, interrupted, or what is to be done `then`, `after`
+    so many ticks."""
+    ledger, ticks = Ledger(storage), 0
+    study, spec = declare(Request(home.create(), reference=TINY, **flags), ledger, workers=1)
+    options = Options(home, storage, home.tracking_uri, trials=bound, checkpoints=bucket, lease_timeout=20)
+    driver = Driver(ledger, study, spec, options, Inline())
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks == after:
+            (then or driver.request_stop)()
+
+    driver.acquire()
+    try:
+        return driver.run(tick)
+    finally:
+        driver.release()
+        ledger.close()
+
+
+def differences(ledger: Ledger, home: Home) -> list[str]:
+    """Of the files against the ledger."""
+    report = Report()
+    disk.check(ledger, ledger.look(lambda c: reads.study_row(c, "tiny")), home, report)
+    return [text for text in report.differences if "metrics.json" not in text]  # this driver writes none
+
+
+@pytest.fixture
+def promoted(tmp_path, bucket):
+    """A study that was interrupted again and again, and went on each time from a home of its own."""
+    storage, state, homes = f"sqlite:///{tmp_path / 'ledger.db'}", "interrupted", 0
+    while state == "interrupted":
+        home = Home(tmp_path / f"home-{homes}")
+        state = drive(storage, home, bucket, 6, **PROMOTE)
+        homes += 1
+        for area in ("checkpoints", "files"):
+            left = [path for path in (home.root / area).rglob("*") if path.is_file() and path.name != "study.uid"]
+            assert not left, "nothing of a trial is on the host that has trained it"
+    assert state == "complete" and homes > 3
+    ledger = Ledger(storage)
+    yield ledger, Home(tmp_path / "another").create()
+    ledger.close()
+
+
+def test_trials_that_pause_go_on_from_homes_that_share_no_directory(promoted, tmp_path):
+    ledger, home = promoted
+    assert drive(f"sqlite:///{tmp_path / 'golden.db'}", Home(tmp_path / "golden"), "", **PROMOTE) == "complete"
+    golden = Ledger(f"sqlite:///{tmp_path / 'golden.db'}")
+    assert digest(ledger) == digest(golden), "as on a disk, never interrupted"
+    golden.close()
+    assert any(fence > 1 and at > 0 for at, fence in rows(ledger, attempts.c.from_step, attempts.c.fence))
+    assert not {"restarted_from_scratch", "checkpoint_damaged"} & {kind for (kind,) in rows(ledger, events.c.kind)}
+    assert differences(ledger, home) == []
+
+    # What others do with checkpoints, from a home that has never seen the study.
+    best = ledger.look(lambda c: best_trials(c, home, "tiny"))[0]
+    assert best["checkpoint"].startswith("s3://checkpoints-") and best["missing_checkpoint"] is None
+    found = ledger.look(lambda c: trained(c, home, "tiny", best["number"]))
+    assert found.weights().keys() == {"0.weight", "0.bias", *(f"1.{name}" for name in BATCH_NORM), "3.weight", "3.bias"}
+
+    # A byte that changes is noticed; what ended trials hold and nobody needs goes.
+    at = Bucket(best["checkpoint"])
+    raw = bytearray(at.get("model.safetensors") or b"")
+    raw[-1] ^= 1
+    (tmp_path / "harmed").write_bytes(raw)
+    at.upload(tmp_path / "harmed", "model.safetensors")
+    [difference] = differences(ledger, home)
+    assert f"trial {best['number']}: checkpoint {Path(best['checkpoint']).name} is damaged: model.s" in difference
+    planned = gc.collect(ledger, home, "tiny", keep_best=1)
+    kept = {row["path"] for row in planned.left}
+    assert planned.dropped and kept == {
+        path for path, state in rows(ledger, checkpoints.c.path, checkpoints.c.state) if state == "kept"
+    }
+    assert len(differences(ledger, home)) == 1, "nothing is left over in the bucket"
+
+
+BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+def start(*arguments: str, home: Path, storage: str) -> subprocess.Popen[str]:
+    environ = os.environ | {"HPO_HOME": str(home)} | ({"HPO_STORAGE": storage} if storage else {})
+    command = [sys.executable, "-m", "hpo", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ)
+
+
+def hpo(*arguments: str, home: Path, storage: str, code: int = 0) -> str:
+    process = start(*arguments, home=home, storage=storage)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == code, output
+    return output
+
+
+def test_two_workers_without_a_common_directory_interrupted_and_resumed_where_nothing_is_left(
+    tmp_path, bucket, postgres_database
+):
+    """The one that drives has a worker here, another joins from a home of its own; then this home loses its files."""
+    here, there, storage = tmp_path / "here", tmp_path / "there", postgres_database()
+    flags = ("--study", TINY, "--trials", "6", "--window", "4", "-o", "pause=0.05")
+    driver = start("run", *flags, "--workers", "1", "--checkpoints", bucket, home=here, storage=storage)
+    ledger = eventually(lambda: Ledger(storage, create=False), Exception)
+    eventually(lambda: rows(ledger, checkpoints.c.id)[0], IndexError)
+    joined = start("worker", "--study", "tiny", home=there, storage=storage)
+    eventually(lambda: [w for (w,) in set(rows(ledger, attempts.c.worker_id))][1], IndexError)
+    eventually(lambda: rows(ledger, trials.c.id, where=trials.c.state == "complete")[0], IndexError)
+    driver.send_signal(signal.SIGINT)
+    said = [process.communicate(timeout=120)[0] for process in (driver, joined)]
+    assert driver.returncode == 130, said
+    for area in ("checkpoints", "files"):
+        shutil.rmtree(here / area)
+    shutil.rmtree(there)
+    said.append(hpo("resume", "--study", "tiny", "--workers", "2", home=here, storage=storage))
+    said.append(hpo("verify", "--study", "tiny", home=here, storage=storage))
+    assert "0 differences" in said[-1]
+
+    alone = {"home": tmp_path / "alone", "storage": f"sqlite:///{tmp_path / 'alone.db'}"}
+    hpo("run", *flags, "--executor", "inline", **alone)
+    golden = Ledger(alone["storage"])
+    assert digest(ledger) == digest(golden)
+    golden.close()
+    assert "restarted_from_scratch" not in [kind for (kind,) in rows(ledger, events.c.kind)]
+
+    # Nobody is told who may use the bucket.
+    told = "".join(said) + "".join(str(row) for table in TABLES for row in rows(ledger, *table.c))
+    told += "".join(path.read_bytes().decode(errors="ignore") for path in here.rglob("*") if path.is_file())
+    assert bucket in told and not [secret for secret in SECRETS if secret in told]
+    ledger.close()
+
+
+TABLES = attempts.metadata.sorted_tables
+
+
+def eventually(ask, missing: type[Exception]):
+    """What `ask` gives once it does not raise `missing` any more."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return ask()
+        except missing:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def test_each_rank_puts_its_part_there_and_takes_from_there_what_it_holds(tmp_path, bucket):
+    """The better of two trials waits at epoch 1, and goes on by ranks in another home."""
+    storage = f"sqlite:///{tmp_path / 'ledger.db'}"
+    flags = PROMOTE | {"sampler": "random", "overrides": RANKS | {"train.num_epochs": 2}}
+    state, homes = "interrupted", 0
+    while state == "interrupted":
+        state, homes = drive(storage, Home(tmp_path / f"home-{homes}"), bucket, 2, bound=2, **flags), homes + 1
+    assert state == "complete" and homes > 1
+    ledger, home = Ledger(storage), Home(tmp_path / "another").create()
+    went_on = rows(ledger, attempts.c.from_step, attempts.c.outcome, attempts.c.fence)
+    assert [at > 0 for at, outcome, fence in went_on if fence > 1 and outcome == "complete"] == [True]
+    assert not {"restarted_from_scratch", "checkpoint_damaged"} & {kind for (kind,) in rows(ledger, events.c.kind)}
+    for number in (0, 1):
+        found = ledger.look(lambda c, number=number: trained(c, home, "tiny", number))
+        parts = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "manifest.json"}
+        assert parts < found.place.files(found.path)
+        assert found.weights().keys() >= {"0.weight", "3.bias"}
+    assert differences(ledger, home) == []
+    ledger.close()
+
+
+def test_a_server_that_goes_away_ends_the_run_in_one_sentence_and_costs_no_checkpoint(tmp_path, bucket, monkeypatch):
+    storage, home = f"sqlite:///{tmp_path / 'ledger.db'}", Home(tmp_path / "home")
+    flags = {"bound": 2, "sampler": "random", "strategy": "none", "overrides": {"pause": 0.0}}
+    with monkeypatch.context() as away, pytest.raises(CheckpointError, match=r"s3://.* cannot be reached \(Endpoint"):
+        drive(storage, home, bucket, 1, then=lambda: away.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9"), **flags)
+    assert drive(storage, home, bucket, **flags) == "complete"
+    ledger = Ledger(storage)
+    assert not {"restarted_from_scratch", "checkpoint_damaged"} & {kind for (kind,) in rows(ledger, events.c.kind)}
+    assert differences(ledger, home) == []
+    ledger.close()
+
+
+def test_a_study_stays_where_it_was_begun(tmp_path, bucket):
+    flags = {"bound": 1, "sampler": "random", "strategy": "none", "overrides": {"pause": 0.0, "train.num_epochs": 1}}
+    drive(f"sqlite:///{tmp_path / 'ledger.db'}", Home(tmp_path / "home"), bucket, **flags)
+    there = {"home": tmp_path / "home", "storage": f"sqlite:///{tmp_path / 'ledger.db'}"}
+    said = hpo("run", "--study", TINY, "--trials", "2", "--checkpoints", f"{bucket}/on", **there, code=2)
+    assert f"was begun with its checkpoints in {bucket}, and they stay there" in said
+    tune = ("--name", "new", "--trials", "2", "--executor", "ray-tune", "--checkpoints", bucket)
+    tuned = hpo("run", "--study", TINY, *tune, **there, code=2)
+    assert "--checkpoints with --executor ray-tune: Tune keeps checkpoints of its own" in tuned
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("s3://nowhere-at-all/x", "s3://nowhere-at-all/x cannot be used: there is no bucket of that name"),
+        ("http://host/x", "'http://host/x' is no place for checkpoints: give s3://BUCKET/PREFIX"),
+        ("s3://key:secret-of-s3@host/x", "the URL given is no place"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_refused_before_anything_is_written(place, says, bucket, tmp_path):
+    said = hpo("run", "--study", TINY, "--trials", "1", "--checkpoints", place, home=tmp_path / "h", storage="", code=2)
+    assert says in said and said.count("\n") == 1 and "secret" not in said
+    assert not (tmp_path / "h").exists()
