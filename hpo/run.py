@@ -32,7 +32,7 @@ from hpo.tracking.mlflow import check_uri, silence, tracker_name
 from hpo.words import command
 
 ORDERS = ("ordered", "async")
-WINDOW = 4  # at least: one and two workers give the same study
+WINDOW = 4  # at least, of several workers: two to four give the same study
 MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
 
@@ -320,7 +320,7 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
         **_sampling(study.sampler),
         strategy=dict(study.strategy),
         order="async" if promotes else "ordered",
-        window=workers if promotes else max(WINDOW, 2 * workers),
+        window=workers if promotes or workers == 1 else max(WINDOW, 2 * workers),
         objectives=[objective.to_json() for objective in study.objectives],
         constraints=[one.to_json() for one in study.constraints],
         metrics=list(study.metrics),

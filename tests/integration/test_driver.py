@@ -268,7 +268,7 @@ def test_of_trials_that_have_ended_only_the_new_ones_are_read_whole(home, fragil
 
 
 def test_local_workers_are_preempted_when_the_time_is_over(tmp_path, fragile):
-    flags = {"reference": str(fragile), "overrides": {"pause": 600.0}}
+    flags = {"reference": str(fragile), "overrides": {"pause": 600.0}, "window": 4}
     _, status, state, _ = drive(Home(tmp_path / "home"), Local(1), trials=2, seconds=8.0, **flags)
     assert state == "interrupted"
     assert status.trials["waiting"] == 2
