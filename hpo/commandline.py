@@ -212,7 +212,10 @@ StrategyOption = Annotated[
 WindowOption = Annotated[
     int | None,
     typer.Option(
-        "--window", min=1, max=100_000, help="Trials open at a time.  [default: 1 of one worker, else twice the workers, but at least 4]"
+        "--window",
+        min=1,
+        max=100_000,
+        help="Trials open at a time.  [default: 1 of one worker, else twice the workers, but at least 4]",
     ),
 ]
 EnqueueOption = Annotated[

@@ -129,7 +129,9 @@ def unasked(spec: Mapping[str, Any]) -> Iterator[str]:
     """What the strategy does where it is the default one, which nobody has asked for, and what `auto` chooses."""
     strategy = spec["strategy"]
     if by_default(strategy):
-        before = f", {spec['window']} or more trials before it" if spec["order"] == "ordered" and spec["window"] > 1 else ""
+        before = (
+            f", {spec['window']} or more trials before it" if spec["order"] == "ordered" and spec["window"] > 1 else ""
+        )
         first, eta = strategy["min_epochs"], strategy["eta"]
         yield (
             f"strategy: {strategy['name']}, the default: at epochs {first}, {first * eta}, {first * eta**2} ... a "
