@@ -300,7 +300,7 @@ class Fit:
 
     def _give_up(self, batches: list[Any]) -> Outcome:
         in_a_row = self.config.guard.max_consecutive
-        culprit = first_nonfinite(self.state.model, lambda: self.stepper.passes(batches), self.ranks.earliest)
+        culprit = first_nonfinite(self.state.model, lambda: self.stepper.passes(batches), self.ranks)
         return self.ended("nonfinite", f"loss or gradient was not finite {in_a_row} steps in a row: {culprit}.")
 
     def _close_epoch(self) -> Outcome | None:

@@ -217,6 +217,31 @@ class Bad(Smooth):
         return Loss(loss.sum * float("nan") if bad else loss.sum, loss.count)
 
 
+class Spoils(nn.Module):
+    """What rank 1 has, if `on`, it spoils."""
+
+    on = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * float("nan") if self.on and rank() == 1 else x
+
+
+class SpoiltWithin(Smooth):
+    """From the fourth window on, before what a rank has goes to the other one, by tensor or as the next stage."""
+
+    def model(self) -> nn.Module:
+        hidden = [part for _ in range(3) for part in (nn.Linear(8, 8), nn.Sequential(nn.Tanh(), Spoils()))]
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *hidden, nn.Linear(8, 3))
+        return self.net
+
+    def parallel_plan(self, model: nn.Module) -> dict[str, str]:
+        return {"2": "colwise", "4": "rowwise"}
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        Spoils.on = self.progress * 20 >= 3
+        return super().loss(model, batch)
+
+
 class Jumping(Smooth):
     """The loss of window 10 is far above the others."""
 

@@ -460,6 +460,18 @@ def test_what_is_not_finite_on_one_rank_is_skipped_by_all(ran):
             assert outcome["error"].endswith("the model's outputs are finite (on rank 1).")
 
 
+def test_what_a_rank_spoils_before_another_has_it_is_named(tmp_path):
+    """Its own output, though by then the other one's, later in the pass, is not finite either."""
+    ways = {"tensor": KINDS[2]["tensor"], "interleaved": INTERLEAVED}
+    runs = {way: {"task": "SpoiltWithin", "guard": {"max_consecutive": 2}, "parallel": p} for way, p in ways.items()}
+    result = launched("runs", {"directory": str(tmp_path), "runs": runs}, 2)[0]
+    for way, module in {"tensor": "3.1", "interleaved": "3.1"}.items():
+        outcome = result[way]["outcome"]
+        assert outcome["kind"] == "nonfinite"
+        said = f"the output of module {module} is the first that is not finite (on rank 1)."
+        assert outcome["error"].endswith(said), outcome["error"]
+
+
 @pytest.mark.parametrize("way", JUMPS)
 def test_a_loss_that_jumps_is_reported_by_all_ranks_as_by_one(way, ran, solo):
     [[name, text]] = solo("Jumping")["artifacts"]

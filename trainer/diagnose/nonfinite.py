@@ -8,42 +8,42 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Suspect = tuple[int, str]  # the earlier in a window, the less; and in words what is not finite
+from trainer.parallel.solo import ALONE, Solo
+
+Suspect = tuple[tuple[int, ...], str]  # the earlier in a window, the less; and in words what is not finite
 
 
-def first_nonfinite(
-    model: nn.Module, run: Callable[[], Any], first: Callable[[Suspect], Suspect] = lambda found: found
-) -> str:
+def first_nonfinite(model: nn.Module, run: Callable[[], Any], ranks: Solo = ALONE) -> str:
     """In words, the first thing of `model` that is not finite: a parameter, else the first output of a module in
     `run`, a forward and a backward pass from cleared gradients, else the first gradient on the way back.
 
-    `first` gives, of what each of several ranks has found, the first. They all `run`, which may be for each other, or
-    none of them does, where a parameter is to blame.
+    Of what several ranks have found it is the first. They all `run`, which may be for each other, or none of them does,
+    where a parameter is to blame.
     """
     spoilt = next((f"parameter {name} is not finite" for name, p in model.named_parameters() if not _finite(p)), "")
-    if words := first((0 if spoilt else 1, spoilt))[1]:
+    if words := ranks.earliest(((0 if spoilt else 1,), spoilt))[1]:
         return words
-    watch = _Watch(model)
+    watch = _Watch(model, ranks)
     try:
         run()
     finally:
         watch.close()
-    return first(_suspect(model, watch))[1]
+    return ranks.earliest(_suspect(model, watch))[1]
 
 
 def _suspect(model: nn.Module, watch: _Watch) -> Suspect:
     """Where all parameters are finite."""
     if watch.bad_output:
-        return 1, f"the output of module {watch.bad_output} is the first that is not finite"
+        return (1, *watch.bad_at), f"the output of module {watch.bad_output} is the first that is not finite"
     if culprit := watch.culprit():
         say = "gives is the first that is not finite, the model's outputs are finite"
-        return 2, f"the gradient that module {culprit} {say}"
+        return (2, *watch.on_the_way_back(culprit)), f"the gradient that module {watch.names[culprit]} {say}"
     if watch.given_bad:
-        return 3, "the loss gives a gradient that is not finite, the model's outputs are finite"
+        return (3,), "the loss gives a gradient that is not finite, the model's outputs are finite"
     for name, p in model.named_parameters():
         if p.grad is not None and not _finite(p.grad):
-            return 4, f"the gradient of parameter {name} is not finite, by no module of this process"
-    return 5, "the model's outputs are finite, the loss is not"
+            return (4,), f"the gradient of parameter {name} is not finite, by no module of this process"
+    return (5,), "the model's outputs are finite, the loss is not"
 
 
 class _Watch:
@@ -53,9 +53,11 @@ class _Watch:
     own; of modules within each other the innermost.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, ranks: Solo) -> None:
         self.names = {module: name or type(model).__name__ for name, module in model.named_modules()}
-        self.bad_output = ""
+        self.bad_output, self.bad_at = "", (0, 0)  # the first of this rank: its stage, and what number of all outputs
+        self._ranks, self._outputs = ranks, 0
+        self._stages: dict[nn.Module, int] = {}
         self._given: dict[nn.Module, bool] = {}  # in backward order: whether the gradients of its outputs were finite
         self._spoilt: set[nn.Module] = set()
         self._hooks = []
@@ -73,12 +75,16 @@ class _Watch:
         """Whether the model's own output was given a gradient that is not finite."""
         return not self._given.get(next(iter(self.names)), True)
 
-    def culprit(self) -> str:
-        """The first module on the way back that is to blame for a gradient; "" where none is."""
+    def culprit(self) -> nn.Module | None:
+        """The first module on the way back that is to blame for a gradient."""
         for module in self._given:
             if module in self._spoilt and not self._spoilt & {*module.modules()} - {module}:
-                return self.names[module]
-        return ""
+                return module
+        return None
+
+    def on_the_way_back(self, module: nn.Module) -> tuple[int, int]:
+        """The place of one that was given gradients, the last stage being the first."""
+        return -self._stages[module], [*self._given].index(module)
 
     def _judge(self, module: nn.Module) -> Callable[[Tensor], None]:
         """What looks at a gradient that `module` gives."""
@@ -96,8 +102,10 @@ class _Watch:
         return own
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._stages[module] = self._ranks.stage
+        self._outputs += 1
         if not self.bad_output and not _finite(output):
-            self.bad_output = self.names[module]
+            self.bad_output, self.bad_at = self.names[module], (self._ranks.stage, self._outputs)
 
         def look(grad: Tensor) -> None:
             self._given[module] = self._given.get(module, True) and _finite(grad)

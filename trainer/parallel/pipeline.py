@@ -174,7 +174,7 @@ class Pipeline(Parts):
         self.beat()
         if number == self._first:  # which torch asks for twice, the first time to learn its shapes
             put_back(self._stages[stage], self._before[stage])
-        self._turn, self._calls = (stage, received), 0
+        self.stage, self._turn, self._calls = stage, (stage, received), 0
         try:
             loss = self._loss(number)
             if self._calls != 1:

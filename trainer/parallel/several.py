@@ -59,7 +59,7 @@ class Several(Solo):
         dist.all_gather_object(of_all, value)
         return of_all
 
-    def earliest(self, found: tuple[int, str]) -> tuple[int, str]:
+    def earliest(self, found: tuple[tuple[int, ...], str]) -> tuple[tuple[int, ...], str]:
         of_all = self.everyone(found)
         rank = min(range(self.ranks), key=lambda i: of_all[i][0])
         order, words = of_all[rank]

@@ -36,6 +36,7 @@ class Solo(Alone):
     ranks = 1
     shares = 1  # into which every batch is divided
     share = 0  # the one that is this rank's
+    stage = 0  # of a pipeline, the one that this rank is at
     micro_batch_size: int | None = None  # the largest that may be, if less than is configured
     sharded = False  # whether a rank holds parts of parameters
     stream: tuple[int, ...] = ()  # what tells this rank's random numbers from the others'
@@ -75,7 +76,7 @@ class Solo(Alone):
         """What each of all ranks gives."""
         return [value]
 
-    def earliest(self, found: tuple[int, str]) -> tuple[int, str]:
+    def earliest(self, found: tuple[tuple[int, ...], str]) -> tuple[tuple[int, ...], str]:
         """The least of what all ranks have found, of equals the first rank's; with its rank, if it is another's."""
         return found
 
