@@ -59,7 +59,7 @@ class View:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def start(self) -> View:
-        for why in unasked(self.progress.spec):
+        for why in unasked(self.progress.spec, self._workers):
             self._line(why)
         for line in data_report(self.progress.data):
             self._line(line)
@@ -125,8 +125,9 @@ class View:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def unasked(spec: Mapping[str, Any]) -> Iterator[str]:
-    """What the strategy does where it is the default one, which nobody has asked for, and what `auto` chooses."""
+def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
+    """What the strategy does where it is the default one, which nobody has asked for, what `auto` chooses, and which
+    workers find nothing to do."""
     strategy = spec["strategy"]
     if by_default(strategy):
         before = (
@@ -141,6 +142,11 @@ def unasked(spec: Mapping[str, Any]) -> Iterator[str]:
     if spec["sampler"] == "auto":
         window = spec["window"] if spec["order"] == "ordered" else auto.NARROW
         yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bool(spec['earlier']), window)}"
+    if spec["order"] == "ordered" and workers > spec["window"]:
+        yield (
+            f"of {workers} workers {spec['window']} can work at a time, since that is the study's window: a wider one, "
+            f"hpo run --window {2 * workers} --allow-drift, makes it another study from here on"
+        )
 
 
 def doing(progress: Progress) -> str:

@@ -225,6 +225,13 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     assert "before it" not in next(iter(unasked(plain | {"strategy": by_default, "order": "async"})))
 
 
+def test_workers_that_the_window_leaves_idle_are_told_of():
+    spec = {"sampler": "tpe", "strategy": {"name": "none"}, "order": "ordered", "window": 2}
+    (said,) = unasked(spec, 3)
+    assert said.startswith("of 3 workers 2 can work at a time") and "--window 6 --allow-drift" in said
+    assert [*unasked(spec, 2)] == [*unasked(spec | {"order": "async"}, 3)] == []
+
+
 @pytest.mark.parametrize(
     ("objectives", "earlier", "window", "said"),
     [
