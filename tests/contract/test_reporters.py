@@ -60,6 +60,7 @@ def in_ledger(home: Home, wrap: Callable[[Reporter], Reporter]) -> tuple[Attempt
     made.ask()
     opened: Any = SimpleNamespace(
         name=made.name,
+        row={"environment": {}},
         strategy=strategy,
         curves=Curves(made.id, [Objective("val/loss")]),
         history=lambda connection, claim, epoch: SimpleNamespace(epoch=epoch, told=True),
