@@ -7,6 +7,7 @@ host to know (boto3's standard chain).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,7 +40,8 @@ def settled(given: str | None, study: Mapping[str, Any] | RowMapping | None, exe
     or ConfigError where that cannot be, or nothing answers there."""
     asked = Bucket(given).url if given else ""
     found = asked if study is None else url(study)
-    if study is not None and asked and asked != found:
+    named = given != os.environ.get("HPO_CHECKPOINTS")  # else it is for studies that begin
+    if study is not None and asked and asked != found and named:
         raise UserError(
             f"--checkpoints {asked}: study {study['name']!r} was begun with its checkpoints in {found or 'its home'}, "
             "and they stay there: leave the option out, or start another study by --name."

@@ -314,13 +314,14 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     strategy = request.strategy and _strategy(request.strategy, study)
     chosen = strategy or (stored.strategy if stored else study.strategy)
     promotes = demands.promotes(chosen, request.order)
+    alone = workers == 1 and request.order != "async"
     defaults = stored or StudySpec(
         reference=study.reference,
         name=name,
         **_sampling(study.sampler),
         strategy=dict(study.strategy),
         order="async" if promotes else "ordered",
-        window=workers if promotes or workers == 1 else max(WINDOW, 2 * workers),
+        window=workers if promotes or alone else max(WINDOW, 2 * workers),
         objectives=[objective.to_json() for objective in study.objectives],
         constraints=[one.to_json() for one in study.constraints],
         metrics=list(study.metrics),

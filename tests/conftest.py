@@ -121,7 +121,7 @@ def postgres_database(postgres_server: Callable[[], PostgresServer]) -> Callable
     return create
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _s3_server(tmp_path_factory) -> Iterator[str]:
     """The endpoint of a server that speaks S3 and keeps objects in its memory."""
     started = "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"

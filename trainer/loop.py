@@ -139,7 +139,7 @@ class Fit:
     def _plan_memory(self) -> Outcome | None:
         """Where memory is bounded, begin with a micro-batch that fits; an Outcome if there is none to begin with."""
         asked, event = self.loader.sampler.micro_batch_size, self.reporter.event
-        plan = memory_plan(self.task, self.config, self.device, asked, self.loader.first, event)
+        plan = memory_plan(self.task, self.config, self.device, self.ranks, asked, self.loader.first, event)
         if plan is None:
             return None
         self.memory_mb = plan.asked.peak / 2**20

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,9 +134,25 @@ def estimate(task: Task, config: TrainConfig, batch: Any, accumulates: bool = Fa
     found = []
     with closing(rehearsals(config.parallel)) as each:
         for ranks in each:
-            mine = _of_rank(task, config, batch, accumulates, ranks)
-            found += [mine] if this() is None else ranks.everyone(mine)
+            found += _heard(ranks, partial(_of_rank, task, config, batch, accumulates, ranks))
     return max(found, key=lambda one: one.peak)
+
+
+def _heard(ranks: Solo, make: Callable[[], Estimate]) -> list[Estimate]:
+    """What each of the ranks makes that this process is one of, or plays. Where one cannot, all of them raise."""
+    if this() is None:
+        return [make()]
+    mine, failed = None, None
+    try:
+        mine = make()
+    except Exception as error:
+        failed = error
+    of_all = ranks.everyone((mine, failed and f"{type(failed).__name__}: {failed}"))
+    if failed is not None:
+        raise failed
+    if elsewhere := [why for _, why in of_all if why]:
+        raise RuntimeError(f"on another rank: {elsewhere[0]}")
+    return [one for one, _ in of_all]
 
 
 def _of_rank(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ranks: Solo) -> Estimate:

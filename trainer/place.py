@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.bucket import Bucket
 from trainer.durable import on_disk, sync
+from trainer.errors import CheckpointError
 from trainer.manifest import MANIFEST, evaluated, files_of
 
 
@@ -118,7 +119,7 @@ class ObjectStore(Disk):
 
     @contextmanager
     def opened(self, path: Path, sha256: str | None, *, weights_alone: bool = False) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix=f"{path.name}.") as name:
+        with tempfile.TemporaryDirectory(prefix=f"{path.name}.", ignore_cleanup_errors=True) as name:
             self._fetch(path, Path(name), sha256, weights_alone)
             yield Path(name)
 
@@ -132,6 +133,8 @@ class ObjectStore(Disk):
             return
         manifest = json.loads(raw)
         names = manifest["files"]
+        if odd := [name for name in names if Path(name).name != name]:
+            raise CheckpointError(f"{self.shown(path)} names a file outside itself: {odd[0]!r}.")
         for name in files_of(evaluated(manifest["state"]), names) if weights_alone else names:
             self.bucket.download(f"{self._key(path)}/{name}", target / name)
 

@@ -17,6 +17,7 @@ from trainer.task import Task
 
 if TYPE_CHECKING:
     from trainer.memory import Plan
+    from trainer.parallel.solo import Solo
 
 
 def pick_device(name: str) -> torch.device:
@@ -70,6 +71,7 @@ def memory_plan(
     task: Task,
     config: TrainConfig,
     device: torch.device,
+    ranks: Solo,
     size: int,
     batch_of: Callable[[int], Any],
     on_event: Callable[..., None],
@@ -77,9 +79,12 @@ def memory_plan(
     """What micro-batches of `size` need of a memory that is bounded, and what would fit; None where nothing bounds it.
 
     On a GPU whose bound nobody has set, what does not fit is halved as it would be once memory runs out, and what
-    cannot be estimated is an event.
+    cannot be estimated is an event; several ranks estimate where they are asked to. Their bound is the least of all.
     """
-    limit, auto = memory_limit(config, device), config.micro_batch_size == "auto"
+    auto = config.micro_batch_size == "auto"
+    if ranks.ranks > 1 and config.memory_limit is None and not auto:
+        return None
+    limit = memory_limit(config, device)
     if limit is None:
         if auto:
             raise ConfigError(
@@ -88,6 +93,7 @@ def memory_plan(
         return None
     from trainer.memory import plan  # torch's fake tensors, which nobody else needs
 
+    limit = min(ranks.everyone(limit))
     try:
         found = plan(task, config, limit, size, batch_of, may_shrink=auto or config.memory_limit is None)
     except ConfigError as error:
@@ -101,5 +107,6 @@ def memory_plan(
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU, in torch's CPU allocator (a plain RuntimeError) or in python."""
-    plain = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    said = [word for word in error.args if isinstance(word, str)]  # to spell the error out is the study's code, too
+    plain = isinstance(error, RuntimeError) and any("DefaultCPUAllocator" in word for word in said)
     return plain or isinstance(error, (torch.OutOfMemoryError, MemoryError))

@@ -55,6 +55,7 @@ class Subject:
     curves: dict[str, list[float]] = field(default_factory=dict)
     held: Row | None = None  # of a trial: its id, and the fence that it had
     place: Disk = DISK  # of the checkpoint
+    sha256: str | None = None  # of its manifest
 
     @property
     def of_trial(self) -> bool:
@@ -104,7 +105,8 @@ def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
         if epoch is not None:
             found.setdefault(key, []).append(value)
     checkpoint = home.checkpoints(name, number) / Path(kept["path"]).name if kept else None
-    return Subject(f"{name}, trial {number}", study, config, checkpoint, found, held, places.place(home, row))
+    at, sha256 = places.place(home, row), kept["sha256"] if kept else None
+    return Subject(f"{name}, trial {number}", study, config, checkpoint, found, held, at, sha256)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def _examined(subject: Subject, look: Look, trace: Path) -> tuple[Examined | Non
     if subject.of_trial and subject.checkpoint is None:
         return None, {check: unmeasured(check, "no checkpoint of the trial is kept") for check in _ORDER}
     checkpoint = subject.checkpoint
-    with nullcontext() if checkpoint is None else subject.place.opened(checkpoint, None) as directory:
+    with nullcontext() if checkpoint is None else subject.place.opened(checkpoint, subject.sha256) as directory:
         seen = examine(
             task,
             subject.config.train,

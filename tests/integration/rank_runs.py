@@ -51,20 +51,29 @@ class Smooth(Toy):
         return {"0": "colwise", "2": "rowwise"}
 
 
-class Gathered(Smooth):
-    """Which says in what its first layer's weights came."""
+class Normed(Smooth):
+    """With a norm, which computes in fp32."""
 
     def model(self) -> nn.Module:
-        self.net = super().model()
-        self.net[0].register_forward_pre_hook(self.look)
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
         return self.net
 
+
+class Gathered(Normed):
+    """Which looks at what its layers' weights come in."""
+
+    def model(self) -> nn.Module:
+        self.dtypes: dict[type, torch.dtype] = {}
+        for layer in (net := super().model())[:2]:
+            layer.register_forward_pre_hook(self.look)
+        return net
+
     def look(self, module: nn.Linear, args: Any) -> None:
-        self.dtype = module.weight.dtype
+        self.dtypes[type(module)] = module.weight.dtype
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         loss = super().loss(model, batch)
-        assert self.dtype == torch.bfloat16
+        assert self.dtypes == {nn.Linear: torch.bfloat16, nn.LayerNorm: torch.float32}
         return loss
 
 

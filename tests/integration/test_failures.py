@@ -33,7 +33,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     fate: str = "well"
 
-class Unsaid(Exception):
+class Unsaid(RuntimeError):
     def __str__(self):
         return self.args[0]["no such key"]
 

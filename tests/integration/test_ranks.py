@@ -563,7 +563,7 @@ def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, 
 
 @pytest.mark.parametrize("shard", ["zero3", pytest.param("zero2", marks=pytest.mark.slow)])
 def test_parameters_gathered_in_bf16_are_what_autocast_makes_of_them(shard, tmp_path):
-    given = {"precision": "bf16", "parallel": {"data": 2, "shard": shard}}
+    given = {"task": "Normed", "precision": "bf16", "parallel": {"data": 2, "shard": shard}}
     half = given | {"task": "Gathered", "parallel": given["parallel"] | {"gather": "bf16"}}
     job = {"directory": str(tmp_path), "runs": {"whole": given, "half": half}}
     results = launched("runs", job, 2)[0]

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from trainer.activations import blocks
 from trainer.config import ParallelConfig
+from trainer.optim.groups import NORMS
 from trainer.parallel.parts import Parts
 from trainer.parallel.split import parallelize
 from trainer.task import Task
@@ -45,12 +46,17 @@ class Sharded(Parts):
 def shard(modules: Iterable[nn.Module], config: ParallelConfig, mesh: DeviceMesh, device: torch.device) -> None:
     """Divide the parameters of each over `mesh`, of one within another those that the inner one leaves."""
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if config.offload else OffloadPolicy()
-    mixed = MixedPrecisionPolicy()  # autocast casts what modules are given
+    modules, plain = list(modules), MixedPrecisionPolicy()
+    mixed = plain  # autocast casts what modules are given
+    norms: list[nn.Module] = []  # which compute in fp32
     if config.gather == "bf16":
         mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        found = dict.fromkeys(part for module in modules for part in module.modules() if isinstance(part, NORMS))
+        norms = [norm for norm in found if next(norm.parameters(), None) is not None]
     again = config.shard == "zero3"
-    for module in modules:
-        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, offload_policy=offload)
+    for module in dict.fromkeys((*norms, *modules)):
+        policy = plain if module in norms else mixed
+        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload)
 
 
 def reduce_in_backward(model: nn.Module, last: bool) -> None:
