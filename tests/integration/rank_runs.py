@@ -63,17 +63,17 @@ class Gathered(Normed):
     """Which looks at what its layers' weights come in."""
 
     def model(self) -> nn.Module:
-        self.dtypes: dict[type, torch.dtype] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
         for layer in (net := super().model())[:2]:
             layer.register_forward_pre_hook(self.look)
         return net
 
     def look(self, module: nn.Linear, args: Any) -> None:
-        self.dtypes[type(module)] = module.weight.dtype
+        self.dtypes["norm" if isinstance(module, nn.LayerNorm) else "linear"] = module.weight.dtype
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         loss = super().loss(model, batch)
-        assert self.dtypes == {nn.Linear: torch.bfloat16, nn.LayerNorm: torch.float32}
+        assert self.dtypes == {"linear": torch.bfloat16, "norm": torch.float32}
         return loss
 
 
