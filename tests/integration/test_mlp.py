@@ -257,7 +257,7 @@ def test_the_study_of_the_guide_runs(home, tmp_path):
     code = re.search(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
     assert code is not None
     (tmp_path / "sine.py").write_text(code[1])
-    flags = ("--study", str(tmp_path / "sine.py"), "--trials", "3", "--executor", "inline")
+    flags = ("--study", str(tmp_path / "sine.py"), "--trials", "3", "--executor", "inline", "--strategy", "none")
     assert hpo("run", *flags, home=home).exit_code == 0
     found = status(home, "sine")
     assert found["trials"]["complete"] == 3
