@@ -35,7 +35,7 @@ def hpo(*arguments: str, home: Home, code: int = 0):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory) -> Home:
     home = Home(tmp_path_factory.mktemp("several"))
-    result = hpo("run", "--study", SEVERAL, "--trials", "30", "--executor", "inline", home=home)
+    result = hpo("run", "--study", SEVERAL, "--trials", "30", "--executor", "inline", "--window", "4", home=home)
     assert "on the front: trial" in result.output
     return home
 
