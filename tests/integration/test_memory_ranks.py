@@ -52,6 +52,7 @@ def test_the_estimate_of_ranks_is_near_the_high_water_mark():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # torch's, of views that the encoder gives
 @pytest.mark.parametrize(
     ("family", "width", "kinds"),
     [("perceptron", 2048, [*KINDS]), ("encoder", 512, [kind for kind in KINDS if kind != "tensor"])],

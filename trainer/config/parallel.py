@@ -28,7 +28,7 @@ class ParallelConfig(Frozen):
     stages_per_rank: Annotated[int, Field(ge=2)] = 2  # of schedule=interleaved
     shard: Literal["none", "zero1", "zero2", "zero3"] = "none"  # over the replicas: see docs/guide/distributed.md
     offload: bool = False  # what zero2 and zero3 divide lies in the host's memory, and is fetched layer by layer
-    # In which zero2 and zero3 send one another parameters: bf16 halves it. Gradients are added up in fp32 in any case.
+    # In which zero3's ranks send one another parameters: bf16 halves it. Gradients are added up in fp32 in any case.
     gather: Literal["fp32", "bf16"] = "fp32"
     bucket_mb: Positive = 25.0  # of gradients that are reduced at once, while backward goes on
     static_graph: bool = False  # every step uses the same parameters in the same order: DDP may reorder its work
@@ -71,12 +71,16 @@ class ParallelConfig(Frozen):
                 )
         if self.shard != "none" and self.data == 1:
             raise ValueError(f"shard={self.shard} divides among replicas and data is 1: set data to 2 or more.")
-        for name, asked in {"offload": self.offload, "gather": self.gather != "fp32"}.items():
-            if asked and self.shard not in ("zero2", "zero3"):
-                raise ValueError(
-                    f"{name} is for what ranks have parts of, and shard is {self.shard}: set shard to zero2 or zero3, "
-                    f"or leave {name} out."
-                )
+        if self.offload and self.shard not in ("zero2", "zero3"):
+            raise ValueError(
+                f"offload is for what ranks have parts of, and shard is {self.shard}: set shard to zero2 or zero3, or "
+                "leave offload out."
+            )
+        if self.gather != "fp32" and self.shard != "zero3":
+            raise ValueError(
+                f"gather={self.gather} is for what zero3 gathers, and shard is {self.shard}: set shard to zero3, or "
+                "leave gather out."
+            )
         for name in ("tensor", "pipeline"):
             if self.shard == "zero1" and (ranks := getattr(self, name)) > 1:
                 raise ValueError(f"shard=zero1 and {name}={ranks} exclude each other: use shard=zero2 or zero3.")
