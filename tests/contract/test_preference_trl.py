@@ -17,7 +17,7 @@ PAIRS, TIME = 8, 12
 
 with warnings.catch_warnings():  # of what the library imports
     warnings.simplefilter("ignore")
-    trl = pytest.importorskip("trl", reason="needs the extra dev")
+    trl = pytest.importorskip("trl", reason="runs with pip install 'hpo[dev]': trl")
     from trl.trainer.dpo_trainer import DPOTrainer
     from trl.trainer.kto_trainer import KTOTrainer
 

@@ -304,7 +304,7 @@ def read_only(home: Home) -> dict[str, str]:
     script = f"mount --bind {home.root} {home.root} && mount -o remount,ro,bind {home.root} || exit 77; {commands}"
     ran = subprocess.run(["unshare", "-Urm", "bash", "-c", script], capture_output=True, text=True, timeout=120)
     if ran.returncode in (1, 77) and not ran.stdout:
-        pytest.skip(f"needs the right to mount in a namespace of its own, as root has it: {ran.stderr.strip()}")
+        pytest.skip(f"runs as root, or with the right to mount in a namespace of its own: {ran.stderr.strip()}")
     assert ran.stderr == ""
     return dict(zip(READING, ran.stdout.split("---\n"), strict=False))
 
@@ -444,7 +444,7 @@ def test_a_full_disk_stops_the_study_and_loses_nothing(tmp_path, digest):
     """
     ran = subprocess.run(["unshare", "-Urm", "bash", "-c", script], capture_output=True, text=True, timeout=200)
     if ran.returncode in (1, 77) and not (out / "code").exists():
-        pytest.skip(f"needs the right to mount in a namespace of its own, as root has it: {ran.stderr.strip()}")
+        pytest.skip(f"runs as root, or with the right to mount in a namespace of its own: {ran.stderr.strip()}")
     assert (out / "code").read_text() == "1\n"
     sentence = (out / "error").read_text().splitlines()[-1]
     assert sentence.startswith("error: ")

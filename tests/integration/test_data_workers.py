@@ -410,7 +410,7 @@ def test_nothing_is_sent_of_what_cannot_be_pickled():
         assert next(made.map([(0, [1])])) == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="runs where torch finds a GPU")
 def test_batches_for_a_gpu_are_pinned_and_the_same():
     class Reading(Task):
         def train_set(self):

@@ -250,7 +250,7 @@ def task_model(task, weights) -> torch.nn.Module:
 @pytest.mark.parametrize("format", ["safetensors", "torch", "onnx"])
 def test_an_export_gives_what_the_model_gives(home, tmp_path, format):
     if format == "onnx":
-        pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+        pytest.importorskip("onnxruntime", reason="runs with pip install 'hpo[onnx]'")
     path = tmp_path / f"model.{format}"
     shown = invoked_quietly(home, "export", "1", "--format", format, "--to", str(path))
     assert shown.exit_code == 0, shown.output

@@ -42,7 +42,7 @@ sys.exit(max(task.wait() for task in tasks))
 def submit(tmp_path, postgres_database):
     """Starts a script as a job of two nodes would, or as a task of an array; gives the process."""
     if subprocess.run([*NAMED, "node0", "true"], capture_output=True).returncode:
-        pytest.skip("needs the kernel's leave to name hosts: unshare --uts")
+        pytest.skip("runs as root, or wherever unshare --uts may name hosts")
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, text in {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainer.data.text import BPE, Bytes
 from trainer.errors import ConfigError, DataError
 
-LIBRARY = pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="needs the extra text")
+LIBRARY = pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="runs with pip install 'hpo[text]'")
 TEXTS = ["the quick brown fox", "the lazy dog", "the end of the fox", "déjà vu"] * 3
 
 

@@ -154,7 +154,7 @@ def test_halves_part_the_tasks():
     assert parts == [["bowl 0", "bowl 2", "bowl 4"], ["bowl 1", "bowl 3"], [f"bowl {k}" for k in range(5)]]
 
 
-@pytest.mark.skipif(not (REAL / "taskset").exists(), reason="needs the tables of learning curves in ../shared/data")
+@pytest.mark.skipif(not (REAL / "taskset").exists(), reason="runs with the tables of learning curves in ../shared/data")
 def test_the_command_goes_on_from_its_cache(tmp_path):
     cache = tmp_path / "cells.jsonl"
     given = ["--tables", str(REAL), "--half", "choose", "--sets", "TaskSet", "--tasks", "1", "--cache", str(cache)]
@@ -181,7 +181,7 @@ def test_the_command_goes_on_from_its_cache(tmp_path):
     assert len(cache.read_text().splitlines()) == 2 and '"regret": [7.0, 7.0]' in cache.read_text()
 
 
-@pytest.mark.skipif(not (REAL / "taskset").exists(), reason="needs the tables of learning curves in ../shared/data")
+@pytest.mark.skipif(not (REAL / "taskset").exists(), reason="runs with the tables of learning curves in ../shared/data")
 @pytest.mark.parametrize(("kind", "count", "shape"), [("LCBench", 17, (1000, 52)), ("TaskSet", 6, (1000, 51))])
 def test_the_real_tables_are_as_their_papers_have_them(kind, count, shape):
     tables = list(SETS[kind](REAL))

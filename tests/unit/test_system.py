@@ -33,7 +33,7 @@ def test_what_is_written_to_the_disk_shows(tmp_path):
         file.flush()
         os.fsync(file.fileno())
     if process.io_counters().write_bytes - before < size:
-        pytest.skip("needs --basetemp on a disk: this file system lies in memory")
+        pytest.skip("runs with --basetemp on a disk: this file system lies in memory")
     written = metrics.read()["system/disk_write_bytes_per_sec"]
     longest = time.monotonic() - start
     assert written * longest >= size
