@@ -32,7 +32,7 @@ from hpo.tracking.mlflow import check_uri, silence, tracker_name
 from hpo.words import command
 
 ORDERS = ("ordered", "async")
-WINDOW = 4  # at least, of several workers: two to four give the same study
+WINDOW = 4  # at least, but of one worker in ordered mode
 MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
 
