@@ -80,7 +80,7 @@ def _chosen(model: nn.Module, patterns: tuple[str, ...]) -> list[nn.Module]:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
                 f"train.activations.modules={pattern!r} matches no module; the model's last ones are "
-                f"{', '.join(names[-3:])}."
+                f"{', '.join(names[-3:])}: give a pattern that does, or leave modules out."
             )
     matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     outermost = [name for name in matched if not any(name.startswith(f"{other}.") for other in matched)]

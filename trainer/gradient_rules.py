@@ -92,7 +92,8 @@ class GradientRules:
             if not any(fnmatchcase(name, pattern) for name in ranks.names(model)):
                 known = ", ".join(ranks.names(model)[-3:])
                 raise ConfigError(
-                    f"train.clip.adaptive_exclude={pattern!r} matches no parameter; the model's last ones are {known}."
+                    f"train.clip.adaptive_exclude={pattern!r} matches no parameter; the model's last ones are {known}: "
+                    "give a pattern that does, or leave it out."
                 )
         self.excluded = {
             p for p, name in names.items() if any(fnmatchcase(name, one) for one in config.clip.adaptive_exclude)

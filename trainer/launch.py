@@ -76,7 +76,10 @@ def launch(
     """
     nodes = meeting.count if meeting else 1
     if parallel.ranks % nodes:
-        raise ConfigError(f"train.parallel asks for {parallel.ranks} ranks, which {nodes} nodes cannot share evenly.")
+        raise ConfigError(
+            f"train.parallel asks for {parallel.ranks} ranks, which {nodes} nodes cannot share evenly: ask for a "
+            f"multiple of {nodes}."
+        )
     given = {"entry": entry, "job": dict(job), "device": _device(device, parallel.ranks // nodes)}
     given |= {"micro_batch_size": None, "nodes": nodes, "world": parallel.ranks, "timeout": parallel.timeout}
     while True:

@@ -129,7 +129,8 @@ class Fit:
         while not ended and not self.done:
             ended = self._train_epoch() or self._close_epoch()
         self._settle()
-        return ended or self.ended("complete")
+        diverged = self.state.early_stopping.diverged
+        return ended or self.ended("nonfinite" if diverged else "complete", diverged)
 
     @property
     def done(self) -> bool:

@@ -178,10 +178,10 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
     """The parts, and the peaks of the passes and of the optimizer's update. Two steps are taken, since an optimizer
     makes its state in the first."""
     fake, device = FakeTensorMode(allow_non_fake_inputs=True), pick_device(config.device)
+    parts = ranks if ranks.sharded else ALONE  # replicas hold, and pass through, what a process does that is alone
     with fake, Live() as live:
         model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
-        model = checkpointed(model, config.activations, draws=False)
-        model = ranks.prepare(model, task) if ranks.sharded else model
+        model = parts.prepare(checkpointed(model, config.activations, draws=False), task)
         parameters = live.peak = live.now  # it is made on the host: what that took beside is gone
         optimizer, sent = ranks.optimizer(config.optim, model), ranks.rehearse(model)
         params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -208,7 +208,7 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
         def passes(probe: NoiseProbe | None = None) -> None:
             optimizer.zero_grad()
             with differentiable(config.gradients):
-                accumulate([inputs] * (2 if accumulates else 1), loss_of, probe, ranks if ranks.sharded else ALONE)
+                accumulate([inputs] * (2 if accumulates else 1), loss_of, probe, parts)
             with torch.no_grad():
                 ranks.reduce(params, 1.0)
 
@@ -226,8 +226,8 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
         gradients = _bytes(p.grad for p in model.parameters()) + _bytes(sent)
         del average  # it is kept through all steps
         state = _bytes(tree_leaves([dict(state) for state in ranks.keeper(optimizer).state.values()]))
-        parts = {"parameters": parameters, "gradients": gradients, "optimizer": state, "copies": copies}
-        return parts | peaks | {"activations": forward[-1]}
+        sizes = {"parameters": parameters, "gradients": gradients, "optimizer": state, "copies": copies}
+        return sizes | peaks | {"activations": forward[-1]}
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def plan(
             raise
         raise ConfigError(
             "what a step of these ranks needs cannot be estimated: leave train.memory_limit out and set "
-            f"train.micro_batch_size to a number ({str(error).splitlines()[0]})."
+            f"train.micro_batch_size to a number ({next(iter(str(error).splitlines()), type(error).__name__)})."
         ) from error
     return Plan(asked, size, limit, fits if needed.peak <= limit else None, may_shrink, config.parallel.ranks)
 

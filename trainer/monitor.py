@@ -28,26 +28,31 @@ def read(metrics: Mapping[str, float], name: str, path: str) -> float:
 
 
 class EarlyStopping:
-    """Counts the epochs since the monitored metric last improved."""
+    """Counts the epochs since the monitored metric last improved. `diverged` says by what value it has diverged."""
 
     def __init__(self, config: EarlyStoppingConfig) -> None:
         self.config = config
         self.best: float | None = None
         self.bad_epochs = 0
+        self.diverged = ""
 
     @property
     def stopped(self) -> bool:
-        return self.bad_epochs >= self.config.patience
+        return self.bad_epochs >= self.config.patience or self.diverged != ""
 
     def update(self, value: float) -> None:
         """Take in the metric of one epoch."""
-        if improved(value, self.best, self.config.mode, self.config.min_delta):
+        c = self.config
+        if c.divergence is not None and (math.isnan(value) or improved(c.divergence, value, c.mode)):
+            self.diverged = f"{c.monitor} came to {value:.4g}, beyond train.early_stopping.divergence={c.divergence:g}."
+        if improved(value, self.best, c.mode, c.min_delta):
             self.best, self.bad_epochs = value, 0
         else:
             self.bad_epochs += 1
 
     def state(self) -> dict[str, Any]:
-        return {"best": self.best, "bad_epochs": self.bad_epochs}
+        return {"best": self.best, "bad_epochs": self.bad_epochs, "diverged": self.diverged}
 
     def load(self, state: dict[str, Any]) -> None:
         self.best, self.bad_epochs = state["best"], state["bad_epochs"]
+        self.diverged = state.get("diverged", "")

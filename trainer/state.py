@@ -140,7 +140,9 @@ class TrainState:
             self.model.load_state_dict(value)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(f"the checkpoint holds another model than the configuration's: {reason}") from error
+            raise ConfigError(
+                f"the checkpoint holds another model than the configuration's: keep that model ({reason})."
+            ) from error
 
     def _load_position(self, value: dict[str, Any]) -> None:
         if value["window"] and value["of"] != self.windows:
@@ -177,7 +179,9 @@ def _load_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str], val
     order = [names[p] for group in optimizer.param_groups for p in group["params"]]
     unknown = kept.keys() - set(names.values())
     if unknown:
-        raise ConfigError(f"the checkpoint's optimizer knows a parameter {min(unknown)!r} that the model lacks.")
+        raise ConfigError(
+            f"the checkpoint's optimizer knows a parameter {min(unknown)!r} that the model lacks: keep that model."
+        )
     packed["state"] = {i: kept[name] for i, name in enumerate(order) if name in kept}
     optimizer.load_state_dict(packed)
     for p, state in optimizer.state.items():

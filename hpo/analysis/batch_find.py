@@ -26,8 +26,11 @@ def describe(found: BatchSizes) -> str:
     """The noise scale as training went on, the memory of some batches, and what is suggested."""
     lines = [f"{'steps':>9}  noise scale"]
     lines += [f"{last:>9}  {scale:.4g}" for last, scale in found.noise]
-    lines += [f"{'batch':>9}  memory of a step"]
-    lines += [f"{size:>9}  {peak / 2**20:.1f} MiB" for size, peak in found.memory]
+    if found.memory:
+        lines += [f"{'batch':>9}  memory of a step"]
+        lines += [f"{size:>9}  {peak / 2**20:.1f} MiB" for size, peak in found.memory]
+    else:
+        lines.append("what batches take of memory cannot be estimated: the loss looks at values, by .item() say.")
     if found.suggestion is None:
         lines.append("no batch size is suggested: the gradient is lost in its noise; train longer by --steps.")
     else:

@@ -115,7 +115,8 @@ class GptTask(Task):
         rows = self.tokens.packed(domain, part, self.data.block_size, seed=0)
         nats, count = 0.0, 0.0
         train = self.config.train
-        for part_of in torch.arange(len(rows)).split(train.micro_batch_size or train.batch_size):
+        size = 1 if train.micro_batch_size == "auto" else train.micro_batch_size or train.batch_size
+        for part_of in torch.arange(len(rows)).split(size):
             samples = [rows[i] for i in part_of.tolist()]
             batch = {name: torch.stack([one[name] for one in samples]).to(device) for name in ("tokens", "documents")}
             loss = self.loss(model, batch)

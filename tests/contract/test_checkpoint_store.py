@@ -350,6 +350,19 @@ def test_expired_keeps_the_newest_and_the_best():
     assert expired(refs, CheckpointConfig(keep_last=9)) == []
 
 
+def test_of_every_so_many_epochs_the_first_stays_also_where_it_is_asked_after_each_save():
+    epochs = (0, 1, 1, 2, 2, 3, 4, 4, 5)  # of steps 1 to 9
+    keep, all_refs = CheckpointConfig(keep_last=1, keep_every=2), []
+    for step, epoch in enumerate(epochs, 1):
+        all_refs.insert(0, CheckpointRef(Path(f"step-{step}"), step, epoch, "", 0))
+    refs = []
+    for ref in reversed(all_refs):
+        refs.insert(0, ref)
+        refs = [one for one in refs if one not in expired(refs, keep)]
+    assert [ref.step for ref in refs] == [9, 7, 4]
+    assert [ref for ref in all_refs if ref not in expired(all_refs, keep)] == refs
+
+
 def refs_of(directory: Path, size: int, shared: int = 0) -> list[CheckpointRef]:
     """Six, newest first, each of a file of its own and one that all of them share."""
     first = directory / "step-1" / "shared"

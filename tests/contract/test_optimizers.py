@@ -423,7 +423,9 @@ def test_patterns_set_scale_and_decay_and_the_first_that_matches_wins():
         1 / 16,
     )
     assert (decays["head.weight"], decays["head.bias"], decays["embed.weight"], decays["cls"]) == (0.3, 0.3, 0.1, 0.0)
-    with pytest.raises(ConfigError, match=r"no parameter is left for pattern 'haed\.\*'.*embed\.weight"):
+    with pytest.raises(
+        ConfigError, match=r"no parameter is left for pattern 'haed\.\*'.*embed\.weight.*: give a pattern"
+    ):
         optim.param_groups(net, OptimConfig(groups=[{"pattern": "haed.*"}]))
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import memory_ranks
 import pytest
+import rank_runs
+import torch
 from memory_ranks import MIB
+from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.errors import ConfigError
@@ -70,12 +73,28 @@ def test_parts_are_a_ranks_own():
 
     one, ddp, tensor = of(), of(data=2), of(tensor=2)
     zero1, zero3 = of(data=2, shard="zero1"), of(data=2, shard="zero3")
+    both = of(data=2, shard="zero3", tensor=2)
     assert (ddp.parameters, ddp.gradients, ddp.optimizer) == (one.parameters, 2 * one.gradients, one.optimizer)
     assert zero1.optimizer == pytest.approx(one.optimizer / 2, rel=0.02)
     for part in ("parameters", "gradients", "optimizer"):
         for divided in (zero3, tensor):
             assert getattr(divided, part) == pytest.approx(getattr(one, part) / 2, rel=0.02), part
+        assert getattr(both, part) == pytest.approx(getattr(one, part) / 4, rel=0.02), part
     assert zero3.activations == pytest.approx(one.activations / 2, rel=0.02)
+    assert isinstance(vars(DeviceMesh)["_concatenate"], staticmethod), "torch is as it was"
+
+
+def test_parts_of_a_sequence_are_estimated_with_dropout_too():
+    batch = torch.zeros(12, 6), torch.zeros(12, dtype=torch.long)
+    configs = [TrainConfig(batch_size=12, device="cpu", parallel=ParallelConfig(tensor=n)) for n in (1, 2)]
+    one, two = (estimate(Dropping(None), config, batch) for config in configs)
+    assert two.parameters < one.parameters and two.activations < one.activations
+
+
+class Dropping(rank_runs.Dropping):
+    """Looks at nothing."""
+
+    loss = rank_runs.Smooth.loss
 
 
 @pytest.mark.parametrize(("kind", "micro"), [("ddp", 4), ("zero1", 4), ("zero2", None), ("zero3", None), ("zero3", 4)])

@@ -149,5 +149,5 @@ def test_what_cannot_be_is_refused(address):
     with pytest.raises(ConfigError, match="cannot be listened at: Address already in use"):
         Meeting(2, address)
     del there
-    with pytest.raises(ConfigError, match="3 ranks, which 2 nodes cannot share evenly"):
+    with pytest.raises(ConfigError, match="3 ranks, which 2 nodes cannot share evenly: ask for a multiple of 2"):
         launch("rank_runs:runs", {}, ParallelConfig(data=3), device="cpu", meeting=Meeting(2, free()))

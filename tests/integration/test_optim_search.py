@@ -163,10 +163,14 @@ def test_an_optimizer_of_the_users_own_by_its_path(signs, home):
     [
         ("signs_of_mine:Sings", "power", "has no 'Sings'"),
         ("signz_of_mine:Signs", "power", "there is no module 'signz_of_mine'"),
-        ("signs_of_mine:Signs", "root", "unexpected keyword argument 'root'"),
+        (
+            "signs_of_mine:Signs",
+            "root",
+            "unexpected keyword argument 'root'): let it take lr, weight_decay, root, or change",
+        ),
         ("builtins:dict", "root", "was not made of its hyperparameters"),
         ("types:SimpleNamespace", "root", "was not made of its hyperparameters"),
-        ("signs_of_mine:dictionary", "root", "makes a dict, no optimizer"),
+        ("signs_of_mine:dictionary", "root", "makes a dict, no optimizer: name a torch.optim.Optimizer"),
     ],
 )
 def test_one_that_cannot_be_made_is_said_in_one_sentence(name, option, words, signs):

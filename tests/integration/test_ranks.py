@@ -653,7 +653,7 @@ def test_ranks_that_nobody_started_are_refused(tmp_path):
         ({}, "has no parallel_plan"),
         ({"0": "diagonal"}, "give a pattern of module names"),
         ({"9": "colwise"}, "give a pattern of module names"),
-        ({"1": "rowwise"}, "names '1' rowwise, which is no nn.Linear and no nn.Embedding"),
+        ({"1": "rowwise"}, "names '1' rowwise, which is no nn.Linear and no nn.Embedding: leave it out of the plan"),
         ({"0": "sequence"}, "names '0' sequence, which is no nn.LayerNorm and no nn.RMSNorm and no nn.Dropout"),
         ({"4": "colwise"}, r"\(3, 12\) does not come out even"),
     ],

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from trainer_runs import Toy, Trial, killed_at, uninterrupted
+from trainer_runs import Killed, Toy, Trial, killed_at, uninterrupted
 
 from trainer import step
 from trainer.config.optim import OPTIMIZERS
@@ -415,6 +415,30 @@ def test_early_stopping_counts_epochs_without_improvement(tmp_path):
     assert trial.attempt().epoch == 4
 
 
+class ScriptedNan(Scripted):
+    scores = (1.0, math.nan, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "mode", "bound", "epoch"),
+    [(Scripted, "min", 2.4, 3), (Scripted, "min", 2.5, 6), (Scripted, "max", 1.5, 1), (ScriptedNan, "max", 0.5, 2)],
+)
+def test_a_value_beyond_the_bound_has_diverged_also_where_a_kill_follows_its_report(tmp_path, task, mode, bound, epoch):
+    def die(step: int) -> None:
+        if trial.reporter.epochs.get(step) == epoch:
+            raise Killed
+
+    stopping = {"monitor": "val/score", "mode": mode, "divergence": bound}
+    trial = Trial(tmp_path, task=task, num_epochs=8, early_stopping=stopping)
+    trial.reporter.after_commit = die
+    assert trial.attempt() is None
+    trial.reporter.after_commit = lambda step: None
+    outcome = trial.attempt()
+    assert (outcome.kind, outcome.epoch) == ("nonfinite", epoch)
+    value = f"{task.scores[epoch - 1]:.4g}"
+    assert outcome.error == f"val/score came to {value}, beyond train.early_stopping.divergence={bound:g}."
+
+
 def test_plateau_scales_the_learning_rate(tmp_path):
     plateau = {"monitor": "val/score", "mode": "max", "patience": 0, "factor": 0.5, "min_lr": 0.3}
     trial = Trial(
@@ -503,7 +527,7 @@ class NoData(Plain):
 
 
 def test_an_empty_training_set_is_refused(tmp_path):
-    with pytest.raises(DataError, match="training set of NoData is empty"):
+    with pytest.raises(DataError, match="training set of NoData is empty: give it one"):
         Trial(tmp_path, task=NoData).attempt()
 
 
@@ -544,7 +568,7 @@ def test_resume_from_continues_where_the_other_run_ended(trained, tmp_path):
     ("changes", "error", "says"),
     [
         ({"num_epochs": 2}, ConfigError, "has 2 epochs behind it and train.num_epochs is 2"),
-        ({"task": Toy}, ConfigError, "the checkpoint holds another model"),
+        ({"task": Toy}, ConfigError, "the checkpoint holds another model than the configuration's: keep that model"),
         ({"resume_from": "/nowhere"}, ConfigError, r"/nowhere cannot be used: manifest\.json is missing"),
     ],
 )

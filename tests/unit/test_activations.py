@@ -150,7 +150,7 @@ def test_blocks_are_those_that_are_named_or_the_elements_of_lists():
 
     assert wrapped() == {"layers.0", "layers.1", "layers.2"}
     assert wrapped(modules=("layers.[02]", "head", "layers.0.1")) == {"layers.0", "layers.2", "head"}
-    with pytest.raises(ConfigError, match=r"modules='blocks.\*' matches no module; .* head"):
+    with pytest.raises(ConfigError, match=r"modules='blocks.\*' matches no module; .* head: give a pattern"):
         wrapped(modules=("blocks.*",))
     with pytest.raises(ConfigError, match="ModuleList or Sequential, and finds none"):
         checkpointed(nn.Linear(2, 2), ActivationConfig(checkpoint="full"))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from hpo.analysis.batch_find import describe
 from hpo.cli import app
 from trainer.config import TrainConfig
 from trainer.data import TensorDataset
@@ -60,6 +61,19 @@ def test_memory_is_that_of_the_format_it_trains_in(monkeypatch):
     monkeypatch.setattr(batch_size, "estimate", noted)
     find_batch_size(Known(None), CONFIG, steps=5)
     assert CONFIG.precision == "auto" and set(seen) == {"bf16"}
+
+
+class Looks(Known):
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        assert loss.sum.item() < 1e9
+        return loss
+
+
+def test_a_loss_that_looks_at_values_has_a_noise_scale_and_no_memory():
+    found = find_batch_size(Looks(None), CONFIG.model_copy(update={"memory_limit": 1}), steps=20)
+    assert (found.memory, found.suggestion, found.micro_batch) == ([], 16, None)
+    assert "cannot be estimated: the loss looks at values" in describe(found)
 
 
 def test_a_batch_of_one_is_refused():

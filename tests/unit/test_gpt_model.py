@@ -146,7 +146,9 @@ def test_a_step_is_counted_as_6_operations_for_each_parameter_and_token():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("train", [{"batch_size": 1}, {"batch_size": 32, "micro_batch_size": 3}])
+@pytest.mark.parametrize(
+    "train", [{"batch_size": 1}, {"batch_size": 32, "micro_batch_size": 3}, {"micro_batch_size": "auto"}]
+)
 def test_what_is_measured_does_not_depend_on_how_many_rows_are_at_once(train):
     config = Config(data=DataConfig(corpus=CorpusConfig(general=30, target=60)), train=TrainConfig(batch_size=500))
     model = GptTask(config).model().eval()

@@ -173,7 +173,9 @@ def test_the_last_layer_is_left_out_by_its_name(net):
         torch.testing.assert_close(p.grad, g)
     most = 1e-4 * unit_norms(net[0].weight).clamp(min=1e-3)
     assert (unit_norms(net[0].weight.grad) <= most * (1 + 1e-9)).all()
-    with pytest.raises(ConfigError, match=r"matches no parameter; the model's last ones are 0.bias, 2.weight, 2.bias"):
+    with pytest.raises(
+        ConfigError, match=r"matches no parameter; the model's last ones are 0.bias, 2.weight, 2.bias: give a pattern"
+    ):
         rules(net, {"adaptive": 0.1, "adaptive_exclude": ("head.*",)})
 
 

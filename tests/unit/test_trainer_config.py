@@ -39,8 +39,10 @@ def test_the_fields_are_a_surface_that_only_grows():
         "gradients.centralize", "gradients.normalize", "gradients.noise", "gradients.noise_decay",
         "gradients.noise_scale", "gradients.penalty", "gradients.penalty_norm", "gradients.penalty_of",
         "early_stopping.monitor", "early_stopping.mode", "early_stopping.patience", "early_stopping.min_delta",
+        "early_stopping.divergence",
         "guard.max_consecutive",
         "checkpoint.every_epochs", "checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best",
+        "checkpoint.keep_every",
         "checkpoint.max_bytes", "checkpoint.monitor", "checkpoint.mode",
         "peak_tflops", "activations.checkpoint", "activations.modules", "batch_growth.epochs", "batch_growth.factor",
         "memory_limit", "init.name", "init.gain", "init.std", "init.zero_last",
@@ -78,6 +80,8 @@ def test_refused(given):
 
 
 def test_contradictions_are_one_sentence():
+    with pytest.raises(ValidationError, match="divergence is read only with monitor: set that, or leave"):
+        TrainConfig.model_validate({"early_stopping": {"divergence": 10.0}})
     with pytest.raises(ValidationError, match="warmup_steps and warmup_ratio both set the length of the warmup"):
         TrainConfig.model_validate({"schedule": {"warmup_steps": 1, "warmup_ratio": 0.1}})
 

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainer import optim
 from trainer.config import OptimConfig, TrainConfig
+from trainer.config.optim import OPTIMIZERS
 from trainer.data import TensorDataset
 from trainer.diagnose.trial import Steps, fresh
 from trainer.memory import Estimate, estimate, plan
@@ -105,6 +106,18 @@ def check(family, width: int, size: int, optimizer: str) -> int:
 @pytest.mark.parametrize(("family", "width"), [(perceptron, 512), (convolution, 160), (transformer, 128)])
 def test_the_estimate_is_near_the_high_water_mark(family, width, optimizer):
     check(family, width, 8, optimizer)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_any_optimizer_keeps_is_in_the_estimate(name):
+    task, batch, config = Regression(perceptron(64)), batch_of(perceptron, 8), OptimConfig(name=name)
+    found = estimate(task, TrainConfig(batch_size=8, optim=config), batch)
+    optimizer = optim.build(config, model := task.model())
+    for _ in range(2):
+        task.loss(model, batch).sum.backward()
+        optimizer.step()
+    kept = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    assert found.optimizer == sum(t.nbytes for t in kept)
 
 
 COPIES: dict[str, dict[str, Any]] = {

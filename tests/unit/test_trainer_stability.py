@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+import re
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from trainer.config import RollbackConfig
+from trainer.config import RollbackConfig, TrainConfig
 from trainer.stability import Spikes
 
 
@@ -73,3 +75,12 @@ def test_it_goes_on_from_its_state():
 def test_a_history_longer_than_the_window_is_refused():
     with pytest.raises(ValidationError, match="lower min_history"):
         RollbackConfig(window=8, min_history=9)
+
+
+def test_the_guide_lists_every_field_with_its_default():
+    text = (Path(__file__).parents[2] / "docs/guide/stability.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+?) \|", text, re.MULTILINE))
+    parts = {
+        part: getattr(TrainConfig(), part) for part in ("loss_scale", "average", "early_stopping", "rollback", "guard")
+    }
+    assert told == {f"{part}.{field}": str(value).lower() for part, config in parts.items() for field, value in config}

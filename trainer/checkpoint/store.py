@@ -197,10 +197,10 @@ def expired(
     needed: Sequence[CheckpointRef] = (),
     place: Disk = DISK,
 ) -> list[CheckpointRef]:
-    """Which of `committed` (newest first) to drop: all but the newest `keep_last`, the `best` (best first) and those
-    `needed`, and of these what does not fit into `max_bytes`, the oldest first; the newest, the best and those needed
-    stay whatever they take. A file that several of them share counts once."""
-    asked = {ref.path for ref in (*committed[: keep.keep_last], *best, *needed)}
+    """Which of `committed` (newest first) to drop: all but the newest `keep_last`, the `best` (best first), the first
+    of each `keep_every` epochs and those `needed`, and of these what does not fit into `max_bytes`, the oldest first;
+    the newest, the best and those needed stay whatever they take. A file that several of them share counts once."""
+    asked = {ref.path for ref in (*committed[: keep.keep_last], *best, *_regular(committed, keep.keep_every), *needed)}
     stay = {ref.path for ref in (*committed[:1], *best[:1], *needed)}
     if keep.max_bytes is None:
         return [ref for ref in committed if ref.path not in asked]
@@ -214,6 +214,13 @@ def expired(
         else:
             held = more
     return [ref for ref in committed if ref.path not in asked]
+
+
+def _regular(committed: Sequence[CheckpointRef], every: int | None) -> list[CheckpointRef]:
+    """The first one after each `every` epochs."""
+    pairs = zip(committed, [*committed[1:], None], strict=True)
+    first = (ref for ref, before in pairs if ref.epoch and (before is None or before.epoch != ref.epoch))
+    return [ref for ref in first if every is not None and ref.epoch % every == 0]
 
 
 def best_of(

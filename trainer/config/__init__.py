@@ -55,12 +55,22 @@ __all__ = [
 
 
 class EarlyStoppingConfig(Frozen):
-    """End, as complete, once `monitor` has not improved by `min_delta` for `patience` epochs. None: never."""
+    """End, as complete, once `monitor` has not improved by `min_delta` for `patience` epochs. None: never.
+
+    With a `divergence`, a value of `monitor` that is worse, or NaN, ends the trial at once, as infeasible.
+    """
 
     monitor: str | None = None
     mode: Mode = "min"
     patience: Annotated[int, Field(ge=1)] = 10
     min_delta: NonNegative = 0.0
+    divergence: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> EarlyStoppingConfig:
+        if self.divergence is not None and self.monitor is None:
+            raise ValueError("divergence is read only with monitor: set that, or leave divergence out.")
+        return self
 
 
 class GuardConfig(Frozen):
@@ -70,7 +80,8 @@ class GuardConfig(Frozen):
 
 
 class CheckpointConfig(Frozen):
-    """When to save, and what to keep: the last ones, and the best by `monitor` (None: no best).
+    """When to save, and what to keep: the last ones, the best by `monitor` (None: no best), and of every `keep_every`
+    epochs the first one.
 
     Of those, the oldest go while a trial's take more than `max_bytes`; the newest and the best stay in any case.
     `asynchronous` writes while training goes on, at the price of a second copy of the state in the host's memory.
@@ -81,6 +92,7 @@ class CheckpointConfig(Frozen):
     asynchronous: bool = False
     keep_last: Annotated[int, Field(ge=1)] = 2
     keep_best: Annotated[int, Field(ge=0)] = 1
+    keep_every: Annotated[int, Field(ge=1)] | None = None
     max_bytes: Bytes | None = None  # of one trial, such as 2GB; None: no bound
     monitor: str | None = None
     mode: Mode = "min"

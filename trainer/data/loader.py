@@ -237,7 +237,7 @@ def _training_set(task: Task) -> Any:
             "return a map-style data set, of a DataLoader its `dataset`; train.batch_size and num_workers do the rest."
         )
     if len(data) == 0:
-        raise DataError(f"the training set of {type(task).__name__} is empty.")
+        raise DataError(f"the training set of {type(task).__name__} is empty: give it one sample at least.")
     return data
 
 

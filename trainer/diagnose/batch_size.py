@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from itertools import chain, count
 
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
 from trainer.config import TrainConfig
 from trainer.diagnose.trial import fresh
 from trainer.errors import ConfigError
@@ -22,8 +24,9 @@ PARTS = 4  # micro-batches of a window, whose gradients are compared
 @dataclass(frozen=True)
 class BatchSizes:
     """`noise`: (steps done, noise scale in samples), NaN where the gradient is lost in it; `memory`: (batch size, bytes
-    of a step that takes it in one pass). `suggestion` is the power of two nearest to the last noise scale, within the
-    training set, and `micro_batch` what of it fits into memory at once, where that is less."""
+    of a step that takes it in one pass), empty where the loss looks at values. `suggestion` is the power of two nearest
+    to the last noise scale, within the training set, and `micro_batch` what of it fits into memory at once, where that
+    is less."""
 
     noise: list[tuple[int, float]]
     memory: list[tuple[int, int]]
@@ -34,7 +37,7 @@ class BatchSizes:
 def find_batch_size(task: Task, config: TrainConfig, steps: int = 100) -> BatchSizes:
     """Train `steps` windows of `task` as `config` says, and read the noise scale on the way.
 
-    Raises ConfigError where a window is too small to be compared with its parts, or the loss looks at values.
+    Raises ConfigError where a window is too small to be compared with its parts.
     """
     if config.batch_size < 2:
         raise ConfigError(
@@ -60,9 +63,12 @@ def find_batch_size(task: Task, config: TrainConfig, steps: int = 100) -> BatchS
         sizes = [1 << i for i in range(_power_of_two(largest, at_most=True).bit_length())]
         shown = [size for size in sizes if size <= 4 * max(suggestion or 0, config.batch_size)][-8:]
         trained = settled(config, fit.device)
-        memory = [(size, estimate(task, trained, fit.loader.first(size)).peak) for size in shown]
+        try:
+            memory = [(size, estimate(task, trained, fit.loader.first(size)).peak) for size in shown]
+        except DataDependentOutputException:
+            memory = []
     micro = None
-    if suggestion is not None and limit is not None:
+    if suggestion is not None and limit is not None and memory:
         fitting = [size for size, peak in memory if size <= suggestion and peak <= limit]
         micro = max(fitting, default=1) if max(fitting, default=0) < suggestion else None
     return BatchSizes(noise, memory, suggestion, micro)

@@ -62,7 +62,12 @@ def _users_own(path: str, groups: list[dict[str, Any]], hyperparameters: dict[st
     try:
         optimizer = make(groups, **hyperparameters)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"train.optim.name={path!r} was not made of its hyperparameters: {error}.") from error
+        raise ConfigError(
+            f"train.optim.name={path!r} was not made of its hyperparameters ({error}): let it take "
+            f"{', '.join(hyperparameters)}, or change train.optim.options."
+        ) from error
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"train.optim.name={path!r} makes a {type(optimizer).__name__}, no optimizer.")
+        raise ConfigError(
+            f"train.optim.name={path!r} makes a {type(optimizer).__name__}, no optimizer: name a torch.optim.Optimizer."
+        )
     return optimizer

@@ -26,7 +26,9 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     hyperparameters = config.hyperparameters
     parameters = list(_parameters(model))
     if not parameters:
-        raise ConfigError(f"the model ({type(model).__name__}) has no parameter that requires a gradient.")
+        raise ConfigError(
+            f"the model ({type(model).__name__}) has no parameter that requires a gradient: let some of it be trained."
+        )
     depths = _depths([name for name, _, _ in parameters])
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     matched: set[str] = set()
@@ -48,7 +50,7 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
             some = ", ".join(name for name, _, _ in parameters[:5])
             raise ConfigError(
                 f"train.optim.groups: no parameter is left for pattern {one.pattern!r}; "
-                f"this model's names are such as {some}."
+                f"this model's names are such as {some}: give a pattern that matches, before those that match the same."
             )
     return sorted(groups.values(), key=lambda group: group["vector"])
 

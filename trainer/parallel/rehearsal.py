@@ -87,4 +87,4 @@ def _meshes() -> Iterator[None]:
     try:
         yield
     finally:
-        DeviceMesh._concatenate = made  # type: ignore[method-assign]
+        DeviceMesh._concatenate = staticmethod(made)  # type: ignore[method-assign]

@@ -70,7 +70,7 @@ def _check(plan: str, path: str, module: nn.Module, style: str, ranks: int) -> N
     kinds = _STYLES[style][1]
     if not isinstance(module, kinds):
         which = " and ".join(f"no nn.{kind.__name__}" for kind in kinds)
-        raise ConfigError(f"{plan} names {path!r} {style}, which is {which}.")
+        raise ConfigError(f"{plan} names {path!r} {style}, which is {which}: leave it out of the plan.")
     if isinstance(module, nn.Linear) and style in _DIVIDED and module.weight.shape[_DIVIDED[style]] % ranks:
         raise ConfigError(
             f"{plan} divides {path!r} {style}, and {tuple(module.weight.shape)} does not come out even "
