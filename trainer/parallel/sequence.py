@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
@@ -94,7 +95,8 @@ def _dropout(module: nn.Dropout, forward: Callable[[Tensor], Tensor], x: DTensor
 @contextmanager
 def _draws_of_its_own(rank: int, device: torch.device) -> Iterator[None]:
     """Random numbers that differ from rank to rank; afterwards all go on with the same."""
-    seed = derive(int(torch.randint(2**62, ())), "sequence", rank)
+    with unset_fake_temporarily():  # in an estimate of memory, which has tensors without values
+        seed = derive(int(torch.randint(2**62, ())), "sequence", rank)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
