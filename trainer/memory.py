@@ -288,8 +288,8 @@ def plan(
             needed = estimate(task, config, largest(fits), accumulates=True)
     except DataDependentOutputException as error:
         raise ConfigError(
-            "the loss looks at values, so what a step needs cannot be estimated: leave train.memory_limit out and set "
-            f"train.micro_batch_size to a number ({error})."
+            "the loss looks at values, or an optimizer of your own does, so what a step needs cannot be estimated: "
+            f"leave train.memory_limit out and set train.micro_batch_size to a number ({error})."
         ) from error
     except RuntimeError as error:
         if config.parallel.ranks == 1:

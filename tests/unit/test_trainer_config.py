@@ -86,6 +86,12 @@ def test_contradictions_are_one_sentence():
         TrainConfig.model_validate({"schedule": {"warmup_steps": 1, "warmup_ratio": 0.1}})
 
 
+@pytest.mark.parametrize(("given", "named"), [({"compile": True}, "compile"), ({"precision": "fp8"}, "precision=fp8")])
+def test_sophia_is_refused_beside_what_has_no_second_derivative(given, named):
+    with pytest.raises(ValidationError, match=f"do not go with {named}: choose adamw or lion, or leave"):
+        TrainConfig.model_validate(given | {"optim": {"name": "sophia"}})
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

@@ -190,6 +190,16 @@ class TrainConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _sophia_is_differentiable(self) -> TrainConfig:
+        found = _first({"compile": self.compile, "precision=fp8": self.precision == "fp8"})
+        if self.optim.name == "sophia" and found:
+            raise ValueError(
+                f"optim.name=sophia takes second derivatives, which do not go with {found}: choose adamw or lion, or "
+                f"leave {found.partition('=')[0]} out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _what_is_recomputed_is_differentiated_once(self) -> TrainConfig:
         others = {
             "compile, which chooses by itself what it computes twice": self.compile,
