@@ -67,8 +67,11 @@ class Estimate:
 class Live(TorchDispatchMode):
     """While it is on: the bytes of the storages that tensors made or touched under it hold, now and at most.
 
-    Of a DTensor its local part. FSDP gives memory back by resizing storages, which no mode hears of.
+    Of a DTensor its local part. FSDP gives memory back by resizing storages, which no mode hears of. Where `any_value`
+    is set, that is what every value is that somebody looks at; fake tensors have none.
     """
+
+    any_value: float | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,6 +118,8 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # until it has come down to what it does with its parts
+        if self.any_value is not None and func is torch.ops.aten._local_scalar_dense.default:
+            return self.any_value
         result = func(*args, **(kwargs or {}))
         self.count(tree_leaves(result))
         return result
@@ -219,7 +224,9 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
                 with sam.perturbed():
                     passes()
             peaks["passes"], live.peak = max(peaks["passes"], live.peak), live.now
+            live.any_value = 1.0  # of a norm, or the number of the step
             optimizer.step()
+            live.any_value = None
             if lookahead is not None:
                 lookahead.step()
             peaks["update"], live.peak = max(peaks["update"], live.peak), live.now
@@ -288,8 +295,8 @@ def plan(
             needed = estimate(task, config, largest(fits), accumulates=True)
     except DataDependentOutputException as error:
         raise ConfigError(
-            "the loss looks at values, or an optimizer of your own does, so what a step needs cannot be estimated: "
-            f"leave train.memory_limit out and set train.micro_batch_size to a number ({error})."
+            "the loss looks at values, so what a step needs cannot be estimated: leave train.memory_limit out and set "
+            f"train.micro_batch_size to a number ({error})."
         ) from error
     except RuntimeError as error:
         if config.parallel.ranks == 1:

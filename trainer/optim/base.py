@@ -42,10 +42,7 @@ class Own(Optimizer):
     def count(self, params: list[Tensor]) -> list[int]:
         """The number of this update, from 1, for each parameter."""
         for p in params:
-            if (
-                "step" not in self.state[p]
-            ):  # of a number, which an estimate of memory knows as well; zeros() it does not
-                self.state[p]["step"] = torch.tensor(0.0)
+            self.state[p].setdefault("step", torch.zeros(()))
         steps = [self.state[p]["step"] for p in params]
         torch._foreach_add_(steps, 1)
         return [int(step) for step in steps]
