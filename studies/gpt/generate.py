@@ -1,7 +1,8 @@
 """Text from a model, token by token; torch only.
 
-The whole row is computed again for each token: no cache of keys and values, so that it is the model as it was trained,
-whatever ranks hold of it.
+The prompt is read at once and then each token once, the keys and values of those before being kept, until the model's
+window is full. From then on it moves by a token at a time and is read anew for each: what the layers have kept was
+computed with tokens that have left it, and is not what they would make of the window.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from studies.gpt.model import forget, remember
 
 
 @torch.no_grad()
@@ -26,16 +29,23 @@ def generate(
     """The `count` tokens that follow `prompt`, which has one at least; fewer where the document ends before.
 
     Each is drawn from softmax(logits / temperature), or the likeliest at temperature 0; the model sees the last
-    `length` tokens.
+    `length` tokens, of a longer prompt too.
     """
     device = next(model.parameters()).device
-    tokens = list(prompt)
-    for _ in range(count):
-        row = torch.tensor([tokens[-length:]], device=device)
-        token = _drawn(model(row)[0, -1].float().cpu(), temperature, generator)
-        if token == end:
-            break
-        tokens.append(token)
+    tokens, read = list(prompt), 0
+    remember(model)
+    try:
+        for _ in range(count):
+            if len(tokens) > length:
+                remember(model)
+                read = len(tokens) - length
+            row, read = torch.tensor([tokens[read:]], device=device), len(tokens)
+            token = _drawn(model(row)[0, -1].float().cpu(), temperature, generator)
+            if token == end:
+                break
+            tokens.append(token)
+    finally:
+        forget(model)
     return tokens[len(prompt) :]
 
 

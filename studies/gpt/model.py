@@ -62,16 +62,24 @@ class Llama(nn.Module):
 
 
 class Embed(nn.Module):
-    """(x [batch, length, hidden], cos, sin) and, where documents are given, their mask, for all blocks: parts hand on
-    all of it."""
+    """(x [batch, length, hidden], cos, sin) and, where documents are given or tokens were read before, a mask, for all
+    blocks: parts hand on all of it."""
+
+    past: int | None = None  # how many tokens were read before, between `remember` and `forget`
 
     def __init__(self, vocab_size: int, hidden_size: int, width: int, theta: float) -> None:
         super().__init__()
         self.tokens, self.width, self.theta = nn.Embedding(vocab_size, hidden_size), width, theta
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> tuple[Tensor, ...]:
-        turns = angles(tokens.shape[1], self.width, self.theta, tokens.device)
-        return self.tokens(tokens), *turns, *([] if documents is None else [document_mask(documents)])
+        length, past = tokens.shape[1], self.past or 0
+        turns = angles(length, self.width, self.theta, tokens.device, past)
+        masks = [] if documents is None else [document_mask(documents)]
+        if past:
+            masks = [torch.ones(length, past + length, dtype=torch.bool, device=tokens.device).tril(past)]
+        if self.past is not None:
+            self.past += length
+        return self.tokens(tokens), *turns, *masks
 
 
 class Block(nn.Module):
@@ -109,6 +117,8 @@ class Attention(nn.Module):
     """Causal, within documents; `heads / kv_heads` successive heads share keys and values. Of a layer that is divided
     by columns it computes as many heads as there are columns for."""
 
+    past: list[tuple[Tensor, Tensor]] | None = None  # keys and values [batch, kv_heads, length, width] of tokens before
+
     def __init__(self, hidden: int, heads: int, kv_heads: int) -> None:
         super().__init__()
         self.width, self.shared = hidden // heads, heads // kv_heads
@@ -119,18 +129,44 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.past is not None:
+            k, v = (torch.cat(parts, dim=2) for parts in zip(*self.past, (k, v), strict=True))
+            self.past = [(k, v)]
         # Not enable_gqa: on a GPU no memory-efficient kernel has both that and a mask, and all scores would be written.
         k, v = (t.repeat_interleave(self.shared, dim=1) for t in (k, v))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.o(out.transpose(1, 2).flatten(2))
 
 
-def angles(length: int, width: int, theta: float, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def remember(model: nn.Module) -> None:
+    """From now on each call reads the tokens that follow those of the calls before, from none on; without documents.
+
+    Every layer keeps the keys and values that it has computed, so ranks which divide the model have those of their own
+    heads and blocks. Called again, it begins anew.
+    """
+    for module in model.modules():
+        if isinstance(module, Embed):
+            module.past = 0
+        elif isinstance(module, Attention):
+            module.past = []
+
+
+def forget(model: nn.Module) -> None:
+    """Each call is a whole row again."""
+    for module in model.modules():
+        if isinstance(module, Embed | Attention):
+            module.past = None
+
+
+def angles(
+    length: int, width: int, theta: float, device: torch.device | None = None, start: int = 0
+) -> tuple[Tensor, Tensor]:
     """cos and sin [length, width] of position * theta^(-2i/width), i = 0 .. width/2 - 1, twice over.
 
-    Positions count from the row's start, whatever document stands there: attention depends on differences alone.
+    Positions count from `start`, by default the row's, whatever document stands there: attention depends on differences
+    alone.
     """
-    places = torch.arange(length, dtype=torch.float32, device=device)
+    places = torch.arange(start, start + length, dtype=torch.float32, device=device)
     rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     angle = (places[:, None] * rates).repeat(1, 2)
     return angle.cos(), angle.sin()

@@ -23,6 +23,7 @@ from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads
 from hpo.ledger.process import Process, start_time
+from hpo.loading import source_parts
 from hpo.study import load
 from trainer.errors import CheckpointError
 
@@ -252,9 +253,12 @@ def test_the_split_is_fixed_disjoint_and_complete():
     assert not torch.equal(digits(1)["val"][0], parts["val"][0])
 
 
+REPOSITORY = Path(__file__).parents[2]
+GUIDE = (REPOSITORY / "docs" / "guide" / "first-study.md").read_text(encoding="utf-8")
+
+
 def test_the_study_of_the_guide_runs(home, tmp_path):
-    guide = Path(__file__).parents[2] / "docs" / "guide" / "first-study.md"
-    code = re.search(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    code = re.search(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     assert code is not None
     (tmp_path / "sine.py").write_text(code[1])
     flags = ("--study", str(tmp_path / "sine.py"), "--trials", "3", "--executor", "inline", "--strategy", "none")
@@ -262,3 +266,20 @@ def test_the_study_of_the_guide_runs(home, tmp_path):
     found = status(home, "sine")
     assert found["trials"]["complete"] == 3
     assert found["best"]["value"] < 0.5  # predicting 0 everywhere costs 0.52
+
+
+@pytest.mark.parametrize("name", ["atft", "convnet", "dpo", "gpt", "lora", "mlp"])
+def test_a_study_that_comes_along_may_be_copied_as_the_guide_says(name, home, tmp_path):
+    """All that the copy stands on is the copy, and what studies share; the lines of the guide run as they stand."""
+    lines = re.search(r"^cp -r (?:.*\n)*?(?=```)", GUIDE, re.MULTILINE)
+    assert lines is not None
+    copying, running = lines[0].replace("mlp", name).rsplit("hpo ", 1)
+    (tmp_path / "studies").symlink_to(REPOSITORY / "studies")
+    subprocess.run(["bash", "-ec", copying], cwd=tmp_path, check=True)
+    assert {*source_parts(tmp_path / "mine.py")} - {"studies._lm"} == {"", "digits"}
+    if name != "mlp":
+        return
+    command = [sys.executable, "-m", "hpo", *running.split(), "--executor", "inline", "-o", "train.num_epochs=1"]
+    ran = subprocess.run(command, cwd=tmp_path, env=os.environ | {"HPO_HOME": str(home.root)}, capture_output=True)
+    assert ran.returncode == 0, ran.stderr
+    assert status(home, "mine")["trials"]["complete"] == 5

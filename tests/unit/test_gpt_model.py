@@ -8,7 +8,7 @@ import torch
 from studies.gpt.budget import FLOPS_PER_PARAMETER_AND_TOKEN, flops, optimal, parameters, rows
 from studies.gpt.config import Config, CorpusConfig, DataConfig, ModelConfig
 from studies.gpt.generate import generate
-from studies.gpt.model import Attention, Llama, angles, document_mask, rotate
+from studies.gpt.model import Attention, Llama, angles, document_mask, forget, remember, rotate
 from studies.gpt.task import GptTask, sizes
 from trainer.config import TrainConfig
 from trainer.data import block_diagonal_mask
@@ -158,14 +158,63 @@ def test_what_is_measured_does_not_depend_on_how_many_rows_are_at_once(train):
     assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-5)
 
 
+def unread(model: Llama, prompt: list[int], count: int, length: int) -> list[int]:
+    """The likeliest tokens, the whole window computed again for each."""
+    tokens = [*prompt]
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens[-length:]]))[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
 @torch.no_grad()
-def test_the_likeliest_tokens_are_those_of_the_logits():
-    model, prompt = llama(), [3, 1, 4]
-    written = generate(model, prompt, 6, length=5, temperature=0)
-    for i in range(6):
-        seen = torch.tensor([(prompt + written[:i])[-5:]])
-        assert written[i] == int(model(seen)[0, -1].argmax())
-    assert generate(model, prompt, 6, length=5, temperature=0, end=written[2]) == written[:2]
+@pytest.mark.parametrize("length", [5, 8, 40])
+@pytest.mark.parametrize("prompt", [[3], [3, 1, 4], [7, 3, 1, 4, 0, 9, 6, 2, 5, 8]])
+def test_the_likeliest_tokens_are_those_of_the_logits(prompt, length):
+    """Within the window, where it begins to move, and from a prompt on that is longer than it."""
+    model = llama()
+    written = generate(model, prompt, 12, length=length, temperature=0)
+    assert written == unread(model, prompt, 12, length)
+    stop = written.index(written[5])
+    assert generate(model, prompt, 12, length=length, temperature=0, end=written[5]) == written[:stop]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("cuts", [(7, *range(8, 13)), (1, 12), (4, 5, 9, 12)])
+def test_logits_with_keys_and_values_kept_are_those_of_whole_rows(heads, cuts):
+    """However the row comes in pieces; what is kept is of the heads of keys alone, and is forgotten where told so."""
+    model, tokens = llama(num_kv_heads=heads), torch.randint(50, (2, 12))
+    whole = model(tokens)
+    remember(model)
+    for _ in range(2):
+        pieces = [model(tokens[:, start:stop]) for start, stop in zip((0, *cuts), cuts, strict=False)]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-5, atol=1e-5)
+        [kept] = model.blocks[1].attend.past  # type: ignore[union-attr]
+        assert [tensor.shape for tensor in kept] == [(2, heads, 12, 8)] * 2
+        remember(model)
+    forget(model)
+    assert torch.equal(model(tokens), whole)
+
+
+@torch.no_grad()
+def test_each_token_is_read_once_until_the_window_is_full():
+    model, read = llama(), []
+    model.embed.register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
+    generate(model, [3, 1, 4], 8, length=7, temperature=0)
+    assert read == [3, 1, 1, 1, 1, 7, 7, 7]
+
+
+@torch.no_grad()
+def test_a_model_that_has_written_or_failed_to_reads_whole_rows_again():
+    model, tokens = llama(), torch.randint(50, (1, 6))
+    before = model(tokens)
+    generate(model, [3, 1, 4], 4, length=8, temperature=0)
+    assert torch.equal(model(tokens), before)
+    broken = model.head.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        generate(model, [3], 1, length=8)
+    broken.remove()
+    assert torch.equal(model(tokens), before)
 
 
 @torch.no_grad()
@@ -175,17 +224,3 @@ def test_drawn_tokens_follow_the_softmax():
     drawn = [generate(model, [2, 0], 1, length=8, temperature=0.5, generator=generator)[0] for _ in range(600)]
     counts = torch.bincount(torch.tensor(drawn), minlength=5) / 600
     assert (counts - p).abs().max() < 4 * 0.5 / 600**0.5
-
-
-def test_the_model_needs_torch_alone():
-    import ast
-    from pathlib import Path
-
-    import studies.gpt.generate as generation
-    import studies.gpt.model as model
-
-    for module in (model, generation):
-        tree = ast.parse(Path(module.__file__).read_text())
-        names = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-        names += [alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names]
-        assert {name.partition(".")[0] for name in names} <= {"torch", "__future__", "collections"}
