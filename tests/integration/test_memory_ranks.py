@@ -64,6 +64,7 @@ def test_the_estimate_of_ranks_is_near_the_high_water_mark_of_large_states(famil
     check(job_of(family, width, kinds), least=100 * MIB)
 
 
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # torch's, of views that tensor ranks give
 def test_parts_are_a_ranks_own():
     """Of four weights of 256 x 256 and two small ones, divided by two or not."""
 
