@@ -34,6 +34,8 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
     """Set threads and determinism for `config`, give the device, and restore what was there before."""
     device = pick_device(config.device)
     check(config, device)
+    if config.compile and device.type == "cpu":
+        _check_compiler()
     threads = torch.get_num_threads()
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark, matmul = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
@@ -57,6 +59,15 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
         torch.backends.cudnn.benchmark = benchmark
         filling.fill_uninitialized_memory = filled
         torch.set_float32_matmul_precision(matmul)
+
+
+def _check_compiler() -> None:
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler as error:
+        raise ConfigError("train.compile needs a C++ compiler: install g++, set CXX, or leave it out.") from error
 
 
 def memory_limit(config: TrainConfig, device: torch.device) -> int | None:

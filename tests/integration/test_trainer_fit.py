@@ -526,6 +526,15 @@ class NoData(Plain):
         return TensorDataset(torch.zeros(0, 6), torch.zeros(0))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # inductor's own
+def test_compiling_without_a_compiler_is_refused(tmp_path, monkeypatch):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("/nowhere/g++",))
+    with pytest.raises(ConfigError, match=r"train\.compile needs a C\+\+ compiler: install"):
+        Trial(tmp_path, compile=True).attempt()
+
+
 def test_an_empty_training_set_is_refused(tmp_path):
     with pytest.raises(DataError, match="training set of NoData is empty: give it one"):
         Trial(tmp_path, task=NoData).attempt()
