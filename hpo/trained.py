@@ -45,9 +45,9 @@ class Trained:
         from trainer.checkpoint.store import load as load_state
 
         with self.place.opened(self.path, self.sha256, weights_alone=True) as directory:
-            state = load_state(directory, weights_alone=True)
-        if not state:
             at = self.place.shown(self.path)
+            state = load_state(directory, weights_alone=True, shown=at)
+        if not state:
             raise UserError(f"checkpoint {at} holds no model: study {self.study!r} trains in a loop of its own.")
         return weights(state)
 

@@ -1,25 +1,29 @@
 """A place in an object store that speaks S3. Torch-free; boto3, the extra `s3`, is imported when one is used.
 
 Nothing there is written over: keys are used once, and what says that the others are whole is put last and only where
-nothing is yet (`If-None-Match: *`). Endpoint, region and credentials are boto3's to find (AWS_ENDPOINT_URL, the
-standard chain), and are kept nowhere; failed calls are made again in its standard retry mode (AWS_MAX_ATTEMPTS).
+nothing is yet (`If-None-Match: *`). Endpoint, addressing style, region and credentials are boto3's to find
+(AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the configuration file, the standard chain), and are kept nowhere. Calls that
+were not answered, or with 429, 500, 502, 503 or 504, are made again in its standard retry mode (AWS_MAX_ATTEMPTS).
 """
 
 from __future__ import annotations
 
 import os
+import random
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.errors import CheckpointError, ConfigError
 
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9!_.*'()/-]*))?")
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 CONNECT_SECONDS = 10
+T = TypeVar("T")
 
 
 class Unavailable(CheckpointError, OSError):
@@ -50,8 +54,9 @@ class Bucket:
     def put_new(self, key: str, data: bytes) -> None:
         """Put an object where there is none; one of just these bytes is this one, from a try whose answer was lost."""
         with self._asking() as client:
+            name, new = self._key(key), {"IfNoneMatch": "*"}
             try:
-                client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data, IfNoneMatch="*")
+                _again(client, lambda: client.put_object(Bucket=self._bucket, Key=name, Body=data, **new))
             except client.exceptions.ClientError as error:
                 if error.response["Error"]["Code"] != "PreconditionFailed" or self.get(key) != data:
                     raise
@@ -59,7 +64,7 @@ class Bucket:
     def get(self, key: str) -> bytes | None:
         """An object's bytes, None where there is none."""
         with self._asking() as client, _absence(client):
-            return client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read()
+            return _again(client, lambda: client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read())
         return None
 
     def download(self, key: str, target: Path) -> bool:
@@ -116,7 +121,7 @@ class Bucket:
         try:
             yield client
         except (BotoCoreError, ClientError, Boto3Error) as error:
-            raise Unavailable(f"{self.url} {_reason(error)}.") from error
+            raise Unavailable(f"{self.url} {_reason(error, _attempts(client))}.") from error
 
 
 def parse(url: str) -> tuple[str, str]:
@@ -133,8 +138,8 @@ def parse(url: str) -> tuple[str, str]:
 
 @cache
 def _client(process: int, endpoint: str | None) -> Any:
-    """A client of this process's own: connections do not survive a fork. An `endpoint` of one's own has rarely a host
-    name for each bucket."""
+    """A client of this process's own: connections do not survive a fork. `endpoint` is what the environment says of
+    it."""
     try:
         from boto3.session import Session
         from botocore.config import Config
@@ -142,30 +147,61 @@ def _client(process: int, endpoint: str | None) -> Any:
         raise Unavailable("checkpoints in s3:// need boto3: pip install 'hpo[s3]'.") from error
     from botocore.exceptions import BotoCoreError
 
-    style: dict[str, Any] = {"s3": {"addressing_style": "path"}} if endpoint else {}
-    config = Config(retries={"mode": "standard"}, connect_timeout=CONNECT_SECONDS, **style)
+    config = Config(retries={"mode": "standard"}, connect_timeout=CONNECT_SECONDS)
     try:
         return Session().client("s3", config=config)
     except (BotoCoreError, ValueError) as error:
         raise Unavailable(f"no client for s3:// can be made ({type(error).__name__}): {_FIX}.") from error
 
 
+def _attempts(client: Any) -> int:
+    """How often a call is made before it has failed; the default is that of the standard mode."""
+    return client.meta.config.retries.get("total_max_attempts", 3)
+
+
+def _again(client: Any, call: Callable[[], T]) -> T:
+    """`call`, made again where boto3 does not do so itself: where another request for the key was under way, and where
+    the answer broke off while it was read."""
+    from botocore.exceptions import IncompleteReadError, ResponseStreamingError
+
+    for attempt in range(1, _attempts(client)):
+        try:
+            return call()
+        except client.exceptions.ClientError as error:
+            if error.response["Error"]["Code"] != _CONFLICT:
+                raise
+        except (IncompleteReadError, ResponseStreamingError):
+            pass
+        time.sleep(random.uniform(0, 0.1 * 2**attempt))
+    return call()
+
+
+_CONFLICT = "ConditionalRequestConflict"
+_LATER = (_CONFLICT, "RequestTimeout", "SlowDown")
 _FIX = "check AWS_ENDPOINT_URL, the region and the credentials"
 # What errors of boto3 say beside their name, where that cannot hold more than the user should see.
 _PLAIN = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 
 
-def _reason(error: Any) -> str:
+def _reason(error: Any, attempts: int) -> str:
     """What has gone wrong, by an error of botocore's or boto3's; no URL, which may be signed or hold a password."""
+    from botocore import exceptions
+
     cause = error.__context__ if type(error).__name__ == "S3UploadFailedError" else error
-    code = getattr(cause, "response", {}).get("Error", {}).get("Code")
+    cause = getattr(cause, "last_exception", cause)  # of a download that broke off again and again
+    answer, tried = getattr(cause, "response", None) or {}, f"up to {attempts} times"
+    code = answer.get("Error", {}).get("Code")
     if code == "NoSuchBucket" or (code == "404" and cause.operation_name == "HeadBucket"):
         return "cannot be used: there is no bucket of that name where AWS_ENDPOINT_URL leads; make it, or name another"
     if code is not None:
-        status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "")
-        return f"refuses {cause.operation_name} ({' '.join(map(str, filter(None, (code, status))))}): {_FIX}"
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        later = code in _LATER or status == 429 or status >= 500
+        fix = f"it was asked {tried} (AWS_MAX_ATTEMPTS), try again later" if later else _FIX
+        return f"refuses {cause.operation_name} ({' '.join(map(str, filter(None, (code, status))))}): {fix}"
     name = type(cause).__name__
-    return f"cannot be reached ({f'{name}: {cause}'.rstrip('.') if name in _PLAIN else name}): {_FIX}"
+    said = f"cannot be reached ({f'{name}: {cause}'.rstrip('.') if name in _PLAIN else name}): {_FIX}"
+    again = isinstance(cause, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError)
+    return f"{said}; it was tried {tried} (AWS_MAX_ATTEMPTS)" if again else said
 
 
 @contextmanager

@@ -156,7 +156,7 @@ class Fit:
         """
         s, found = self.state, self.checkpoints.load_latest()
         for damage in self.checkpoints.damaged:
-            at = {"path": str(damage.path), "step": damage.ref.step}
+            at = {"path": damage.shown, "step": damage.ref.step}
             self.reporter.event("checkpoint_damaged", **at, reason=damage.reason)
         if self.checkpoints.damaged and found is None:
             self.reporter.event("restarted_from_scratch", reason="no committed checkpoint is usable")

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from trainer import scratch
 from trainer.bucket import Bucket
 from trainer.durable import on_disk, sync
 from trainer.errors import CheckpointError
 from trainer.manifest import MANIFEST, evaluated, files_of
+
+COPY = "hpo-checkpoint-"  # what the names of copies begin with
 
 
 class Disk:
@@ -27,6 +31,10 @@ class Disk:
     def shown(self, path: Path) -> str:
         """The path, as users know it."""
         return str(path)
+
+    def begin(self, tmp: Path) -> None:
+        """Make the directory of a save that is under way. Raises OSError."""
+        tmp.mkdir(exist_ok=True)
 
     def send(self, tmp: Path, path: Path, names: Iterable[str]) -> None:
         """These files of the checkpoint that will be at `path` are durable in `tmp`. Raises OSError."""
@@ -96,6 +104,7 @@ class ObjectStore(Disk):
 
     def __init__(self, bucket: Bucket, root: Path) -> None:
         self.bucket, self.root = bucket, root
+        self._release: Callable[[], object] = lambda: None  # of the directory of this process's last save
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -103,15 +112,18 @@ class ObjectStore(Disk):
     def shown(self, path: Path) -> str:
         return f"{self.bucket.url}/{self._key(path)}"
 
+    def begin(self, tmp: Path) -> None:
+        """What killed saves of the study's trials have left on this host goes, and the directory of this rank's last
+        one, if rank 0 is elsewhere."""
+        release, self._release = self._release, weakref.finalize(self, os.close, scratch.hold(tmp))
+        release()
+        scratch.sweep(tmp.parent.parent.glob("*/step-*.tmp"))
+
     def send(self, tmp: Path, path: Path, names: Iterable[str]) -> None:
-        """Keeps no copy here; and no directory of an earlier save of a rank whose host has not rank 0."""
+        """Keeps no copy here."""
         for name in names:
             self.bucket.upload(tmp / name, f"{self._key(path)}/{name}")
             (tmp / name).unlink()
-        for old in path.parent.glob("step-*.tmp"):
-            if old != tmp:
-                with suppress(OSError):
-                    old.rmdir()
 
     def publish(self, tmp: Path, path: Path) -> None:
         self.bucket.put_new(f"{self._key(path)}/{MANIFEST}", (tmp / MANIFEST).read_bytes())
@@ -119,9 +131,9 @@ class ObjectStore(Disk):
 
     @contextmanager
     def opened(self, path: Path, sha256: str | None, *, weights_alone: bool = False) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix=f"{path.name}.", ignore_cleanup_errors=True) as name:
-            self._fetch(path, Path(name), sha256, weights_alone)
-            yield Path(name)
+        with scratch.temporary(COPY) as copy:
+            self._fetch(path, copy, sha256, weights_alone)
+            yield copy
 
     def _fetch(self, path: Path, target: Path, sha256: str | None, weights_alone: bool) -> None:
         """What is missing or damaged is for who reads the copy to tell."""

@@ -164,6 +164,7 @@ def _examined(subject: Subject, look: Look, trace: Path) -> tuple[Examined | Non
             task,
             subject.config.train,
             directory,
+            shown="" if checkpoint is None else subject.place.shown(checkpoint),
             steps=look.steps,
             points=look.points,
             trace=trace if look.profile else None,

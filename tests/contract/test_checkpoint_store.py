@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import math
@@ -10,7 +11,10 @@ import resource
 import shutil
 import signal
 import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import trainer.bucket
-from trainer import failpoint
+from trainer import failpoint, scratch
 from trainer.average import Average
 from trainer.bucket import Bucket, Unavailable
 from trainer.checkpoint import CheckpointStore, expired, files
@@ -28,7 +32,8 @@ from trainer.checkpoint.stored import Part, Stored
 from trainer.config import AverageConfig, CheckpointConfig
 from trainer.durable import on_disk
 from trainer.errors import CheckpointError, ConfigError, Fenced
-from trainer.place import DISK, Disk, ObjectStore
+from trainer.parallel import several
+from trainer.place import COPY, DISK, Disk, ObjectStore
 from trainer.report import CheckpointRef
 
 KEEP = CheckpointConfig(keep_last=2, keep_best=1)
@@ -709,3 +714,200 @@ def test_credentials_in_the_url_are_refused_and_not_repeated():
     with pytest.raises(ConfigError, match="the URL given is no place") as error:
         Bucket("s3://key:secret@bucket/x")
     assert "secret" not in str(error.value)
+
+
+class Between(ThreadingHTTPServer):
+    """Between this process and the server, whose answers it passes on; as long as there are some, `answers` say how: a
+    status and a code instead, "drop" for none at all, "cut" for one that breaks off in the middle, "pass"."""
+
+    daemon_threads = True
+
+    def __init__(self, server: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.behind = server.removeprefix("http://")
+        self.answers: list[str | tuple[int, str]] = []
+        self.asked: list[str] = []
+
+
+KEPT = ("content-length", "content-type", "etag", "last-modified")
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Between
+
+    def answer(self) -> None:
+        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked.append(self.command)
+        own = self.server.answers.pop(0) if self.server.answers else None
+        if own == "drop":
+            self.close_connection = True
+        elif isinstance(own, tuple):
+            self.send(own[0], {}, f"<Error><Code>{own[1]}</Code><Message>as told</Message></Error>".encode())
+        else:
+            server = http.client.HTTPConnection(self.server.behind)
+            server.request(self.command, self.path, data, dict(self.headers))
+            given = server.getresponse()
+            kept = {name.lower(): value for name, value in given.getheaders() if name.lower() in KEPT}
+            self.send(given.status, kept, given.read(), cut=own == "cut")
+            server.close()
+
+    def send(self, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False) -> None:
+        self.send_response(status)
+        for name, value in ({"content-length": str(len(body))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if cut else body)
+        self.close_connection = cut
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    do_GET = do_PUT = do_HEAD = answer
+
+
+@pytest.fixture
+def between(bucket, monkeypatch):
+    with Between(os.environ["AWS_ENDPOINT_URL"]) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        yield server
+        server.shutdown()
+
+
+CONFLICT = (409, "ConditionalRequestConflict")
+
+
+@pytest.mark.parametrize("answer", [CONFLICT, (503, "SlowDown"), (500, "InternalError"), "drop"])
+def test_what_may_go_better_next_time_is_tried_again(answer, bucket, between):
+    """AWS_MAX_ATTEMPTS is 2 here. The other request of a conflict may have been this one, its answer lost."""
+    at = Bucket(bucket)
+    for written_before in (False, True):
+        between.answers, between.asked = [answer], []
+        at.put_new("manifest.json", b"one")
+        assert between.asked == ["PUT", "PUT"] + ["GET"] * written_before
+    between.answers = [answer] if answer != CONFLICT else []
+    assert at.get("manifest.json") == b"one"
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(bucket, between, tmp_path):
+    at = Bucket(bucket)
+    at.put_new("manifest.json", b"one")
+    between.answers, between.asked = ["cut"], []
+    assert at.get("manifest.json") == b"one" and between.asked == ["GET", "GET"]
+    at.put_new("file", bytes(1000))
+    between.answers = ["pass", "cut"]  # what is asked first is how large it is
+    assert at.download("file", tmp_path / "copy") and (tmp_path / "copy").read_bytes() == bytes(1000)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (CONFLICT, r"refuses PutObject \(ConditionalRequestConflict 409\): it was asked up to 2 times \(AWS_MAX_"),
+        ((503, "SlowDown"), r"refuses PutObject \(SlowDown 503\): it was asked up to 2 times .*, try again later\.$"),
+        ((403, "AccessDenied"), r"refuses PutObject \(AccessDenied 403\): check AWS_ENDPOINT_URL, .* credentials\.$"),
+        ("drop", r"cannot be reached \(ConnectionClosedError\): check AWS_.*; it was tried up to 2 times \(AWS_MAX_"),
+    ],
+)
+def test_what_is_given_up_says_how_often_it_was_tried(answer, says, bucket, between):
+    between.answers = [answer] * 9
+    with pytest.raises(Unavailable, match=says) as error:
+        Bucket(bucket).put_new("manifest.json", b"one")
+    assert len(between.asked) == (1 if answer == (403, "AccessDenied") else 2)
+    assert "\n" not in str(error.value) and "127.0.0.1" not in str(error.value)
+
+
+ELSEWHERE = "http://objects.example.org"
+SERVICES = f"[default]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = {ELSEWHERE}\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "begins"),
+    [
+        ({"AWS_ENDPOINT_URL_S3": ELSEWHERE}, "", f"{ELSEWHERE}/the-bucket/"),
+        ({}, SERVICES, f"{ELSEWHERE}/the-bucket/"),
+        ({"AWS_ENDPOINT_URL": ELSEWHERE}, "[default]\ns3 =\n  addressing_style = virtual\n", "http://the-bucket.obj"),
+    ],
+)
+def test_endpoint_and_addressing_are_boto3s_to_find(environ, file, begins, bucket, tmp_path, monkeypatch):
+    """One bucket is a path of any server, and a host name of one whose DNS knows it."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    (tmp_path / "config").write_text(file)
+    for name, value in {"AWS_CONFIG_FILE": str(tmp_path / "config"), **environ}.items():
+        monkeypatch.setenv(name, value)
+    trainer.bucket._client.cache_clear()
+    with Bucket("s3://the-bucket")._asking() as client:
+        url = client.generate_presigned_url("get_object", Params={"Bucket": "the-bucket", "Key": "k"})
+    trainer.bucket._client.cache_clear()
+    assert url.startswith(begins)
+
+
+def test_what_is_said_of_a_checkpoint_in_a_bucket_is_its_address(bucket, tmp_path):
+    place = ObjectStore(Bucket(bucket), tmp_path)
+    store = CheckpointStore(tmp_path / "trial", fence=1, place=place)
+    ref = put(store, 1)
+    harm(store, ref, "model.safetensors", flip)
+    address = f"{bucket}/trial/{ref.path.name}"
+    rank = several._Store(store, SimpleNamespace(first=False, agree=lambda _: ref))
+    with pytest.raises(CheckpointError, match=rf"^checkpoint {address} cannot be read: model\.safetensors"):
+        rank.load_latest()
+    with place.opened(ref.path, ref.sha256) as copy, pytest.raises(CheckpointError, match=f"^checkpoint {address} c"):
+        load(copy, shown=address)
+    assert store.load_latest() is None
+    assert store.damaged[0].shown == f"{address}.corrupt"
+
+
+def killed(work) -> None:
+    """Do it in a process that kills itself at it."""
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def kill_this(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_copy_of_a_reader_that_was_killed_goes_with_the_next_read(bucket, tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    store = CheckpointStore(tmp_path / "trial", fence=1, place=ObjectStore(Bucket(bucket), tmp_path))
+    ref = put(store, 1)
+
+    def copies() -> set[Path]:
+        return set((tmp_path / "tmp").glob(f"{COPY}*"))
+
+    def read() -> None:
+        with store.place.opened(ref.path, ref.sha256):
+            kill_this()
+
+    killed(read)
+    [left] = copies()
+    assert (left / "model.safetensors").exists()
+    with store.place.opened(ref.path, ref.sha256) as one, store.place.opened(ref.path, ref.sha256) as other:
+        assert copies() == {one, other}, "what is being read stays"
+        assert same(load(one), state(1))
+    assert not copies()
+
+
+def test_what_a_killed_save_has_left_on_its_host_goes_with_the_next_save_of_the_study_there(bucket, tmp_path):
+    """Its trial may go on at another host. What others are at stays."""
+    place, study = ObjectStore(Bucket(bucket), tmp_path), tmp_path / "study"
+
+    def save() -> None:
+        Bucket.upload = kill_this
+        put(CheckpointStore(study / "00000", fence=1, place=place), 1)
+
+    killed(save)
+    assert {path.parent.suffix for path in files_on_disk(study)} == {".tmp"}
+    under_way = study / "00001" / "step-00000001.f1.0badcafe.tmp"
+    under_way.parent.mkdir()
+    held = scratch.hold(under_way)
+    other = CheckpointStore(study / "00002", fence=1, place=place)
+    put(other, 1)
+    assert not files_on_disk(study) and under_way.is_dir()
+    os.close(held)
+    put(other, 2)
+    assert not list(study.glob("*/*.tmp"))

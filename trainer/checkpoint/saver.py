@@ -198,7 +198,7 @@ class Saver:
         try:
             if save.state.tensors or self.ranks.first:
                 _make_durably(self.directory)
-                save.tmp.mkdir(exist_ok=True)
+                self.place.begin(save.tmp)
             mine = files.write_mine(save.tmp, save.state, self.ranks.suffix)
             self.place.send(save.tmp, save.path, mine)
             failpoint("checkpoint.after_files")

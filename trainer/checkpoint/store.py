@@ -34,11 +34,12 @@ Changes = Mapping[str, Mapping[str, Any]]  # directory name -> column of its row
 
 @dataclass(frozen=True)
 class Damage:
-    """A committed checkpoint that could not be used, and why; `path` is where it lies now."""
+    """A committed checkpoint that could not be used, and why; `path` is where it lies now, `shown` as users know it."""
 
     ref: CheckpointRef
     path: Path
     reason: str
+    shown: str
 
 
 class CheckpointStore:
@@ -128,7 +129,8 @@ class CheckpointStore:
                 if not self.owns(ref):
                     raise CheckpointError(f"checkpoint {self.place.shown(ref.path)} is damaged: {damage}.") from damage
                 self._on_change({ref.path.name: {"state": "damaged"}})
-                self.damaged.append(Damage(ref, self.place.set_aside(ref.path), str(damage)))
+                aside = self.place.set_aside(ref.path)
+                self.damaged.append(Damage(ref, aside, str(damage), self.place.shown(aside)))
                 self.kept.pop(0)
         return None
 
@@ -235,10 +237,10 @@ def best_of(
     return sorted(of_step.values(), key=lambda ref: (sign * values[ref.path], ref.step))
 
 
-def load(path: Path, take: Take = whole, *, weights_alone: bool = False) -> dict[str, Any]:
-    """The state in a checkpoint directory that a user names, or what `files.read` gives of it. Raises
-    CheckpointError."""
+def load(path: Path, take: Take = whole, *, weights_alone: bool = False, shown: str = "") -> dict[str, Any]:
+    """The state in a checkpoint directory that a user names, or what `files.read` gives of it; `shown` is what the user
+    calls it, if not its path. Raises CheckpointError."""
     try:
         return files.read(path, None, take, weights_alone=weights_alone)[0]
     except files.Damaged as damage:
-        raise CheckpointError(f"checkpoint {path} cannot be used: {damage}.") from damage
+        raise CheckpointError(f"checkpoint {shown or path} cannot be used: {damage}.") from damage

@@ -119,6 +119,7 @@ def examine(
     config: TrainConfig,
     checkpoint: Path | None = None,
     *,
+    shown: str = "",
     steps: int = 20,
     points: int = 13,
     trace: Path | None = None,
@@ -127,10 +128,11 @@ def examine(
     """Look at the landscape around the model of `checkpoint`, then train `steps` windows from there on, or from the
     start where there is none, at the learning rate that the schedule scales; then `profile_steps` more, for `trace`.
 
-    Of a landscape of `points` by `points`, 0 for none. Raises CheckpointError where the checkpoint cannot be read.
+    Of a landscape of `points` by `points`, 0 for none. Raises CheckpointError where the checkpoint, which is called
+    what is `shown`, cannot be read.
     """
     with fresh(task, config) as fit:
-        around, untrained = _around(fit, checkpoint or config.resume_from, points)
+        around, untrained = _around(fit, checkpoint or config.resume_from, shown, points)
         step, epoch = fit.state.step, fit.state.epoch
         taken = Steps(fit, steps + profile_steps)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
@@ -152,7 +154,7 @@ def examine(
         return Examined(step, epoch, lr, layers, found, around, costs)
 
 
-def _around(fit: Fit, checkpoint: Path | None, points: int) -> tuple[landscape.Landscape | None, float]:
+def _around(fit: Fit, checkpoint: Path | None, shown: str, points: int) -> tuple[landscape.Landscape | None, float]:
     """Load the checkpoint; the loss around it, and what it was before training."""
     if checkpoint is None:
         return None, 0.0
@@ -166,7 +168,7 @@ def _around(fit: Fit, checkpoint: Path | None, points: int) -> tuple[landscape.L
 
     model = fit.state.model
     untrained = landscape.mean_loss(model.eval(), loss_of, batches) if points else 0.0
-    fit.state.load_state_dict(load(checkpoint))
+    fit.state.load_state_dict(load(checkpoint, shown=shown))
     if not points:
         return None, 0.0
     seed = fit.config.seed

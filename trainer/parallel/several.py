@@ -176,7 +176,8 @@ class _Store:
         try:
             return self._store.read(ref, verified=True), ref
         except files.Damaged as damage:  # on its way here, since rank 0 has found it whole
-            raise CheckpointError(f"checkpoint {ref.path} cannot be read: {damage}.") from damage
+            at = self._store.place.shown(ref.path)
+            raise CheckpointError(f"checkpoint {at} cannot be read: {damage}.") from damage
 
     def load_scheduled(self, scheduled: Pinned) -> tuple[dict[str, Any], CheckpointRef] | None:
         return self._read_all(self._store.load_scheduled(scheduled) if self._leads else None)
