@@ -181,7 +181,7 @@ def _of_rank(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ran
 
 def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ranks: Solo) -> dict[str, int]:
     """The parts, and the peaks of the passes and of the optimizer's update. Two steps are taken, since an optimizer
-    makes its state in the first."""
+    makes its state in the first; only the second has a window of several micro-batches, which then needs most."""
     fake, device = FakeTensorMode(allow_non_fake_inputs=True), pick_device(config.device)
     parts = ranks if ranks.sharded else ALONE  # replicas hold, and pass through, what a process does that is alone
     with fake, Live() as live:
@@ -200,7 +200,7 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
         copies = live.now - begun
         inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)
         live.count(tree_leaves(inputs))
-        accumulates = accumulates or config.largest_pass < config.largest_share
+        several = 2 if accumulates or config.largest_pass < config.largest_share else 1
         forward: list[int] = []
 
         def loss_of(micro_step: int, batch: Any) -> Loss:
@@ -210,19 +210,19 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
             forward.append(live.now - before)
             return loss
 
-        def passes(probe: NoiseProbe | None = None) -> None:
+        def passes(count: int, probe: NoiseProbe | None = None) -> None:
             optimizer.zero_grad()
             with differentiable(config.gradients):
-                accumulate([inputs] * (2 if accumulates else 1), loss_of, probe, parts)
+                accumulate([inputs] * count, loss_of, probe, parts)
             with torch.no_grad():
                 ranks.reduce(params, 1.0)
 
         peaks = {"passes": 0, "update": 0}
-        for _ in range(2):
-            passes(probe)
+        for count in (1, several):
+            passes(count, probe)
             if sam is not None:
                 with sam.perturbed():
-                    passes()
+                    passes(count)
             peaks["passes"], live.peak = max(peaks["passes"], live.peak), live.now
             live.any_value = 1.0  # of a norm, or the number of the step
             optimizer.step()

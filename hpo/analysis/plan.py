@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from math import ceil, prod
+from math import ceil, log, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +73,8 @@ def plan(
     fields = _fields(study, set(flatten(overrides)))
     steps = Steps(study, fields)
     found = Plan(study.name, memory, [], fields, bool(study.plan), 0)
-    choices = frontier([len(values) for values in fields.values()], lambda one: steps[one].peak <= found.usable, told)
+    sizes = [len(values) for values in fields.values()]
+    choices = frontier(sizes, lambda one: log(steps[one].peak / found.usable), told)
     rows = [Fits(steps.overrides(one), steps.accumulation(one), steps[one]) for one in choices]
     if not rows:
         last = tuple(len(values) - 1 for values in fields.values())
@@ -87,28 +88,33 @@ def plan(
 
 def frontier(
     sizes: Sequence[int],
-    fits: Callable[[Choice], bool],
+    over: Callable[[Choice], float],
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Choice]:
     """The choices that fit and are not, in every field, at or behind another one that fits; the dearest fields come
-    first.
+    first. `over` rises with what a choice needs, in the order of 1, and is at most 0 where that fits.
 
-    All behind what fits fits too. So the least is asked about first, and then whatever settles most, be it that it fits
-    or that it does not.
+    All behind what fits fits too. So the least is asked about first, and then whatever is expected to settle most: how
+    likely it fits is told from the answers so far, as if every field had its own share in `over`.
     """
     choices = np.array(list(product(*map(range, sizes))), ndmin=2)
     behind = np.all(choices[:, None] >= choices, axis=2)  # [i, j]: i needs no more memory than j in any field
+    shares = np.hstack([np.ones((len(choices), 1)), *(choices[:, [f]] > np.arange(n - 1) for f, n in enumerate(sizes))])
     fitting, known = np.zeros(len(choices), bool), np.zeros(len(choices), bool)
-    one = len(choices) - 1
-    while not known.all():
-        if fits(tuple(map(int, choices[one]))):
-            fitting |= behind[:, one]
-            known |= behind[:, one]
-        else:
-            known |= behind[one]
+    asked, answers = [len(choices) - 1], list[float]()
+    while True:
+        answers.append(over(tuple(map(int, choices[asked[-1]]))))
+        if fits := answers[-1] <= 0:
+            fitting |= behind[:, asked[-1]]
+        known |= behind[:, asked[-1]] if fits else behind[asked[-1]]
         told(int(known.sum()), len(known))
+        if known.all():
+            break
+        guess = shares @ np.linalg.pinv(shares[asked]) @ answers
+        likely = 1 / (1 + np.exp(np.clip(10 * guess, -50, 50)))
         unknown = (~known).astype(float)
-        one = int(np.minimum(unknown @ behind, behind @ unknown).argmax())
+        settled = likely * (unknown @ behind) + (1 - likely) * (behind @ unknown)
+        asked.append(int(np.where(known, 0, settled).argmax()))
     beaten = (behind & ~np.eye(len(choices), dtype=bool)) @ fitting.astype(float) > 0
     return [tuple(map(int, choice)) for choice in choices[fitting & ~beaten]]
 
