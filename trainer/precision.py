@@ -60,14 +60,14 @@ def _in_fp32(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def quiet_torchao() -> None:
     """Before torchao is imported, also by transformers: it says nothing of its own kernels that do not fit this
-    machine, since float8 products are torch's, nor of how it registers an Enum. Everything else it says is heard."""
+    machine, since float8 products are torch's, nor of how it registers Enums. Everything else it says is heard."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).addFilter(_of_use)
 
 
 def _of_use(record: logging.LogRecord) -> bool:
     said = record.getMessage()
-    return not said.startswith("Failed to load") and "KernelPreference" not in said
+    return not said.startswith("Failed to load") and "register_constant() on Enum" not in said
 
 
 def _float8(model: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from trainer.config import LossScaleConfig, TrainConfig
 from trainer.errors import ConfigError
-from trainer.precision import LossScale, autocast, prepare, settled, underflow
+from trainer.precision import LossScale, autocast, prepare, quiet_torchao, settled, underflow
 
 CPU = torch.device("cpu")
 
@@ -37,6 +38,29 @@ def test_weights_and_gradients_stay_fp32(precision):
     for p in model.parameters():
         assert p.dtype == torch.float32
         assert p.grad is not None and p.grad.dtype == torch.float32
+
+
+def test_nothing_is_said_of_how_torchao_registers_enums_and_all_else_is_heard():
+    class Kind(enum.Enum):
+        ONE = 1
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+        def __hash__(self) -> int:
+            return 1
+
+    heard: list[str] = []
+    logger, handler = logging.getLogger("torch.utils._pytree"), logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logger.addHandler(handler)
+    quiet_torchao()
+    try:
+        torch.utils._pytree.register_constant(Kind)
+        logger.warning("something else")
+    finally:
+        logger.removeHandler(handler)
+    assert heard == ["something else"]
 
 
 def test_loss_scale_moves_as_torchs_grad_scaler_does():
