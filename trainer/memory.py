@@ -299,6 +299,11 @@ def plan(
             f"train.micro_batch_size to a number ({error})."
         ) from error
     except RuntimeError as error:
+        if "Couldn't swap" in str(error):  # torch's, of fake parameters
+            raise ConfigError(
+                "Task.model() converts its model, by .to() or .double() say, which no estimate of memory can follow: "
+                "make the layers so, or leave train.memory_limit out and set train.micro_batch_size to a number."
+            ) from error
         if config.parallel.ranks == 1:
             raise
         raise ConfigError(

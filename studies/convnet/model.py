@@ -48,7 +48,9 @@ class ResNet(nn.Module):
         self.norm = nn.BatchNorm2d(4 * width)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(4 * width, num_classes)
-        self.to(memory_format=self.memory_format)  # pyright: ignore[reportCallIssue]
+        for layer in self.modules():  # as Module.to does, which fake tensors, in an estimate of memory, do not bear
+            if isinstance(layer, nn.Conv2d):
+                layer.weight = nn.Parameter(layer.weight.detach().to(memory_format=self.memory_format))
 
     def forward(self, x: Tensor) -> Tensor:
         x = (x.float() / 127.5 - 1).contiguous(memory_format=self.memory_format)

@@ -28,6 +28,11 @@ class Peeks(Toy):
         return loss
 
 
+class Converted(Toy):
+    def model(self):
+        return super().model().double()
+
+
 WIDE = {"batch_size": 64, "micro_batch_size": None, "num_epochs": 1}
 
 
@@ -68,6 +73,7 @@ def test_auto_resumes_bit_for_bit(tmp_path):
     [
         (Toy, {"micro_batch_size": "auto"}, "needs a bound on a CPU: set train.memory_limit"),
         (Peeks, {"memory_limit": "1GiB"}, "the loss looks at values"),
+        (Converted, {"memory_limit": "1GiB"}, "make the layers so, or leave train.memory_limit out"),
     ],
 )
 def test_what_cannot_be_estimated_is_refused(tmp_path, task, settings, sentence):

@@ -21,7 +21,9 @@ from studies.convnet.config import AugmentConfig, Config, DataConfig, LossConfig
 from studies.convnet.data import num_classes, split
 from studies.convnet.model import ResNet
 from studies.convnet.task import ConvnetTask
+from trainer.config import TrainConfig
 from trainer.errors import DataError
+from trainer.memory import estimate
 
 # --- Pictures
 
@@ -384,6 +386,12 @@ def test_channels_last_is_refused_where_torch_would_damage_memory():
     with pytest.raises(ValidationError, match=r"width=4 with channels_last: .* set channels_last=false"):
         ModelConfig(width=4)
     assert ModelConfig(width=4, channels_last=False).width == 4
+
+
+def test_what_a_step_needs_of_memory_is_estimated():
+    config = Config(train=TrainConfig(batch_size=4))
+    found = estimate(ConvnetTask(config), config.train, (torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.long)))
+    assert found.parameters >= sum(p.nbytes for p in ConvnetTask(config).model().parameters())
 
 
 # --- The study and its table
