@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,9 @@ from sqlalchemy.engine import Connection
 
 from hpo.budget import spelled
 from hpo.clock import Clock
+from hpo.config import near
 from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import TERMINAL_STATES, asks, trials
+from hpo.ledger.tables import TERMINAL_STATES, asks, machine_dependent, reports, trials
 from hpo.objective import best_of
 from hpo.words import counted
 
@@ -58,6 +60,7 @@ class Progress:
         self.epochs = self._replaced = 0
         self._open: set[int] = set()
         self._next = 0  # above every number so far
+        self._heard, self._untold = False, ""  # whether a trial's first epoch was looked at for the objectives
         self.best: list[Trial] = []  # one, or with several objectives the Pareto front
         row = ledger.look(lambda connection: reads.study_row(connection, name))
         self._id: int = row["id"]
@@ -151,7 +154,34 @@ class Progress:
         if scored:
             values: dict[int, Any] = {trial.number: trial.values for trial in (*self.best, *scored)}
             self.best = [self.trials[number] for number in best_of(self.spec["objectives"], values)]
+        if not self._heard:
+            self._listen(fresh)
         return [trial for trial in fresh if trial.state in TERMINAL_STATES or trial.number in paused]
+
+    def untold(self) -> str:
+        """What the user is to be told, once."""
+        text, self._untold = self._untold, ""
+        return text
+
+    def _listen(self, fresh: Sequence[Trial]) -> None:
+        """A misspelt objective is told of after an epoch, and not when the first trial fails by it.
+
+        It may still come, since a task may measure at the end alone: so nobody is stopped by this.
+        """
+        self._heard = bool(self.best) or any(trial.curve for trial in fresh if len(self.metrics) == 1)
+        going = [trial for trial in fresh if trial.state == "running" and trial.epoch > trial.from_epoch]
+        if self._heard or not going or going[0].epoch == going[0].num_epochs:
+            return
+        where = {"study": self._id, "number": going[0].number}
+        found = self._ledger.look(lambda connection: connection.execute(_REPORTED, where).scalars().all())
+        shown = sorted((key for key in found if not machine_dependent(key)), key=lambda key: key.startswith("train/"))
+        self._heard = bool(shown)
+        if shown and (missing := [metric for metric in self.metrics if metric not in found]):
+            self._untold = (
+                f"trial {going[0].number} has reported an epoch without {missing[0]!r}, by which the study judges"
+                f"{near(missing[0], shown) or '.'} Reported were {', '.join(shown)}. Unless it comes later, the trial "
+                "will fail: name one of them in the study, or return it from evaluate()."
+            )
 
     def _read(self, connection: Connection) -> tuple[list[Trial], list[Any]]:
         """The trials that are new or were open, and the points of their curves that are new."""
@@ -183,6 +213,16 @@ def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
         .where(trials.c.study_id == bindparam("study"), which)
     )
 
+
+# The metrics that a trial has closed an epoch with.
+_REPORTED = (
+    select(reports.c.key)
+    .join(trials, trials.c.id == reports.c.trial_id)
+    .where(trials.c.study_id == bindparam("study"), trials.c.number == bindparam("number"))
+    .where(reports.c.fold == 0, reports.c.epoch.is_not(None))
+    .distinct()
+    .order_by(reports.c.key)
+)
 
 # A union, since SQLite would look at every trial of the study for an OR.
 _FRESH = union_all(

@@ -89,6 +89,8 @@ class View:
             return
         self._due = now + REFRESH_SECONDS
         halted = self.progress.refresh()
+        if untold := self.progress.untold():
+            self._line(untold)
         if self._live:
             width, height = self._console.size
             self._live.update(screen(self.progress, self._heading(), width, height), refresh=True)

@@ -299,6 +299,43 @@ def test_a_run_that_has_trained_nothing_says_what_it_waits_for_and_only_once(led
     assert "..." not in text_of(screen(view.progress, "heading", 100, 24))
 
 
+def test_an_objective_that_a_first_epoch_lacks_is_told_of_once(tmp_path):
+    misspelt = [{"metric": "val/acuracy", "direction": "maximize", "select": "last"}]
+    ledger, clock = open_crafted(tmp_path / "ledger.db", objectives=misspelt), FakeClock()
+    pipe = console()
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    put_trial(ledger, 0, "running", (0.5,), metrics={"train/loss": 1.0, "train/samples_per_sec": 9.0, "val/loss": 2.0})
+    for _ in range(3):
+        clock.sleep(1.0)
+        view.tick()
+    ledger.close()
+    assert pipe.file.getvalue().splitlines()[1:] == [
+        "trial 0 has reported an epoch without 'val/acuracy', by which the study judges; did you mean 'val/accuracy'? "
+        "Reported were val/accuracy, val/loss, train/loss. Unless it comes later, the trial will fail: name one of "
+        "them in the study, or return it from evaluate()."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("objectives", "said"), [(["val/accuracy"], False), (["val/accuracy", "val/loss"], False), (["val/loss"], True)]
+)
+def test_nothing_is_told_of_objectives_that_are_reported(tmp_path, objectives, said):
+    spec = [{"metric": metric, "direction": "maximize", "select": "last"} for metric in objectives]
+    ledger, clock, pipe = open_crafted(tmp_path / "ledger.db", objectives=spec), FakeClock(), console()
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    put_trial(ledger, 0, "running")
+    change_trial(ledger, 0, epoch=1)
+    clock.sleep(1.0)
+    view.tick()
+    assert "without" not in pipe.file.getvalue(), "of an epoch without metrics nothing can be said"
+    put_trial(ledger, 1, "running", (0.5,), metrics={} if said else {"val/loss": 2.0})
+    change_trial(ledger, 0, state="waiting", epoch=0)
+    clock.sleep(1.0)
+    view.tick()
+    ledger.close()
+    assert ("has reported an epoch without" in pipe.file.getvalue()) is said
+
+
 def test_why_a_trial_failed_stands_in_the_table_and_the_summary_names_the_command_that_says_more(ledger):
     clock = FakeClock()
     view = View(ledger, "crafted", console(200), workers=2, clock=clock).start()
