@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,7 @@ class Results:
 
     def _write(self, target: Path, content: str) -> None:
         try:
-            if not target.exists():
-                write_text(target, content)
+            write_text(target, content)
         except OSError as error:
             fix = f"make room or make it writable, then `{command('resume')}`"
             raise StorageError(f"{target} cannot be written ({error.strerror}): {fix}.") from error
@@ -128,7 +127,10 @@ class Results:
         study = reads.study_row(connection, self._study)
         while self._first in self._written:
             self._first += 1
-        ended = connection.execute(_ENDED, {"study": study["id"], "first": self._first}).scalars()
-        new = list(itertools.islice((number for number in ended if number not in self._written), reads.PAGE))
+        ended = connection.execute(_ENDED, {"study": study["id"], "first": self._first}).scalars().all()
+        unknown = [number for number in ended if number not in self._written]
+        # Of what lies there already nothing is read: a resume of a large study would begin with that.
+        self._written |= {number for number in unknown if os.path.exists(path(self._home, self._study, number))}
+        new = [number for number in unknown if number not in self._written][: reads.PAGE]
         rows = connection.execute(_ROWS, {"study": study["id"], "numbers": new}).mappings().all() if new else []
         return texts(connection, study, rows)
