@@ -37,7 +37,9 @@ MetricOption = Annotated[
 ]
 
 
-def _opened(home: str, storage: str | None, study: str | None) -> tuple[Ledger, str, Home, optuna.Study]:
+def _opened(
+    home: str, storage: str | None, study: str | None, metric: str | None
+) -> tuple[Ledger, str, Home, optuna.Study]:
     from hpo.analysis.optuna import to_optuna
     from hpo.lookup import open_study
     from hpo.trained import declared
@@ -45,7 +47,8 @@ def _opened(home: str, storage: str | None, study: str | None) -> tuple[Ledger, 
     ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
         declaration = declared(connection, name)
-    return ledger, name, at, to_optuna(declaration, at, name, ledger.url)
+    curve = metric or declaration.objectives[0].metric
+    return ledger, name, at, to_optuna(declaration, at, name, ledger.url, curve)
 
 
 @app.command()
@@ -72,7 +75,7 @@ def plot(
     from hpo.ledger import reads
 
     wanted = plots.chosen(kinds or ())
-    ledger, name, at, found = _opened(home, storage, study)
+    ledger, name, at, found = _opened(home, storage, study, metric)
     of = plots.subject(found, metric)
     missing = {kind: why for kind in wanted if (why := plots.lacking(kind, of))}
     for kind, why in missing.items():
@@ -111,7 +114,7 @@ def importance(
     from hpo.analysis import importance as judged
     from hpo.analysis import plots
 
-    *_, found = _opened(home, storage, study)
+    *_, found = _opened(home, storage, study, metric)
     of = plots.subject(found, metric)
     shares = judged.importances(found, evaluator, of.loss)
     print((judged.to_json if as_json else judged.describe)(found, shares, of.metric, evaluator))

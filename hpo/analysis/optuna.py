@@ -30,8 +30,13 @@ _STATES = {
 }
 
 
-def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | None = None) -> optuna.Study:
+def to_optuna(
+    study: Study, home: Home | str | None, name: str, storage: str | None = None, curve: str | None = None
+) -> optuna.Study:
     """An in-memory Optuna study with every trial of study `name`, numbers, parameters, curves and times as they are.
+
+    `curve` names the metric of the intermediate values, by default the only objective; of several objectives, of which
+    Optuna itself keeps no curves, none.
 
     User attributes of a trial: `state`, `outcome` and `error` of the ledger, `config_hash`, and the last value of
     every metric; of the study: `metrics`, the objectives' names. Raises StudyError for an unknown name, or
@@ -45,7 +50,8 @@ def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | N
             trials = reads.trial_rows(connection, row["id"])
             metrics = reads.last_values(connection, [trial["id"] for trial in trials])
             curves: dict[int, dict[int, float]] = {}
-            for number, _, _, epoch, value in reads.curves(connection, row["id"], [study.objectives[0].metric]):
+            keys = [curve] if curve else [one.metric for one in study.objectives if len(study.objectives) == 1]
+            for number, _, _, epoch, value in reads.curves(connection, row["id"], keys) if keys else ():
                 if epoch is not None:
                     curves.setdefault(number, {})[epoch] = value
     finally:
@@ -53,8 +59,7 @@ def to_optuna(study: Study, home: Home | str | None, name: str, storage: str | N
     copy = quiet_study([objective.direction for objective in study.objectives], name)
     copy.set_user_attr("metrics", [objective.metric for objective in study.objectives])
     for trial in trials:
-        curve = curves.get(trial["number"], {}) if len(study.objectives) == 1 else {}
-        copy.add_trial(_frozen(study, trial, curve, metrics.get(trial["id"], {})))
+        copy.add_trial(_frozen(study, trial, curves.get(trial["number"], {}), metrics.get(trial["id"], {})))
     return copy
 
 

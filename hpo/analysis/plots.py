@@ -14,6 +14,7 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.analysis import ticks
 from hpo.analysis.importance import Target, importances, lacking_importances, quiet
 from hpo.config import near
 from hpo.errors import UserError
@@ -99,8 +100,6 @@ def lacking(kind: str, of: Subject) -> str:
     complete = of.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if kind == "pareto" and len(of.metrics) == 1:
         return "the study has one objective"
-    if kind == "curves" and len(of.metrics) > 1:
-        return "Optuna keeps no curves of a study with several objectives"
     if kind == "curves":
         known = any(trial.intermediate_values for trial in of.study.get_trials(deepcopy=False))
         return "" if known else "no trial has reported the objective by epoch"
@@ -173,9 +172,10 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
     drawn.set_size_inches(*((3.2 * columns + 1, 3.2 * rows + 1) if panels.size > 1 else (10, 6)))
     if kind == "curves":
         _curves(panels[0], of)
+    whole = ticks.whole_numbers(of.study)
     if kind == "parallel":
-        _parallel(panels[0], [of.metric, *sorted(params[: MOST_PARAMS[kind]])])
-    tidy(drawn, panels)
+        _parallel(panels[0], _parallel_names(of, params), whole)
+    ticks.tidy(drawn, panels, whole)
     drawn.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(drawn)
 
@@ -184,7 +184,7 @@ def _curves(panel: Any, of: Subject) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    panel.set(title="Learning curves", xlabel="epoch", ylabel=of.metrics[0])
+    panel.set(title="Learning curves", xlabel="epoch", ylabel=of.metric)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(panel.lines) > MOST_NAMED:  # more than there are colours
         panel.get_legend().remove()
@@ -193,45 +193,25 @@ def _curves(panel: Any, of: Subject) -> None:
             line.set(color=plt.get_cmap("Blues")(share), marker="", alpha=1.0)
 
 
-def _parallel(panel: Any, names: Sequence[str]) -> None:
+def _parallel_names(of: Subject, params: Sequence[str]) -> list[str]:
+    """Of its axes, as Optuna orders them."""
+    return [of.metric, *sorted(params[: MOST_PARAMS["parallel"]])]
+
+
+def _parallel(panel: Any, names: Sequence[str], whole: ticks.Whole) -> None:
     """Its axes by names that are not cut off, each with figures that can be read over the lines."""
+    from matplotlib.ticker import FixedLocator
+
     panel.set_xticks(range(len(names)), list(endings(names).values()), rotation=30, ha="right")
+    for name, axes in zip(names[1:], panel.figure.axes[2:], strict=False):  # the second is the bar of colours
+        if name in whole and not isinstance(axes.yaxis.get_major_locator(), FixedLocator):
+            ticks.at_whole_numbers(axes.yaxis)
     for axes in panel.figure.axes[1:]:
         axes.grid(visible=False)
         for label in axes.get_yticklabels(which="both"):
             label.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
-
-
-def tidy(drawn: Any, panels: Any) -> None:
-    """Few ticks in plain figures on logarithmic axes, long names slanted, names only at the rim, the title close."""
-    from matplotlib.category import StrCategoryFormatter
-
-    drawn.canvas.draw()
-    for axes in drawn.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            if axis.get_scale() == "log":
-                _few_ticks(axis)
-        if isinstance(axes.xaxis.get_major_formatter(), StrCategoryFormatter):
-            axes.tick_params(axis="x", labelrotation=30)
-    if panels.ndim == 2:
-        for panel in panels.flat:
-            panel.label_outer()
-    if panels.size > 1 and (title := drawn.get_suptitle()):
-        top = max(panel.get_position().y1 for panel in panels.flat)
-        drawn.suptitle(title, y=top + 0.2 / drawn.get_figheight(), va="bottom")
-
-
-def _few_ticks(axis: Any) -> None:
-    """Powers of ten, with 2 and 5 between them where there are few; from 1 on, where sizes are, powers of two."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    low, high = axis.get_view_interval()
-    if low > 0.5 and high / low < 300:
-        axis.set_major_locator(LogLocator(base=2, numticks=12))
-    else:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,), numticks=4))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    if len(panel.figure.axes) > 2:
+        ticks.clear(panel.figure.axes[1], panel.figure.axes[-1])
 
 
 def _page(of: Subject, kinds: Sequence[str], params: Sequence[str]) -> str:
@@ -241,11 +221,16 @@ def _page(of: Subject, kinds: Sequence[str], params: Sequence[str]) -> str:
     title = escape(f"{of.study.study_name}: {of.metric}")
     parts = [f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title></head>"]
     parts.append(f"<body style='font-family: sans-serif; max-width: 1150px; margin: 2em auto'><h1>{title}</h1>")
+    whole = ticks.whole_numbers(of.study)
     for place, kind in enumerate(kinds):
         options = _options(of, kind, params)
         figure = getattr(visualization, KINDS[kind].function)(of.study, **options)
         rows = len(options.get("params", ())) if kind in PAIRS else 1
         figure.update_layout(title_text="", width=WIDTH, height=max(450, 240 * rows))
+        if kind == "parallel":
+            ticks.on_page_parallel(figure, _parallel_names(of, params), whole)
+        elif kind in MOST_PARAMS:
+            ticks.on_page(figure, whole)
         if kind == "curves":
             figure.update_layout(xaxis_title="epoch", yaxis_title=of.metric)
         body = figure.to_html(full_html=False, include_plotlyjs=place == 0, div_id=kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from crafted import open_crafted, put_trial
 from optuna.trial import create_trial
 from typer.testing import CliRunner
 
-from hpo.analysis import importance, plots
+from hpo.analysis import importance, plots, ticks
 from hpo.analysis.listed import Driven, Spread, found, request
 from hpo.cli import app
 from hpo.errors import UserError
@@ -147,6 +148,108 @@ def test_no_two_figures_along_an_axis_lie_over_each_other(tmp_path, monkeypatch)
     plots.draw(plots.subject(awkward(), None), ["slice", "contour", "rank", "parallel"], tmp_path)
     assert sum(count for _, count, _ in seen) > 100, "no text was looked at"
     assert not [one for one in seen if one[2]]
+
+
+WHOLE = {"model.depth": (1, 3), "model.num_layers": (1, 40)}
+LONG = [f"{name}_with_a_long_name" for name in ("inverse_square_root", "warmup_stable_decay", "cosine", "plateau")]
+
+
+def layered() -> optuna.Study:
+    """Whole numbers, few and many, and options whose names are longer than there is room."""
+    distributions = {name: optuna.distributions.IntDistribution(*bounds) for name, bounds in WHOLE.items()}
+    distributions |= {
+        "train.schedule.a_long_name_of_a_parameter": optuna.distributions.CategoricalDistribution(LONG),
+        "train.optim.another_long_name_of_one": optuna.distributions.FloatDistribution(0, 1),
+        "train.loss": optuna.distributions.CategoricalDistribution([f"a loss {i:02}" for i in range(13)]),
+    }
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.set_user_attr("metrics", ["val/loss"])
+    for _ in range(40):
+        trial = study.ask(distributions)
+        study.tell(trial, 10 * trial.params["model.depth"] + trial.params["model.num_layers"])
+    return study
+
+
+def along(axis) -> list:
+    """The texts along an axis; beyond its ends there are some that are not drawn."""
+    low, high = sorted(axis.get_view_interval())
+    ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [axis.label, *(label for tick in ticks for label in (tick.label1, tick.label2))]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> dict:
+    """The figures of a study with whole numbers and long names, by kind."""
+    from matplotlib.figure import Figure
+
+    save, figures, kinds = Figure.savefig, {}, ["slice", "contour", "rank", "parallel"]
+
+    def kept(figure, path, **options):
+        save(figure, path, **options)
+        figure.canvas.draw()  # at the dots per inch that it is measured by
+        texts = [[*along(axes.xaxis), *along(axes.yaxis)] for axes in figure.axes]
+        shown = [[one for one in some if one.get_text() and one.get_visible()] for some in texts]
+        figure.boxes = [[(one.get_text(), one.get_window_extent().frozen()) for one in some] for some in shown]
+        figure.places = [one.get_window_extent().frozen() for one in figure.axes]
+        figures[Path(path).stem] = figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", kept)
+        plots.draw(plots.subject(layered(), None), kinds, tmp_path_factory.mktemp("drawn"))
+    assert set(figures) == set(kinds)
+    return figures
+
+
+def axes_of(figure, kind: str, name: str) -> list:
+    if kind == "parallel":
+        names = ["val/loss", *sorted(layered().trials[0].params)]
+        return [figure.axes[1 + names.index(name)].yaxis]
+    labelled = [(axis, axis.get_label_text()) for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    return [axis for axis, label in labelled if label == name]
+
+
+@pytest.mark.parametrize("kind", ["slice", "contour", "rank", "parallel"])
+def test_along_an_axis_of_whole_numbers_stand_no_others(drawn, kind):
+    for name, (low, high) in WHOLE.items():
+        found = axes_of(drawn[kind], kind, name)
+        assert found, name
+        for axis in found:
+            shown = [place for place in axis.get_majorticklocs() if low <= place <= high]
+            assert all(place == round(place) for place in shown), (name, shown)
+            assert 2 <= len(shown) <= 12
+
+
+def test_on_the_page_too_stand_no_others():
+    study = layered()
+    whole = ticks.whole_numbers(study)
+    assert whole.keys() == WHOLE.keys()
+    figure = optuna.visualization.plot_rank(study, list(study.trials[0].params))
+    ticks.on_page(figure, whole)
+    labelled = {axis.title.text: axis.dtick for axis in figure.select_xaxes() if axis.title.text}
+    assert labelled["model.depth"] == 1 and labelled["model.num_layers"] in range(5, 9)
+    assert labelled["train.optim.another_long_name_of_one"] is None
+    names = ["val/loss", *sorted(study.trials[0].params)]
+    figure = optuna.visualization.plot_parallel_coordinate(study)
+    before = len(figure.layout.annotations)
+    ticks.on_page_parallel(figure, names, whole)
+    texts = [note.text for note in figure.layout.annotations if names[int(note.x)] in WHOLE]
+    assert texts and all("." not in text for text in texts)
+    assert len(figure.layout.annotations) < before
+
+
+@pytest.mark.parametrize("kind", ["slice", "contour", "rank"])
+def test_names_of_options_and_parameters_have_room_however_long(drawn, kind):
+    """Upright, or in several lines."""
+    figure = drawn[kind]
+    boxes = [one for some in figure.boxes for one in some]
+    assert sum("long" in text.replace("\n", "") for text, _ in boxes) >= 4
+    assert not [(a, b) for (a, box), (b, other) in itertools.combinations(boxes, 2) if box.overlaps(other)]
+
+
+def test_names_along_parallel_axes_do_not_lie_over_the_bar_of_colours(drawn):
+    figure = drawn["parallel"]
+    assert any("long" in text for text, _ in figure.boxes[-1])
+    assert max(box.x1 for _, box in figure.boxes[-1]) < figure.places[1].x0
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):

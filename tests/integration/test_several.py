@@ -136,6 +136,29 @@ def test_an_optuna_study_has_the_same_front_and_the_constraints(searched, rows):
             assert trial.values == row["values"]
 
 
+@pytest.mark.parametrize("metric", ["val/loss", "val/accuracy"])
+def test_learning_curves_are_drawn_of_the_objective_that_is_named(searched, rows, tmp_path, monkeypatch, metric):
+    from matplotlib.figure import Figure
+
+    save, seen = Figure.savefig, []
+
+    def looked_at(figure, *given, **options):
+        [axes] = figure.axes
+        seen.append((axes.get_ylabel(), sorted(tuple(line.get_ydata()) for line in axes.lines)))
+        save(figure, *given, **options)
+
+    monkeypatch.setattr(Figure, "savefig", looked_at)
+    hpo("plot", "curves", "--metric", metric, "--save", str(tmp_path), home=searched)
+    ledger = Ledger(searched.storage)
+    curves: dict[int, list[float]] = {}
+    with ledger.read() as connection:
+        for number, _, _, epoch, value in reads.curves(connection, 1, [metric]):
+            if epoch is not None:
+                curves.setdefault(number, []).append(value)
+    ledger.close()
+    assert seen == [(metric, sorted(tuple(curve) for curve in curves.values()))]
+
+
 def test_verify_finds_what_is_complete_without_its_values_or_beyond_a_bound(tmp_path):
     home = Home(tmp_path / "home")
     hpo("run", "--study", SEVERAL, "--trials", "6", "--executor", "inline", "--strategy", "none", home=home)

@@ -1,0 +1,150 @@
+"""What stands along the axes of the plots: few figures, plain ones, whole numbers where a parameter has no others."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import IntDistribution
+from optuna.trial import TrialState
+
+Whole = Mapping[str, tuple[int, int]]
+_MOST = 6  # steps between whole numbers along an axis of plotly's
+_FRACTION = re.compile(r"-?\d*\.\d+")
+_CROWDED = 0.35  # inches between two options, below which slanted names would lie over each other
+_FILLED = 0.9  # of the room that an option has, beyond which its name would come too near the next
+_GAP = 0.02  # of a figure's width
+
+
+def whole_numbers(study: optuna.Study) -> dict[str, tuple[int, int]]:
+    """The parameters of whole numbers, but for logarithmic ones: the least and the largest of complete trials."""
+    found: dict[str, tuple[int, int]] = {}
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        for name, one in trial.distributions.items():
+            if isinstance(one, IntDistribution) and not one.log:
+                low, high = found.get(name, (trial.params[name],) * 2)
+                found[name] = min(low, trial.params[name]), max(high, trial.params[name])
+    return found
+
+
+def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
+    """Few ticks in plain figures, long names turned or folded, names only at the rim, the title close."""
+    from matplotlib.category import StrCategoryLocator
+    from matplotlib.ticker import FixedLocator
+
+    _whole_ticks(panels, whole)
+    drawn.canvas.draw()
+    for axes in drawn.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                _few_ticks(axis)
+        if axes.get_ylabel() == "Trial":  # a bar of colours
+            at_whole_numbers(axes.yaxis)
+        if isinstance(axes.xaxis.get_major_locator(), FixedLocator | StrCategoryLocator):
+            _turn(axes, alone=panels.size == 1)
+    for panel in panels.flat if panels.size > 1 else ():
+        room = panel.get_window_extent()
+        for axis, there in ((panel.xaxis, "width"), (panel.yaxis, "height")):
+            _fold(axis.label, getattr(room, there), getattr(axis.label.get_window_extent(), there))
+    if panels.ndim == 2:
+        for panel in panels.flat:
+            panel.label_outer()
+    if panels.size > 1 and (title := drawn.get_suptitle()):
+        top = max(panel.get_position().y1 for panel in panels.flat)
+        drawn.suptitle(title, y=top + 0.2 / drawn.get_figheight(), va="bottom")
+
+
+def _whole_ticks(panels: Any, whole: Whole) -> None:
+    """Along the axes that are labelled with such a parameter, and in the panels above and beside them."""
+    grid = np.atleast_2d(panels)
+    for column in grid.T:
+        if column[-1].get_xlabel() in whole:
+            for panel in column:
+                at_whole_numbers(panel.xaxis)
+    for row in grid:
+        if row[0].get_ylabel() in whole:
+            for panel in row:
+                at_whole_numbers(panel.yaxis)
+
+
+def at_whole_numbers(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+
+
+def _turn(axes: Any, *, alone: bool) -> None:
+    """The names of options side by side where they have room, else slanted; but upright beside other panels, and where
+    slanted ones would lie over each other."""
+    low, high = sorted(axes.get_xlim())
+    room = axes.get_window_extent().width / max(high - low, 1.0)
+    labels = axes.get_xticklabels()
+    if all(label.get_rotation() or label.get_window_extent().width < _FILLED * room for label in labels):
+        return
+    slanted = alone and room / axes.figure.dpi >= _CROWDED
+    small = _FILLED * room * 72 / axes.figure.dpi  # points
+    axes.tick_params(axis="x", labelrotation=30 if slanted else 90, labelsize=min(labels[0].get_fontsize(), small))
+    for label in labels:
+        label.set_ha("right" if slanted else "center")
+
+
+def _fold(label: Any, room: float, long: float) -> None:
+    """The name of a parameter in as many lines as it takes, broken behind dots and underscores."""
+    text = label.get_text()
+    lines, most = [""], max(1, int(len(text) * room / max(long, 1.0)))
+    for part in re.findall(r"[^._]*[._]?", text):
+        if len(lines[-1]) + len(part) > most and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    label.set_text("\n".join(lines))
+
+
+def clear(bar: Any, axes: Any) -> None:
+    """Move the bar of colours out of the way of what stands along the last of parallel axes."""
+    figure = axes.figure
+    figure.canvas.draw()
+    ends = [label.get_window_extent().x1 for label in axes.get_yticklabels() if label.get_text()]
+    place = bar.get_position()
+    over = figure.transFigure.inverted().transform((max(ends, default=0.0), 0.0))[0] + _GAP - place.x0
+    if over > 0:
+        bar.set_position([place.x0 + over, place.y0, place.width, place.height])
+
+
+def _few_ticks(axis: Any) -> None:
+    """Powers of ten, with 2 and 5 between them where there are few; from 1 on, where sizes are, powers of two."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    if low > 0.5 and high / low < 300:
+        axis.set_major_locator(LogLocator(base=2, numticks=12))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,), numticks=4))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def on_page(figure: Any, whole: Whole) -> None:
+    """Whole numbers along the axes of a figure of plotly's; those that match one another have one title."""
+    for select in (figure.select_xaxes, figure.select_yaxes):
+        titles = {_group(axis): axis.title.text for axis in select() if axis.title.text}
+        for axis in select():
+            if bounds := whole.get(titles.get(_group(axis), "")):
+                low, high = bounds
+                axis.update(tick0=low, dtick=max(1, math.ceil((high - low) / _MOST)))
+
+
+def _group(axis: Any) -> str:
+    return axis.matches or axis.plotly_name.replace("axis", "")
+
+
+def on_page_parallel(figure: Any, names: Sequence[str], whole: Whole) -> None:
+    """The same of parallel axes, one for each of `names`, whose figures are annotations: those between are left out."""
+
+    def kept(note: Any) -> bool:
+        return names[int(note.x)] not in whole or not _FRACTION.fullmatch(note.text)
+
+    figure.layout.annotations = [note for note in figure.layout.annotations if kept(note)]
