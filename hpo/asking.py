@@ -21,11 +21,13 @@ from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers import make_sampler
 from hpo.spec import StudySpec
 from hpo.study import Study, parallel_of
+from hpo.words import counted
 
 
 class Asking:
     """Asks for trials of a study. `rows` are those there are, by number, each with what was asked (`driving.rows`);
-    of them the sampler knows the ends of `told`, in that order."""
+    of them the sampler knows the ends of `told`, in that order. Of failed ones below `forgiven` it takes the
+    configurations for untried."""
 
     def __init__(
         self,
@@ -35,9 +37,10 @@ class Asking:
         curves: Curves,
         rows: Mapping[int, RowMapping],
         told: Sequence[int],
+        forgiven: int,
     ) -> None:
         self._ledger, self._study, self._spec, self._curves = ledger, study, spec, curves
-        self._rows, self._known = rows, told
+        self._rows, self._known, self._forgiven = rows, told, forgiven
 
     @cached_property
     def _sampler(self) -> Sampler:
@@ -77,7 +80,7 @@ class Asking:
         """Of all trials, where the sampler shows them."""
         return self._sampler.features() if isinstance(self._sampler, Featuring) else {}
 
-    def exhausted(self, number: int) -> bool:
+    def exhausted(self, number: int) -> str:
         return self._sampler.exhausted(number)
 
     def ask(self, number: int, told: int) -> writes.Ask:
@@ -124,6 +127,7 @@ class Asking:
             trial_attrs=row["trial_attrs"],
             study_attrs=row["study_attrs"],
             parent=row["parent"],
+            untried=row["outcome"] == "lost" or (row["state"] == "failed" and row["number"] < self._forgiven),
         )
 
     def _violations(self, row: RowMapping) -> tuple[float, ...]:
@@ -142,8 +146,9 @@ class Listing:
     def features(self) -> Mapping[int, Point]:
         return {}
 
-    def exhausted(self, number: int) -> bool:
-        return number >= len(self._spec.listed)
+    def exhausted(self, number: int) -> str:
+        listed = len(self._spec.listed)
+        return f"{counted(listed, 'configuration')} {'is' if listed == 1 else 'are'} listed" if number >= listed else ""
 
     def ask(self, number: int, told: int) -> writes.Ask:
         proposal = Proposal({}, ask_seed(self._spec.seed, number))

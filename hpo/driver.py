@@ -182,23 +182,22 @@ class Driver:
             due = range(self._known_to(self._asked - 1))
             told = [number for number in due if number in ended]  # all, unless the window has changed
         self._rows = {row["number"]: row for row in rows}
-        asking = Asking(self._ledger, self._study, self._spec, self._curves, self._rows, told)
+        self._judge_failures(in_order, told)
+        asking = Asking(self._ledger, self._study, self._spec, self._curves, self._rows, told, self._streak.forgiven)
         self._asking = Listing(self._study, self._spec) if self._spec.listed else asking
         self._told = len(told)
         self._open = self._rows.keys() - set(told)
         self._ended_rows = {number: self._rows[number] for number in ended & self._open}
         self._paused: set[int] = set()
         self._looked: bool | None = None  # how the paused ones were last looked at; None once a trial has halted since
-        self._judge_failures(in_order, told)
         more = bool(plans) or self._wants_more()
         self._done = self._done and not more
         self.idle = self._done or (self._expired and more)  # else it is to be told of the last ends
 
     def _known(self, connection: Connection) -> tuple[Sequence[RowMapping], dict[int, float], int]:
         """All trials, the epochs planned for those that are open, and from which trial on failures count."""
-        rows = connection.execute(driving.ALL, {"study": self._id})
+        found = connection.execute(driving.ALL, {"study": self._id}).mappings().all()
         plans = connection.execute(driving.CONFIGS, {"study": self._id}).all()
-        found = rows.mappings().all()
         planned = {n: planned_epochs(config, self._breeding, n, found[n]["from_epoch"]) for n, config in plans}
         return found, planned, failures.forgiven(connection, self._id)
 
@@ -206,7 +205,7 @@ class Driver:
         """Count on where the last driver stopped; a study that failures have ended, and that may go on, begins anew."""
         so_far = failures.Streak(self._forgiven_before, in_order)
         self._streak = failures.Streak(self._forgiven_before, (self._rows[number] for number in told))
-        if so_far.full and self._state == "stopped" and self._short():
+        if self._state == "stopped" and self._short():
             self._streak = failures.Streak(self._asked)
         elif so_far.full and not self._short():
             self._streak = so_far
@@ -386,15 +385,15 @@ class Driver:
             elif self._only_paused and not self._stopping:
                 self.reason = ending.only_paused(name, len(self._paused))
             return "interrupted"
-        spent = Budget(self._asked - len(self._lost), round(sum(self._epochs.values())))
-        again = ending.mend(name, self._budget, spent)
-        if self._streak.full:
-            self.reason = self._streak.explain(again)
-        elif self._asked and not self._scored:
+        again = ending.mend(name, self._budget, self._asked - len(self._lost), round(sum(self._epochs.values())))
+        self.reason = self._streak.explain(again) if self._streak.full else ""
+        if not self.reason and self._asked and not self._scored:
             infeasible = self._ledger.look(lambda c: driving.all_infeasible(c, self._id))
-            none = ending.nothing_feasible(name, self._asked) if infeasible else None
-            self.reason = none or ending.nothing_scored(name, self._asked, again)
+            self.reason = ending.nothing_scored(name, self._asked, again, infeasible=infeasible)
         state = "stopped" if self.reason else "complete"
-        if state != self._state:
-            self._ledger.transact(lambda c: driving.end(c, self._lease, self._id, state))
+        why = "" if self.reason or not self._short() else self._asking.exhausted(self._asked)
+        if why:
+            self.reason = ending.nothing_left(self._asked, why)
+        if why or state != self._state:
+            self._ledger.transact(lambda c: driving.end(c, self._lease, self._id, state, self._asked, why))
         return state

@@ -20,23 +20,26 @@ def only_paused(study: str, paused: int) -> str:
     return f"{are} and nothing else can be trained: once they wait again, `{again}` goes on."
 
 
-def nothing_scored(study: str, asked: int, again: str) -> str:
-    why = command(f"show 0 --study {study}")
-    return f"none of {counted(asked, 'trial')} gave a value, `{why}` says why: {again}"
-
-
-def nothing_feasible(study: str, asked: int) -> str:
-    why = command(f"show 0 --study {study}")
+def nothing_left(asked: int, why: str) -> str:
     return (
-        f"none of {counted(asked, 'trial')} is feasible, `{why}` says why: loosen the constraints, or search where "
-        "they hold, in a study of another --name."
+        f"it ends after {counted(asked, 'trial')}, as {why}: for more, search otherwise in a study of another --name."
     )
 
 
-def mend(study: str, budget: Budget, used: Budget) -> str:
+def nothing_scored(study: str, asked: int, again: str, *, infeasible: bool) -> str:
+    why, none = command(f"show 0 --study {study}"), f"none of {counted(asked, 'trial')}"
+    if infeasible:
+        return (
+            f"{none} is feasible, `{why}` says why: loosen the constraints, or search where they hold, in a study of "
+            "another --name."
+        )
+    return f"{none} gave a value, `{why}` says why: {again}"
+
+
+def mend(study: str, budget: Budget, trials: int, epochs: int) -> str:
     """How a study goes on whose code is to be mended; what failed has used up the budget, since it counts."""
     more = ""
-    for flag, given, gone in (("trials", budget.trials, used.trials), ("epochs", budget.epochs, used.epochs)):
-        if given is not None and gone is not None and gone >= given:
+    for flag, given, gone in (("trials", budget.trials, trials), ("epochs", budget.epochs, epochs)):
+        if given is not None and gone >= given:
             more += f" --{flag} {2 * given}"
     return f"mend the study, then `{command(f'resume --study {study} --allow-drift{more}')}` goes on."

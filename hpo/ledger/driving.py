@@ -10,9 +10,10 @@ from sqlalchemy import and_, bindparam, func, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.ledger import statements as sql
+from hpo.ledger import writes
 from hpo.ledger.history import PAGE, Curves
 from hpo.ledger.leases import Lease
-from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, decisions, reports, studies, trials
+from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, decisions, events, reports, studies, trials
 from trainer.report import Outcome
 
 COUNT_TIME = update(studies).where(studies.c.id == bindparam("study")).values(seconds_used=bindparam("used"))
@@ -110,8 +111,22 @@ def all_infeasible(connection: Connection, study_id: int) -> bool:
     return connection.execute(select(trials.c.id).where(kept).limit(1)).first() is None
 
 
-def end(connection: Connection, lease: Lease, study_id: int, state: str) -> None:
-    """Write the state that a study is left in by the driver that holds `lease`."""
+def end(connection: Connection, lease: Lease, study_id: int, state: str, asked: int, why: str) -> None:
+    """Write the state that a study is left in by the driver that holds `lease` and, if after so many trials nothing was
+    left to be tried, `why`."""
     lease.check(connection)
     values = {"state": state, "revision": studies.c.revision + 1}
-    connection.execute(update(studies).where(studies.c.id == study_id).values(**values))
+    connection.execute(update(studies).where(studies.c.id == study_id, studies.c.state != state).values(**values))
+    if why and not nothing_left(connection, study_id, asked):
+        fields = {"trials": asked, "why": why}
+        writes.note(connection, study_id, "nothing_left", fields, _nothing_left(study_id, asked))
+
+
+def nothing_left(connection: Connection, study_id: int, asked: int) -> bool:
+    """Whether the study has ended after so many trials since nothing was left to be tried."""
+    noted = events.c.uid == _nothing_left(study_id, asked)
+    return connection.execute(select(events.c.id).where(noted)).first() is not None
+
+
+def _nothing_left(study_id: int, asked: int) -> str:
+    return f"study:{study_id}.{asked}.nothing_left"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpo.objective import Objective
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, is_open
-from hpo.search.samplers import make_sampler
+from hpo.search.samplers import alone, sampler_spec
 
 if TYPE_CHECKING:
     from hpo.space import Space
@@ -75,15 +75,15 @@ class Auto:
         )
         return proposal
 
-    def exhausted(self, number: int) -> bool:
-        return False
+    def exhausted(self, number: int) -> str:
+        return ""
 
     def _sampler(self, name: str) -> Sampler:
         """The sampler called so, which knows what this one does."""
         if self._chosen is None or name != self._name:
             self._name, self._chosen = (
                 name,
-                make_sampler(name, self._space, self._objectives, self._seed, earlier=self._earlier),
+                alone(sampler_spec(name), self._space, self._objectives, self._seed, self._earlier),
             )
             for record in self._records.values():
                 (self._chosen.adopt if is_open(record) else self._chosen.tell)(record)

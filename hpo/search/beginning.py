@@ -51,5 +51,5 @@ class Beginning:
     def features(self) -> Mapping[int, Point]:
         return self._sampler.features() if isinstance(self._sampler, Featuring) else {}
 
-    def exhausted(self, number: int) -> bool:
-        return number >= self._end and self._sampler.exhausted(number - self._shift)
+    def exhausted(self, number: int) -> str:
+        return self._sampler.exhausted(number - self._shift) if number >= self._end else ""

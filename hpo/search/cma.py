@@ -83,8 +83,8 @@ class Cmaes:
         moved = {path: dimensions[path].from_unit(min(max(u, 0.0), 1.0)) for path, u in point.items()}
         return Proposal(drawn.coordinates | moved, drawn.seed, trial_attrs={_GENERATION: optimizer.generation})
 
-    def exhausted(self, number: int) -> bool:
-        return False
+    def exhausted(self, number: int) -> str:
+        return ""
 
     def _made(self) -> Any:
         """The optimizer that has been told every full generation; the one from before where it has only grown."""

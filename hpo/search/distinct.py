@@ -40,7 +40,8 @@ class Distinct:
     """Where `sampler` proposes what a trial before had, the nearest configuration that none had takes its place.
 
     Near is what differs least in the unit cube, a choice by 1; of equally near ones a draw decides, by number. Once all
-    have been tried, proposals are the sampler's own; the first `enqueued` ones, the user's, stay in any case.
+    have been tried it is exhausted, and proposals are the sampler's own; the first `enqueued` ones, the user's, stay in
+    any case.
     """
 
     def __init__(self, sampler: Sampler, space: Space, seed: int, enqueued: int) -> None:
@@ -56,7 +57,9 @@ class Distinct:
         self._sampler.tell(record)
 
     def _note(self, record: TrialRecord) -> None:
-        if len(record.coordinates) == len(self._space):  # else it is older than a change of the space
+        if record.untried:
+            self._tried.pop(record.number, None)
+        elif len(record.coordinates) == len(self._space):  # else it is older than a change of the space
             self._tried[record.number] = self._key(record.coordinates)
 
     def _key(self, coordinates: Mapping[str, Any]) -> str:
@@ -70,18 +73,19 @@ class Distinct:
 
     def ask(self, number: int) -> Proposal:
         proposal = self._sampler.ask(number)
-        tried, key = set(self._tried.values()), self._key(proposal.coordinates)
-        if (
-            number >= self._enqueued
-            and key in tried
-            and (left := [at for other, at in self._all.items() if other not in tried])
-        ):
+        key = self._key(proposal.coordinates)
+        if number >= self._enqueued and key in self._tried.values() and (left := self._left()):
             proposal = replace(proposal, coordinates=self._nearest(proposal.coordinates, left, number), draw=1)
             kept = proposal.trial_attrs, proposal.study_attrs
             self._sampler.adopt(TrialRecord(number, "running", proposal.coordinates, None, (), *kept))
             key = self._key(proposal.coordinates)
         self._tried[number] = key
         return proposal
+
+    def _left(self) -> list[dict[str, Any]]:
+        """What has not been tried, in the order of the grid."""
+        tried = set(self._tried.values())
+        return [at for key, at in self._all.items() if key not in tried]
 
     def _nearest(self, to: Mapping[str, Any], left: list[dict[str, Any]], number: int) -> dict[str, Any]:
         space, active = self._space, self._space.decode(to)
@@ -103,5 +107,8 @@ class Distinct:
     def features(self) -> Mapping[int, Point]:
         return self._sampler.features() if isinstance(self._sampler, Featuring) else {}
 
-    def exhausted(self, number: int) -> bool:
-        return self._sampler.exhausted(number)
+    def exhausted(self, number: int) -> str:
+        size = self._space.grid_size(FEW)
+        if number < self._enqueued or len(self._tried) < size or self._left():
+            return self._sampler.exhausted(number)
+        return f"the space has {size} configurations, and each has been tried"

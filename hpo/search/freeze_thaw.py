@@ -151,8 +151,8 @@ class FreezeThawSampler:
             curve = [(1, value if value is not None else math.nan) for value in record.values or (None,)]
         self._curves[record.number] = [(epoch, self._sign * value) for epoch, value in curve]
 
-    def exhausted(self, number: int) -> bool:
-        return False
+    def exhausted(self, number: int) -> str:
+        return ""
 
     def features(self) -> Mapping[int, Point]:
         return self._points

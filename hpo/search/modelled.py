@@ -132,13 +132,22 @@ class Modelled(ABC):
         self._take(record)
 
     def _take(self, record: TrialRecord) -> None:
-        known, before = record.number < len(self._trials), self._records.get(record.number)
         self._records[record.number] = record
-        moved = before is not None and before.coordinates != record.coordinates
-        if known and (moved or self._attributes_of(record.number).state.is_finished()):
-            self._clear()  # what has ended in Optuna's study, as a paused trial has, cannot go on there, nor elsewhere
-        elif known:
-            self._enter(self._trials[record.number], record)
+        if record.number >= len(self._trials):
+            return
+        known = self._attributes_of(record.number)
+        if known.state.is_finished() or known.params.keys() != record.coordinates.keys():
+            self._clear()  # what has ended in Optuna's study, as a paused trial has, cannot go on there
+            return
+        if known.params != record.coordinates:
+            self._move(self._trials[record.number], record.coordinates)
+        self._enter(self._trials[record.number], record)
+
+    def _move(self, trial: optuna.Trial, coordinates: Mapping[str, Any]) -> None:
+        """Let a running trial of Optuna's study be one that is tried elsewhere."""
+        for path, value in coordinates.items():
+            there = self._distributions[path]
+            self._study._storage.set_trial_param(trial._trial_id, path, there.to_internal_repr(value), there)
 
     def _attributes_of(self, number: int) -> Any:
         return self._study._storage.get_trial(self._trials[number]._trial_id)
@@ -156,8 +165,8 @@ class Modelled(ABC):
         self._records[number] = TrialRecord(number, "running", coordinates, None, (), trial_attrs, study_attrs)
         return Proposal(coordinates, seed, trial_attrs=trial_attrs, study_attrs=study_attrs)
 
-    def exhausted(self, number: int) -> bool:
-        return False
+    def exhausted(self, number: int) -> str:
+        return ""
 
     def _catch_up(self, number: int) -> None:
         """Have the trials before `number` in Optuna's study."""

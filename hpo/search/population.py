@@ -176,12 +176,13 @@ class Population(ABC):
         if record.number < self._size:
             self._first.tell(record)
 
-    def exhausted(self, number: int) -> bool:
-        """Whether nobody of the generation before is left to go on from."""
-        if number < self._size:
-            return self._first.exhausted(number)
-        before = self._before(number)
-        return all(record.state not in _OPEN for record in before) and not self._ranked(before)
+    def exhausted(self, number: int) -> str:
+        """The first generation is as large as it is, though a space has fewer configurations: they part later."""
+        before = self._before(number) if number >= self._size else []
+        if not before or any(record.state in _OPEN for record in before) or self._ranked(before):
+            return ""
+        whole = any(record.state == "complete" for record in before)
+        return "its population is trained" if whole else "nobody of the last generation is left to go on from"
 
     def ask(self, number: int) -> Proposal:
         proposal = self._first.ask(number) if number < self._size else self._bred(number)

@@ -25,6 +25,8 @@ class TrialRecord:
     curve        (epoch, value), in the objective's own direction, ascending; empty with several objectives
     violations   one per constraint: how far beyond its bounds the trial is, 0 or less where it keeps to them
     parent       the number of the trial that it goes on from
+    untried      whether its configuration counts as never tried: the trial was lost, or failed before the user mended
+                 what it failed by
     """
 
     number: int
@@ -36,6 +38,7 @@ class TrialRecord:
     study_attrs: Mapping[str, Any] = field(default_factory=dict)
     violations: tuple[float, ...] = ()
     parent: int | None = None
+    untried: bool = False
 
     def open(self) -> TrialRecord:
         """The same trial before it was told: asked, nothing known of how it went but for its curve so far."""
@@ -72,8 +75,8 @@ class Sampler(Protocol):
 
     def ask(self, number: int) -> Proposal: ...
 
-    def exhausted(self, number: int) -> bool:
-        """Whether there is nothing left to try from `number` on."""
+    def exhausted(self, number: int) -> str:
+        """Why there is nothing left to try from `number` on, a clause; empty where there is something."""
         ...
 
 

@@ -13,6 +13,7 @@ from hpo.search.beginning import Beginning
 from hpo.search.distinct import Distinct, is_few
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.strategy import BRINGS
+from hpo.words import counted
 
 if TYPE_CHECKING:
     from hpo.space import Space
@@ -88,19 +89,31 @@ def make_sampler(
     window    of ordered mode, by which `auto` chooses
     """
     options = sampler_spec(spec)
-    name = options.pop("name")
-    if name == "auto" and window is not None:
-        options["window"] = window
-    module, _, attribute = _PLACES[name].partition(":")
-    sampler = getattr(import_module(module), attribute)(space, objectives, seed, **options)
-    if earlier:
-        sampler.warm(earlier)
+    name = options["name"]
+    extra = {"window": window} if name == "auto" and window is not None else {}
+    sampler = alone(options | extra, space, objectives, seed, earlier)
     start = options.get("n_startup_trials") or options.get("population_size") or 10
     guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
     if queue or guided:
         remembers = name in (*MODELS, *BRINGS.values())
         sampler = Beginning(sampler, Random(space, objectives, seed), space, queue, guided, remembers)
     return Distinct(sampler, space, seed, len(queue)) if is_few(space) else sampler
+
+
+def alone(
+    options: Mapping[str, Any],
+    space: Space,
+    objectives: Sequence[Objective],
+    seed: int,
+    earlier: Sequence[TrialRecord] = (),
+) -> Any:
+    """The sampler of a whole specification, without what `make_sampler` puts around it."""
+    own = {key: value for key, value in options.items() if key != "name"}
+    module, _, attribute = _PLACES[options["name"]].partition(":")
+    sampler = getattr(import_module(module), attribute)(space, objectives, seed, **own)
+    if earlier:
+        sampler.warm(earlier)
+    return sampler
 
 
 class _Memoryless:
@@ -115,8 +128,8 @@ class _Memoryless:
     def tell(self, record: TrialRecord) -> None:
         pass
 
-    def exhausted(self, number: int) -> bool:
-        return False
+    def exhausted(self, number: int) -> str:
+        return ""
 
 
 class Random(_Memoryless):
@@ -162,5 +175,6 @@ class Grid(_Memoryless):
     def ask(self, number: int) -> Proposal:
         return Proposal(self._space.grid(number, self._points), ask_seed(self._seed, number))
 
-    def exhausted(self, number: int) -> bool:
-        return number >= self._space.grid_size(self._points)
+    def exhausted(self, number: int) -> str:
+        size = self._space.grid_size(self._points)
+        return f"the grid has {counted(size, 'point')} and no more" if number >= size else ""

@@ -9,7 +9,7 @@ from itertools import chain
 from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, driving, reads
 from hpo.ledger.process import is_dead
 from hpo.ledger.tables import (
     OPEN_STATES,
@@ -23,7 +23,6 @@ from hpo.ledger.tables import (
     trials,
     workers,
 )
-from hpo.search.population import breeding
 from hpo.verify.report import Report, by_trial
 from hpo.words import command, counted
 
@@ -61,7 +60,7 @@ def check(ledger: Ledger, study: RowMapping, report: Report) -> bool:
             else chain(
                 _attempts(connection, mine, rows, alive, report),
                 _tells(rows),
-                _complete(study, rows),
+                _complete(connection, study, rows),
                 _decisions(connection, mine, rows),
                 _descent(rows),
                 _best(connection, mine),
@@ -148,8 +147,9 @@ def _tells(rows: Rows) -> Iterator[str]:
         yield f"the places of the tells are not 0 to {len(told) - 1}: {sorted(told)}"
 
 
-def _complete(study: RowMapping, rows: Rows) -> Iterator[str]:
-    """A study that was brought to its end has as many trials as were asked for, all of them ended and told."""
+def _complete(connection: Connection, study: RowMapping, rows: Rows) -> Iterator[str]:
+    """A study that was brought to its end has as many trials as were asked for, unless nothing was left to be tried,
+    all of them ended and told."""
     if study["state"] == "open":
         return
     for row in rows:
@@ -160,9 +160,8 @@ def _complete(study: RowMapping, rows: Rows) -> Iterator[str]:
         elif row["told"] is None:
             yield f"trial {row['number']} was never told to the sampler, but the study is {study['state']}"
     count = sum(row["outcome"] != "lost" for row in rows)
-    otherwise = study["spec"]["sampler"] == "grid" or study["max_epochs"] is not None
-    otherwise = otherwise or breeding(study["spec"]["strategy"]) is not None  # ends with its last generation
-    if study["state"] == "complete" and count < study["requested"] and not otherwise:
+    short = study["state"] == "complete" and count < study["requested"] and study["max_epochs"] is None
+    if short and not driving.nothing_left(connection, study["id"], len(rows)):
         yield f"the study is complete with {counted(count, 'trial')}, and {study['requested']} were requested"
 
 

@@ -194,8 +194,25 @@ def test_a_maximised_objective_is_decided_like_its_negative(strategy):
 def test_nobody_left_to_go_on_from_ends_the_study(strategy):
     died = Simulation(strategy, noisy, fails=lambda number, epoch: number >= strategy.population).run()
     assert len(died.records) == 2 * strategy.population
+    nobody = died.sampler(len(died.records)).exhausted(len(died.records))
+    assert nobody == "nobody of the last generation is left to go on from"
+    whole = Simulation(strategy, noisy, 5).run()
+    assert whole.sampler(len(whole.records)).exhausted(len(whole.records)) == "its population is trained"
     blind = Simulation(strategy, lambda *at: math.nan).run()
     assert len(blind.records) == strategy.population
+
+
+def test_the_first_generation_is_whole_though_the_space_has_fewer_configurations(strategy):
+    few = Space(
+        {"lr": Float(0.1, 0.2, step=0.1), "layers": Int(1, 2), "momentum": Float(0.1, 0.1), "name": Choice([1])}
+    )
+    first = make_sampler("random", few, [Objective("x")], 0)
+    sampler = strategy.sampler(first, few, [Objective("x")], 0)
+    params = []
+    for number in range(strategy.population):
+        assert not sampler.exhausted(number)
+        params.append(json.dumps(sampler.ask(number).coordinates))
+    assert len(set(params)) == min(4, strategy.population)
 
 
 def test_only_what_may_change_is_perturbed_and_by_what_the_paper_says():

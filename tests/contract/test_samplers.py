@@ -18,8 +18,9 @@ from scipy.stats.qmc import Sobol
 
 from hpo import Bool, Choice, Float, Int, Objective
 from hpo.errors import UserError
-from hpo.search import auto
-from hpo.search.modelled import distribution
+from hpo.search import auto, modelled
+from hpo.search.distinct import Distinct
+from hpo.search.modelled import distribution, quiet_study
 from hpo.search.sampler import TrialRecord, ask_seed
 from hpo.search.samplers import SAMPLERS, make_sampler
 from hpo.space import Space
@@ -235,7 +236,7 @@ def test_one_dimension_and_none(name, spec):
                 proposal = sampler.ask(number)
                 assert set(proposal.coordinates) == set(space.paths)
                 sampler.tell(record_of(number, proposal, "complete", (float(number),)))
-        assert sampler.exhausted(5) == (name == "grid")
+        assert bool(sampler.exhausted(5)) == (name == "grid")
 
 
 def test_optuna_keeps_the_verbosity_its_user_chose_and_says_nothing(spec, length, caplog):
@@ -634,6 +635,7 @@ def test_of_few_configurations_none_is_proposed_twice_while_there_are_others(nam
 
     live, told = begun(), []
     for number in range(length + 1):
+        assert not live.exhausted(number)
         asked = live.ask(number)
         if number % 9 == 4:
             again = begun()
@@ -646,6 +648,38 @@ def test_of_few_configurations_none_is_proposed_twice_while_there_are_others(nam
     assert params[0] == params[1], "what the user asks for twice is tried twice"
     assert len(set(params[1:])) == length
     assert set(params) <= {json.dumps(FEW.decode(FEW.grid(place, 99))) for place in range(size)}
+    if length == size:
+        assert live.exhausted(size + 1) == "the space has 60 configurations, and each has been tried"
+        live.tell(replace(told[-1], state="failed", untried=True))
+        assert not live.exhausted(size + 1), "what was lost is there again"
+
+
+@pytest.mark.parametrize("name", ["tpe", "nsga2", "auto"])
+def test_what_is_put_in_a_proposals_place_is_in_the_model_and_does_not_make_it_anew(name, monkeypatch):
+    """Of three trials that are open, each ask knows where they are, as one that is rebuilt does."""
+    made, distinct = [], []
+    monkeypatch.setattr(modelled, "quiet_study", lambda *given: made.append(given) or quiet_study(*given))
+    monkeypatch.setattr(auto, "FEW", 12)
+    ask = Distinct.ask
+    monkeypatch.setattr(Distinct, "ask", lambda self, number: distinct.append(number) or ask(self, number))
+    live, told, asked = make_sampler(SPECS[name], FEW, ONE, 0), [], []
+    for number in range(60):
+        asked.append(live.ask(number))
+        if number % 9 == 4:
+            before = len(made), len(distinct)
+            again = make_sampler(SPECS[name], FEW, ONE, 0)
+            for record in told:
+                again.tell(stored(record))
+            for place in range(len(told), number):
+                again.adopt(stored(record_of(place, asked[place])))
+            assert again.ask(number) == asked[-1]
+            del made[before[0] :], distinct[before[1] :]
+        if number >= 3:
+            one = record_of(number - 3, asked[number - 3], "complete")
+            told.append(replace(one, values=(float(sum(one.coordinates.values())),)))
+            live.tell(told[-1])
+    assert sum(proposal.draw for proposal in asked) > 9, "none was replaced"
+    assert (len(made), distinct) == (1, list(range(60)))
 
 
 def test_tpe_learns_what_is_good_and_what_is_infeasible():

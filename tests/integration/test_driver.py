@@ -27,7 +27,7 @@ from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
 from hpo.ledger import Ledger, driving, reads
-from hpo.ledger.tables import attempts, events, studies, trials, workers
+from hpo.ledger.tables import asks, attempts, events, studies, trials, workers
 from hpo.opening import Options
 from hpo.results import Results
 from hpo.run import Request, declare
@@ -336,6 +336,67 @@ def test_a_study_without_a_value_has_failed(home, fragile):
     assert f"none of 2 trials gave a value, `hpo show 0 --study fragile{at} says why" in text
     assert f"--allow-drift --trials 4{at} goes on" in text
     assert known(home)[1].state == "stopped"
+
+
+# A space that has been tried
+
+FEW = FRAGILE.replace("Float(0.1, 1.0)", "Float(0.1, 0.4, step=0.1)")
+ENDS = "it ends after {} trials, as the space has 4 configurations, and each has been tried: for more, search otherwise"
+
+
+def lrs(home: Home, state: str = "complete") -> list[float]:
+    with Ledger(home.storage).read() as connection:
+        return sorted(row["params"]["lr"] for row in reads.trial_rows(connection, 1) if row["state"] == state)
+
+
+def test_a_space_of_which_each_configuration_was_tried_ends_the_study_and_it_says_so(tmp_path, home, fragile):
+    fragile.write_text(FEW)
+    golden, _, state, reason = drive(Home(tmp_path / "golden"), trials=20, reference=str(fragile), window=2)
+    assert state == "complete" and reason.startswith(ENDS.format(4))
+    for total, ended in ((2, ""), (4, ""), (20, ENDS.format(4)), (None, ENDS.format(4)), (30, ENDS.format(4))):
+        digest, _, state, reason = drive(home, trials=total, reference=str(fragile), window=2)
+        assert state == "complete" and reason.startswith(ended) and bool(reason) == bool(ended)
+    assert digest == golden and lrs(home) == [0.1, 0.2, 0.3, 0.4]
+    result = hpo("resume", "--trials", "50", "--executor", "inline", home=home)
+    assert result.exit_code == 0 and ENDS.format(4) in result.stdout, result.output
+    assert hpo("verify", home=home).exit_code == 0, "it has fewer trials than were asked for, and says why"
+    revision = query(home, select(studies.c.revision))
+    drive(home, name="fragile")
+    assert query(home, select(studies.c.revision)) == revision, "it is written once"
+
+
+def test_what_the_user_wants_tried_twice_is_and_the_rest_once(home, fragile):
+    fragile.write_text(FEW)
+    twice = [{"lr": 0.2}] * 2
+    _, _, state, reason = drive(home, trials=20, reference=str(fragile), enqueue=twice, sampler="grid")
+    assert (state, lrs(home)) == ("complete", [0.1, 0.2, 0.2, 0.3, 0.4])
+    assert reason.startswith(ENDS.format(5))
+
+
+@pytest.mark.parametrize("size", [4, 2])
+def test_configurations_that_failed_are_tried_again_once_the_task_is_mended(home, fragile, size):
+    """Three equal failures, or all that there are."""
+    fragile.write_text(FEW.replace("0.4, step", f"{size / 10}, step"))
+    (fragile.parent / "broken").touch()
+    _, status, state, reason = drive(home, trials=20, reference=str(fragile), window=1)
+    assert (state, status.trials["failed"]) == ("stopped", min(size, 3))
+    assert "--allow-drift` goes on" in re.sub(r" --home \S+`", "`", reason)
+    (fragile.parent / "broken").unlink()
+    _, status, state, reason = drive(home, name="fragile")
+    assert (state, lrs(home)) == ("complete", [0.1, 0.2, 0.3, 0.4][:size])
+    assert reason.startswith(f"it ends after {size + min(size, 3)} trials")
+
+
+def test_what_was_lost_is_tried_again_and_what_failed_by_itself_is_not(home, fragile):
+    fragile.write_text(FEW)
+    drive(home, trials=2, reference=str(fragile))
+    [lost, failed] = lrs(home)
+    with Ledger(home.storage).write() as connection:
+        for number, (_, lr) in enumerate(query(home, select(trials.c.number, asks.c.params).join(asks))):
+            outcome = "lost" if lr == {"lr": lost} else "user_error"
+            connection.execute(update(trials).where(trials.c.number == number).values(state="failed", outcome=outcome))
+    _, status, state, _ = drive(home, trials=20, name="fragile")
+    assert (state, status.trials["failed"], lrs(home)) == ("complete", 2, sorted({0.1, 0.2, 0.3, 0.4} - {failed}))
 
 
 # Continuing

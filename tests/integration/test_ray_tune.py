@@ -275,7 +275,7 @@ def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path
         number = max(rows)
         assert number == place + (place >= 12) and rows.pop(number)["params"] == proposed
         told = [n for _, n in sorted((row["told"], n) for n, row in rows.items() if row["told"] is not None)]
-        anew = asking.Asking(ledger, study, spec, driver._curves, rows, told).ask(number, told=len(told))
+        anew = asking.Asking(ledger, study, spec, driver._curves, rows, told, 0).ask(number, told=len(told))
         assert anew.params == proposed
         if place % 3 == 2:
             end(place), end(place - 2)

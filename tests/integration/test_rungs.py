@@ -244,7 +244,7 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     driver._fill()
     live = driver._asking._sampler
     found = {row["number"]: row for row in ledger.look(lambda c: c.execute(driving.ALL, {"study": 1}).mappings().all())}
-    made = asking.Asking(ledger, study, spec, driver._curves, found, [])._sampler
+    made = asking.Asking(ledger, study, spec, driver._curves, found, [], 0)._sampler
     assert {again.number, never.number} == {0, 2}
     assert live._curves == made._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}
     driver.release()
