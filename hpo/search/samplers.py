@@ -106,7 +106,7 @@ def alone(
     objectives: Sequence[Objective],
     seed: int,
     earlier: Sequence[TrialRecord] = (),
-) -> Any:
+) -> Sampler:
     """The sampler of a whole specification, without what `make_sampler` puts around it."""
     own = {key: value for key, value in options.items() if key != "name"}
     module, _, attribute = _PLACES[options["name"]].partition(":")
