@@ -28,7 +28,7 @@ from hpo.study import Study
 from hpo.tracking.mlflow import tracker_name
 
 LEASE_SECONDS = 30.0
-_AS_BEGUN = ("home", "tracking_uri", "checkpoints")  # of the environment: where a study began to be written
+_AS_BEGUN = ("tracking_uri", "checkpoints")  # of the environment: where a study began to be written
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ def check_home(ledger: Ledger, row: RowMapping, home: Home) -> None:
 def continued(row: RowMapping, study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
     """What the row of a study that is driven on has to become: what was asked for, and where it runs now."""
     values: dict[str, Any] = {"spec": spec.to_json(), "identity": identity(study, spec)}
-    values["environment"] = {name: row["environment"][name] for name in _AS_BEGUN if name in row["environment"]}
+    as_begun = _AS_BEGUN if places.url(row) else (*_AS_BEGUN, "home")  # beside a bucket each driver has a home
+    values["environment"] = {"home": str(options.home.root)}
+    values["environment"] |= {name: row["environment"][name] for name in as_begun if name in row["environment"]}
     values["environment"] |= _environment(study, options)
     return {"state": "open"} | values
 

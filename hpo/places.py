@@ -8,6 +8,7 @@ host to know (boto3's standard chain).
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,13 @@ def place(home: Home, study: Mapping[str, Any] | RowMapping) -> Disk:
     """Where what the study's row speaks of lies, for paths of this home."""
     found = url(study)
     return ObjectStore(_bucket(found, study), home.root) if found else DISK
+
+
+def has_results(home: Home, study: Mapping[str, Any] | RowMapping) -> bool:
+    """Whether what a driver writes into its own home is to be found in this one: beside a bucket only the last driver's
+    has all of it."""
+    where = study["environment"]
+    return not url(study) or (where.get("host"), where.get("home")) == (socket.gethostname(), str(home.root))
 
 
 def _bucket(at: str, study: Mapping[str, Any] | RowMapping) -> Bucket:

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from hpo import demands, places
 from hpo.budget import last_epoch
 from hpo.clock import SystemClock
 from hpo.config import as_json, config_hash
-from hpo.errors import HpoError, UserError
+from hpo.errors import HpoError, NoLedger, UserError
 from hpo.executors.cluster import carried_environ
 from hpo.home import Home
 from hpo.identity import check_worker
@@ -86,17 +86,29 @@ def as_trainable(
     """
     from hpo.run import Request, declare
 
-    at = (home if isinstance(home, Home) else Home.at(home)).create()
+    at = home if isinstance(home, Home) else Home.at(home)
+    _refuse_bucket(storage or at.storage, name or study.name)
+    at.create()
     ledger = Ledger(storage or at.storage)
     flags: dict[str, Any] = {"overrides": study.overrides, "order": "async", "strategy": "none"}
     request = Request(at, study.reference, name or study.name, **flags)
     study, spec = declare(request, ledger, workers=1)
     row = open_study(ledger, study, spec, Options(at, ledger.url, at.tracking_uri))
-    if bucket := places.url(row):
-        raise UserError(f"study {row['name']!r} has its checkpoints in {bucket}, and Tune keeps its own: use another.")
     check_home(ledger, row, at)
     ledger.close()
     return trainable(study, Job(ledger.url, at, row["id"], row["name"], row["uid"], "ray-tune", Path.cwd()))
+
+
+def _refuse_bucket(storage: str, name: str) -> None:
+    """Raise UserError where the ledger, if there is one, has the study with its checkpoints in a bucket."""
+    try:
+        ledger = Ledger(storage, create=False, upgrade=True)
+    except NoLedger:
+        return
+    with closing(ledger), ledger.read() as connection:
+        known = name in reads.study_names(connection)
+        if known and (bucket := places.url(reads.study_row(connection, name))):
+            raise UserError(f"study {name!r} has its checkpoints in {bucket}, and Tune keeps its own: use another.")
 
 
 def trainable(study: Study, job: Job) -> Any:

@@ -25,17 +25,21 @@ def config_text(trial: RowMapping) -> str:
     return json.dumps(trial["config"], indent=2, sort_keys=True) + "\n"
 
 
-def handed_over(
-    place: Disk, home: Home, study: str, trial: RowMapping, events: Sequence[RowMapping]
-) -> dict[str, Path]:
-    """What the task gave to `Reporter.artifact` since the run was sent last. Raises StorageError where it cannot be had
-    now."""
+def handed_over(home: Home, study: str, trial: RowMapping, events: Sequence[RowMapping]) -> dict[str, Path]:
+    """What the task gave to `Reporter.artifact` since the run was sent last: where it is, or will be once it has been
+    fetched from a bucket."""
     new = shown(row["fields"] for row in events if row["revision"] > trial["sent"])
     root = home.files(study, trial["number"])
+    return {f"files/{name}": _inside(root, stored) for name, stored in new.items()}
+
+
+def fetch(place: Disk, files: Mapping[str, Path]) -> None:
+    """Have the files of a batch on this host. Raises StorageError where they cannot be had now."""
     try:
-        return {f"files/{name}": place.here(_inside(root, stored)) for name, stored in new.items()}
+        for path in files.values():
+            place.here(path)
     except OSError as error:
-        raise StorageError(f"what trial {trial['number']} has handed over cannot be fetched: {error}") from error
+        raise StorageError(f"files that trials have handed over cannot be fetched: {error}") from error
 
 
 def of_study(home: Home, study: str, stored: Mapping[str, str]) -> dict[str, Path]:

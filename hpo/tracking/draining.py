@@ -21,7 +21,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads
 from hpo.ledger.process import Process
 from hpo.ledger.tables import mirrors
-from hpo.tracking import projection
+from hpo.tracking import artifacts, projection
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
 from hpo.words import command, counted
 from trainer.failpoint import failpoint
@@ -72,6 +72,8 @@ class Mirror:
         self._unrecorded: dict[str, str] | None = None  # uid -> run id of runs that no cursor names
         self._shown: dict[str, tuple[dict[str, str], str | None]] = {}  # run id -> tags and status it shows
         self._refused: dict[int, tuple[int, str]] = {}  # number -> revision that was refused, and why
+        self._without: dict[int, int] = {}  # number -> revision that was sent but for its files
+        self._unfetched, self._fetch_at = "", -math.inf  # why not, and when it is tried again
         self.sent = 0
 
     def follow(self, leaving: Callable[[], bool], grace: float, wait: Callable[[float], Any]) -> DrainResult:
@@ -82,8 +84,9 @@ class Mirror:
             deadline = min(deadline, self._clock.monotonic() + grace) if last else deadline
             try:
                 self.look(leaving=last)
-                if last:
-                    return self._result("; ".join(text for _, text in self._refused.values()))
+                if last and (not self._without or self._clock.monotonic() >= deadline):
+                    left = [text for _, text in self._refused.values()] + [self._unfetched] * bool(self._without)
+                    return self._result("; ".join(left))
                 pause, why = POLL, ""
             except (Unreachable, Refused, StorageError) as error:
                 if self._clock.monotonic() >= deadline:
@@ -95,7 +98,9 @@ class Mirror:
             self._renew()
 
     def look(self, *, leaving: bool = False) -> None:
-        """Send everything that is new now. Raises Unreachable; a trial that is refused is left out and remembered."""
+        """Send everything that is new now. Raises Unreachable; a trial that is refused is left out and remembered, as
+        are files in a bucket that is away."""
+        self._fetch_at = -math.inf if leaving else self._fetch_at
         study, cursor = self._ledger.look(self._study_and_cursor)
         parent = self._open_study(study, cursor.run_id if cursor else None)
         changed = cursor is None or cursor.revision < study["revision"] or parent not in self._shown
@@ -142,18 +147,40 @@ class Mirror:
         cursors: list[tuple[int, str, int]] = []
         try:
             for trial in trials:
+                fetched = self._fetched(trial)
+                if not fetched and self._without.get(trial.number) == trial.revision:
+                    continue
                 try:
-                    run_id = self._send_trial(study, parent, trial)
+                    run_id = self._send_trial(study, parent, trial if fetched else _without_files(trial))
                 except Refused as error:
                     self._refused[trial.number] = (trial.revision, f"trial {trial.number}: {error}")
                     print(f"trial {trial.number}: {error}", flush=True)
                     continue
                 self._refused.pop(trial.number, None)
-                cursors.append((trial.number, run_id, trial.revision))
+                if fetched:
+                    self._without.pop(trial.number, None)
+                    cursors.append((trial.number, run_id, trial.revision))
+                else:  # its cursor stays: what is sent now is sent again, which changes nothing
+                    self._without[trial.number] = trial.revision
                 self._renew()
         finally:
             self._commit(study, cursors)
             failpoint("mirror.after_cursor")
+
+    def _fetched(self, trial: projection.Pending) -> bool:
+        """Whether its files are on this host. Where a bucket does not give them, that is said once, and for the next
+        half minute none is asked for: numbers do not wait for files."""
+        if self._clock.monotonic() < self._fetch_at:
+            return not trial.batch.files
+        try:
+            artifacts.fetch(trial.place, trial.batch.files)
+        except StorageError as error:
+            if str(error) != self._unfetched:
+                print(error, "All else is sent, and these once they can be.", flush=True)
+            self._unfetched, self._fetch_at = str(error), self._clock.monotonic() + MAX_PAUSE
+            return False
+        self._unfetched = "" if trial.batch.files else self._unfetched
+        return True
 
     def _send_trial(self, study: RowMapping, parent: str, trial: projection.Pending) -> str:
         run_id, batch = trial.run_id or self._recover(study, trial.run.uid), trial.batch
@@ -251,6 +278,10 @@ class Mirror:
 
     def _result(self, why: str) -> DrainResult:
         return DrainResult(self.sent, behind(self._ledger, self._tracker.name, self._study), why)
+
+
+def _without_files(trial: projection.Pending) -> projection.Pending:
+    return replace(trial, batch=replace(trial.batch, files={}))
 
 
 def forget(ledger: Ledger, tracker_name: str, study: str) -> None:

@@ -35,7 +35,7 @@ from hpo.search.population import breeding
 from hpo.tracking import artifacts
 from hpo.tracking.artifacts import checkpoint_name
 from hpo.tracking.base import Batch, Model, Point, Run, Status
-from trainer.place import DISK
+from trainer.place import DISK, Disk
 
 _NO_TRACKER = ""  # has no cursors
 STUDY = -1  # the number under which `mirrors` keeps the cursor of a study's own run
@@ -143,7 +143,8 @@ _STOPS = (
 
 @dataclass(frozen=True)
 class Pending:
-    """A trial with what its run has yet to get. `run_id` is None where no run is recorded."""
+    """A trial with what its run has yet to get; of the files, those in a bucket are to be fetched (`artifacts.fetch`).
+    `run_id` is None where no run is recorded."""
 
     trial_id: int
     number: int
@@ -151,6 +152,7 @@ class Pending:
     run_id: str | None
     run: Run
     batch: Batch
+    place: Disk
 
 
 def behind(connection: Connection, tracker: str, study: RowMapping) -> int:
@@ -172,9 +174,10 @@ def pending(
     if not rows:
         return []
     facts = _Facts(connection, tracker, rows)
-    batches = [_batch(study, row, facts, home) for row in rows]
+    place = places.place(home, study)
+    batches = [_batch(study, row, facts, home, place) for row in rows]
     return [
-        Pending(row["id"], row["number"], row["revision"], row["run_id"], trial_run(study, row), batch)
+        Pending(row["id"], row["number"], row["revision"], row["run_id"], trial_run(study, row), batch, place)
         for row, batch in zip(rows, batches, strict=True)
     ]
 
@@ -295,13 +298,12 @@ def _grouped(rows: Any) -> dict[int, list[Any]]:
     return groups
 
 
-def _batch(study: RowMapping, trial: RowMapping, facts: _Facts, home: Home) -> Batch:
+def _batch(study: RowMapping, trial: RowMapping, facts: _Facts, home: Home, place: Disk) -> Batch:
     found, root = facts.checkpoints.get(trial["id"], []), home.checkpoints(study["name"], trial["number"])
-    place = places.place(home, study)
     saved, removed = artifacts.checkpoint_changes(found, trial["sent"], root)
     here = place is DISK
     files = saved if here else {}
-    files |= artifacts.handed_over(place, home, study["name"], trial, facts.artifacts.get(trial["id"], []))
+    files |= artifacts.handed_over(home, study["name"], trial, facts.artifacts.get(trial["id"], []))
     new, ended = trial["sent"] == 0, trial["state"] in TERMINAL_STATES
     texts = {"config.json": artifacts.config_text(trial)} if new else {}
     texts |= {} if here else artifacts.places(place, saved, found)

@@ -60,6 +60,7 @@ def _expected(connection: Connection, study: RowMapping) -> _Expected:
 def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None:
     """The files of one study. What a worker that lives may be writing just now is left out."""
     said, place = ledger.look(lambda connection: _expected(connection, study)), places.place(home, study)
+    elsewhere = said.driven or not places.has_results(home, study)
     for trial in said.rows:
         number, key = trial["number"], trial["id"]
         if key in said.moving:
@@ -67,11 +68,12 @@ def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None
         found = [
             *_checkpoints(place, home.checkpoints(study["name"], number), said.checkpoints.get(key, []), trial, report),
             *_files(place, home.files(study["name"], number), said.handed_over.get(key, []), report),
-            *_results(results.path(home, study["name"], number), said.results.get(number), said.driven),
+            *_results(results.path(home, study["name"], number), said.results.get(number), elsewhere),
         ]
         report.differences += [f"{study['name']}: trial {number}: {text}" for text in found]
-    own = _files(DISK, home.files(study["name"], None), said.of_study, report)
-    report.differences += [f"{study['name']}: {text}" for text in own]
+    if places.has_results(home, study):
+        own = _files(DISK, home.files(study["name"], None), said.of_study, report)
+        report.differences += [f"{study['name']}: {text}" for text in own]
     known = {f"{row['number']:05d}" for row in said.rows} | {"study.uid", WHOLE}
     for area in ("checkpoints", "files"):
         for entry in _entries(home.root / area / study["name"]):
@@ -124,10 +126,10 @@ def _files(place: Disk, root: Path, handed: Sequence[RowMapping], report: Report
         yield f"{place.shown(root / name)} is {what}: remove it"
 
 
-def _results(path: Path, expected: str | None, driven: bool) -> Iterator[str]:
-    """metrics.json says what the ledger says; a driver that has left in good order has written it."""
+def _results(path: Path, expected: str | None, elsewhere: bool) -> Iterator[str]:
+    """metrics.json says what the ledger says; a driver that has left in good order has written it, to its home."""
     if not path.is_file():
-        if expected is not None and not driven:
+        if expected is not None and not elsewhere:
             yield f"{path} is missing: `{command('resume')}` writes it"
     elif expected is None:
         yield f"{path} says how the trial ended, and it has not"

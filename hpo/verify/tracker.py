@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from sqlalchemy import select
 from sqlalchemy.engine import Connection, RowMapping
 
+from hpo import places
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import leases, mirrors
@@ -76,7 +77,8 @@ class _Comparison:
         if mirrored and state != "running":
             batch = projection.study_batch(connection, study, self._home, state)
             self._check_run("the study", found[0], batch, projection.study_run(study).tags)
-            self._check_artifacts("the study", found[0].run_id, batch)
+            if places.has_results(self._home, study):
+                self._check_artifacts("the study", found[0].run_id, batch)
 
     # The trials' runs
 
@@ -111,6 +113,7 @@ class _Comparison:
         if sent_all:
             self._check_run(at, view, trial.batch, trial.run.tags)
         if sent_all and not (alive and trial.batch.ended_at is None):
+            artifacts.fetch(trial.place, trial.batch.files)
             self._check_artifacts(at, view.run_id, trial.batch)
             self._check_models(at, view.run_id, trial.batch)
 

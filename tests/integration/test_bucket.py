@@ -11,23 +11,32 @@ import time
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from mirrored import ENVIRONMENT, ME, Made
+from sqlalchemy import select, update
 from test_rungs import PROMOTE, digest
 
-from hpo import gc
+import hpo as platform
+from hpo import gc, handover, mirror, places, results
 from hpo.analysis.detail import best_trials
+from hpo.analysis.diagnose import Look, Subject, diagnosis
+from hpo.clock import FakeClock, SystemClock
 from hpo.driver import Driver
+from hpo.errors import UserError
 from hpo.executors.inline import Inline
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import attempts, checkpoints, events, trials
+from hpo.ledger import Ledger, leases, reads, writes
+from hpo.ledger.tables import attempts, checkpoints, events, studies, trials
 from hpo.opening import Options
+from hpo.results import Results
 from hpo.run import Request, declare
+from hpo.tracking.draining import MAX_PAUSE, Mirror
+from hpo.tracking.mlflow import MlflowTracker
 from hpo.trained import trained
-from hpo.verify import disk
+from hpo.verify import disk, verify
 from hpo.verify.report import Report
 from trainer.bucket import Bucket
 from trainer.errors import CheckpointError
+from trainer.place import ObjectStore
 
 TINY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
 SECRETS = ("secret-of-s3", "AKIATESTKEY", "X-Amz-Signature")
@@ -111,6 +120,13 @@ def test_trials_that_pause_go_on_from_homes_that_share_no_directory(promoted, tm
     at.upload(tmp_path / "harmed", "model.safetensors")
     [difference] = differences(ledger, home)
     assert f"trial {best['number']}: checkpoint {Path(best['checkpoint']).name} is damaged: model.s" in difference
+    says = rf"^checkpoint {best['checkpoint']} cannot be used: model\.safetensors has another sha256"
+    with pytest.raises(CheckpointError, match=says):
+        found.weights()
+    study = platform.load("mlp")
+    looked_at = Subject("tiny", study, study.config, found.path, held=object(), place=found.place, sha256=found.sha256)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=says), diagnosis(looked_at, Look(1, 0, profile=False, pictures=False)):
+        pass
     planned = gc.collect(ledger, home, "tiny", keep_best=1)
     kept = {row["path"] for row in planned.left}
     assert planned.dropped and kept == {
@@ -242,3 +258,145 @@ def test_a_place_that_cannot_be_used_is_refused_before_anything_is_written(place
     said = hpo("run", "--study", TINY, "--trials", "1", "--checkpoints", place, home=tmp_path / "h", storage="", code=2)
     assert says in said and said.count("\n") == 1 and "secret" not in said
     assert not (tmp_path / "h").exists()
+
+
+def test_a_damaged_checkpoint_is_told_of_by_its_address(tmp_path, bucket):
+    storage = f"sqlite:///{tmp_path / 'ledger.db'}"
+    flags = {"bound": 1, "sampler": "random", "strategy": "none"}
+    assert drive(storage, Home(tmp_path / "home"), bucket, 2, **flags) == "interrupted"
+    ledger = Ledger(storage)
+    study = ledger.look(lambda c: reads.study_row(c, "tiny"))
+    path = rows(ledger, checkpoints.c.path, where=checkpoints.c.state == "kept")[-1][0]
+    at = Bucket(f"{bucket}/tiny.{study['uid']}/checkpoints/tiny/00000/{path}")
+    (tmp_path / "harmed").write_bytes((at.get("model.safetensors") or b"")[:-1])
+    at.upload(tmp_path / "harmed", "model.safetensors")
+    assert drive(storage, Home(tmp_path / "another"), bucket, **flags) == "complete"
+    [(told,)] = rows(ledger, events.c.fields, where=events.c.kind == "checkpoint_damaged")
+    assert told["path"] == f"{at.url}.corrupt"
+    ledger.close()
+
+
+@pytest.fixture
+def handed_over(tmp_path, bucket, empty_mlflow):
+    """A study in a bucket with two trials, of which the first has handed over a file; and the clock of its mirror."""
+    home = Home(tmp_path / "home").create()
+    shutil.copyfile(empty_mlflow, home.root / "mlflow.db")
+    made = Made(home)
+    with made.ledger.write() as connection:
+        connection.execute(update(studies).values(environment=ENVIRONMENT | {"checkpoints": bucket}))
+    made.ask(2)
+    first, second = made.claim(), made.claim()
+    place = places.place(home, made.ledger.look(lambda c: reads.study_row(c, "s")))
+    (tmp_path / "notes.txt").write_text("seen")
+    where = handover.store(home.files("s", 0), first.fence, tmp_path / "notes.txt", "notes.txt", place)
+    told = {"path": "notes.txt", "stored": where}
+    made.ledger.transact(lambda c: writes.record(c, first, "artifact", told, "0" * 32))
+    for taken in (first, second):
+        made.report(taken, 1, {"val/loss": 1.0}, epoch=1)
+    tracker, clock = MlflowTracker(home.tracking_uri, home.artifacts), FakeClock()
+    lease = leases.acquire(made.ledger, f"mirror:{made.id}", "s", ME, SystemClock(), 60)
+    yield made, first, tracker, clock, Mirror(made.ledger, tracker, "s", home, lease, clock)
+    tracker.close()
+    made.ledger.close()
+
+
+def shown(made: Made, tracker: MlflowTracker) -> dict[int, tuple[list[int], list[str]]]:
+    """Trial -> the steps of its loss, and its files, in MLflow."""
+    runs = tracker.find("s", made.uid, children=True)
+    points = list(tracker.points(runs))
+    return {
+        int(run.uid.partition("/")[2]): (
+            sorted(point.step for of, point in points if (of, point.key) == (run.run_id, "val/loss")),
+            sorted(tracker.digests(run.run_id).keys() - {"config.json"}),
+        )
+        for run in runs
+    }
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow 3.17 with SQLAlchemy 2.1
+def test_metrics_flow_on_while_the_bucket_is_away_and_files_follow(handed_over, monkeypatch, capsys):
+    made, first, tracker, clock, mirroring = handed_over
+    fetch, asked = ObjectStore.here, []
+
+    def here(self: ObjectStore, path: Path) -> Path:
+        asked.append(made.ledger.engine.pool.checkedout())
+        return fetch(self, path)
+
+    monkeypatch.setattr(ObjectStore, "here", here)
+    with monkeypatch.context() as away:
+        away.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        mirroring.look()
+        assert shown(made, tracker) == {0: ([1], []), 1: ([1], [])}
+        sent = mirroring.sent
+        mirroring.look()
+        assert mirroring.sent == sent, "nothing is new"
+        made.report(first, 2, {"val/loss": 0.5}, epoch=2)
+        mirroring.look()
+        assert shown(made, tracker) == {0: ([1, 2], []), 1: ([1], [])}
+        clock.sleep(MAX_PAUSE)
+        mirroring.look()
+        ended = mirroring.follow(lambda: True, 2.0, clock.sleep)
+        assert ended.behind > 0 and "s3://" in ended.why and "EndpointConnectionError" in ended.why
+    said = capsys.readouterr().out
+    assert said.count("files that trials have handed over cannot be fetched: s3://") == 1
+    assert asked and not any(asked), "no connection of the ledger's waits for a bucket"
+    clock.sleep(MAX_PAUSE)
+    mirroring.look()
+    assert shown(made, tracker) == {0: ([1, 2], ["files/notes.txt"]), 1: ([1], [])}
+    assert mirror.behind(made.ledger, tracker.name, "s") == 0
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow 3.17 with SQLAlchemy 2.1
+def test_what_a_driver_writes_into_its_home_is_looked_for_in_that_of_the_last_one(tmp_path, bucket, empty_mlflow):
+    storage, begun, later, never = f"sqlite:///{tmp_path / 'ledger.db'}", *(Home(tmp_path / name) for name in "abc")
+    ledger = Ledger(storage)
+    for bound, home in ((1, begun), (2, later)):
+        drive(storage, home, bucket, bound=bound, sampler="random", strategy="none", overrides=BRIEF)
+        Results(ledger, "tiny", home).write()
+    (tmp_path / "page.html").touch()
+    study = ledger.look(lambda c: reads.study_row(c, "tiny"))
+    handover.leave(ledger, later.files("tiny", None), study["id"], {"plots/page.html": tmp_path / "page.html"})
+    shutil.copyfile(empty_mlflow, later.root / "mlflow.db")
+    tracker = MlflowTracker(later.tracking_uri, later.artifacts)
+    assert mirror.drain(ledger, tracker, "tiny", later).behind == 0
+    tracker.close()
+
+    def found(home: Home) -> list[str]:
+        return verify(home, storage, later.tracking_uri, "tiny").differences
+
+    assert found(later) == found(begun) == found(never.create()) == []
+    results.path(begun, "tiny", 0).write_text("{}")
+    assert ["does not say what the ledger does" in text for text in found(begun)] == [True]
+    results.path(later, "tiny", 0).unlink()
+    assert ["metrics.json is missing" in text for text in found(later)] == [True]
+    ledger.close()
+
+
+def test_a_tuner_of_ones_own_refuses_a_study_in_a_bucket_before_anything_is_written(tmp_path, bucket):
+    from hpo import ray_tune
+
+    storage = f"sqlite:///{tmp_path / 'ledger.db'}"
+    drive(storage, Home(tmp_path / "home"), bucket, bound=1, sampler="random", strategy="none", overrides=BRIEF)
+    before = (tmp_path / "ledger.db").read_bytes()
+    with pytest.raises(UserError, match=rf"study 'tiny' has its checkpoints in {bucket}, and Tune keeps its own"):
+        ray_tune.as_trainable(platform.load(TINY), tmp_path / "new", storage=storage)
+    assert not (tmp_path / "new").exists() and (tmp_path / "ledger.db").read_bytes() == before
+
+
+BRIEF = {"pause": 0.0, "train.num_epochs": 1}
+
+
+@pytest.mark.slow  # a Ray is started for it, half a minute; what workers do with a bucket is tested above without
+def test_workers_of_a_ray_of_this_host_use_the_bucket(tmp_path, bucket):
+    flags = ("-o", "pause=0", "--window", "2", "--sampler", "random", "--trials", "2")
+    alone = {"home": tmp_path / "alone", "storage": f"sqlite:///{tmp_path / 'alone.db'}"}
+    hpo("run", "--study", TINY, *flags, "--executor", "inline", **alone)
+    there = {"home": tmp_path / "home", "storage": f"sqlite:///{tmp_path / 'ledger.db'}"}
+    hpo("run", "--study", TINY, *flags, "--executor", "ray", "--workers", "1", "--checkpoints", bucket, **there)
+    assert "0 differences" in hpo("verify", "--study", "tiny", **there)
+    ledger, golden = Ledger(there["storage"]), Ledger(alone["storage"])
+    assert digest(ledger) == digest(golden)
+    kept = {path for (path,) in rows(ledger, checkpoints.c.path, where=checkpoints.c.state == "kept")}
+    assert kept and not list((tmp_path / "home" / "checkpoints").rglob("*.safetensors"))
+    for opened in (ledger, golden):
+        opened.close()
