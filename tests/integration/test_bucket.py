@@ -261,18 +261,24 @@ def test_a_place_that_cannot_be_used_is_refused_before_anything_is_written(place
 
 
 def test_a_damaged_checkpoint_is_told_of_by_its_address(tmp_path, bucket):
-    storage = f"sqlite:///{tmp_path / 'ledger.db'}"
-    flags = {"bound": 1, "sampler": "random", "strategy": "none"}
-    assert drive(storage, Home(tmp_path / "home"), bucket, 2, **flags) == "interrupted"
-    ledger = Ledger(storage)
+    """Of two trials the better one waits at epoch 1, and goes on when its newest checkpoint has lost a byte."""
+    storage, flags = f"sqlite:///{tmp_path / 'ledger.db'}", PROMOTE | {"sampler": "random"}
+    flags["overrides"] = {"pause": 0.0, "train.num_epochs": 2}
+    ledger, newest = Ledger(storage), {}
+    while len(newest) < 2:
+        assert drive(storage, Home(tmp_path / "home"), bucket, 1, bound=2, **flags) == "interrupted"
+        newest = dict(rows(ledger, checkpoints.c.trial_id, checkpoints.c.path, where=checkpoints.c.state == "kept"))
     study = ledger.look(lambda c: reads.study_row(c, "tiny"))
-    path = rows(ledger, checkpoints.c.path, where=checkpoints.c.state == "kept")[-1][0]
-    at = Bucket(f"{bucket}/tiny.{study['uid']}/checkpoints/tiny/00000/{path}")
-    (tmp_path / "harmed").write_bytes((at.get("model.safetensors") or b"")[:-1])
-    at.upload(tmp_path / "harmed", "model.safetensors")
-    assert drive(storage, Home(tmp_path / "another"), bucket, **flags) == "complete"
-    [(told,)] = rows(ledger, events.c.fields, where=events.c.kind == "checkpoint_damaged")
-    assert told["path"] == f"{at.url}.corrupt"
+    numbers = dict(rows(ledger, trials.c.id, trials.c.number))
+    addresses = [
+        f"{bucket}/tiny.{study['uid']}/checkpoints/tiny/{numbers[trial]:05d}/{path}" for trial, path in newest.items()
+    ]
+    for at in map(Bucket, addresses):
+        (tmp_path / "harmed").write_bytes((at.get("model.safetensors") or b"")[:-1])
+        at.upload(tmp_path / "harmed", "model.safetensors")
+    assert drive(storage, Home(tmp_path / "another"), bucket, bound=2, **flags) == "complete"
+    told = [fields["path"] for (fields,) in rows(ledger, events.c.fields, where=events.c.kind == "checkpoint_damaged")]
+    assert told and {path.removesuffix(".corrupt") for path in told} <= set(addresses)
     ledger.close()
 
 
