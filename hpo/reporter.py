@@ -16,21 +16,23 @@ from sqlalchemy.engine import Connection
 
 from hpo import handover, places
 from hpo.budget import last_epoch
+from hpo.errors import Yielded
 from hpo.home import Home
 from hpo.ledger import Ledger, tables, writes
 from hpo.ledger.claims import Claim
-from hpo.ledger.history import Curves, LedgerHistory
+from hpo.ledger.history import Curves, LedgerHistory, Unsettled
 from hpo.ledger.plain import text
 from hpo.ledger.writes import LaneReport
 from hpo.search.strategy import has_rungs, make_strategy
 from hpo.spec import StudySpec
-from hpo.study import Study, load
+from hpo.study import Study, load, parallel_of
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
 from trainer.failpoint import failpoint
 from trainer.report import CONTINUE, CheckpointRef, Verdict
 
+SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the trials that this one waits for
 SYSTEM_PERIOD = 1.0  # seconds: short epochs would cost more to watch than to train
 
 
@@ -48,7 +50,8 @@ class Opened:
         self.curves = Curves(self.id, self.study.objectives, self.study.constraints, bounded=bounded)
 
     def history(self, connection: Connection, claim: Claim, epoch: int) -> LedgerHistory:
-        """What a decision on the trial may read: in ordered mode only trials <= number - W."""
+        """What a decision on the trial may read: in ordered mode the trials <= number - W, and of all before it what
+        they had at one epoch."""
         limit = claim.number - self.spec.window if self.spec.order == "ordered" else None
         return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, limit)
 
@@ -72,6 +75,8 @@ class LedgerReporter:
         self._files = home.files(opened.name, claim.number)
         self._told = CONTINUE  # the last verdict
         self._last_epoch = last_epoch(claim.config, claim.changes)
+        parallel = parallel_of(claim.config)
+        self._patience = parallel.timeout / 2 if parallel.ranks > 1 else math.inf  # other ranks must not seem to hang
 
     @property
     def preempted(self) -> bool:
@@ -125,13 +130,34 @@ class LedgerReporter:
             strategy=self._opened.strategy.name,
         )
         failpoint("worker.before_report_commit")
-        [answer] = self._ledger.transact(lambda connection: writes.commit(connection, [lane]))
+        answer = self._commit(lane)
         failpoint("worker.after_report_commit")
-        if isinstance(answer, Fenced):
-            raise answer
+        while answer is None:
+            self._await_earlier(operator.index(epoch or 0))
+            answer = self._commit(lane)
         if answer.kind != "continue":
             self._told = answer
         return answer
+
+    def _commit(self, lane: LaneReport) -> Verdict | None:
+        [answer] = self._ledger.transact(lambda connection: writes.commit(connection, [lane]))
+        if isinstance(answer, Fenced):
+            raise answer
+        return answer
+
+    def _await_earlier(self, epoch: int) -> None:
+        """Until every trial before this one has come to `epoch` or ended. Raises Yielded where one of them waits for a
+        worker, so that none ever waits for another in a circle, and where this attempt is to leave."""
+        opened, claim, begun, pause = self._opened, self._claim, time.monotonic(), SHORTEST_WAIT
+
+        def states(connection: Connection) -> list[str]:
+            return opened.history(connection, claim, epoch).unsettled(epoch)
+
+        while unsettled := self._ledger.look(states):
+            if self.preempted or "waiting" in unsettled or time.monotonic() - begun > self._patience:
+                raise Yielded(f"trial {claim.number} waits at epoch {epoch} for trials before it to come there.")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_WAIT)
 
     def _check_obeyed(self, step: int) -> None:
         """A loop that trains on after it was told to end would make its strategy one that ends nothing."""
@@ -181,9 +207,12 @@ class LedgerReporter:
         if epoch >= self._last_epoch:
             return None  # nothing is left to be cut short
 
-        def decide(connection: Connection) -> Verdict:
+        def decide(connection: Connection) -> Verdict | None:
             history = opened.history(connection, claim, epoch)
-            return strategy.decide(history) if history.told else CONTINUE
+            try:
+                return strategy.decide(history) if history.told else CONTINUE
+            except Unsettled:
+                return None
 
         return decide
 

@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 
 from hpo import places, ranks
 from hpo.attempt import attempt  # and with it torch: a worker is ready before it claims
-from hpo.errors import HpoError, UserError
+from hpo.errors import HpoError, UserError, Yielded
 from hpo.executors.process import FAULT
 from hpo.executors.resources import GPU_SHARE
 from hpo.home import Home
@@ -141,6 +141,8 @@ class Worker:
         except Fenced:
             self._sweep(store, taken)
             raise
+        except Yielded as error:
+            outcome = Outcome("preempted", error=str(error))
         self._sweep(store, taken)  # what the ranks were saving when one of them ended it for all
         return outcome
 

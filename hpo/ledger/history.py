@@ -76,6 +76,14 @@ _STATES = (
 )
 
 
+class Unsettled(Exception):
+    """Trials before the one that is decided have neither come to its epoch nor ended; `states` are theirs."""
+
+    def __init__(self, states: Collection[str]) -> None:
+        super().__init__(f"{len(states)} trials have neither come to the epoch nor ended")
+        self.states = states
+
+
 @dataclass(frozen=True)
 class Judgement:
     """How a trial ends: its outcome, a value per objective and, by constraint, how far it is beyond the bounds."""
@@ -183,6 +191,14 @@ class Curves:
             self.states[row.number], self.curves[row.number] = row.state, curves[row.id]
             for span, ranking in self._rankings.items():
                 ranking.put(row.number, first_loss(curves[row.id], *span))
+
+    def behind(self, epoch: int, number: int) -> list[str]:
+        """The states of the trials before `number` that have neither come to `epoch` nor ended, as of the last
+        `refresh`."""
+        known = ((self.states[n], self.curves[n]) for n in range(self._gap, number))
+        return [
+            state for state, curve in known if state not in TERMINAL_STATES and not (curve and curve[-1][0] >= epoch)
+        ]
 
     def upto(self, connection: Connection, last: int | None) -> dict[int, tuple[str, Curve]]:
         """Number -> (state, curve) of every trial <= `last`, or of all, as of now."""
@@ -319,9 +335,19 @@ class LedgerHistory:
         return self.curve[-1][1]
 
     def at(self, epoch: int) -> dict[int, Any]:
-        """Number -> loss of the other visible trials that reached `epoch`."""
-        losses = self._known.ranking(epoch, epoch + 1).losses
-        return {number: loss for number, loss in losses.items() if self._sees(number)}
+        """Number -> loss of the others that closed `epoch`; raises Unsettled where ordered mode cannot tell yet."""
+        if self._limit is None:
+            losses = self._known.ranking(epoch, epoch + 1).losses
+            return {number: loss for number, loss in losses.items() if number != self.number}
+        if states := self.unsettled(epoch):
+            raise Unsettled(states)
+        losses = self._curves.ranking(epoch, epoch + 1).losses
+        return {number: loss for number, loss in losses.items() if number < self.number}
+
+    def unsettled(self, epoch: int) -> list[str]:
+        """The states of the trials before this one that have neither come to `epoch` nor ended."""
+        self._curves.refresh(self._connection, self.number - 1)
+        return self._curves.behind(epoch, self.number)
 
     def order(self, epoch: int, beyond: float) -> Sequence[int]:
         """The visible trials and this one by their first loss within [epoch, beyond), the best first."""

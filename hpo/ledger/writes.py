@@ -52,7 +52,7 @@ STATE_OF_OUTCOME = {
 # The verdict by which an attempt ends so.
 _VERDICT_OF_OUTCOME = {"pruned": "stop", "paused": "pause", "restarted": "restart_from"}
 
-Decide = Callable[[Connection], Verdict]
+Decide = Callable[[Connection], Verdict | None]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class LaneReport:
-    """One lane's report. `decide` is called inside the transaction when the strategy is to be asked."""
+    """One lane's report. `decide` is called inside the transaction when the strategy is to be asked; None, and the same
+    report has to come again for its verdict."""
 
     claim: Claim
     step: int
@@ -169,9 +170,10 @@ def unregister(connection: Connection, process: Process) -> None:
     connection.execute(update(workers).where(workers.c.id == process.id).values(ended_at=time.time()))
 
 
-def commit(connection: Connection, lanes: Sequence[LaneReport]) -> list[Verdict | Fenced]:
-    """Commit the reports of a group of lanes, one or many, in this transaction; one answer per lane."""
-    answers: list[Verdict | Fenced] = []
+def commit(connection: Connection, lanes: Sequence[LaneReport]) -> list[Verdict | Fenced | None]:
+    """Commit the reports of a group of lanes, one or many, in this transaction; one answer per lane, None where what
+    decides is not known yet."""
+    answers: list[Verdict | Fenced | None] = []
     for lane in lanes:
         at = {"at_step": lane.step, "at_epoch": lane.epoch or 0}
         held = {"trial": lane.claim.trial_id, "held": lane.claim.fence}
@@ -180,7 +182,7 @@ def commit(connection: Connection, lanes: Sequence[LaneReport]) -> list[Verdict 
     return answers
 
 
-def _commit_lane(connection: Connection, lane: LaneReport, revision: int) -> Verdict:
+def _commit_lane(connection: Connection, lane: LaneReport, revision: int) -> Verdict | None:
     held = {"trial": lane.claim.trial_id, "held": lane.claim.fence}
     connection.execute(sql.STEP_ATTEMPT, held | {"at_step": lane.step})
     if lane.step <= lane.claim.high_step:
@@ -242,8 +244,10 @@ def _stored_decision(connection: Connection, lane: LaneReport) -> Verdict | None
     return Verdict(row["verdict"], row["step"], row["reason"], row["checkpoint"], row["params"])
 
 
-def _decide(connection: Connection, lane: LaneReport, decide: Decide, revision: int) -> Verdict:
+def _decide(connection: Connection, lane: LaneReport, decide: Decide, revision: int) -> Verdict | None:
     verdict = decide(connection)
+    if verdict is None:
+        return None
     if verdict.kind == "restart_from":
         _check_source(connection, lane, verdict)
     row = {"trial_id": lane.claim.trial_id, "step": lane.step, "fold": lane.fold, "verdict": verdict.kind}

@@ -28,7 +28,7 @@ from trainer.report import Verdict
 class History(Protocol):
     """What a decision about one trial may read, as of the report that closed `epoch`.
 
-    In ordered mode with window W "the others" are the trials <= number - W.
+    In ordered mode with window W "the others" are the trials <= number - W, but for `at`.
     """
 
     @property
@@ -48,7 +48,10 @@ class History(Protocol):
         ...
 
     def at(self, epoch: int) -> Mapping[int, Any]:
-        """Number -> loss of the others that closed exactly this epoch, whatever became of them."""
+        """Number -> loss of the others that closed exactly this epoch, whatever became of them.
+
+        In ordered mode "the others" are all before this one: the trial waits until each has come to `epoch` or ended.
+        """
         ...
 
     def order(self, epoch: int, beyond: float) -> Sequence[int]:
@@ -160,7 +163,7 @@ class TableHistory:
 
     tables   number -> ascending (epoch, loss) of every trial, the decided one included
     states   number -> state; a trial that is not named runs
-    visible  the highest number among the others that may be read; None for all
+    visible  the highest number among the others that may be read, in ordered mode; None for all
     """
 
     number: int
@@ -183,7 +186,8 @@ class TableHistory:
         return {number: curve for number, curve in self.tables.items() if number != self.number and number <= limit}
 
     def at(self, epoch: int) -> Mapping[int, Any]:
-        return first_losses(self._others(), epoch, epoch + 1)
+        seen = self._others() if self.visible is None else {n: c for n, c in self.tables.items() if n < self.number}
+        return first_losses(seen, epoch, epoch + 1)
 
     def order(self, epoch: int, beyond: float) -> Sequence[int]:
         return ranked(first_losses({**self._others(), self.number: self.curve}, epoch, beyond))

@@ -181,14 +181,17 @@ def test_the_only_trial_goes_on(strategy, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_only_visible_trials_count(strategy, seed):
+def test_only_what_a_window_lets_be_known_counts(strategy, seed):
+    """Of the trials less than a window before it how they ended does not, nor what they reported after its epoch; of
+    those after it nothing does."""
     full = curves(seed)
     narrow, tables, states = simulate(strategy, full, window=3)
     for (number, epoch), verdict in narrow.items():
-        kept = {k: curve for k, curve in tables.items() if k <= number - 3}
-        kept[number] = [point for point in full[number] if point[0] <= epoch]
-        known = {k: states[k] for k in kept if k != number}
-        assert strategy.decide(TableHistory(number, epoch, kept, known)) == verdict
+        upto = {k: [point for point in curve if point[0] <= epoch] for k, curve in full.items() if k > number - 3}
+        kept = {k: curve for k, curve in tables.items() if k <= number - 3} | upto
+        kept |= {k: [point for point in tables[k] if point[0] <= epoch] for k in tables if number - 3 < k < number}
+        known = {k: states.get(k, "running") if k <= number - 3 else "running" for k in kept}
+        assert strategy.decide(TableHistory(number, epoch, kept, known, number - 3)) == verdict
 
 
 @pytest.mark.parametrize("spec", [one for one in SPECS if one["name"] != "threshold"], ids=json.dumps)
