@@ -16,7 +16,7 @@ class Ours:
 
     strategy   None for the default one
     window     of ordered mode: a trial begins once all that are so many before it have ended, and knows of those alone,
-               in its decisions too; None for async
+               but at a rung of all before it; None for async
     """
 
     def __init__(

@@ -28,7 +28,7 @@ from trainer.report import Verdict
 class History(Protocol):
     """What a decision about one trial may read, as of the report that closed `epoch`.
 
-    In ordered mode with window W "the others" are the trials <= number - W, but for `at`.
+    In ordered mode with window W "the others" are the trials <= number - W, which have ended; for `at` see there.
     """
 
     @property

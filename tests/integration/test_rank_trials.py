@@ -70,6 +70,20 @@ def test_the_strategy_prunes_and_the_ledger_counts_ranks(golden):
 
 
 @pytest.mark.slow
+def test_two_at_a_time_wait_at_their_rungs_and_are_the_same_study(golden, tmp_path):
+    run = Run(tmp_path / "home", TRIALS, ("--workers", "2", "--window", "2", *RANKS))
+    driver = run.run()
+    wait_for_values(run, 1)
+    [first, *_] = processes(psutil.Process(driver.pid), "hpo.worker")
+    first.suspend()  # and so what its trial has to say; its lease lives on for a while
+    time.sleep(3)
+    first.resume()
+    run.finished(driver, timeout=240)
+    assert run.status()["digest"] == golden.status()["digest"]
+    run.finished(run.start("verify", "--study", "tiny"))
+
+
+@pytest.mark.slow
 def test_on_two_nodes_it_is_the_same_study(golden, tmp_path):
     """Which are two processes of this host; one is told to go in the middle, and another comes."""
     with socket.socket() as taken:
