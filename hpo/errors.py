@@ -7,7 +7,6 @@ HpoError                exit code 1
 │   ├── DriftError      a study that is not the one the ledger knows; names what changed
 │   ├── HomeError       a home that cannot be used as the one given
 │   └── NoLedger        there is none where one was looked for
-├── Yielded             an attempt that leaves its trial to wait for a worker; nobody's mistake
 ├── Busy                another driver owns the study: host, pid and since when; exit code 3
 └── StorageError        the ledger cannot be opened, read or written
 """
@@ -51,10 +50,6 @@ class Busy(HpoError):
     """Another process holds the lease."""
 
     exit_code = 3
-
-
-class Yielded(HpoError):
-    """The attempt leaves, and its trial goes on from its last checkpoint once a worker takes it again."""
 
 
 class StorageError(HpoError):

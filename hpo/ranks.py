@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from hpo import places
 from hpo.attempt import attempt, outcome_of
-from hpo.errors import HpoError, StorageError, UserError, Yielded
+from hpo.errors import HpoError, StorageError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.claims import Claim
@@ -32,7 +32,7 @@ from trainer.report import Outcome
 _RANK = "hpo.ranks:rank"  # what each rank calls, by its path
 _FAILED = ("user_error", "bad_config", "out_of_memory")  # what one rank may come to while the others wait for it
 # What is not the trial's fault, from the narrowest to the widest; by name in what a rank says.
-_RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, Yielded, HpoError)}
+_RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, HpoError)}
 
 
 def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -> Outcome:
@@ -118,7 +118,9 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
 def _attempt(ledger: Ledger, home: Home, opened: Opened, claim: Claim) -> Outcome:
     member = this()
     assert member is not None, "called by trainer.rank"
-    reporter = LedgerReporter(ledger, home, opened, claim, lambda: member.page.leaving, SystemMetrics())
+    patience = parallel_of(claim.config).timeout / 2  # lest the others, who wait for rank 0, seem to hang
+    asked = (ledger, home, opened, claim, lambda: member.page.leaving, SystemMetrics())
+    reporter = LedgerReporter(*asked, lambda waited: waited < patience)
     store = reporter.store()
     if member.rank > 0:  # hears rank 0's verdicts, and reads the checkpoints that rank 0 chooses
         store = CheckpointStore(store.directory, claim.fence, place=store.place)

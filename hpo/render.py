@@ -132,9 +132,7 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
     workers find nothing to do."""
     strategy = spec["strategy"]
     if by_default(strategy):
-        before = (
-            f", {spec['window']} or more trials before it" if spec["order"] == "ordered" and spec["window"] > 1 else ""
-        )
+        before = " before it" if spec["order"] == "ordered" else ""
         first, eta = strategy["min_epochs"], strategy["eta"]
         yield (
             f"strategy: {strategy['name']}, the default: at epochs {first}, {first * eta}, {first * eta**2} ... a "

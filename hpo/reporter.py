@@ -8,7 +8,7 @@ import math
 import operator
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from sqlalchemy.engine import Connection
 
 from hpo import handover, places
 from hpo.budget import last_epoch
-from hpo.errors import Yielded
 from hpo.home import Home
 from hpo.ledger import Ledger, tables, writes
 from hpo.ledger.claims import Claim
@@ -25,12 +24,12 @@ from hpo.ledger.plain import text
 from hpo.ledger.writes import LaneReport
 from hpo.search.strategy import has_rungs, make_strategy
 from hpo.spec import StudySpec
-from hpo.study import Study, load, parallel_of
+from hpo.study import Study, load
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
 from trainer.failpoint import failpoint
-from trainer.report import CONTINUE, CheckpointRef, Verdict
+from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the trials that this one waits for
 SYSTEM_PERIOD = 1.0  # seconds: short epochs would cost more to watch than to train
@@ -57,7 +56,10 @@ class Opened:
 
 
 class LedgerReporter:
-    """A trainer.report.Reporter that commits to the ledger, one transaction per report."""
+    """A trainer.report.Reporter that commits to the ledger, one transaction per report.
+
+    Where a verdict has to be waited for, that is done while it is `worth_while` after so many seconds.
+    """
 
     def __init__(
         self,
@@ -67,16 +69,15 @@ class LedgerReporter:
         claim: Claim,
         preempted: Callable[[], bool],
         system: SystemMetrics,
+        worth_while: Callable[[float], bool] = lambda waited: True,
     ) -> None:
         self._ledger, self._opened, self._claim = ledger, opened, claim
-        self._preempted, self._system = preempted, system
+        self._preempted, self._system, self._worth_while = preempted, system, worth_while
         self._read_at = -math.inf
         self._home, self._place = home, places.place(home, opened.row)
         self._files = home.files(opened.name, claim.number)
         self._told = CONTINUE  # the last verdict
         self._last_epoch = last_epoch(claim.config, claim.changes)
-        parallel = parallel_of(claim.config)
-        self._patience = parallel.timeout / 2 if parallel.ranks > 1 else math.inf  # other ranks must not seem to hang
 
     @property
     def preempted(self) -> bool:
@@ -133,8 +134,7 @@ class LedgerReporter:
         answer = self._commit(lane)
         failpoint("worker.after_report_commit")
         while answer is None:
-            self._await_earlier(operator.index(epoch or 0))
-            answer = self._commit(lane)
+            answer = self._commit(lane) if self._settled(lane) else Verdict("leave", step)
         if answer.kind != "continue":
             self._told = answer
         return answer
@@ -145,19 +145,25 @@ class LedgerReporter:
             raise answer
         return answer
 
-    def _await_earlier(self, epoch: int) -> None:
-        """Until every trial before this one has come to `epoch` or ended. Raises Yielded where one of them waits for a
-        worker, so that none ever waits for another in a circle, and where this attempt is to leave."""
-        opened, claim, begun, pause = self._opened, self._claim, time.monotonic(), SHORTEST_WAIT
+    def _settled(self, lane: LaneReport) -> bool:
+        """Wait until every trial before this one has come to the report's epoch, or ended; whether they have. They have
+        not where this attempt is to leave, and where one of them has no worker: it makes way, lest all wait."""
+        begun, pause, epoch = time.monotonic(), SHORTEST_WAIT, lane.epoch or 0
 
-        def states(connection: Connection) -> list[str]:
-            return opened.history(connection, claim, epoch).unsettled(epoch)
+        def states(connection: Connection) -> Collection[str]:
+            return self._opened.history(connection, self._claim, epoch).unsettled(epoch)
 
-        while unsettled := self._ledger.look(states):
-            if self.preempted or "waiting" in unsettled or time.monotonic() - begun > self._patience:
-                raise Yielded(f"trial {claim.number} waits at epoch {epoch} for trials before it to come there.")
+        while found := self._ledger.look(states):
+            if self.preempted or "waiting" in found or not self._worth_while(time.monotonic() - begun):
+                return False
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_WAIT)
+        return True
+
+    def obeyed(self, outcome: Outcome) -> Outcome:
+        """How the attempt has ended. One that was told to leave has left, whatever a loop of one's own made of it."""
+        left = self._told.kind == "leave" and outcome.kind not in ("preempted", "lost")
+        return Outcome("preempted", step=self._told.step or 0) if left else outcome
 
     def _check_obeyed(self, step: int) -> None:
         """A loop that trains on after it was told to end would make its strategy one that ends nothing."""

@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 
 from hpo import places, ranks
 from hpo.attempt import attempt  # and with it torch: a worker is ready before it claims
-from hpo.errors import HpoError, UserError, Yielded
+from hpo.errors import HpoError, UserError
 from hpo.executors.process import FAULT
 from hpo.executors.resources import GPU_SHARE
 from hpo.home import Home
@@ -52,7 +52,8 @@ class Worker:
     """Claims trials one after another. `preempt`, safe in a signal handler, makes it checkpoint and leave.
 
     `say` is told, in a line each, of the trials it takes and how they end; `show`, every ten seconds and at its end, in
-    a line how the one that it trains is getting on.
+    a line how the one that it trains is getting on. At a rung a trial waits for those before it while that is
+    `worth_while` after so many seconds: while a driver takes trials back from the dead.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Worker:
         executor: str,
         say: Callable[[str], None] = lambda _: None,
         show: Callable[[str], None] | None = None,
+        worth_while: Callable[[float], bool] = lambda waited: True,
     ) -> None:
         self._ledger, self._home, self._say, self._show = ledger, home, say, show
+        self._worth_while = worth_while
         self._process = Process.current()
         self._studies: dict[int, tuple[dict[str, Any], Opened]] = {}  # each as its row was then
         self._ledger.transact(lambda c: writes.register(c, self._process, executor))
@@ -105,8 +108,9 @@ class Worker:
             try:
                 opened = self._open(taken.study_id)
                 self._say(f"{opened.name}: trial {taken.number} begins, attempt {taken.fence}")
-                reporter = LedgerReporter(self._ledger, self._home, opened, taken, preempted, self._system)
-                outcome = self._fit(opened, taken, reporter)
+                asked = (self._ledger, self._home, opened, taken, preempted, self._system)
+                reporter = LedgerReporter(*asked, self._worth_while)
+                outcome = reporter.obeyed(self._fit(opened, taken, reporter))
             except (CheckpointError, UserError) as error:
                 # This place is at fault, its disk or its home, and not the trial: it waits for another worker.
                 self._finish(taken, Outcome("preempted", error=str(error)), None)
@@ -141,8 +145,6 @@ class Worker:
         except Fenced:
             self._sweep(store, taken)
             raise
-        except Yielded as error:
-            outcome = Outcome("preempted", error=str(error))
         self._sweep(store, taken)  # what the ranks were saving when one of them ended it for all
         return outcome
 

@@ -23,7 +23,7 @@ from trainer.optim.lookahead import Lookahead
 from trainer.pace import Pace
 from trainer.parallel import Solo, join
 from trainer.precision import LossScale, autocast, prepare, settled
-from trainer.report import CONTINUE, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict, hand_over
+from trainer.report import CONTINUE, ENDS, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict, hand_over
 from trainer.runtime import memory_plan, out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
@@ -385,7 +385,7 @@ class Fit:
             return self.ended("restarted")
         if verdict.kind == "continue" or self.done:  # nothing is cut short at the end
             return None
-        return self.ended("pruned") if verdict.kind == "stop" else self._leave("paused")
+        return self.ended("pruned") if verdict.kind == "stop" else self._leave(ENDS[verdict.kind])
 
     def _leave(self, kind: OutcomeKind) -> Outcome:
         """End so that another attempt goes on from exactly here: with a committed checkpoint of this step."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-VerdictKind = Literal["continue", "stop", "pause", "restart_from"]
+VerdictKind = Literal["continue", "stop", "pause", "restart_from", "leave"]
 
 OutcomeKind = Literal[
     "complete",  # ran to its end, or stopped early by its own rule
@@ -35,7 +35,12 @@ OutcomeKind = Literal[
 
 
 # What a fit that obeys a verdict ends as; after `continue` it goes on.
-ENDS: Mapping[VerdictKind, OutcomeKind] = {"stop": "pruned", "pause": "paused", "restart_from": "restarted"}
+ENDS: Mapping[VerdictKind, OutcomeKind] = {
+    "stop": "pruned",
+    "pause": "paused",
+    "restart_from": "restarted",
+    "leave": "preempted",  # what decides is not known yet, and not to be waited for here: the next attempt asks again
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,8 @@ class Reporter(Protocol):
         fold: int = 0,
         checkpoint: CheckpointRef | None = None,
     ) -> Verdict:
-        """Commit metrics (possibly none) and a durable checkpoint in one transaction; return what to do next.
+        """Commit metrics (possibly none) and a durable checkpoint in one transaction; return what to do next, which may
+        have to be waited for.
 
         The first value given for a (step, fold, key) stands; a replay after a
         resume gets the verdict that was stored the first time, until an attempt

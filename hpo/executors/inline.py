@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from hpo.worker import Worker
 
 
+WAIT = 5.0  # seconds at a rung for trials of other workers, in which the driver does not get to look after those
+
+
 class Inline:
     """One worker, here. The simplest to debug: a breakpoint in a task just works. On a terminal it shows, a line every
     ten seconds, how training is getting on."""
@@ -35,7 +38,9 @@ class Inline:
         self._study_id = context.study_id
         self._ledger = Ledger(context.storage, create=False)
         show = (lambda text: print(text, flush=True)) if sys.stdout.isatty() else None
-        self._worker = Worker(self._ledger, context.home, self.name, show=show)
+        self._worker = Worker(
+            self._ledger, context.home, self.name, show=show, worth_while=lambda waited: waited < WAIT
+        )
 
     def step(self) -> bool:
         assert self._worker is not None, "start() comes first"

@@ -20,7 +20,7 @@ from hpo.config import near
 from hpo.curves import Curve, first_loss, first_losses
 from hpo.domination import Ranking, beyond, ranked
 from hpo.ledger import statements as sql
-from hpo.ledger.tables import TERMINAL_STATES, machine_dependent, reports, trials
+from hpo.ledger.tables import TERMINAL_STATES, UNSETTLED, machine_dependent, reports, trials
 from hpo.objective import Constraint, Objective
 from trainer.report import Outcome, OutcomeKind
 
@@ -67,6 +67,14 @@ _SUMS = (
     )
     .group_by(_block)
     .order_by(_block)
+)
+
+_BEHIND = select(trials.c.state).where(
+    trials.c.study_id == bindparam("study"),
+    trials.c.number >= bindparam("first"),
+    trials.c.number < bindparam("number"),
+    trials.c.state.in_(UNSETTLED),
+    trials.c.epoch < bindparam("at_epoch"),
 )
 
 _STATES = (
@@ -192,13 +200,14 @@ class Curves:
             for span, ranking in self._rankings.items():
                 ranking.put(row.number, first_loss(curves[row.id], *span))
 
-    def behind(self, epoch: int, number: int) -> list[str]:
-        """The states of the trials before `number` that have neither come to `epoch` nor ended, as of the last
-        `refresh`."""
+    def behind(self, connection: Connection, epoch: int, number: int) -> list[str]:
+        """The states of the trials before `number` that have neither come to `epoch` nor ended."""
+        where = {"study": self.study_id, "first": self._gap, "number": number, "at_epoch": epoch}
+        if found := connection.execute(_BEHIND, where).scalars().all():
+            return list(found)  # no curve has to be read for that
+        self.refresh(connection, number - 1)
         known = ((self.states[n], self.curves[n]) for n in range(self._gap, number))
-        return [
-            state for state, curve in known if state not in TERMINAL_STATES and not (curve and curve[-1][0] >= epoch)
-        ]
+        return [state for state, curve in known if state in UNSETTLED and not (curve and curve[-1][0] >= epoch)]
 
     def upto(self, connection: Connection, last: int | None) -> dict[int, tuple[str, Curve]]:
         """Number -> (state, curve) of every trial <= `last`, or of all, as of now."""
@@ -346,8 +355,7 @@ class LedgerHistory:
 
     def unsettled(self, epoch: int) -> list[str]:
         """The states of the trials before this one that have neither come to `epoch` nor ended."""
-        self._curves.refresh(self._connection, self.number - 1)
-        return self._curves.behind(epoch, self.number)
+        return self._curves.behind(self._connection, epoch, self.number)
 
     def order(self, epoch: int, beyond: float) -> Sequence[int]:
         """The visible trials and this one by their first loss within [epoch, beyond), the best first."""

@@ -48,6 +48,7 @@ metadata = MetaData(
 OPEN_STATES = ("waiting", "running", "paused")
 TERMINAL_STATES = ("complete", "pruned", "infeasible", "failed")
 STATES = OPEN_STATES + TERMINAL_STATES
+UNSETTLED = ("waiting", "running")  # which a trial after them may wait for: a paused one goes on in no given time
 
 
 # What the trainer and the worker report of the machine, besides `system/...`, `time/...` and `train/..._per_sec`.

@@ -1,5 +1,5 @@
 """Asynchronous successive halving, stopping variant (Li et al. 2020, "A System for Massively Parallel
-Hyperparameter Tuning", MLSys): no trial waits at a rung, the losing ones stop there."""
+Hyperparameter Tuning", MLSys): no trial pauses at a rung, the losing ones stop there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Asha(BaseModel):
     max_epochs   R, the full length of a trial: no rung at or above it. None puts no bound.
 
     Of n losses recorded at a rung, the trial's own included, the best max(1, floor(n / eta)) go on, ties too:
-    the paper promotes floor(n / eta); as nothing waits here, the best so far goes on while that is 0. A trial
+    the paper promotes floor(n / eta); as nothing pauses here, the best so far goes on while that is 0. A trial
     whose loss is not finite stops at its rung and counts there as the worst. Trials that do not report at every epoch
     meet a rung at their first report from it on, and are compared with those that reported at that same epoch.
 

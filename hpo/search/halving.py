@@ -19,7 +19,7 @@ class Halving(Asha):
     bootstrap                     trials that stop at a rung before any other may pass it
 
     The paper stops a rung's losers once all of its round are there. Here a trial is held against those that came before
-    it, so that nothing waits: the more `bootstrap` asks for, the nearer to a round, and the more is stopped unseen.
+    it, so that nothing pauses: the more `bootstrap` asks for, the nearer to a round, and the more is stopped unseen.
     Decides as optuna.pruners.SuccessiveHalvingPruner does where every epoch is reported.
     """
 

@@ -136,7 +136,7 @@ def test_cut_at_every_step_it_is_the_trial_that_was_not(tmp_path, given):
     assert outcome.kind == "complete" and left.digest() == whole.digest()
 
 
-@pytest.mark.parametrize(("verdict", "kind"), [("stop", "pruned"), ("pause", "paused")])
+@pytest.mark.parametrize(("verdict", "kind"), [("stop", "pruned"), ("pause", "paused"), ("leave", "preempted")])
 def test_it_ends_between_two_folds(tmp_path, verdict, kind):
     trial = CrossValidated(tmp_path / "cut", verdict=lambda step, metrics, epoch: Verdict(verdict, step))
     outcome = trial.attempt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -13,7 +14,6 @@ import pytest
 from sqlalchemy import select
 
 from hpo.driver import Driver
-from hpo.errors import Yielded
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
@@ -87,9 +87,12 @@ class Rungs:
     def claim(self, n: int) -> list[Claim]:
         return self.ledger.transact(lambda c: claim(c, self.me.id, uuid.uuid4().hex, [1], n))
 
-    def report(self, number: int, loss: float, epoch: int = 1) -> Verdict:
+    def reporter(self, number: int, patience: float = math.inf) -> LedgerReporter:
         asked = (self.ledger, self.home, self.opened, self.claims[number], self.leaving.is_set, SystemMetrics())
-        return LedgerReporter(*asked).report(epoch, {"val/loss": loss}, epoch=epoch)
+        return LedgerReporter(*asked, lambda waited: waited < patience)
+
+    def report(self, number: int, loss: float, epoch: int = 1) -> Verdict:
+        return self.reporter(number).report(epoch, {"val/loss": loss}, epoch=epoch)
 
     def end(self, number: int, outcome: Outcome) -> None:
         self.ledger.transact(lambda c: writes.finish(c, self.claims[number], outcome, None))
@@ -171,7 +174,7 @@ def test_it_makes_way_for_one_that_has_lost_its_worker(rungs):
     """Else workers that all wait would wait for ever for a trial that none of them can take."""
     second = waits(rungs, 1, 2.0)
     rungs.ledger.transact(lambda c: writes.lose(c, rungs.claims[0].trial_id, rungs.claims[0].fence, "killed"))
-    assert isinstance(second.end(), Yielded)
+    assert second.end() == Verdict("leave", 1)
     rungs.end(1, Outcome("preempted"))
     again, _ = rungs.claims[:2] = rungs.claim(2)
     assert again.number == 0
@@ -183,7 +186,25 @@ def test_it_makes_way_for_one_that_has_lost_its_worker(rungs):
 def test_an_attempt_that_is_to_leave_does_not_wait_on(rungs):
     second = waits(rungs, 1, 2.0)
     rungs.leaving.set()
-    assert isinstance(second.end(), Yielded)
+    assert second.end() == Verdict("leave", 1)
+
+
+@pytest.mark.parametrize("made_of_it", [Outcome("complete", 9, 9), Outcome("user_error", error="of another kind")])
+def test_where_waiting_comes_to_nothing_it_leaves_whatever_a_loop_makes_of_that(rungs, made_of_it):
+    """As inline, where the driver does nothing meanwhile, and where the driver of a joined worker is gone."""
+    reporter = rungs.reporter(1, patience=0.1)
+    assert reporter.report(1, {"val/loss": 2.0}, epoch=1) == Verdict("leave", 1)
+    with pytest.raises(RuntimeError, match="told to leave at step 1 and reported step 2"):
+        reporter.report(2, {"val/loss": 1.0}, epoch=2)
+    assert reporter.obeyed(made_of_it) == Outcome("preempted", step=1)
+    assert rungs.told(1) == (1, 0), "nothing beyond the rung, which is undecided"
+
+
+def test_one_that_is_paused_is_waited_for_no_longer(rungs):
+    """It goes on in no given time: it was left by a strategy that lets trials pause."""
+    second = waits(rungs, 1, 2.0)
+    rungs.end(0, Outcome("paused"))
+    assert second.end() == Verdict("continue", 1)
 
 
 def test_uneven_trials_end_as_one_after_another(tmp_path):

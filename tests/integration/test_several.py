@@ -35,7 +35,8 @@ def hpo(*arguments: str, home: Home, code: int = 0):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory) -> Home:
     home = Home(tmp_path_factory.mktemp("several"))
-    result = hpo("run", "--study", SEVERAL, "--trials", "30", "--executor", "inline", "--window", "4", home=home)
+    flags = ("--trials", "30", "--executor", "inline", "--window", "4", "--seed", "3")  # a first trial out of bounds
+    result = hpo("run", "--study", SEVERAL, *flags, home=home)
     assert "on the front: trial" in result.output
     return home
 
@@ -180,7 +181,7 @@ def test_verify_finds_what_is_complete_without_its_values_or_beyond_a_bound(tmp_
 def test_one_and_two_workers_and_parts_give_the_same_study(tmp_path, sampler):
     from test_driver import drive
 
-    flags = {"reference": SEVERAL, "window": 4, "sampler": sampler}
+    flags = {"reference": SEVERAL, "window": 4, "sampler": sampler, "seed": 3}
     digest, status, state, _ = drive(Home(tmp_path / "one"), trials=16, **flags)
     assert state == "complete" and status.trials["pruned"] and status.trials["infeasible"]
     drive(Home(tmp_path / "two"), Local(2), trials=7, **flags)

@@ -11,7 +11,7 @@ from torch import nn
 from trainer_runs import Killed, Toy, Trial, killed_at, uninterrupted
 
 from trainer.data import TensorDataset
-from trainer.report import Verdict
+from trainer.report import ENDS, Verdict
 from trainer.state import STATE_ITEMS
 from trainer.task import Loss
 
@@ -230,10 +230,11 @@ def test_little_memory_is_found_out_once(tmp_path, oracle):
     assert trial.digest() == oracle("little memory")
 
 
-def test_paused_leaves_a_committed_checkpoint_even_where_none_was_due(tmp_path, oracle):
-    pause = lambda step, metrics, epoch: Verdict("pause" if epoch == 1 else "continue")  # noqa: E731
-    trial = Trial(tmp_path, verdict=pause, checkpoint={"every_epochs": None})
-    assert trial.attempt().kind == "paused"
+@pytest.mark.parametrize("kind", ["pause", "leave"])
+def test_paused_leaves_a_committed_checkpoint_even_where_none_was_due(tmp_path, oracle, kind):
+    verdict = lambda step, metrics, epoch: Verdict(kind if epoch == 1 else "continue")  # noqa: E731
+    trial = Trial(tmp_path, verdict=verdict, checkpoint={"every_epochs": None})
+    assert trial.attempt().kind == ENDS[kind]
     assert [ref.step for ref in trial.reporter.committed] == [4]
     trial.reporter.decisions[4] = Verdict()  # thawed
     assert trial.attempt().kind == "complete"
