@@ -42,4 +42,5 @@ def mend(study: str, budget: Budget, trials: int, epochs: int) -> str:
     for flag, given, gone in (("trials", budget.trials, trials), ("epochs", budget.epochs, epochs)):
         if given is not None and gone >= given:
             more += f" --{flag} {2 * given}"
-    return f"mend the study, then `{command(f'resume --study {study} --allow-drift{more}')}` goes on."
+    again = command(f"resume --study {study} --allow-drift{more}")
+    return f"mend the study, then `{again}` goes on; with another -o run it as another, by --name."

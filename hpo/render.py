@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -153,7 +155,7 @@ def doing(progress: Progress) -> str:
     """What is waited for."""
     if running := progress.states["running"]:
         return f"{counted(running, 'trial')} running" + (", in the first epoch" if progress.begins else "")
-    return "workers are starting"
+    return "no trial is running" if progress.epochs else "workers are starting"
 
 
 def data_report(data: Mapping[str, Any]) -> Iterator[str]:
@@ -258,8 +260,11 @@ def summary(progress: Progress, result: Result) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """The last `width` values between their own minimum and maximum, one block each; a gap where one is not finite."""
-    values = list(values)[-width:]
+    """The whole curve in at most `width` blocks between their own minimum and maximum: a value each, or the mean of as
+    many neighbours; a gap where none is finite."""
+    count = min(width, len(values))
+    ends = [i * len(values) // count for i in range(count + 1)] if count else []
+    values = [_mean(values[begin:end]) for begin, end in pairwise(ends)]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return " " * len(values)
@@ -271,6 +276,11 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
         return _BARS[round((value - low) / span * (len(_BARS) - 1))] if span else _BARS[0]
 
     return "".join(block(value) for value in values)
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return fmean(finite) if finite else math.nan
 
 
 def short_params(params: dict[str, Any]) -> str:

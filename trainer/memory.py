@@ -262,8 +262,8 @@ class Plan:
             fix = f"train.micro_batch_size={self.fits} would fit; with auto it is chosen."
         of = f" on the largest of {self.ranks} ranks" if self.ranks > 1 else ""
         return (
-            f"out of memory, by the estimate: a micro-batch of {self.size} needs{of} {self.asked}; there are "
-            f"{_spelled(self.limit)} of memory; {fix}"
+            f"out of memory, by the estimate: a micro-batch of {self.size} needs{of} {self.asked}; it may "
+            f"have {_spelled(self.limit)} (train.memory_limit, else what the device has); {fix}"
         )
 
 

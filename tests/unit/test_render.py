@@ -62,7 +62,10 @@ def text_of(shown: Any, width: int = 100) -> str:
         ([1.0, math.nan, 0.0], "█ ▁"),
         ([math.inf, -1.0], " ▁"),
         ([math.nan], " "),
-        ([9.0, *range(16)], "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"),
+        ([*range(16)], "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"),
+        ([0.0, 2.0, math.nan] * 16, "▁" * 16),
+        ([*range(64)], "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"),
+        ([math.nan] * 32 + [1.0] * 32, "        ▁▁▁▁▁▁▁▁"),
     ],
 )
 def test_sparkline(values, blocks):

@@ -40,8 +40,9 @@ def _fitting(train: Sequence[float], validation: Sequence[float], last: int) -> 
     risen = (at_end - validation[best - 1]) / max(abs(validation[best - 1]), 1e-12)
     fallen = (train[0] - min(train)) / max(abs(train[0]), 1e-12)
     figure = (
-        f"the validation loss ends {abs(gap):.0%} {'above' if gap >= 0 else 'below'} the training loss (overfitting "
-        f"over {GAP:.0%}), which changes by {slope:+.1%} an epoch (underfitting under {-SLOPE:.0%})"
+        f"over the last {last} epochs the validation loss lies {abs(gap):.0%} of itself "
+        f"{'above' if gap >= 0 else 'below'} the training loss (overfitting: over {GAP:.0%} above), "
+        f"which changes by {slope:+.1%} an epoch (underfitting under {-SLOPE:.0%})"
     )
     if best <= n - last and risen > SLOPE * last and gap > GAP / 2:
         advice = (
