@@ -113,7 +113,7 @@ def join(storage: str, home: Home, study: str | None) -> int:
         return 0
     from hpo.worker import Worker, serve  # and with it torch
 
-    worker = Worker(ledger, home, "joined", say, worth_while=lambda waited: driven() is not None)
+    worker = Worker(ledger, home, "joined", say, worth_while=lambda study_id, _: study_id in (driven() or ()))
     signals: list[int] = []
 
     def leave(number: int, _: FrameType | None) -> None:

@@ -161,9 +161,16 @@ class LedgerReporter:
         return True
 
     def obeyed(self, outcome: Outcome) -> Outcome:
-        """How the attempt has ended. One that was told to leave has left, whatever a loop of one's own made of it."""
-        left = self._told.kind == "leave" and outcome.kind not in ("preempted", "lost")
-        return Outcome("preempted", step=self._told.step or 0) if left else outcome
+        """How the attempt has ended. One that was told to leave has left, whatever a loop of one's own made of that."""
+        told, ended = self._told, outcome.kind
+        if (
+            told.kind != "leave"
+            or ended in ("preempted", "lost")
+            or not hasattr(self._opened.study.task_class(), "fit")
+        ):
+            return outcome
+        self.event("leave_ignored", step=told.step, ended=ended, error=outcome.error)
+        return Outcome("preempted", step=told.step or 0)
 
     def _check_obeyed(self, step: int) -> None:
         """A loop that trains on after it was told to end would make its strategy one that ends nothing."""

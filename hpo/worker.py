@@ -15,6 +15,7 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class Worker:
 
     `say` is told, in a line each, of the trials it takes and how they end; `show`, every ten seconds and at its end, in
     a line how the one that it trains is getting on. At a rung a trial waits for those before it while that is
-    `worth_while` after so many seconds: while a driver takes trials back from the dead.
+    `worth_while` in its study after so many seconds: while a driver takes trials back from the dead.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Worker:
         executor: str,
         say: Callable[[str], None] = lambda _: None,
         show: Callable[[str], None] | None = None,
-        worth_while: Callable[[float], bool] = lambda waited: True,
+        worth_while: Callable[[int, float], bool] = lambda study_id, waited: True,
     ) -> None:
         self._ledger, self._home, self._say, self._show = ledger, home, say, show
         self._worth_while = worth_while
@@ -109,7 +110,7 @@ class Worker:
                 opened = self._open(taken.study_id)
                 self._say(f"{opened.name}: trial {taken.number} begins, attempt {taken.fence}")
                 asked = (self._ledger, self._home, opened, taken, preempted, self._system)
-                reporter = LedgerReporter(*asked, self._worth_while)
+                reporter = LedgerReporter(*asked, partial(self._worth_while, taken.study_id))
                 outcome = reporter.obeyed(self._fit(opened, taken, reporter))
             except (CheckpointError, UserError) as error:
                 # This place is at fault, its disk or its home, and not the trial: it waits for another worker.

@@ -39,7 +39,7 @@ class Inline:
         self._ledger = Ledger(context.storage, create=False)
         show = (lambda text: print(text, flush=True)) if sys.stdout.isatty() else None
         self._worker = Worker(
-            self._ledger, context.home, self.name, show=show, worth_while=lambda waited: waited < WAIT
+            self._ledger, context.home, self.name, show=show, worth_while=lambda _, waited: waited < WAIT
         )
 
     def step(self) -> bool:

@@ -368,6 +368,12 @@ def test_of_every_so_many_epochs_the_first_stays_also_where_it_is_asked_after_ea
     assert [ref for ref in all_refs if ref not in expired(all_refs, keep)] == refs
 
 
+def test_of_every_so_many_epochs_one_stays_where_not_every_epoch_is_saved():
+    refs = [CheckpointRef(Path(f"step-{epoch}"), epoch, epoch, "", 0) for epoch in range(20, 0, -2)]
+    gone = {ref.epoch for ref in expired(refs, CheckpointConfig(keep_last=1, keep_every=5))}
+    assert [ref.epoch for ref in refs if ref.epoch not in gone] == [20, 16, 10, 6]
+
+
 def refs_of(directory: Path, size: int, shared: int = 0) -> list[CheckpointRef]:
     """Six, newest first, each of a file of its own and one that all of them share."""
     first = directory / "step-1" / "shared"

@@ -20,11 +20,12 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads, writes
 from hpo.ledger.claims import Claim, claim
 from hpo.ledger.process import Process
-from hpo.ledger.tables import attempts, decisions, reports, studies
+from hpo.ledger.tables import attempts, decisions, events, reports, studies
 from hpo.opening import Options
 from hpo.reporter import LedgerReporter, Opened
 from hpo.run import Request, declare
 from hpo.system import SystemMetrics
+from hpo.worker import Worker
 from trainer.report import Outcome, Verdict
 
 CURVES = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
@@ -71,7 +72,7 @@ STUDY = Study(
 class Rungs:
     """Three trials of one study, each claimed by an attempt of its own; their first rung is epoch 1."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, claimed: int = 3) -> None:
         self.home, self.ledger = home, Ledger(home.create().storage)
         flags: dict[str, Any] = {"reference": CURVES, "window": 4, "sampler": "random", "strategy": "asha"}
         study, spec = declare(Request(home, **flags), self.ledger, workers=1)
@@ -82,7 +83,7 @@ class Rungs:
         self.ledger.transact(lambda c: writes.register(c, self.me, "inline"))
         row = self.ledger.look(lambda c: c.execute(select(studies)).mappings().one())
         self.opened, self.leaving = Opened(dict(row)), threading.Event()
-        self.claims = self.claim(3)
+        self.claims = self.claim(claimed)
 
     def claim(self, n: int) -> list[Claim]:
         return self.ledger.transact(lambda c: claim(c, self.me.id, uuid.uuid4().hex, [1], n))
@@ -197,7 +198,24 @@ def test_where_waiting_comes_to_nothing_it_leaves_whatever_a_loop_makes_of_that(
     with pytest.raises(RuntimeError, match="told to leave at step 1 and reported step 2"):
         reporter.report(2, {"val/loss": 1.0}, epoch=2)
     assert reporter.obeyed(made_of_it) == Outcome("preempted", step=1)
+    [fields] = rungs.ledger.look(
+        lambda c: c.execute(select(events.c.fields).where(events.c.kind == "leave_ignored")).scalars()
+    )
+    assert fields == {"step": 1, "ended": made_of_it.kind, "error": made_of_it.error}, "nothing is swallowed"
     assert rungs.told(1) == (1, 0), "nothing beyond the rung, which is undecided"
+
+
+def test_a_worker_asks_whether_waiting_in_that_study_comes_to_anything(tmp_path):
+    """One that joined several studies leaves a rung whose own driver is gone."""
+    rungs, asked = Rungs(Home(tmp_path / "home"), claimed=1), []
+    worker = Worker(
+        rungs.ledger, rungs.home, "joined", worth_while=lambda study, waited: not asked.append(study) and waited < 0.1
+    )
+    assert worker.run_one([1])
+    worker.close()
+    rows = rungs.ledger.look(lambda c: c.execute(select(attempts.c.trial_id, attempts.c.outcome)).all())
+    rungs.ledger.close()
+    assert rows == [(1, None), (2, "preempted")] and set(asked) == {1}
 
 
 def test_one_that_is_paused_is_waited_for_no_longer(rungs):

@@ -72,6 +72,7 @@ def test_it_survives_json():
         {"schedule": {"warmup_ratio": 1.5}},
         {"guard": {"max_consecutive": 0}},
         {"checkpoint": {"keep_last": 0}},
+        {"checkpoint": {"keep_every": 2}, "folds": 2},
     ],
 )
 def test_refused(given):

@@ -219,10 +219,11 @@ def expired(
 
 
 def _regular(committed: Sequence[CheckpointRef], every: int | None) -> list[CheckpointRef]:
-    """The first one after each `every` epochs."""
-    pairs = zip(committed, [*committed[1:], None], strict=True)
-    first = (ref for ref, before in pairs if ref.epoch and (before is None or before.epoch != ref.epoch))
-    return [ref for ref in first if every is not None and ref.epoch % every == 0]
+    """The first one from each `every` epochs on."""
+    if every is None:
+        return []
+    epochs = [ref.epoch // every for ref in committed]
+    return [ref for ref, now, before in zip(committed, epochs, [*epochs[1:], 0], strict=True) if now > before]
 
 
 def best_of(

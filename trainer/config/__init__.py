@@ -169,9 +169,13 @@ class TrainConfig(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _folds_are_of_one_process(self) -> TrainConfig:
+    def _folds_are_possible(self) -> TrainConfig:
         if self.folds > 1 and self.parallel.ranks > 1:
             raise ValueError("folds are trained by one process: leave parallel out, or folds=1.")
+        if self.folds > 1 and self.checkpoint.keep_every is not None:
+            raise ValueError(
+                "checkpoint.keep_every counts epochs, which each fold begins anew: leave it out, or folds=1."
+            )
         return self
 
     @model_validator(mode="after")
