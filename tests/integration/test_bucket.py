@@ -156,7 +156,18 @@ def test_two_workers_without_a_common_directory_interrupted_and_resumed_where_no
 ):
     """The one that drives has a worker here, another joins from a home of its own; then this home loses its files."""
     here, there, storage = tmp_path / "here", tmp_path / "there", postgres_database()
-    flags = ("--study", TINY, "--trials", "6", "--window", "4", "-o", "pause=0.05")
+    flags = (
+        "--study",
+        TINY,
+        "--trials",
+        "6",
+        "--window",
+        "4",
+        "-o",
+        "pause=0.05",
+        "--strategy",
+        "none",
+    )  # long enough to be joined
     driver = start("run", *flags, "--workers", "1", "--checkpoints", bucket, home=here, storage=storage)
     ledger = eventually(lambda: Ledger(storage, create=False), Exception)
     eventually(lambda: rows(ledger, checkpoints.c.id)[0], IndexError)
