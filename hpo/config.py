@@ -249,11 +249,13 @@ def _adapter(config_type: type[BaseModel], path: str) -> TypeAdapter[Any]:
 def misfit(config_type: type[BaseModel], path: str, value: Any) -> str | None:
     """Why `value` is refused by the field's type and constraints, or None where it is accepted."""
     try:
-        _adapter(config_type, path).validate_json(json.dumps(value, allow_nan=False), strict=True)
+        read = _adapter(config_type, path).validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as error:
         return _reasons(error.errors(include_url=False))
     except (TypeError, ValueError):
         return "input should be a JSON value, its numbers finite"
+    if isinstance(value, int) and isinstance(read, float) and read != value:
+        return f"no float is exactly that, the nearest is {read!r}"
     return None
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import Annotated, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -155,6 +155,7 @@ json_scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=F
 @given(
     st.sampled_from(["train.num_epochs", "train.optim.lr", "model.tag", "train.clip_norm", "train.nope"]), json_scalars
 )
+@example("train.optim.lr", 2**53 + 1)
 @settings(max_examples=150, deadline=None)
 def test_any_override_gives_a_configuration_that_survives_json_or_a_sentence(path, value):
     try:
