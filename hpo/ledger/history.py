@@ -85,11 +85,7 @@ _STATES = (
 
 
 class Unsettled(Exception):
-    """Trials before the one that is decided have neither come to its epoch nor ended; `states` are theirs."""
-
-    def __init__(self, states: Collection[str]) -> None:
-        super().__init__(f"{len(states)} trials have neither come to the epoch nor ended")
-        self.states = states
+    """Trials before the one that is decided have neither come to its epoch nor ended."""
 
 
 @dataclass(frozen=True)
@@ -348,8 +344,8 @@ class LedgerHistory:
         if self._limit is None:
             losses = self._known.ranking(epoch, epoch + 1).losses
             return {number: loss for number, loss in losses.items() if number != self.number}
-        if states := self.unsettled(epoch):
-            raise Unsettled(states)
+        if self.unsettled(epoch):
+            raise Unsettled
         losses = self._curves.ranking(epoch, epoch + 1).losses
         return {number: loss for number, loss in losses.items() if number < self.number}
 
