@@ -190,9 +190,8 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
         name: lambda sampler=sampler, strategy=strategy: Ours(sampler, strategy, dimensions, seed)
         for name, (sampler, strategy) in ours.items()
     }
-    ordered = 1 if workers == 1 else max(4, 2 * workers)  # as `hpo run` has it
+    ordered = max(4, 2 * workers)  # as `hpo run` has it
     found["the default"] = lambda: Ours("auto", None, dimensions, seed, ordered)
-    found["the default at window 4"] = lambda: Ours("auto", None, dimensions, seed, 4)
     found["tpe + the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
     for sampler, pruner in (("tpe", "median"), ("random", "halving"), ("tpe", "halving"), ("tpe", "hyperband")):
         found[f"optuna {sampler} + {pruner}"] = lambda sampler=sampler, pruner=pruner: Optuna(

@@ -215,7 +215,7 @@ WindowOption = Annotated[
         "--window",
         min=1,
         max=100_000,
-        help="Trials open at a time.  [default: 1 of one worker, else twice the workers, but at least 4]",
+        help="Trials open at a time.  [default: twice the workers, but at least 4]",
     ),
 ]
 EnqueueOption = Annotated[

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, select, union_all
+from sqlalchemy import ColumnElement, Select, bindparam, exists, select, union_all
 from sqlalchemy.engine import Connection
 
 from hpo.budget import spelled
 from hpo.clock import Clock
 from hpo.config import near
 from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import TERMINAL_STATES, asks, machine_dependent, reports, trials
+from hpo.ledger.tables import TERMINAL_STATES, UNSETTLED, asks, decisions, machine_dependent, reports, trials
 from hpo.objective import best_of
+from hpo.search.strategy import make_strategy
 from hpo.words import counted
 
 
@@ -34,6 +36,7 @@ class Trial:
     step: int = -1  # up to which the curve has been read
     from_epoch: int = 0
     child: bool = False  # it goes on from another one's checkpoint
+    decided: bool = True  # whether the strategy has answered its last report
 
     @property
     def why(self) -> str:
@@ -68,6 +71,7 @@ class Progress:
         self.max_epochs: int | None = row["max_epochs"]
         self.max_seconds: float | None = row["max_seconds"]
         self.spec: dict[str, Any] = row["spec"]
+        self._strategy = make_strategy(self.spec["strategy"])
         self.data: dict[str, Any] = row["environment"].get("data", {})
         self.tracking_uri: str = row["environment"]["tracking_uri"]
         self.refresh()
@@ -91,6 +95,22 @@ class Progress:
     def begins(self) -> bool:
         """Whether nothing has been trained yet since this process began to watch."""
         return (self.ended + self.paused, self.epochs) == (self._halted_before, self._epochs_before)
+
+    @property
+    def at_rung(self) -> set[int]:
+        """The trials that wait there, by number: in ordered mode for all before them to come so far or end."""
+        found, behind = set[int](), math.inf
+        for trial in (self.trials[number] for number in sorted(self._open)):
+            if behind < trial.epoch and self._asks(trial):
+                found.add(trial.number)
+            if trial.state in UNSETTLED:
+                behind = min(behind, trial.epoch)
+        return found
+
+    def _asks(self, trial: Trial) -> bool:
+        """Whether the strategy has yet to answer its last report."""
+        going = trial.state == "running" and not trial.decided and trial.epoch != trial.num_epochs
+        return going and self.spec["order"] == "ordered" and self._strategy.wants(trial.epoch)
 
     @property
     def elapsed(self) -> float:
@@ -195,6 +215,9 @@ class Progress:
         return fresh, list(reads.curves(connection, self._id, self.metrics[:1], begun, after=after))
 
 
+_DECIDED = exists().where(decisions.c.trial_id == trials.c.id, decisions.c.step == trials.c.step)
+
+
 def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
     return (
         select(
@@ -205,6 +228,7 @@ def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             trials.c.parent,
             trials.c["values"].label("objectives"),
             trials.c.error,
+            _DECIDED.label("decided"),
             asks.c.params,
             asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
             asks.c.config[("train", "folds")].as_integer().label("folds"),
@@ -235,5 +259,5 @@ _FRESH = union_all(
 def _trial(row: Any) -> Trial:
     last = row["folds"] if (row["folds"] or 1) > 1 else row["num_epochs"]  # what a trial's epochs are counted to
     at = (row["epoch"], last, row["objectives"] or [])
-    begun = {"from_epoch": row["from_epoch"], "child": row["parent"] is not None}
-    return Trial(row["number"], row["state"], *at, row["params"], row["error"], **begun)
+    more = {"from_epoch": row["from_epoch"], "child": row["parent"] is not None, "decided": row["decided"]}
+    return Trial(row["number"], row["state"], *at, row["params"], row["error"], **more)

@@ -154,7 +154,9 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
 def doing(progress: Progress) -> str:
     """What is waited for."""
     if running := progress.states["running"]:
-        return f"{counted(running, 'trial')} running" + (", in the first epoch" if progress.begins else "")
+        held = len(progress.at_rung)
+        waits = f", {held} of them at a rung until earlier ones come there" if held else ""
+        return f"{counted(running, 'trial')} running" + (", in the first epoch" if progress.begins else waits)
     return "no trial is running" if progress.epochs else "workers are starting"
 
 
@@ -197,7 +199,8 @@ def _table(progress: Progress, width: int, rows: int) -> Table:
     newest = [*leading, *newest[len(leading) :]]
     judged = len(progress.metrics)
     names = ["trial", "epoch", "state", *progress.metrics, "curve"]
-    cells = [_cells(trial, trial in progress.best, judged) for trial in newest]
+    held = progress.at_rung
+    cells = [_cells(trial, trial in progress.best, judged, trial.number in held) for trial in newest]
     if width < WIDE:  # where there is no room for curves there is still some for parameters
         names, cells = names[:-1], [[*row[:-2], row[-1]] for row in cells]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -212,13 +215,13 @@ def _table(progress: Progress, width: int, rows: int) -> Table:
     return table
 
 
-def _cells(trial: Trial, best: bool, judged: int) -> list[Text]:
+def _cells(trial: Trial, best: bool, judged: int, held: bool) -> list[Text]:
     marked = "bold green" if best else ""
     shown = [number(value) for value in trial.shown]
     return [
         Text(f"{'★ ' if best else ''}{trial.number}", style=marked),
         Text(epochs(trial)),
-        Text(trial.state, style=_STYLE[trial.state]),
+        Text("at rung" if held else trial.state, style="dim" if held else _STYLE[trial.state]),
         *(Text(text, style=marked) for text in [*shown, *[""] * judged][:judged]),
         Text(sparkline(trial.curve)),
         Text(trial.why or short_params(trial.params), "red" if trial.why else "dim", no_wrap=True, overflow="ellipsis"),

@@ -32,7 +32,7 @@ from hpo.tracking.mlflow import check_uri, silence, tracker_name
 from hpo.words import command
 
 ORDERS = ("ordered", "async")
-WINDOW = 4  # at least, but of one worker in ordered mode
+WINDOW = 4  # trials open at a time, at least
 MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
 
@@ -314,14 +314,13 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     strategy = request.strategy and _strategy(request.strategy, study)
     chosen = strategy or (stored.strategy if stored else study.strategy)
     promotes = demands.promotes(chosen, request.order)
-    alone = workers == 1 and request.order != "async"
     defaults = stored or StudySpec(
         reference=study.reference,
         name=name,
         **_sampling(study.sampler),
         strategy=dict(study.strategy),
         order="async" if promotes else "ordered",
-        window=workers if promotes or alone else max(WINDOW, 2 * workers),
+        window=workers if promotes else max(WINDOW, 2 * workers),
         objectives=[objective.to_json() for objective in study.objectives],
         constraints=[one.to_json() for one in study.constraints],
         metrics=list(study.metrics),

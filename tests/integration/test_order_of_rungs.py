@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from sqlalchemy import select
 
+from hpo.clock import SystemClock
 from hpo.driver import Driver
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
@@ -22,6 +24,8 @@ from hpo.ledger.claims import Claim, claim
 from hpo.ledger.process import Process
 from hpo.ledger.tables import attempts, decisions, events, reports, studies
 from hpo.opening import Options
+from hpo.progress import Progress
+from hpo.render import doing, screen
 from hpo.reporter import LedgerReporter, Opened
 from hpo.run import Request, declare
 from hpo.system import SystemMetrics
@@ -155,6 +159,24 @@ def test_a_trial_is_held_against_all_before_it_whoever_comes_first(rungs):
     assert rungs.report(0, 1.0) == Verdict("continue", 1)
     assert middle.end().reason == "rank 2 of 2 at rung 0 (epoch 1); the best 1 go on"
     assert last.end().reason == "rank 3 of 3 at rung 0 (epoch 1); the best 1 go on"
+
+
+def test_what_waits_at_a_rung_is_shown(rungs):
+    """Else a run that stands still looks like one that trains."""
+    progress = Progress(rungs.ledger, rungs.opened.name, SystemClock())
+    late = waits(rungs, 2, 0.5)
+    progress.refresh()
+    assert progress.at_rung == {2}
+    assert doing(progress) == "3 trials running, 1 of them at a rung until earlier ones come there"
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as shown:
+        console.print(screen(progress, "", 100, 20))
+    assert ["at rung" in line for line in shown.get().splitlines()[-3:]] == [False, False, True]
+    rungs.report(0, 1.0)
+    rungs.end(1, Outcome("user_error", error="it has ended"))
+    assert late.end().kind == "continue"
+    progress.refresh()
+    assert progress.at_rung == set(), "what it was told is what it trains by"
 
 
 def test_what_comes_after_a_trial_is_nothing_to_it(rungs):
