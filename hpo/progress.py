@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, exists, select, union_all
+from sqlalchemy import ColumnElement, Select, bindparam, exists, func, select, union_all
 from sqlalchemy.engine import Connection
 
 from hpo.budget import spelled
@@ -36,7 +36,7 @@ class Trial:
     step: int = -1  # up to which the curve has been read
     from_epoch: int = 0
     child: bool = False  # it goes on from another one's checkpoint
-    decided: bool = True  # whether the strategy has answered its last report
+    asks: bool = False  # whether its last report closed an epoch, by all that it is judged by, and has no verdict
 
     @property
     def why(self) -> str:
@@ -72,6 +72,7 @@ class Progress:
         self.max_seconds: float | None = row["max_seconds"]
         self.spec: dict[str, Any] = row["spec"]
         self._strategy = make_strategy(self.spec["strategy"])
+        self._judged = {one["metric"] for one in (*self.spec["objectives"], *self.spec["constraints"])}
         self.data: dict[str, Any] = row["environment"].get("data", {})
         self.tracking_uri: str = row["environment"]["tracking_uri"]
         self.refresh()
@@ -100,6 +101,8 @@ class Progress:
     def at_rung(self) -> set[int]:
         """The trials that wait there, by number: in ordered mode for all before them to come so far or end."""
         found, behind = set[int](), math.inf
+        if self.spec["order"] != "ordered":
+            return found
         for trial in (self.trials[number] for number in sorted(self._open)):
             if behind < trial.epoch and self._asks(trial):
                 found.add(trial.number)
@@ -109,8 +112,8 @@ class Progress:
 
     def _asks(self, trial: Trial) -> bool:
         """Whether the strategy has yet to answer its last report."""
-        going = trial.state == "running" and not trial.decided and trial.epoch != trial.num_epochs
-        return going and self.spec["order"] == "ordered" and self._strategy.wants(trial.epoch)
+        going = trial.state == "running" and trial.asks and trial.epoch != trial.num_epochs
+        return going and self._strategy.wants(trial.epoch)
 
     @property
     def elapsed(self) -> float:
@@ -207,6 +210,7 @@ class Progress:
         """The trials that are new or were open, and the points of their curves that are new."""
         waiting = [number for number in self._open if self.trials[number].state == "paused"]
         where = {"study": self._id, "first": self._next, "going": self._open.difference(waiting), "paused": waiting}
+        where |= {"judged": list(self._judged), "all_judged": len(self._judged)}
         fresh = [_trial(row) for row in connection.execute(_FRESH, where).mappings()]
         begun = [trial.number for trial in fresh if trial.state != "waiting"]
         if not begun:
@@ -215,7 +219,10 @@ class Progress:
         return fresh, list(reads.curves(connection, self._id, self.metrics[:1], begun, after=after))
 
 
+_LAST = (reports.c.trial_id == trials.c.id) & (reports.c.step == trials.c.step) & (reports.c.epoch == trials.c.epoch)
+_JUDGED = select(func.count()).where(_LAST, reports.c.fold == 0, reports.c.key.in_(bindparam("judged", expanding=True)))
 _DECIDED = exists().where(decisions.c.trial_id == trials.c.id, decisions.c.step == trials.c.step)
+_ASKS = (_JUDGED.scalar_subquery() == bindparam("all_judged")) & ~_DECIDED
 
 
 def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
@@ -228,7 +235,7 @@ def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             trials.c.parent,
             trials.c["values"].label("objectives"),
             trials.c.error,
-            _DECIDED.label("decided"),
+            _ASKS.label("asks"),
             asks.c.params,
             asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
             asks.c.config[("train", "folds")].as_integer().label("folds"),
@@ -259,5 +266,5 @@ _FRESH = union_all(
 def _trial(row: Any) -> Trial:
     last = row["folds"] if (row["folds"] or 1) > 1 else row["num_epochs"]  # what a trial's epochs are counted to
     at = (row["epoch"], last, row["objectives"] or [])
-    more = {"from_epoch": row["from_epoch"], "child": row["parent"] is not None, "decided": row["decided"]}
+    more = {"from_epoch": row["from_epoch"], "child": row["parent"] is not None, "asks": row["asks"]}
     return Trial(row["number"], row["state"], *at, row["params"], row["error"], **more)

@@ -42,8 +42,9 @@ def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
         for axis in (axes.xaxis, axes.yaxis):
             if axis.get_scale() == "log":
                 _few_ticks(axis)
-        if axes.get_ylabel() == "Trial":  # a bar of colours
-            at_whole_numbers(axes.yaxis)
+        for axis in (axes.xaxis, axes.yaxis):  # of a history, of a bar of colours
+            if axis.get_label_text() == "Trial":
+                at_whole_numbers(axis)
         if isinstance(axes.xaxis.get_major_locator(), FixedLocator | StrCategoryLocator):
             _turn(axes, alone=panels.size == 1)
     for panel in panels.flat if panels.size > 1 else ():

@@ -22,7 +22,7 @@ def choice(objectives: int, number: int, warm: bool = False, window: int = NARRO
 
     one objective                freeze-thaw, a model of curves and configurations, up to trial 500, then tpe
     one objective, a warm start  tpe, since the trials of another study have no curves here
-    one, a window above 4        tpe, since the model does no better where it knows so little (docs/performance.md)
+    one, ordered, window above 4 tpe, since the model does no better where it knows so little (docs/log.md)
     several objectives           tpe up to trial 250, then nsga2, nsga3 from four on
 
     For several objectives as OptunaHub's AutoSampler chooses, but by trials asked instead of complete ones, and with no

@@ -179,6 +179,16 @@ def test_what_waits_at_a_rung_is_shown(rungs):
     assert progress.at_rung == set(), "what it was told is what it trains by"
 
 
+@pytest.mark.parametrize("metrics", [{"val/loss": 0.5}, {"val/other": 0.5}])
+def test_one_that_trains_is_not_said_to_wait(rungs, metrics):
+    """Neither between two epochs, nor after one that nothing is decided on."""
+    rungs.report(0, 1.0)
+    rungs.reporter(1).report(1, {"val/loss": 0.5}, epoch=1)
+    rungs.reporter(1).report(2, metrics, epoch=None if "val/loss" in metrics else 3)
+    rungs.claims[0] = rungs.claims[1]
+    assert Progress(rungs.ledger, rungs.opened.name, SystemClock()).at_rung == set()
+
+
 def test_what_comes_after_a_trial_is_nothing_to_it(rungs):
     late = waits(rungs, 2, 0.5)
     assert rungs.report(0, 1.0).kind == "continue"
