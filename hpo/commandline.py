@@ -190,7 +190,8 @@ SchedulerOption = Annotated[
     str | None,
     typer.Option(
         "--scheduler",
-        help="Of Ray Tune, for ray-tune: asha, fifo, hyperband, median, pb2 or pbt.  [default: as last, else asha]",
+        help="Of Ray Tune, for ray-tune: asha, bohb, fifo, hyperband, median, pb2 or pbt.  "
+        "[default: as last, else asha]",
     ),
 ]
 SamplerOption = Annotated[
@@ -215,7 +216,8 @@ WindowOption = Annotated[
         "--window",
         min=1,
         max=100_000,
-        help="Trials open at a time.  [default: twice the workers, but at least 4]",
+        help="Trials open at a time.  [default: twice the workers, at least 4; under strategies that "
+        "pause as many as workers, of a population its size]",
     ),
 ]
 EnqueueOption = Annotated[

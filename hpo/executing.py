@@ -20,7 +20,7 @@ EXECUTORS = {
     "ray": "hpo.executors.ray:Ray",
     "ray-tune": "hpo.executors.ray_tune:RayTune",
 }
-SCHEDULERS = ("asha", "fifo", "hyperband", "median", "pb2", "pbt")  # of Ray Tune's, for ray-tune
+SCHEDULERS = ("asha", "bohb", "fifo", "hyperband", "median", "pb2", "pbt")  # of Ray Tune's, for ray-tune
 MAX_WORKERS_PER_CORE = 8  # more processes than that only wait for each other, and may take the host down
 MAX_WORKERS = 10_000  # of a cluster
 

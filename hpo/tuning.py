@@ -189,6 +189,11 @@ class _Proposals(Searcher):
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
         """The ledger knows."""
 
+    def on_pause(self, trial_id: str) -> None:
+        """HyperBandForBOHB tells so: a paused trial makes room for a new one, for which Tune asks by itself."""
+
+    def on_unpause(self, trial_id: str) -> None: ...
+
     def save(self, checkpoint_path: str) -> None:
         """There is nothing that the ledger has not."""
 
@@ -238,6 +243,8 @@ def make_scheduler(name: str | None, study: Study) -> Any:
             return schedulers.ASHAScheduler(time_attr="epoch", max_t=epochs)
         case "hyperband":
             return schedulers.HyperBandScheduler(time_attr="epoch", max_t=epochs)
+        case "bohb":
+            return schedulers.HyperBandForBOHB(time_attr="epoch", max_t=epochs)
         case "median":
             return schedulers.MedianStoppingRule(time_attr="epoch", grace_period=1)
         case "pbt":

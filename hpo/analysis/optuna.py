@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy import RowMapping
 
 from hpo.dimensions import Choice, Dimension, Float, Int
 from hpo.errors import StudyError
@@ -47,6 +48,7 @@ def to_optuna(
     try:
         with ledger.read() as connection:
             row = reads.study_row(connection, name)
+            _check_searched(row)
             trials = reads.trial_rows(connection, row["id"])
             metrics = reads.last_values(connection, [trial["id"] for trial in trials])
             curves: dict[int, dict[int, float]] = {}
@@ -61,6 +63,11 @@ def to_optuna(
     for trial in trials:
         copy.add_trial(_frozen(study, trial, curves.get(trial["number"], {}), metrics.get(trial["id"], {})))
     return copy
+
+
+def _check_searched(row: RowMapping) -> None:
+    if of := row["spec"]["listed_of"]:
+        raise StudyError(f"{row['name']} trains configurations of {of} again and searches nothing: give --study {of}.")
 
 
 def _frozen(study: Study, trial: dict[str, Any], curve: dict[int, float], metrics: dict[str, float]) -> FrozenTrial:

@@ -18,6 +18,7 @@ from hpo.analysis import ticks
 from hpo.analysis.importance import Target, importances, lacking_importances, quiet
 from hpo.config import near
 from hpo.errors import UserError
+from hpo.search.modelled import quiet_optuna
 from hpo.words import endings
 
 PAGE = "plots.html"
@@ -122,8 +123,7 @@ def draw(of: Subject, kinds: Sequence[str], directory: Path) -> dict[str, Path]:
     _check_installed()
     params = _by_importance(of)
     files = {f"{kind}.png": directory / f"{kind}.png" for kind in kinds} | {PAGE: directory / PAGE}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with quiet_optuna():
         warnings.filterwarnings("ignore", "Attempt(ing)? to set", UserWarning)  # of axes on which all trials are alike
         quiet()
         try:

@@ -39,7 +39,7 @@ def distribution(coordinate: Coordinate) -> BaseDistribution:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Keep what Optuna says about its own working from the user."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -53,7 +53,7 @@ def _quiet() -> Iterator[None]:
 
 def quiet_study(directions: Sequence[Literal["minimize", "maximize"]], name: str | None = None) -> optuna.Study:
     """A new study in memory, without the line that Optuna logs about it."""
-    with _quiet():
+    with quiet_optuna():
         return optuna.create_study(directions=directions, study_name=name)
 
 
@@ -156,7 +156,7 @@ class Modelled(ABC):
         self._catch_up(number)
         seed = ask_seed(self._seed, number)
         before = self._study_attributes()
-        with _quiet():
+        with quiet_optuna():
             trial = self._ask(self._sampler(seed % 2**32), self._distributions)
         coordinates = {path: trial.params[path] for path in self._distributions}
         trial_attrs = self._kept(self._attributes_of(number).system_attrs)

@@ -97,6 +97,12 @@ def test_a_study_run_in_parts_is_the_study_run_at_once(tmp_path, sampler):
     assert part == whole
 
 
+@pytest.mark.parametrize(("workers", "window"), [(1, 4), (2, 4), (3, 6), (8, 16)])
+def test_the_window_follows_the_workers_from_two_on(tmp_path, workers, window):
+    _, spec = declare(Request(Home(tmp_path), reference="mlp"), None, workers=workers)
+    assert (spec.order, spec.window) == ("ordered", window)
+
+
 @pytest.mark.parametrize("other", [{"sampler": "random"}, {"strategy": "none"}, {"window": 5}, {"seed": 1}])
 def test_what_decides_a_study_changes_its_digest(tmp_path, other):
     flags = {"sampler": "tpe", "strategy": "asha"}

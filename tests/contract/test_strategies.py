@@ -57,6 +57,8 @@ SPECS = [
 ]
 # Decided by the order of losses, whatever their scale.
 RANKED = ("none", "asha", "asha-promote", "halving", "hyperband")
+# By whole curves of complete trials.
+WHOLE = ("median", "percentile", "patient", "wilcoxon")
 
 
 def judged_alone(strategy):
@@ -192,6 +194,35 @@ def test_only_what_a_window_lets_be_known_counts(strategy, seed):
         kept |= {k: [point for point in tables[k] if point[0] <= epoch] for k in tables if number - 3 < k < number}
         known = {k: states.get(k, "running") if k <= number - 3 else "running" for k in kept}
         assert strategy.decide(TableHistory(number, epoch, kept, known, number - 3)) == verdict
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_at_every_epoch_goes_on(strategy, seed):
+    """So the best of a study only ever improves: nobody ahead of all others is stopped, or put in another's place."""
+    others = {n: [(e, 0.8 + x) for e, x in curve] for n, curve in curves(seed).items()}
+    leader = [(epoch, 0.5 - 0.02 * epoch) for epoch in range(1, 13)]
+    states = {n: "complete" if len(curve) == 12 else "pruned" for n, curve in others.items()}
+    for length, (epoch, _) in enumerate(leader, 1):
+        if strategy.wants(epoch):
+            verdict = strategy.decide(TableHistory(99, epoch, others | {99: leader[:length]}, states))
+            assert verdict.kind in ("continue", "pause"), verdict
+
+
+@pytest.mark.parametrize(
+    "spec", [one for one in SPECS if one["name"] in WHOLE and "eta" not in str(one)], ids=json.dumps
+)
+@pytest.mark.parametrize("state", ["failed", "infeasible"])
+def test_curves_of_trials_that_failed_are_held_against_nobody(strategy, state):
+    """At a rung, where losses alone are ranked, they stand by what they had there."""
+    full = curves(3, nan=0.0)
+    broken = {200 + n: [(e, -1.0) for e, _ in curve] for n, curve in full.items()}
+    verdicts, tables, states = simulate(strategy, full)
+    known = states | dict.fromkeys(broken, state)
+    for (number, epoch), verdict in verdicts.items():
+        seen = {n: curve for n, curve in tables.items() if n < number}
+        seen[number] = [point for point in full[number] if point[0] <= epoch]
+        now = {n: known[n] for n in (*seen, *broken)} | {number: "running"}
+        assert strategy.decide(TableHistory(number, epoch, seen | broken, now)) == verdict
 
 
 @pytest.mark.parametrize("spec", [one for one in SPECS if one["name"] != "threshold"], ids=json.dumps)

@@ -219,6 +219,21 @@ def test_along_an_axis_of_whole_numbers_stand_no_others(drawn, kind):
             assert 2 <= len(shown) <= 12
 
 
+def test_a_history_of_few_trials_counts_whole_ones(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    kept = {}
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: kept.update({Path(path).stem: figure}))
+    plots.draw(plots.subject(known(2), None), ["history"], tmp_path)
+    places = kept["history"].axes[0].xaxis.get_majorticklocs()
+    assert len(places) >= 2 and all(place == round(place) for place in places)
+
+
+def test_what_optuna_logs_of_its_own_working_is_left_out(tmp_path, capfd):
+    plots.draw(plots.subject(known(1), None), ["contour"], tmp_path)
+    assert "unique value length" not in capfd.readouterr().err
+
+
 def test_on_the_page_too_stand_no_others():
     study = layered()
     whole = ticks.whole_numbers(study)
@@ -349,6 +364,13 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
     assert other.exit_code == 2
     assert "study 'mlp-confirm' is there already and has trained others: name a new one by --name." in other.stderr
     assert not verify(home, home.storage, None, None).differences
+
+
+@pytest.mark.parametrize("what", ["plot", "importance"])
+def test_what_a_confirmation_has_not_searched_is_not_drawn(home, confirmed, what):
+    shown = hpo(home, what, "--study", "mlp-confirm")
+    said = "mlp-confirm trains configurations of mlp again and searches nothing: give --study mlp."
+    assert shown.exit_code == 2 and said in shown.stderr, shown.output
 
 
 def test_the_best_is_ablated_a_parameter_at_a_time(home):

@@ -182,7 +182,7 @@ def test_a_study_that_was_interrupted_is_resumed_to_its_end(tmp_path, ray_cluste
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "pbt", "pb2"])
+@pytest.mark.parametrize("scheduler", ["asha", "bohb", "hyperband", "median", "pbt", "pb2"])
 def test_every_scheduler_drives_a_study_to_its_end(tmp_path, scheduler):
     at = Run(tmp_path / "home")
     told = ("run", "--study", str(STUDY), "--trials", "4", "--executor", "ray-tune", "--scheduler", scheduler)
