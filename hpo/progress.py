@@ -72,7 +72,7 @@ class Progress:
         self.max_seconds: float | None = row["max_seconds"]
         self.spec: dict[str, Any] = row["spec"]
         self._strategy = make_strategy(self.spec["strategy"])
-        self._judged = {one["metric"] for one in (*self.spec["objectives"], *self.spec["constraints"])}
+        self._judged = {one["metric"] for one in (*self.spec["objectives"], *self.spec.get("constraints", ()))}
         self.data: dict[str, Any] = row["environment"].get("data", {})
         self.tracking_uri: str = row["environment"]["tracking_uri"]
         self.refresh()

@@ -66,7 +66,7 @@ def to_optuna(
 
 
 def _check_searched(row: RowMapping) -> None:
-    if of := row["spec"]["listed_of"]:
+    if of := row["spec"].get("listed_of"):
         raise StudyError(f"{row['name']} trains configurations of {of} again and searches nothing: give --study {of}.")
 
 
