@@ -1,6 +1,6 @@
 """The table of the study: ridge, a GRU, the model without each of its parts, the model, and one from a file.
 
-python -m studies.atft.results [--markets 4] [--seeds 2] [--config best.yaml] [-o data.market.num_days=900]
+python -m studies.atft.results [--markets 4] [--first 0] [--seeds 2] [--config best.yaml] [-o data.market.num_days=900]
 python -m studies.atft.results --path panel.parquet --folds 3 --seeds 3 [--keep DIRECTORY]
 
 Every row is trained by trainer.loop.fit and judged by its last epoch on the validation days: nothing is chosen there.
@@ -206,17 +206,18 @@ def configurations(base: Config, found: Mapping[str, Any] | None, only: Iterable
     return {name: row for name, row in rows.items() if not only or name in only or name == DEFAULT}
 
 
-def cells_of(base: Config, markets: int, folds: int) -> list[dict[str, Any]]:
-    """What differs between the markets, or between the walk-forward folds of a file."""
+def cells_of(base: Config, markets: int, folds: int, first: int = 0) -> list[dict[str, Any]]:
+    """What differs between the markets, counted from `first`, or between the walk-forward folds of a file."""
     if base.data.path:
         return [{"data.split.num_folds": folds, "data.split.fold": fold} for fold in range(folds)]
-    return [{"data.seed": market} for market in range(markets)]
+    return [{"data.seed": market} for market in range(first, first + markets)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.atft.results", description="The study's table.")
     parser.add_argument("--path", default="", help="a panel; without it synthetic markets")
     parser.add_argument("--markets", type=int, default=4)
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="the markets N, N + 1, ... (data.seed)")
     parser.add_argument("--folds", type=int, default=3, help="walk-forward folds of a panel")
     parser.add_argument("--seeds", type=int, default=2, help="of the training")
     parser.add_argument(
@@ -233,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = flatten(load_yaml(given.config)) if given.config else None
         rows = configurations(base, found, filter(None, (name.strip() for name in given.rows.split(","))))
         cells = []
-        for place in cells_of(base, given.markets, given.folds):
+        for place in cells_of(base, given.markets, given.folds, given.first):
             print(", ".join(f"{key}={value}" for key, value in place.items()), file=sys.stderr, flush=True)
             here = {name: apply(row, place) for name, row in rows.items()}
             cells.append(measured(apply(base, place), here, given.seeds, given.keep))

@@ -76,6 +76,12 @@ def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, 
     results.main(asked)
     assert capsys.readouterr().out == text, "what was kept is not trained again"
 
+    monkeypatch.setattr(results, "kept", lambda config, *_: np.full((2, 40, 4), 0.1 + config.data.seed))
+    results.main([*OPTIONS, "--markets", "2", "--first", "7", "--rows", "GRU"])
+    captured = capsys.readouterr()
+    assert [line for line in captured.err.splitlines() if "=" in line] == ["data.seed=7", "data.seed=8"]
+    assert "| default model | 7.6000 (" in captured.out
+
 
 def test_a_row_is_judged_on_the_validation_days_also_where_the_test_days_are_evaluated():
     base = results.apply(Config(), dict(results.parse_override(t) for t in TINY))
