@@ -33,16 +33,16 @@ class Raw(str):
 def near(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'a' or 'b'?` for those of `known` that resemble `name` most, three at most; else an empty string.
 
-    Paths resemble each other by their last parts first, of which `lr` stands for `learning_rate` too.
+    Paths resemble each other by their last parts first, of which `lr` stands for `learning_rate` too, then by parents.
     """
-    leaf = name.rpartition(".")[2]
+    parent, _, leaf = name.rpartition(".")
     short = "".join(word[:1] for word in leaf.split("_")) if "_" in leaf else leaf
     scores: dict[str, float] = {}
     for path in known:
-        end = path.rpartition(".")[2]
+        above, _, end = path.rpartition(".")
         alike, whole = 1.0 if end == short else _ratio(leaf, end), _ratio(name, path)
         if alike >= 0.6 or whole >= 0.7:
-            scores[path] = alike + whole - 0.1 * path.count(".")
+            scores[path] = alike + whole - 0.1 * path.count(".") + 0.3 * (above == parent)
     best = sorted(scores, key=lambda path: -scores[path])
     matches = [path for path in best[:3] if scores[path] > scores[best[0]] - 0.25]
     return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""
@@ -208,12 +208,19 @@ def _children(annotation: Any, name: str) -> list[Any]:
     return found
 
 
-def _leaves(annotation: Any, prefix: str = "", depth: int = 8) -> Iterator[str]:
-    for model in _models(annotation):
-        for name, field in model.model_fields.items():
+def _leaves(annotation: Any, like: str, prefix: str = "") -> Iterator[str]:
+    """The paths below `prefix`, of a dict with the entry that `like` has there: `phases.2` for `phase.2.lr`."""
+    depth, parts = prefix.count("."), like.split(".")
+    for one in _unwrap(annotation):
+        fields: dict[str, Any] = {}
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            fields = {name: field.annotation for name, field in one.model_fields.items()}
+        elif get_origin(one) in (dict, Mapping) and _ratio(".".join(parts[:depth]), prefix[:-1]) >= 0.8:
+            fields = {name: get_args(one)[1] for name in parts[depth : depth + 1] if name}
+        for name, inner in fields.items():
             yield prefix + name
-            if depth:
-                yield from _leaves(field.annotation, f"{prefix}{name}.", depth - 1)
+            if depth < 8:
+                yield from _leaves(inner, like, f"{prefix}{name}.")
 
 
 @lru_cache(maxsize=4096)
@@ -231,7 +238,7 @@ def field_type(config_type: type[BaseModel], path: str) -> Any:
                 if parts[: depth + 1] == ["train"]
                 else "."
             )
-            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type)) or train}")
+            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type, path)) or train}")
         annotation = children[0] if len(children) == 1 else Union[tuple(children)]  # noqa: UP007
     return annotation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from studies.atft.phases import PHASES, PhaseConfig, plan
 from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, ScheduleConfig, TrainConfig
@@ -179,6 +179,14 @@ class Config(Frozen):
     phases: dict[str, PhaseConfig] = Field(default_factory=lambda: dict(PHASES))
     evaluation: EvalConfig = EvalConfig()
     train: TrainConfig = TRAIN
+
+    @field_validator("phases", mode="before")
+    @classmethod
+    def _phases_known(cls, given: object) -> object:
+        """Before what an unknown phase lacks is complained of."""
+        if isinstance(given, dict) and (unknown := sorted(set(given) - set(PHASES), key=str)):
+            raise ValueError(f"{unknown[0]!r} is not a phase: choose among {', '.join(PHASES)}")
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -165,9 +165,8 @@ class GraphAttention(nn.Module):
     there, so that one that nobody leads hears little.
     """
 
-    SHARPNESS = (
-        10.0  # Adam moves a weight by the learning rate a step, too little for a bias that tells neighbours apart
-    )
+    # Adam moves a weight by the learning rate a step: too little for a bias that tells neighbours apart.
+    SHARPNESS = 10.0
 
     def __init__(self, hidden: int, heads: int, edge_features: int, dropout: float) -> None:
         super().__init__()

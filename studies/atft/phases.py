@@ -69,10 +69,8 @@ def behind(progress: float) -> float:
 def plan(phase: str, scale: Mapping[str, float] | None = None, phases: Mapping[str, PhaseConfig] = PHASES) -> Plan:
     """The run of one phase, named as in `phases`, or of ALL; its weights times the factors of `scale`.
 
-    Raises ConfigError where a name is unknown, no phase has a length, or all weights of one come to 0.
+    Raises ConfigError where `phase` or a term is unknown, no phase has a length, or all weights of one come to 0.
     """
-    if unknown := sorted(set(phases) - set(PHASES)):
-        raise ConfigError(f"phases.{unknown[0]} is not a phase: choose among {', '.join(PHASES)}.")
     if phase not in (*phases, ALL):
         raise ConfigError(f"loss.phase {phase!r} is not a phase: choose one of {', '.join((*phases, ALL))}.")
     scale = scale or {}

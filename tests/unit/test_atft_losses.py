@@ -6,7 +6,7 @@ import torch
 from scipy.stats import rankdata, spearmanr
 from sklearn.metrics import mean_pinball_loss
 
-from hpo.config import Raw, apply
+from hpo.config import Raw, apply, flatten
 from hpo.errors import SpaceError
 from studies.atft.config import Config
 from studies.atft.losses import MEDIAN, QUANTILES, composite
@@ -264,11 +264,13 @@ def test_correlation_of_a_line_is_one():
         ({"loss.phase": "5"}, ["loss.phase '5'", "1, 2, 3, 4, schedule"]),
         ({"loss.phase": "2: mse 0.8"}, ["loss.phase '2: mse 0.8'", "schedule"]),
         ({"loss.scale.rankic": 1.0}, ["loss.scale.rankic", "loss.scale.rank_ic"]),
-        ({"phases.2.weights.rankic": 1.0}, ["phases.2.weights.rankic", "rank_ic"]),
         ({"phases.2.weights.mse": -1.0}, ["phases.2.weights.mse", "-1", "greater than or equal to 0"]),
         ({"phases.2.weights.mse": "much"}, ["phases.2.weights.mse", "much", "number"]),
         ({"phases.2.lr": 0.0}, ["phases.2.lr", "greater than 0"]),
-        ({"phases.5.lr": 1.0}, ["phases.5"]),
+        ({"phases.5.lr": 1.0}, ["phases: '5' is not a phase: choose among 1, 2, 3, 4"]),
+        (flatten({"phases": {"fine": {"lr": 0.1}}}), ["phases: 'fine' is not a phase: choose among 1, 2, 3, 4"]),
+        ({"phases.2.weights.rankic": 0.1}, ["no field 'rankic'; did you mean 'phases.2.weights.rank_ic'?"]),
+        ({"phase.2.lr": 0.1}, ["no field 'phase'; did you mean 'phases.2.lr'?"]),
         ({"loss.phase": "1", "loss.scale.mse": 0.0}, ["phase 1 is left no term", "phases.1.weights or loss.scale"]),
         ({"loss.phase": "schedule", "phases.1.weights.mse": 0.0}, ["phase 1 is left no term"]),
         ({f"phases.{k}.epochs": 0.0 for k in "1234"} | {"loss.phase": "schedule"}, ["phases.*.epochs are all 0"]),

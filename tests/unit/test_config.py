@@ -112,6 +112,7 @@ def test_override_is_read_by_the_type_of_its_field(text, expected):
         ("train.num_epoch=5", ["unknown path 'train.num_epoch'", "did you mean 'train.num_epochs'"]),
         ("lr=5", ["unknown path 'lr'", "'train.optim.lr'"]),
         ("trian.optim.lr=5", ["'trian'", "'train.optim.lr'"]),
+        ("model.scale.price=1", ["'scale'", "did you mean 'model.scales.price'?"]),
         ("train.num_epochs.x=5", ["train.num_epochs has no fields"]),
         ("model.scales.price=x", ["model.scales.price", "'x'", "number"]),
     ],
@@ -290,3 +291,8 @@ def test_what_was_meant_is_named_first_and_with_at_most_two_more_that_are_as_lik
     named = re.findall("'([^']+)'", said)
     assert named[: len(meant)] == meant and len(named) <= 3
     assert bool(said) == bool(meant) and (not said or said == f"; did you mean {' or '.join(map(repr, named))}?")
+
+
+def test_of_one_name_under_several_parents_that_of_the_same_parent_is_meant():
+    said = near("train.optim.nam", flatten(as_json(MlpConfig())))
+    assert said == "; did you mean 'train.optim.name'?"
