@@ -7,11 +7,14 @@ HPO_STUDY ?= atft
 HPO_TRIALS ?= 50
 HPO_HOME ?= .hpo
 HPO_ARGS ?=
-export HPO_HOME
+export HPO_HOME HPO_ARGS
 
 HPO := $(BIN)/hpo
-BEST := $(HPO_HOME)/$(HPO_STUDY)-best.yaml
+NAME := $(basename $(notdir $(HPO_STUDY)))
+BEST := $(HPO_HOME)/$(NAME)-best.yaml
 ONE_TRIAL := --trials 1 --sampler random --strategy none
+# A checksum of HPO_ARGS and of the file $(1): what is trained under one name is one configuration.
+sum = $$(echo "$$HPO_ARGS" | cat $(1) - | cksum | cut -d' ' -f1)
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
 	train-integrated-safe test test-slow lint format bench clean
@@ -26,30 +29,32 @@ $(READY): pyproject.toml constraints.txt
 
 hpo-setup: $(READY)  ## create .venv and install the pinned set
 
-hpo-run: $(READY)  ## search: HPO_STUDY=atft HPO_TRIALS=50 HPO_ARGS='--workers 2'
-	$(HPO) run --study $(HPO_STUDY) --trials $(HPO_TRIALS) $(HPO_ARGS)
+hpo-run: $(READY)  ## search: HPO_STUDY=atft (or my_study.py) HPO_TRIALS=50 HPO_ARGS='--workers 2'
+	$(HPO) run --study $(HPO_STUDY) --name $(NAME) --trials $(HPO_TRIALS) $(HPO_ARGS)
 
 hpo-resume: $(READY)  ## continue an interrupted search
-	$(HPO) resume --study $(HPO_STUDY) $(HPO_ARGS)
+	$(HPO) resume --study $(NAME) $(HPO_ARGS)
 
 hpo-status: $(READY)  ## how far a search is
-	$(HPO) status --study $(HPO_STUDY) $(HPO_ARGS)
+	$(HPO) status --study $(NAME) $(HPO_ARGS)
 
 hpo-ui: $(READY)  ## MLflow's pages on this machine
 	$(HPO) ui $(HPO_ARGS)
 
 smoke: $(READY)  ## four trials of one epoch
-	$(HPO) run --study $(HPO_STUDY) --name $(HPO_STUDY)-smoke --trials 4 --sampler random --strategy none \
+	$(HPO) run --study $(HPO_STUDY) --name $(NAME)-smoke-$(sum) --trials 4 --sampler random --strategy none \
 		-o train.num_epochs=1 $(HPO_ARGS)
 
 train-optimized: $(READY)  ## train the best configuration found, with nothing to stop it early
-	$(HPO) best --study $(HPO_STUDY) --save "$(BEST)"
-	$(HPO) run --study $(HPO_STUDY) --name $(HPO_STUDY)-optimized $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS)
-	@echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/$(HPO_STUDY)-optimized/00000/metrics.json"
+	$(HPO) best --study $(NAME) --save "$(BEST)"
+	@name=$(NAME)-optimized-$(call sum,"$(BEST)"); \
+	$(HPO) run --study $(HPO_STUDY) --name $$name $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS) && \
+	echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/$$name/00000/metrics.json"
 
 train-atft: $(READY)  ## train atft without a search; HPO_ARGS='-o preset=full' for its full size
-	$(HPO) run --study studies/atft/train.py --trials 1 $(HPO_ARGS)
-	@echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/atft-train/00000/metrics.json"
+	@name=atft-train-$(sum); \
+	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 $(HPO_ARGS) && \
+	echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/$$name/00000/metrics.json"
 
 train-integrated:  ## search, then train the best configuration
 	$(MAKE) hpo-run
@@ -60,11 +65,12 @@ train-integrated:  ## search, then train the best configuration
 train-integrated-safe: $(READY)  ## search, walk-forward folds of the best (which it has seen), and the untouched test days
 	$(HPO) run --study atft --trials $(HPO_TRIALS) $(HPO_ARGS)
 	$(HPO) best --study atft --save "$(HPO_HOME)/atft-best.yaml"
+	@sum=$(call sum,"$(HPO_HOME)/atft-best.yaml"); \
 	for fold in 0 1 2; do \
-		$(HPO) run --study atft --name atft-fold-$$fold $(ONE_TRIAL) --config "$(HPO_HOME)/atft-best.yaml" $(HPO_ARGS) \
+		$(HPO) run --study atft --name atft-fold-$$fold-$$sum $(ONE_TRIAL) --config "$(HPO_HOME)/atft-best.yaml" $(HPO_ARGS) \
 			-o data.split.num_folds=3 -o data.split.fold=$$fold -o data.split.test=true || exit; \
-	done
-	@echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/atft-fold-{0,1,2}/00000/metrics.json"
+	done; \
+	echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/atft-fold-{0,1,2}-$$sum/00000/metrics.json"
 
 test: lint  ## what CI runs: style, types, imports, tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not slow'

@@ -1,0 +1,146 @@
+"""The Makefile's targets: what they ask of hpo, and, run as they stand on small trials, what that leaves."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from hpo.cli import app
+
+ROOT = Path(__file__).parents[2]
+QUICK = "--executor inline -o train.num_epochs=1"
+SMALL = (
+    "--executor inline -o data.market.num_days=280 -o data.market.num_stocks=24 -o data.split.val_days=40 "
+    "-o data.split.test_days=20 -o data.split.min_train_days=20 -o data.min_stocks=10 -o model.hidden_size=8 "
+    "-o train.num_epochs=1"
+)
+# The second trial is better than the first on any processor: the first learns nothing.
+BETTER = """
+from dataclasses import replace
+from studies.mlp import STUDY as MLP
+
+STILL = {"train.optim.name": "sgd", "train.optim.lr": 1e-4, "train.optim.momentum": 0.0, "train.batch_size": 256,
+         "model.hidden_size": 16, "model.num_layers": 1, "model.dropout": 0.5}
+QUICK = {"train.optim.name": "adamw", "train.optim.lr": 1e-2, "train.batch_size": 16, "model.hidden_size": 64,
+         "model.num_layers": 1, "model.dropout": 0.0}
+STUDY = replace(MLP, name="better", enqueue=[STILL, QUICK])
+"""
+
+
+# Keeps what it is asked; its best is what $FOUND says.
+ASKED = """#!/bin/sh
+printf '%s\\n' "$*" >> "$HPO_HOME/asked"
+[ "$1" = best ] && echo "$FOUND" > "$5"
+exit 0
+"""
+
+
+def make(home: Path, target: str, *given: str, arguments: str = QUICK, bin: Path = Path(sys.executable).parent) -> str:
+    call = ["make", "READY=", f"BIN={bin}", f"HPO_HOME={home}", f"HPO_ARGS={arguments}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*call, target, *given], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def left(said: str) -> Path:
+    """The metrics that the last line of a target names."""
+    (path,) = re.findall(r"^metrics and checkpoints: (.+)$", said, re.MULTILINE)
+    return Path(path)
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """(what a target says, the commands it gave to hpo), with a best configuration and arguments of one's own."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "hpo").write_text(ASKED)
+    (tmp_path / "bin" / "hpo").chmod(0o755)
+
+    def ask(target: str, *given: str, best: str = "model: {dropout: 0.1}", arguments: str = QUICK):
+        monkeypatch.setenv("FOUND", best)
+        log = tmp_path / "asked"
+        log.write_text("")
+        said = make(tmp_path, target, *given, arguments=arguments, bin=tmp_path / "bin")
+        return said, [shlex.split(line) for line in log.read_text().splitlines()]
+
+    return ask
+
+
+TRAINED = {"train-optimized": "mlp-optimized", "train-atft": "atft-train", "train-integrated-safe": "atft-fold"}
+
+
+@pytest.mark.parametrize("target", [*TRAINED, "smoke"])
+def test_one_name_is_one_configuration(target, asked):
+    def names(**other: str) -> list[str]:
+        said, commands = asked(target, "HPO_STUDY=mlp", **other)
+        found = [command[command.index("--name") + 1] for command in commands if "--name" in command]
+        if target in TRAINED:
+            shown = str(left(said)).replace("{0,1,2}", "2")
+            assert shown.endswith(f"/checkpoints/{found[-1]}/00000/metrics.json")
+            assert found[0].startswith(TRAINED[target])
+        return found
+
+    first = names()
+    assert len(set(first)) == len(first) == (3 if target == "train-integrated-safe" else 1)
+    assert names() == first, "the same configuration is there already"
+    assert not {*first} & {*names(arguments=f"{QUICK} -o train.seed=1")}
+    if target in ("train-optimized", "train-integrated-safe"):
+        assert not {*first} & {*names(best="model: {dropout: 0.2}")}
+
+
+@pytest.mark.parametrize("target", ["hpo-run", "hpo-resume", "hpo-status", "hpo-ui", "train-integrated", *TRAINED])
+@pytest.mark.parametrize("study", ["mlp", "somewhere/mine.py"])
+def test_what_is_asked_can_be_asked(target, study, asked):
+    """The flags exist; a study in a file is found again by the name it was run under."""
+    _, commands = asked(target, f"HPO_STUDY={study}", arguments="")
+    assert commands
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    for command in commands:
+        name, sub, rest = group.resolve_command(group.make_context("hpo", command[:1], resilient_parsing=True), command)
+        params = sub.make_context(name, rest).params
+        if name != "run" and "study" in params and not target.endswith("safe"):
+            assert params["study"] == Path(study).stem
+
+
+@pytest.mark.slow
+def test_the_best_is_trained_again_when_it_is_another_one(tmp_path):
+    home, study = tmp_path / "home", tmp_path / "better.py"
+    study.write_text(BETTER)
+    make(home, "hpo-run", f"HPO_STUDY={study}", "HPO_TRIALS=1")
+    first = left(make(home, "train-optimized", f"HPO_STUDY={study}"))
+    make(home, "hpo-run", f"HPO_STUDY={study}", "HPO_TRIALS=2")
+    second = left(make(home, "train-optimized", f"HPO_STUDY={study}"))
+    assert first != second and first.is_file() and second.is_file()
+    accuracies = [json.loads(path.read_text())["metrics"]["val/accuracy"] for path in (first, second)]
+    assert accuracies[0] < 0.5 < accuracies[1]
+
+
+@pytest.mark.slow
+def test_another_configuration_of_atft_is_trained_beside_the_first(tmp_path):
+    paths = [left(make(tmp_path, "train-atft", arguments=f"{SMALL} -o model.dropout={x}")) for x in (0.1, 0.2)]
+    assert paths[0] != paths[1] and all("val/rank_ic_5d" in path.read_text() for path in paths)
+
+
+@pytest.mark.slow
+def test_every_other_target_runs_twice_and_with_other_arguments(tmp_path):
+    for target in ("hpo-run", "hpo-status", "hpo-resume"):
+        arguments = QUICK if target == "hpo-run" else ""
+        assert "2" in make(tmp_path, target, "HPO_STUDY=mlp", "HPO_TRIALS=2", arguments=arguments)
+    for arguments in (QUICK, f"{QUICK} -o model.dropout=0.1"):
+        make(tmp_path, "smoke", "HPO_STUDY=mlp", arguments=arguments)
+    best = left(make(tmp_path, "train-integrated", "HPO_STUDY=mlp", "HPO_TRIALS=2"))
+    assert json.loads(best.read_text())["metrics"].keys() >= {"val/accuracy"}
+    for trials in ("1", "3"):
+        said = make(tmp_path, "train-integrated-safe", f"HPO_TRIALS={trials}", arguments=SMALL)
+        folds = [Path(str(left(said)).replace("{0,1,2}", fold)) for fold in "012"]
+        assert all("test/rank_ic_5d" in path.read_text() for path in folds)
