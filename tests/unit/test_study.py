@@ -1,6 +1,5 @@
 """Declaring, configuring, loading and identifying studies."""
 
-import ast
 import json
 import os
 import subprocess
@@ -510,18 +509,6 @@ def test_loading_a_study_is_torch_free():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("study", ["atft", "convnet", "gpt", "mlp"])
-def test_a_network_needs_torch_alone(study):
-    """So that it runs on a bare machine; those of lora and dpo are peft's. What writes has the network beside it."""
-    package = Path(hpo.__file__).parents[1] / "studies" / study
-    for file in {package / "model.py", package / "generate.py"} & {*package.iterdir()}:
-        tree = ast.parse(file.read_text())
-        names = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-        names += [alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names]
-        found = {name.partition(".")[0] for name in names if name != f"studies.{study}.model"}
-        assert found <= {"torch", "__future__", "collections"}
 
 
 def test_the_code_of_a_file_is_all_that_it_imports_from_its_directory(tmp_path):

@@ -1,0 +1,63 @@
+"""The studies' networks are files of their own, which need torch and nothing else."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpo
+
+ALONE = """
+import importlib.util, sys
+import torch
+
+class Absent:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] not in {"torch", "numpy", *sys.stdlib_module_names}:
+            raise ImportError(f"{name} is not on this machine")
+
+sys.meta_path.insert(0, Absent())
+spec = importlib.util.spec_from_file_location("net", sys.argv[1])
+net = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(net)
+print(*eval(sys.argv[2]).shape)
+"""
+NETWORKS = {
+    "atft": (
+        "net.Atft(6, 2, 0, 4, lookback=20, hidden_size=8, num_heads=2, num_layers=1, num_filters=2, dropout=0.0, "
+        "num_frequencies=2, graph=True, temporal='convolution', selection='softmax', attention=True)("
+        "torch.randn(3, 5, 20, 6), torch.ones(3, 5, dtype=torch.bool), torch.zeros(5, dtype=torch.long), "
+        "torch.zeros(3, 5, 2, dtype=torch.long), torch.ones(3, 5, 2, dtype=torch.bool), torch.randn(3, 5, 2, 4))",
+        "3 5 2",
+    ),
+    "convnet": (
+        "net.ResNet(10, width=8, num_blocks=1, dropout=0.0, channels_last=False)(torch.rand(2, 3, 16, 16))",
+        "2 10",
+    ),
+    "gpt": (
+        "net.Llama(257, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, mlp_size=32)("
+        "torch.zeros(2, 7, dtype=torch.long))",
+        "2 7 257",
+    ),
+    "mlp": ("net.MLP(64, 10, hidden_size=16, num_layers=2, dropout=0.1)(torch.randn(2, 64))", "2 10"),
+}
+
+
+@pytest.mark.parametrize("study", NETWORKS)
+def test_a_network_runs_by_itself_where_there_is_torch_alone(study, tmp_path):
+    """A copy of the file, so that it runs on a bare machine; the networks of lora and dpo are peft's."""
+    file = shutil.copy(Path(hpo.__file__).parents[1] / "studies" / study / "model.py", tmp_path / "net.py")
+    call, shape = NETWORKS[study]
+    command = [sys.executable, "-P", "-c", ALONE, file, call]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.stdout.strip() == shape, run.stderr
+
+
+def test_what_writes_needs_the_network_beside_it_and_torch():
+    tree = ast.parse((Path(hpo.__file__).parents[1] / "studies" / "gpt" / "generate.py").read_text())
+    names = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    names |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    assert names == {"__future__", "collections.abc", "torch", "studies.gpt.model"}
