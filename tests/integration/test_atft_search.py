@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-import studies.atft
 from hpo import Float
 from hpo.analysis.schedule import curve
 from hpo.cli import app
@@ -153,12 +150,6 @@ def test_tiers_begin_with_what_matters_and_end_with_the_loss():
     assert {"model.num_frequencies", "model.num_heads", "train.optim.name", "train.schedule.name"} <= tiers[2]
     assert not any(path.startswith("loss.") for path in tiers[2])
     assert {"loss.scale.rank_ic", "loss.horizon_weights.1", "loss.point"} <= tiers[3]
-
-
-def test_the_page_lists_what_is_searched_by_tier():
-    page = (Path(studies.atft.__file__).parent / "README.md").read_text()
-    listed = {path: int(tier) for tier, path in re.findall(r"^\| (\d) \| `([a-z_.0-9]+)` \|", page, re.MULTILINE)}
-    assert listed == {path: dimension.tier for path, dimension in STUDY.space.dimensions.items()}
 
 
 def test_the_plateau_follows_the_rank_ic_as_torchs_scheduler_does(tmp_path):
