@@ -46,7 +46,7 @@ def make(home: Path, target: str, *given: str, arguments: str = QUICK, bin: Path
     call = ["make", "READY=", f"BIN={bin}", f"HPO_HOME={home}", f"HPO_ARGS={arguments}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*call, target, *given], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        [*call, target, *given], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -114,6 +114,7 @@ def test_what_is_asked_can_be_asked(target, study, asked):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_best_is_trained_again_when_it_is_another_one(tmp_path):
     home, study = tmp_path / "home", tmp_path / "better.py"
     study.write_text(BETTER)
@@ -148,6 +149,7 @@ def test_a_search_and_its_best_are_one_target(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_best_of_atft_is_trained_on_every_fold(tmp_path):
     shown = left(make(tmp_path, "train-integrated-safe", "HPO_TRIALS=1", arguments=SMALL))
     folds = [Path(str(shown).replace("{0,1,2}", fold)) for fold in "012"]
