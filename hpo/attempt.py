@@ -54,7 +54,7 @@ def _fitted(
         raise ConfigError(f"{type(task).__name__} has a fit() of its own, which is one process: leave train.parallel.")
     outcome = task.fit(reporter, store)
     if not isinstance(outcome, Outcome):
-        raise TypeError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome")
+        raise TrainerError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome.")
     return outcome
 
 

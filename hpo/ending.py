@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from sqlalchemy.engine import RowMapping
+
 from hpo.budget import Budget, spelled
 from hpo.words import command, counted
 
@@ -24,6 +26,11 @@ def nothing_left(asked: int, why: str) -> str:
     return (
         f"it ends after {counted(asked, 'trial')}, as {why}: for more, search otherwise in a study of another --name."
     )
+
+
+def is_scored(row: RowMapping) -> bool:
+    """Whether a trial that has ended has a value; one that was stopped where its loss was not finite has none."""
+    return row["state"] in ("complete", "pruned") and row["values"] is not None
 
 
 def nothing_scored(study: str, asked: int, again: str, *, infeasible: bool) -> str:

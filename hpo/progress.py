@@ -203,7 +203,7 @@ class Progress:
             self._untold = (
                 f"trial {going[0].number} has reported an epoch without {missing[0]!r}, by which the study judges"
                 f"{near(missing[0], shown) or '.'} Reported were {', '.join(shown)}. Unless it comes later, the trial "
-                "will fail: name one of them in the study, or return it from evaluate()."
+                "will fail: name one of them in the study, or report it with the others."
             )
 
     def _read(self, connection: Connection) -> tuple[list[Trial], list[Any]]:

@@ -189,7 +189,7 @@ def screen(progress: Progress, heading: str, width: int, height: int) -> Constra
     bar = ProgressBar(total=total or max(done, 1), completed=done, width=left)
     totals = Table.grid(padding=(0, 2))
     totals.add_row(bar, text)
-    waited = [Text(f"{doing(progress)} ...", style="dim", no_wrap=True)] if progress.begins else []
+    waited = [Text(f"{doing(progress)} ...", style="dim", no_wrap=True)] if progress.begins or progress.at_rung else []
     return Constrain(Group(head, totals, *waited, _table(progress, width, max(height - 7 - len(waited), 3))), width)
 
 

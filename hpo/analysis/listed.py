@@ -20,7 +20,7 @@ from hpo.run import Request
 from hpo.spec import StudySpec
 from hpo.study import Study
 from hpo.trained import declared
-from hpo.words import counted
+from hpo.words import command, counted
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -74,7 +74,9 @@ def found(ledger: Ledger, name: str) -> Found:
         best = [of[number] for number in ranked]
         configs = reads.configs(connection, [one["id"] for one in best])
     if not ranked:
-        raise UserError(f"study {name!r} has no complete trial yet.")
+        raise UserError(
+            f"study {name!r} has no complete trial: `{command(f'status --study {name}')}` shows what became of them."
+        )
     if born := [one["number"] for one in best if one["parent"] is not None]:
         raise UserError(
             f"trial {born[0]} of study {name!r} went on from another one's checkpoint, so its parameters alone do not "

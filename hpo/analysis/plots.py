@@ -145,8 +145,9 @@ def _check_installed() -> None:
 
 
 def _by_importance(of: Subject) -> list[str]:
-    """The parameters, the most important first; those that only some trials have, after them by name."""
-    every = sorted({name for trial in of.study.get_trials(deepcopy=False) for name in trial.params})
+    """The parameters of complete trials, the most important first; those that only some have, after them by name."""
+    complete = of.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    every = sorted({name for trial in complete for name in trial.params})
     known = [] if lacking_importances(of.study, of.loss) else list(importances(of.study, target=of.loss))
     return known + [name for name in every if name not in known]
 

@@ -289,7 +289,7 @@ class Curves:
             error += ": report it with epoch=, and of a step only once, since the first report of a step counts."
         else:
             error += f"{near(metric, shown) or '.'} Reported were {', '.join(shown) or 'nothing'}: "
-            error += "name one of them in the study, or return it from evaluate()."
+            error += "name one of them in the study, or report it with the others."
         return _ended(outcome, "user_error", error)
 
 

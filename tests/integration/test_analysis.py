@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 from crafted import open_crafted, put_trial
-from optuna.trial import create_trial
+from optuna.trial import TrialState, create_trial
 from typer.testing import CliRunner
 
 from hpo.analysis import importance, plots, ticks
@@ -227,6 +227,17 @@ def test_a_history_of_few_trials_counts_whole_ones(tmp_path, monkeypatch):
     plots.draw(plots.subject(known(2), None), ["history"], tmp_path)
     places = kept["history"].axes[0].xaxis.get_majorticklocs()
     assert len(places) >= 2 and all(place == round(place) for place in places)
+
+
+def test_a_parameter_that_no_complete_trial_has_is_left_out(tmp_path):
+    """As of sgd alone, where rungs have stopped every trial of it."""
+    study, unit = known(4), optuna.distributions.FloatDistribution(0, 1)
+    params = {"x": 0.1, "y": 0.2, "momentum": 0.9}
+    study.add_trial(
+        create_trial(state=TrialState.PRUNED, params=params, distributions=dict.fromkeys(params, unit), values=None)
+    )
+    kinds = ["slice", "contour", "rank", "parallel"]
+    assert plots.draw(plots.subject(study, None), kinds, tmp_path).keys() == {*(f"{k}.png" for k in kinds), plots.PAGE}
 
 
 def test_what_optuna_logs_of_its_own_working_is_left_out(tmp_path, capfd):

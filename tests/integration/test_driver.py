@@ -625,7 +625,7 @@ def test_an_objective_that_was_never_reported_is_mended_under_the_same_name(home
     assert (state, status.trials["failed"]) == ("stopped", 2)
     [(error,)] = query(home, select(trials.c.error).where(trials.c.number == 0))
     assert error.startswith("no epoch has reported 'val/los', by which the study judges; did you mean 'val/loss'?")
-    assert "Reported were val/loss: name one of them in the study, or return it from evaluate()." in error
+    assert "Reported were val/loss: name one of them in the study, or report it with the others." in error
     fragile.write_text(FRAGILE)
     with pytest.raises(DriftError, match="the objectives changed: undo that, continue with --allow-drift"):
         drive(home, trials=4, name="fragile")

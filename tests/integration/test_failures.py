@@ -71,6 +71,11 @@ STUDY = Study(
     enqueue=[{"fate": fate} for fate in FATES],
 )
 """
+NEVER_FINITE = """for epoch in range(1, 6):
+            verdict = reporter.report(epoch, {name: loss, "size": 10.0}, epoch=epoch)
+            if verdict.kind != "continue":
+                return Outcome("pruned", epoch, epoch)
+        return Outcome("complete", epoch, epoch)"""
 # fate -> the trial's state, its outcome, MLflow's status, a part of its error
 RULES = {
     "well": ("complete", "complete", "FINISHED", ""),
@@ -119,6 +124,20 @@ def test_every_kind_has_its_state_and_its_tag_and_none_but_the_good_one_is_best(
     best = json.loads(hpo("best", "--json", home=home).stdout)
     assert (best["number"], best["value"]) == (0, 0.5), "what breaks a bound has the better loss"
     hpo("verify", home=home)
+
+
+def test_a_study_whose_every_trial_stops_where_its_loss_is_not_finite_has_failed(tmp_path, study):
+    study.write_text(
+        study.read_text()
+        .replace(
+            'reporter.report(1, {name: loss, "size": 20.0 if self.fate == "bound" else 10.0}, epoch=1)\n        ', ""
+        )
+        .replace('return Outcome("complete", 1, 1)', NEVER_FINITE)
+    )
+    flags = ("--trials", "2", "--executor", "inline", "-o", "fate=objective", "--sampler", "random")
+    result = hpo("run", "--study", str(study), *flags, home=Home(tmp_path / "home"), code=1)
+    assert "2 pruned" in result.output
+    assert "none of 2 trials gave a value, `hpo show 0 --study kinds" in result.stderr
 
 
 def test_equal_tracebacks_end_a_study_and_are_shown_once(tmp_path, study):

@@ -17,7 +17,7 @@ from hpo.cli import app
 ROOT = Path(__file__).parents[2]
 QUICK = "--executor inline -o train.num_epochs=1"
 SMALL = (
-    "--executor inline -o data.market.num_days=280 -o data.market.num_stocks=24 -o data.split.val_days=40 "
+    "--executor inline -o data.market.num_days=420 -o data.market.num_stocks=24 -o data.split.val_days=40 "
     "-o data.split.test_days=20 -o data.split.min_train_days=20 -o data.min_stocks=10 -o model.hidden_size=8 "
     "-o train.num_epochs=1"
 )

@@ -278,7 +278,7 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
 
 def test_best_of_nothing_complete_is_refused(crafted, home):
     put_trial(crafted, 0, "pruned", (0.4,))
-    assert "no complete trial yet" in refused(hpo("best", "--study", "crafted", home=home), 1)
+    assert "has no complete trial: " in refused(hpo("best", "--study", "crafted", home=home), 1)
 
 
 def test_show_tells_all_about_a_trial(crafted, home):

@@ -315,7 +315,7 @@ def test_an_objective_that_a_first_epoch_lacks_is_told_of_once(tmp_path):
     assert pipe.file.getvalue().splitlines()[1:] == [
         "trial 0 has reported an epoch without 'val/acuracy', by which the study judges; did you mean 'val/accuracy'? "
         "Reported were val/accuracy, val/loss, train/loss. Unless it comes later, the trial will fail: name one of "
-        "them in the study, or return it from evaluate()."
+        "them in the study, or report it with the others."
     ]
 
 
