@@ -10,11 +10,11 @@ HPO_ARGS ?=
 export HPO_HOME HPO_ARGS
 
 HPO := $(BIN)/hpo
-NAME := $(basename $(notdir $(HPO_STUDY)))
+NAME := $(patsubst %.py,%,$(subst .py:,-,$(notdir $(HPO_STUDY))))
 BEST := $(HPO_HOME)/$(NAME)-best.yaml
 ONE_TRIAL := --trials 1 --sampler random --strategy none
-# A checksum of HPO_ARGS and of the file $(1): what is trained under one name is one configuration.
-sum = $$(echo "$$HPO_ARGS" | cat $(1) - | cksum | cut -d' ' -f1)
+# A checksum of HPO_ARGS and of the file $(1): other arguments, or another best, are trained under another name.
+sum = $$(printf '%s\n' "$$HPO_ARGS" | cat $(1) - | cksum | cut -d' ' -f1)
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
 	train-integrated-safe test test-slow lint format bench clean
@@ -47,12 +47,12 @@ smoke: $(READY)  ## four trials of one epoch
 
 train-optimized: $(READY)  ## train the best configuration found, with nothing to stop it early
 	$(HPO) best --study $(NAME) --save "$(BEST)"
-	@name=$(NAME)-optimized-$(call sum,"$(BEST)"); \
+	name=$(NAME)-optimized-$(call sum,"$(BEST)"); \
 	$(HPO) run --study $(HPO_STUDY) --name $$name $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS) && \
 	echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/$$name/00000/metrics.json"
 
 train-atft: $(READY)  ## train atft without a search; HPO_ARGS='-o preset=full' for its full size
-	@name=atft-train-$(sum); \
+	name=atft-train-$(sum); \
 	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 $(HPO_ARGS) && \
 	echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/$$name/00000/metrics.json"
 
@@ -65,7 +65,7 @@ train-integrated:  ## search, then train the best configuration
 train-integrated-safe: $(READY)  ## search, walk-forward folds of the best (which it has seen), and the untouched test days
 	$(HPO) run --study atft --trials $(HPO_TRIALS) $(HPO_ARGS)
 	$(HPO) best --study atft --save "$(HPO_HOME)/atft-best.yaml"
-	@sum=$(call sum,"$(HPO_HOME)/atft-best.yaml"); \
+	sum=$(call sum,"$(HPO_HOME)/atft-best.yaml"); \
 	for fold in 0 1 2; do \
 		$(HPO) run --study atft --name atft-fold-$$fold-$$sum $(ONE_TRIAL) --config "$(HPO_HOME)/atft-best.yaml" $(HPO_ARGS) \
 			-o data.split.num_folds=3 -o data.split.fold=$$fold -o data.split.test=true || exit; \

@@ -42,7 +42,7 @@ def near(name: str, known: Iterable[str]) -> str:
         above, _, end = path.rpartition(".")
         alike, whole = 1.0 if end == short else _ratio(leaf, end), _ratio(name, path)
         if alike >= 0.6 or whole >= 0.7:
-            scores[path] = alike + whole - 0.1 * path.count(".") + 0.3 * (above == parent)
+            scores[path] = alike + whole - 0.1 * path.count(".") + 0.3 * (above == parent and alike >= 0.6)
     best = sorted(scores, key=lambda path: -scores[path])
     matches = [path for path in best[:3] if scores[path] > scores[best[0]] - 0.25]
     return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""

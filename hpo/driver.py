@@ -171,7 +171,7 @@ class Driver:
         self._epochs = {row["number"]: trained(row) for row in rows} | plans
         self._plans = plans
         self._epochs_ended = sum(map(trained, rows))
-        self._scored = any(map(ending.is_scored, rows))
+        self._scored = any(map(ending.has_value, rows))
         seconds = self._budget.seconds
         self._expired = seconds is not None and self._time.seconds >= seconds
         ended = {row["number"] for row in rows if row["state"] in TERMINAL_STATES}
@@ -318,7 +318,7 @@ class Driver:
     def _note_end(self, row: RowMapping) -> None:
         self._ended_rows[row["number"]] = row
         self._epochs[row["number"]] = trained(row)
-        self._scored |= ending.is_scored(row)
+        self._scored |= ending.has_value(row)
         if row["outcome"] == "lost":
             self._lost.add(row["number"])
 

@@ -28,7 +28,7 @@ def nothing_left(asked: int, why: str) -> str:
     )
 
 
-def is_scored(row: RowMapping) -> bool:
+def has_value(row: RowMapping) -> bool:
     """Whether a trial that has ended has a value; one that was stopped where its loss was not finite has none."""
     return row["state"] in ("complete", "pruned") and row["values"] is not None
 

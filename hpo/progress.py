@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, exists, func, select, union_all
+from sqlalchemy import ColumnElement, Select, bindparam, case, exists, false, func, select, union_all
 from sqlalchemy.engine import Connection
 
 from hpo.budget import spelled
@@ -36,7 +36,7 @@ class Trial:
     step: int = -1  # up to which the curve has been read
     from_epoch: int = 0
     child: bool = False  # it goes on from another one's checkpoint
-    asks: bool = False  # whether its last report closed an epoch, by all that it is judged by, and has no verdict
+    undecided: bool = False  # its last report closed an epoch, by all objectives, and has no verdict
 
     @property
     def why(self) -> str:
@@ -72,7 +72,6 @@ class Progress:
         self.max_seconds: float | None = row["max_seconds"]
         self.spec: dict[str, Any] = row["spec"]
         self._strategy = make_strategy(self.spec["strategy"])
-        self._judged = {one["metric"] for one in (*self.spec["objectives"], *self.spec.get("constraints", ()))}
         self.data: dict[str, Any] = row["environment"].get("data", {})
         self.tracking_uri: str = row["environment"]["tracking_uri"]
         self.refresh()
@@ -112,8 +111,7 @@ class Progress:
 
     def _asks(self, trial: Trial) -> bool:
         """Whether the strategy has yet to answer its last report."""
-        going = trial.state == "running" and trial.asks and trial.epoch != trial.num_epochs
-        return going and self._strategy.wants(trial.epoch)
+        return trial.undecided and trial.epoch != trial.num_epochs and self._strategy.wants(trial.epoch)
 
     @property
     def elapsed(self) -> float:
@@ -210,7 +208,7 @@ class Progress:
         """The trials that are new or were open, and the points of their curves that are new."""
         waiting = [number for number in self._open if self.trials[number].state == "paused"]
         where = {"study": self._id, "first": self._next, "going": self._open.difference(waiting), "paused": waiting}
-        where |= {"judged": list(self._judged), "all_judged": len(self._judged)}
+        where |= {"judged": self.metrics, "all_judged": len(self.metrics)}
         fresh = [_trial(row) for row in connection.execute(_FRESH, where).mappings()]
         begun = [trial.number for trial in fresh if trial.state != "waiting"]
         if not begun:
@@ -221,8 +219,9 @@ class Progress:
 
 _LAST = (reports.c.trial_id == trials.c.id) & (reports.c.step == trials.c.step) & (reports.c.epoch == trials.c.epoch)
 _JUDGED = select(func.count()).where(_LAST, reports.c.fold == 0, reports.c.key.in_(bindparam("judged", expanding=True)))
-_DECIDED = exists().where(decisions.c.trial_id == trials.c.id, decisions.c.step == trials.c.step)
-_ASKS = (_JUDGED.scalar_subquery() == bindparam("all_judged")) & ~_DECIDED
+_ANSWERED = exists().where(decisions.c.trial_id == trials.c.id, decisions.c.step == trials.c.step)
+_CLOSED = _JUDGED.scalar_subquery() == bindparam("all_judged")
+_UNDECIDED = case((trials.c.state == "running", _CLOSED & ~_ANSWERED), else_=false())
 
 
 def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
@@ -235,7 +234,7 @@ def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             trials.c.parent,
             trials.c["values"].label("objectives"),
             trials.c.error,
-            _ASKS.label("asks"),
+            _UNDECIDED.label("undecided"),
             asks.c.params,
             asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
             asks.c.config[("train", "folds")].as_integer().label("folds"),
@@ -266,5 +265,5 @@ _FRESH = union_all(
 def _trial(row: Any) -> Trial:
     last = row["folds"] if (row["folds"] or 1) > 1 else row["num_epochs"]  # what a trial's epochs are counted to
     at = (row["epoch"], last, row["objectives"] or [])
-    more = {"from_epoch": row["from_epoch"], "child": row["parent"] is not None, "asks": row["asks"]}
+    more = {"from_epoch": row["from_epoch"], "child": row["parent"] is not None, "undecided": row["undecided"]}
     return Trial(row["number"], row["state"], *at, row["params"], row["error"], **more)

@@ -36,6 +36,7 @@ from hpo import demands, places
 from hpo.budget import last_epoch
 from hpo.clock import SystemClock
 from hpo.config import as_json, config_hash
+from hpo.ending import has_value
 from hpo.errors import HpoError, NoLedger, UserError
 from hpo.executors.cluster import carried_environ
 from hpo.home import Home
@@ -159,7 +160,7 @@ def _judged(study: Study, row: RowMapping) -> dict[str, Any]:
     What failed has no number, at epoch 0: no scheduler ranks a trial by that, nor others by it.
     """
     names = [one.metric for one in study.objectives]
-    scored = row["state"] in ("complete", "pruned") and row["values"]
+    scored = has_value(row)
     values = row["values"] if scored else [math.nan] * len(names)
     epoch, step = (row["epoch"], row["step"]) if scored else (0, 0)
     return {**dict(zip(names, values, strict=True)), "epoch": epoch, "step": step, "trial": row["number"], "done": True}

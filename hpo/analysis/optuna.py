@@ -40,8 +40,8 @@ def to_optuna(
     Optuna itself keeps no curves, none.
 
     User attributes of a trial: `state`, `outcome` and `error` of the ledger, `config_hash`, and the last value of
-    every metric; of the study: `metrics`, the objectives' names. Raises StudyError for an unknown name, or
-    parameters that the declared space does not hold.
+    every metric; of the study: `metrics`, the objectives' names. Raises StudyError for an unknown name, a
+    study that trains another's configurations again, or parameters that the declared space does not hold.
     """
     url = storage or (home if isinstance(home, Home) else Home.at(home)).storage
     ledger = Ledger(url, create=False)

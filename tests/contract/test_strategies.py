@@ -57,8 +57,7 @@ SPECS = [
 ]
 # Decided by the order of losses, whatever their scale.
 RANKED = ("none", "asha", "asha-promote", "halving", "hyperband")
-# By whole curves of complete trials.
-WHOLE = ("median", "percentile", "patient", "wilcoxon")
+WHOLE = ("median", "percentile", "patient", "wilcoxon")  # by whole curves of complete trials
 
 
 def judged_alone(strategy):
@@ -208,12 +207,9 @@ def test_the_best_at_every_epoch_goes_on(strategy, seed):
             assert verdict.kind in ("continue", "pause"), verdict
 
 
-@pytest.mark.parametrize(
-    "spec", [one for one in SPECS if one["name"] in WHOLE and "eta" not in str(one)], ids=json.dumps
-)
+@pytest.mark.parametrize("spec", WHOLE)
 @pytest.mark.parametrize("state", ["failed", "infeasible"])
 def test_curves_of_trials_that_failed_are_held_against_nobody(strategy, state):
-    """At a rung, where losses alone are ranked, they stand by what they had there."""
     full = curves(3, nan=0.0)
     broken = {200 + n: [(e, -1.0) for e, _ in curve] for n, curve in full.items()}
     verdicts, tables, states = simulate(strategy, full)

@@ -137,7 +137,7 @@ def test_another_configuration_of_atft_is_trained_beside_the_first(tmp_path):
 def test_a_search_is_resumed_looked_at_and_tried_out(tmp_path):
     make(tmp_path, "hpo-run", "HPO_STUDY=mlp", "HPO_TRIALS=2")
     for target in ("hpo-status", "hpo-resume"):
-        assert "2" in make(tmp_path, target, "HPO_STUDY=mlp", arguments="")
+        assert "2 of 2 trials ended" in make(tmp_path, target, "HPO_STUDY=mlp", arguments="")
     for arguments in (QUICK, f"{QUICK} -o model.dropout=0.1"):
         make(tmp_path, "smoke", "HPO_STUDY=mlp", arguments=arguments)
 
