@@ -165,6 +165,7 @@ def _ray_nodes(tmp_path_factory) -> Iterator[object]:
     from ray.cluster_utils import Cluster
 
     scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of Ray's sockets must be short
+    Path("/tmp/ray").mkdir(exist_ok=True)  # where a Cluster writes its address, whatever temp_dir says
     sizes = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=sizes | {"temp_dir": scratch})
     yield cluster
