@@ -162,10 +162,11 @@ def bucket(_s3_server, tmp_path, monkeypatch) -> str:
 @pytest.fixture(scope="session")
 def _ray_nodes(tmp_path_factory) -> Iterator[object]:
     """A Ray of two CPUs beside this process, which dies with it."""
+    from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
     scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of Ray's sockets must be short
-    Path("/tmp/ray").mkdir(exist_ok=True)  # where a Cluster writes its address, whatever temp_dir says
+    Path(get_ray_address_file(None)).parent.mkdir(exist_ok=True)  # a Cluster writes there, whatever temp_dir says
     sizes = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=sizes | {"temp_dir": scratch})
     yield cluster

@@ -154,7 +154,7 @@ def best_trials(connection: Connection, home: Home, name: str) -> list[dict[str,
     found = reads.bests(connection, study)
     if not found:
         shows = command(f"status --study {name}")
-        raise HpoError(f"study {name!r} has no complete trial: `{shows}` shows how they stand.")
+        raise HpoError(f"study {name!r} has no complete trial: `{shows}` shows how its trials stand.")
     return [_best_trial(connection, home, study, one) for one in found]
 
 

@@ -75,7 +75,7 @@ def found(ledger: Ledger, name: str) -> Found:
         configs = reads.configs(connection, [one["id"] for one in best])
     if not ranked:
         raise UserError(
-            f"study {name!r} has no complete trial: `{command(f'status --study {name}')}` shows how they stand."
+            f"study {name!r} has no complete trial: `{command(f'status --study {name}')}` shows how its trials stand."
         )
     if born := [one["number"] for one in best if one["parent"] is not None]:
         raise UserError(
