@@ -23,7 +23,7 @@ from trainer.optim.lookahead import Lookahead
 from trainer.pace import Pace
 from trainer.parallel import Solo, join
 from trainer.precision import LossScale, autocast, prepare, settled
-from trainer.report import CONTINUE, ENDS, CheckpointRef, Outcome, OutcomeKind, Reporter, Verdict, hand_over
+from trainer.report import ENDS, CheckpointRef, Outcome, OutcomeKind, Report, Reporter, Verdict, hand_over
 from trainer.runtime import memory_plan, out_of_memory, runtime
 from trainer.schedule import Plateau, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
@@ -116,7 +116,7 @@ class Fit:
     def run(self) -> Outcome:
         if refused := self._plan_memory():
             return refused
-        verdict = self._resume()
+        again = self._resume()
         if (most := self.ranks.micro_batch_size) is not None and most < self.state.micro_batch_size:
             self._shrink_to(most)
         try:
@@ -124,13 +124,16 @@ class Fit:
         except (RuntimeError, MemoryError) as error:
             if not self._shrink(error):
                 raise
-        ended = self._obey(verdict)
+        ended = self._tell(again) if again else None
         self.watch(self)
         while not ended and not self.done:
-            ended = self._train_epoch() or self._close_epoch()
+            ended = self._train_epoch() or self._tell(self._close_epoch())
+        return ended or self._finished()
+
+    def _finished(self) -> Outcome:
         self._settle()
         diverged = self.state.early_stopping.diverged
-        return ended or self.ended("nonfinite" if diverged else "complete", diverged)
+        return self.ended("nonfinite" if diverged else "complete", diverged)
 
     @property
     def done(self) -> bool:
@@ -146,24 +149,22 @@ class Fit:
         self.memory_mb = plan.asked.peak / 2**20
         if plan.fits is None or plan.refused:
             return self.ended("out_of_memory", plan.refusal())
-        self._set_micro_batch_size(plan.fits)
-        return None
+        return self._set_micro_batch_size(plan.fits)
 
-    def _resume(self) -> Verdict:
-        """Continue from the newest committed checkpoint, and make its report again for the verdict it was given.
+    def _resume(self) -> Report | None:
+        """Continue from the newest committed checkpoint; its report, to be made again for the verdict it was given.
 
         Where none of those committed is usable, training anew reports the same as the first time.
         """
         s, found = self.state, self.checkpoints.load_latest()
         for damage in self.checkpoints.damaged:
-            at = {"path": damage.shown, "step": damage.ref.step}
-            self.reporter.event("checkpoint_damaged", **at, reason=damage.reason)
+            self.reporter.event("checkpoint_damaged", path=damage.shown, step=damage.ref.step, reason=damage.reason)
         if self.checkpoints.damaged and found is None:
             self.reporter.event("restarted_from_scratch", reason="no committed checkpoint is usable")
         self.checkpoints.sweep()
         if found is None:
             self._start_from(self.config)
-            return CONTINUE
+            return None
         state, ref = found
         s.load_state_dict(self.ranks.part(state))
         self._set_micro_batch_size(s.micro_batch_size)
@@ -172,8 +173,8 @@ class Fit:
         self.committed_step = s.step
         self.checkpoints.tidy(self.config.checkpoint, self._pinned)
         if s.report is None or not self.checkpoints.owns(ref):
-            return CONTINUE
-        return self.reporter.report(s.step, s.report["metrics"], epoch=s.report["epoch"])
+            return None
+        return Report(s.step, s.report["metrics"], s.report["epoch"])
 
     def _start_from(self, config: TrainConfig) -> None:
         """Start from the checkpoint a user names: its weights, optimizer, step and epoch."""
@@ -195,7 +196,7 @@ class Fit:
         s.model.train()
         s.report = None
         self.pace.enter(s.position)
-        ended, smaller = self._train_windows()
+        ended, smaller = None, True
         while smaller:
             ended, smaller = self._train_windows()
         return ended
@@ -215,7 +216,8 @@ class Fit:
                 return None, True
             if ended or s.meter.gave_up:
                 return ended or self._give_up(batches), False
-            if every and s.step % every == 0 and s.position < s.windows and (ended := self._report({}, save=True)):
+            due = every and s.step % every == 0 and s.position < s.windows
+            if due and (ended := self._tell(self._ready({}, save=True))):
                 return ended, False
         return None, False
 
@@ -241,9 +243,7 @@ class Fit:
         }
         ended, action = None, "the trial ends"
         if spikes.exhausted:
-            ended = self.ended(
-                "nonfinite", f"the loss jumped once more after {spikes.rollbacks} rollbacks: {loss:.4g}."
-            )
+            ended = self.ended("nonfinite", f"after {spikes.rollbacks} rollbacks the loss jumped again: {loss:.4g}.")
         else:
             action = self._restore_weights()
             spikes.rolled_back(s.step)
@@ -262,12 +262,8 @@ class Fit:
         return f"window skipped, {to}, lr times {spikes.lr_factor:g} for {spikes.cooldown} steps"
 
     def _scheduled(self, step: int) -> bool:
-        """Whether a checkpoint is due at `step` by the configuration; others are an interruption's, and no run without
-        it would have them."""
-        c, epochs = self.config.checkpoint, self.state.epochs.closed_by(step)
-        return bool(c.every_steps and step % c.every_steps == 0) or bool(
-            c.every_epochs and epochs is not None and epochs % c.every_epochs == 0
-        )
+        """Whether a checkpoint is due at `step`; others are an interruption's, and no run without it has them."""
+        return self.config.checkpoint.due(step, self.state.epochs.closed_by(step))
 
     @property
     def _pinned(self) -> Callable[[int], bool] | None:
@@ -304,8 +300,8 @@ class Fit:
         culprit = first_nonfinite(self.state.model, lambda: self.stepper.passes(batches), self.ranks)
         return self.ended("nonfinite", f"loss or gradient was not finite {in_a_row} steps in a row: {culprit}.")
 
-    def _close_epoch(self) -> Outcome | None:
-        """Evaluate, report and save; an Outcome if the fit ends here."""
+    def _close_epoch(self) -> Report:
+        """Evaluate and save; what is to be reported."""
         s, c = self.state, self.config
         self.stepper.drain()
         metrics = s.meter.metrics() | {"train/lr": self.lr(s.step - 1)} | self.pace.rates()
@@ -320,7 +316,7 @@ class Fit:
             read(metrics, c.checkpoint.monitor, "checkpoint.monitor")
         s.report = {"epoch": s.epoch, "metrics": metrics}
         every, last = c.checkpoint.every_epochs, self.done
-        return self._report(metrics, epoch=s.epoch, save=every is not None and (last or s.epoch % every == 0))
+        return self._ready(metrics, epoch=s.epoch, save=every is not None and (last or s.epoch % every == 0))
 
     def _extras(self) -> dict[str, float]:
         """Metrics of what is only there where it was asked for."""
@@ -343,21 +339,26 @@ class Fit:
                 hand_over(self.reporter, name, text)
         return self.ranks.agree(metrics)
 
-    def _report(self, metrics: Mapping[str, float], *, epoch: int | None = None, save: bool) -> Outcome | None:
-        """Report, with a checkpoint if one is saved and waited for, and obey; an Outcome if the fit ends here."""
+    def _ready(self, metrics: Mapping[str, float], *, epoch: int | None = None, save: bool) -> Report:
+        """A report, with a checkpoint if one is saved and waited for."""
         if save:
             self._save(metrics)
         ref = None if self.config.checkpoint.asynchronous else self.saver.finish()
-        verdict = self.reporter.report(self.state.step, metrics, epoch=epoch, checkpoint=ref)
-        self._committed(ref)
+        return Report(self.state.step, metrics, epoch, ref)
+
+    def _tell(self, report: Report) -> Outcome | None:
+        """Report, and obey; an Outcome if the fit ends here."""
+        return self._answered(report, self.reporter.report(**vars(report)))
+
+    def _answered(self, report: Report, verdict: Verdict) -> Outcome | None:
+        self._committed(report.checkpoint)
         return self._obey(verdict)
 
     def _save(self, metrics: Mapping[str, float]) -> None:
         self._settle()
         self.stepper.drain()
         s, whole = self.state, self.ranks.whole(self.state.state_dict())
-        background = self.config.checkpoint.asynchronous
-        self.saver.start(whole, step=s.step, epoch=s.epoch, metrics=metrics, background=background)
+        self.saver.start(whole, step=s.step, epoch=s.epoch, metrics=metrics, background=self.config.checkpoint.asynchronous)
 
     def _look_after_saves(self) -> None:
         """Commit the save that is durable by now; make the memory for copies of the state, once there is all of it."""

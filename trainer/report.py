@@ -94,6 +94,17 @@ class CheckpointRef:
     metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
+@dataclass(frozen=True)
+class Report:
+    """What a fit has to say at `step`: its metrics, possibly none, the epoch that this closes, and the checkpoint that
+    has become durable."""
+
+    step: int
+    metrics: Mapping[str, float]
+    epoch: int | None = None
+    checkpoint: CheckpointRef | None = None
+
+
 class Reporter(Protocol):
     """Where a fit reports. Every method raises `trainer.errors.Fenced` once the trial belongs to another attempt."""
 

@@ -97,6 +97,11 @@ class CheckpointConfig(Frozen):
     monitor: str | None = None
     mode: Mode = "min"
 
+    def due(self, step: int, epochs: int | None) -> bool:
+        """Whether one is to be saved after `step` steps, which are so many whole epochs, or None."""
+        by_epochs = bool(self.every_epochs and epochs is not None and epochs % self.every_epochs == 0)
+        return by_epochs or bool(self.every_steps and step % self.every_steps == 0)
+
 
 class TrainConfig(Frozen):
     """All of a training run but its model and its data."""
