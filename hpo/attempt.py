@@ -11,7 +11,7 @@ from hpo.errors import HpoError, UserError
 from hpo.failures import place
 from hpo.home import Home
 from hpo.ledger.claims import Claim
-from hpo.study import Study, parallel_of
+from hpo.study import Study, lanes_of, parallel_of
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
 from trainer.folds import fit_folds
@@ -38,16 +38,27 @@ def attempt(
 def _attempt(
     study: Study, home: Home, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None
 ) -> Outcome:
-    config: Any = apply(study.rebuild(claim.config, claim.config_hash), claim.changes)
+    config: Any = config_of(study, claim)
     with limited(getattr(getattr(config, "train", None), "num_threads", 1)):
-        task = study.task_class()(config)
-        task.shared = home.shared
-        return _fitted(task, config, claim, reporter, store, watch)
+        return _fitted(task_of(study, home, config), config, claim, reporter, store, watch)
+
+
+def config_of(study: Study, claim: Claim) -> Any:
+    """The trial's configuration, with what a restart has set."""
+    return apply(study.rebuild(claim.config, claim.config_hash), claim.changes)
+
+
+def task_of(study: Study, home: Home, config: Any) -> Any:
+    task = study.task_class()(config)
+    task.shared = home.shared
+    return task
 
 
 def _fitted(
     task: Any, config: Any, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None
 ) -> Outcome:
+    if lanes_of(claim.config) > 1:
+        raise ConfigError("train.lanes: Ray Tune trains each trial on its own: leave it out, or use another executor.")
     if not hasattr(task, "fit"):
         return (fit_folds if config.train.folds > 1 else fit)(task, config.train, reporter, store, watch)
     if parallel_of(claim.config).ranks > 1:

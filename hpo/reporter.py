@@ -8,7 +8,7 @@ import math
 import operator
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +113,30 @@ class LedgerReporter:
         fold: int = 0,
         checkpoint: CheckpointRef | None = None,
     ) -> Verdict:
+        lane = self.lane(step, metrics, epoch=epoch, fold=fold, checkpoint=checkpoint)
+        [answer] = commit(self._ledger, [(self, lane)], wait=True)
+        if isinstance(answer, Fenced):
+            raise answer
+        assert answer is not None
+        return answer
+
+    def lane(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        epoch: int | None = None,
+        fold: int = 0,
+        checkpoint: CheckpointRef | None = None,
+    ) -> LaneReport:
+        """The report as it is committed. Raises Fenced."""
         self._preempted()
         step, fold = _count("step", step), _count("fold", fold)
         epoch = None if epoch is None else _count("epoch", epoch)
         self._check_obeyed(step)
         metrics = {_key(key): float(value) for key, value in metrics.items()}
         system = {} if epoch is None else self._machine()
-        lane = LaneReport(
+        return LaneReport(
             self._claim,
             step,
             {**metrics, **system},
@@ -130,35 +147,20 @@ class LedgerReporter:
             decide=self._decider(metrics, epoch, fold),
             strategy=self._opened.strategy.name,
         )
-        failpoint("worker.before_report_commit")
-        answer = self._commit(lane)
-        failpoint("worker.after_report_commit")
-        while answer is None:
-            answer = self._commit(lane) if self._settled(lane) else Verdict("leave", step)
+
+    def told(self, answer: Verdict) -> None:
         if answer.kind != "continue":
             self._told = answer
-        return answer
 
-    def _commit(self, lane: LaneReport) -> Verdict | None:
-        [answer] = self._ledger.transact(lambda connection: writes.commit(connection, [lane]))
-        if isinstance(answer, Fenced):
-            raise answer
-        return answer
+    def unsettled(self, connection: Connection, lane: LaneReport) -> Collection[str]:
+        """The states of the trials before this one that have not come to the report's epoch, nor ended."""
+        epoch = lane.epoch or 0
+        return self._opened.history(connection, self._claim, epoch).unsettled(epoch)
 
-    def _settled(self, lane: LaneReport) -> bool:
-        """Wait until every trial before this one has come to the report's epoch, or ended; whether they have. They have
-        not where this attempt is to leave, and where one of them has no worker: it makes way, lest all wait."""
-        begun, pause, epoch = time.monotonic(), SHORTEST_WAIT, lane.epoch or 0
-
-        def states(connection: Connection) -> Collection[str]:
-            return self._opened.history(connection, self._claim, epoch).unsettled(epoch)
-
-        while found := self._ledger.look(states):
-            if self.preempted or "waiting" in found or not self._worth_while(time.monotonic() - begun):
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_WAIT)
-        return True
+    def makes_way(self, found: Collection[str], waited: float) -> bool:
+        """Whether not to wait for such trials: where this attempt is to leave, and where one of them has no worker,
+        lest all wait."""
+        return self.preempted or "waiting" in found or not self._worth_while(waited)
 
     def obeyed(self, outcome: Outcome) -> Outcome:
         """How the attempt has ended. One that was told to leave has left, whatever a loop of one's own made of that."""
@@ -231,6 +233,33 @@ class LedgerReporter:
 
     def _checkpoints_changed(self, changes: Mapping[str, Mapping[str, Any]]) -> set[str]:
         return self._ledger.transact(lambda c: writes.set_checkpoints(c, self._claim, changes))
+
+
+def commit(
+    ledger: Ledger, asking: Sequence[tuple[LedgerReporter, LaneReport]], wait: bool
+) -> Sequence[Verdict | Fenced | None]:
+    """Commit reports of different trials, lowest numbers first, in one transaction; the answer to each, None where the
+    verdict depends on trials that have not come so far. With `wait`, that is waited for until one has an answer."""
+    lanes = [lane for _, lane in asking]
+    failpoint("worker.before_report_commit")
+    answers: Sequence[Verdict | Fenced | None] = ledger.transact(lambda c: writes.commit(c, lanes))
+    failpoint("worker.after_report_commit")
+    begun, pause = time.monotonic(), SHORTEST_WAIT
+    while wait and all(answer is None for answer in answers):
+        found = ledger.look(lambda connection: [reporter.unsettled(connection, lane) for reporter, lane in asking])
+        waited = time.monotonic() - begun
+        leaving = [bool(of) and one.makes_way(of, waited) for (one, _), of in zip(asking, found, strict=True)]
+        if not all(found):
+            answers = ledger.transact(lambda connection: writes.commit(connection, lanes))
+        elif any(leaving):
+            answers = [Verdict("leave", lane.step) if go else None for lane, go in zip(lanes, leaving, strict=True)]
+        else:
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_WAIT)
+    for (reporter, _), answer in zip(asking, answers, strict=True):
+        if isinstance(answer, Verdict):
+            reporter.told(answer)
+    return answers
 
 
 _STORED = ("step", "epoch", "sha256", "size")  # columns of a checkpoint's row, as a CheckpointRef has them

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpo import demands, places, preflight, warm
 from hpo.budget import Budget, spelled
-from hpo.config import flatten
+from hpo.config import as_json, flatten
 from hpo.driver import Driver
 from hpo.errors import NoLedger, StudyError, UserError
 from hpo.executing import Placement, Settled, one_of
@@ -27,7 +27,7 @@ from hpo.results import Results
 from hpo.search.samplers import SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, by_default, make_strategy
 from hpo.spec import StudySpec
-from hpo.study import Study, load
+from hpo.study import Study, lanes_of, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
 from hpo.words import command
 
@@ -314,13 +314,15 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     strategy = request.strategy and _strategy(request.strategy, study)
     chosen = strategy or (stored.strategy if stored else study.strategy)
     promotes = demands.promotes(chosen, request.order)
+    lanes = lanes_of(as_json(study.config))
+    at_once = workers * lanes
     defaults = stored or StudySpec(
         reference=study.reference,
         name=name,
         **_sampling(study.sampler),
         strategy=dict(study.strategy),
         order="async" if promotes else "ordered",
-        window=workers if promotes else max(WINDOW, 2 * workers),
+        window=at_once if promotes else max(WINDOW, 2 * at_once),
         objectives=[objective.to_json() for objective in study.objectives],
         constraints=[one.to_json() for one in study.constraints],
         metrics=list(study.metrics),
@@ -335,7 +337,7 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     if request.warm_start is not None and (stored is None or stored.warm_start != request.warm_start):
         given |= {"warm_start": request.warm_start, "earlier": _earlier(request.warm_start, study, ledger)}
     if promotes and request.window is None and request.workers is not None:
-        given["window"] = request.workers
+        given["window"] = request.workers * lanes
     given |= {"reference": study.reference, "metrics": list(study.metrics)}
     given |= {"objectives": [objective.to_json() for objective in study.objectives]}
     given |= {"constraints": [one.to_json() for one in study.constraints]}

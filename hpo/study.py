@@ -385,3 +385,9 @@ def parallel_of(config: Mapping[str, Any]) -> ParallelConfig:
     """`train.parallel` of a whole configuration in JSON; its default where there is none."""
     train = config.get("train")
     return ParallelConfig.model_validate(train.get("parallel", {}) if isinstance(train, Mapping) else {})
+
+
+def lanes_of(config: Mapping[str, Any]) -> int:
+    """`train.lanes` of a whole configuration in JSON; 1 where there is none."""
+    train = config.get("train")
+    return train.get("lanes", 1) if isinstance(train, Mapping) else 1

@@ -27,6 +27,7 @@ from hpo.attempt import attempt  # and with it torch: a worker is ready before i
 from hpo.errors import HpoError, UserError
 from hpo.executors.process import FAULT
 from hpo.executors.resources import GPU_SHARE
+from hpo.fusion import Fusion, Hands
 from hpo.home import Home
 from hpo.identity import check_loaded, check_worker
 from hpo.ledger import Ledger, writes
@@ -37,7 +38,7 @@ from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
-from hpo.study import parallel_of
+from hpo.study import lanes_of, parallel_of
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.display import Display
@@ -84,7 +85,7 @@ class Worker:
                 self._finish(taken, Outcome("preempted"), None)
             return False
         failpoint("worker.after_claim")
-        self._train(claimed[0])
+        (self._train_lanes if lanes_of(claimed[0].config) > 1 else self._train)(claimed[0])
         return True
 
     def preempt(self) -> None:
@@ -120,6 +121,25 @@ class Worker:
             ended = self._finish(taken, outcome, opened)
             failpoint("worker.after_finish")
         self._say(f"{opened.name}: trial {taken.number} {ended.kind}{ended.error and ': '}{ended.error}")
+
+    def _train_lanes(self, first: Claim) -> None:
+        """Train the trial and others like it as lanes of one model."""
+        worth_while = partial(self._worth_while, first.study_id)
+        hands = Hands(
+            ledger=self._ledger,
+            home=self._home,
+            worker_id=self._process.id,
+            system=self._system,
+            leaving=self.leaving.is_set,
+            worth_while=worth_while,
+            finish=self._finish,
+            say=self._say,
+        )
+        fusion = Fusion(hands, first)
+        try:
+            fusion.train(partial(self._open, first.study_id))
+        finally:
+            self.trained += fusion.taken
 
     def _open(self, study_id: int) -> Opened:
         """The study as it is driven now, anew where a resume has changed it; DriftError where its code is new."""

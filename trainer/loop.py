@@ -236,11 +236,8 @@ class Fit:
         s, spikes = self.state, self.state.spikes
         report = {"step": s.step, "epoch": s.epoch, "window": s.position, "lr": self.lr(s.step)}
         report |= spikes.report(loss, norm)
-        details = {
-            "recent_losses": spikes.losses[-RECENT:],
-            "largest_gradients": loudest(s.model, self.ranks),
-            "samples": self.loader.sampler.indices(s.epoch, s.position),
-        }
+        details = {"recent_losses": spikes.losses[-RECENT:], "largest_gradients": loudest(s.model, self.ranks)}
+        details["samples"] = self.loader.sampler.indices(s.epoch, s.position)
         ended, action = None, "the trial ends"
         if spikes.exhausted:
             ended = self.ended("nonfinite", f"after {spikes.rollbacks} rollbacks the loss jumped again: {loss:.4g}.")
@@ -357,8 +354,9 @@ class Fit:
     def _save(self, metrics: Mapping[str, float]) -> None:
         self._settle()
         self.stepper.drain()
-        s, whole = self.state, self.ranks.whole(self.state.state_dict())
-        self.saver.start(whole, step=s.step, epoch=s.epoch, metrics=metrics, background=self.config.checkpoint.asynchronous)
+        s, background = self.state, self.config.checkpoint.asynchronous
+        whole = self.ranks.whole(s.state_dict())
+        self.saver.start(whole, step=s.step, epoch=s.epoch, metrics=metrics, background=background)
 
     def _look_after_saves(self) -> None:
         """Commit the save that is durable by now; make the memory for copies of the state, once there is all of it."""

@@ -25,16 +25,21 @@ class Pace:
             from trainer.flops import full_rate  # torch's fake tensors, which few need
 
             self.full = full_rate(task, config, config.peak_tflops, device, loader)
+        self.stopped: float | None = None
         self.enter(0)
 
     def enter(self, position: int) -> None:
         """The epoch is trained on from window `position` on."""
-        self.position, self.start = position, time.perf_counter()
+        self.position, self.start, self.stopped = position, time.perf_counter(), None
         self.counted = self.meter.sums.get("count", 0.0)
+
+    def stop(self) -> None:
+        """Training ends here, and something else comes before `rates`."""
+        self.stopped = time.perf_counter()
 
     def rates(self) -> dict[str, float]:
         """Per second of training; read before anything is evaluated."""
-        seconds = time.perf_counter() - self.start
+        seconds = (self.stopped or time.perf_counter()) - self.start
         samples = self.loader.samples(self.position) / seconds
         rates = {"train/samples_per_sec": samples}
         if self.full is not None:

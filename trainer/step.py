@@ -157,11 +157,12 @@ class Stepper:
         filler = isinstance(batch, Filler)
         given = batch.batch if filler else batch
         with differentiable(self.config.gradients):
-            loss = penalised(self.config.gradients, self.state.model, lambda: self._task_loss(given))
+            loss = penalised(self.config.gradients, self.state.model, lambda: self.task_loss(given))
         loss = loss.times(0) if filler else loss
         return loss if self.state.loss_scale is None else loss.times(self._scale)
 
-    def _task_loss(self, batch: Any) -> Loss:
+    def task_loss(self, batch: Any) -> Loss:
+        """What the task says of a batch on the device, looked at."""
         with autocast(self.config.precision, self.device), self.offloaded():
             loss = self.task.loss(self.module, batch)
         if not isinstance(loss, Loss):

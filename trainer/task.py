@@ -96,6 +96,9 @@ class Task:
     # How many blocks of one kind the model is made of, where the task has a method of_depth: its memory is then
     # estimated from that of shallower ones.
     depth: int | None = None
+    # Paths of the configuration, such as model.dropout, in which lanes of one model (train.lanes) may differ: those
+    # that set dropout rates, and those that `loss` reads from `self.config`, where they then are tensors.
+    lane_fields: tuple[str, ...] = ()
     # A directory for what is dear to make and the same for every trial, such as tokens; None: there is none to share.
     shared: Path | None = None
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import update
 from sqlalchemy.engine import Connection, Row
 
 from hpo.ledger import statements as sql
+from hpo.ledger.tables import trials
 from trainer.errors import Fenced
+
+Alike = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+_LOOKED_AT = 256  # waiting trials, for those that are alike
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,32 @@ def claim(connection: Connection, worker_id: str, token: str, among: Collection[
     return [_claim(connection, row) for row in taken]
 
 
+def claim_alike(
+    connection: Connection, worker_id: str, token: str, study_id: int, group: str, n: int, alike: Alike, in_order: bool
+) -> list[Claim]:
+    """Take up to `n` waiting trials of the study for the lanes of `group`, lowest numbers first, whose configuration,
+    and what a restart has set on top of it, is `alike`; `in_order` none beyond one that is not."""
+    scope = {"studies": [study_id]}
+    taken = connection.execute(sql.CLAIMED, scope | {"token": token}).all()
+    if taken:
+        return [_claim(connection, row) for row in taken]
+    for trial_id in connection.execute(sql.WAITING, {"n": _LOOKED_AT, **scope}).scalars().all():
+        _, config, _, _ = connection.execute(sql.ASKED, {"trial": trial_id}).one()
+        if alike(config, changes_of(connection, trial_id)):
+            taken = [*taken, _take(connection, worker_id, token, trial_id, group)]
+        elif in_order:
+            break
+        if len(taken) == n:
+            break
+    return [_claim(connection, row) for row in taken]
+
+
+def join(connection: Connection, taken: Claim, group: str) -> None:
+    """Note that a trial which was claimed alone trains as a lane of `group`."""
+    mine = (trials.c.id == taken.trial_id) & (trials.c.fence == taken.fence)
+    connection.execute(update(trials).where(mine).values(group=group, revision=trials.c.revision + 1))
+
+
 def take(connection: Connection, worker_id: str, token: str, trial_id: int) -> Claim:
     """That waiting trial, with a new fence; `token` as for `claim`, by `taken` a retry finds it."""
     return _claim(connection, _take(connection, worker_id, token, trial_id))
@@ -54,9 +85,9 @@ def taken(connection: Connection, token: str, study_id: int) -> Claim | None:
     return None if row is None else _claim(connection, row)
 
 
-def _take(connection: Connection, worker_id: str, token: str, trial_id: int) -> Row:
+def _take(connection: Connection, worker_id: str, token: str, trial_id: int, group: str | None = None) -> Row:
     now = time.time()
-    row = connection.execute(sql.TAKE, {"trial": trial_id, "now": now}).one()
+    row = connection.execute(sql.TAKE, {"trial": trial_id, "now": now, "lanes_of": group}).one()
     kept, _ = _committed(connection, row)
     from_step = kept[0]["step"] if kept else 0
     attempt = {"trial_id": trial_id, "fence": row.fence, "worker_id": worker_id, "claim": token, "started_at": now}

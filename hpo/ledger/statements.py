@@ -93,6 +93,7 @@ TAKE = (
         state="running",
         fence=trials.c.fence + 1,
         revision=trials.c.revision + 1,
+        group=bindparam("lanes_of"),
         started_at=case((trials.c.started_at.is_(None), bindparam("now")), else_=trials.c.started_at),
     )
     .returning(*_TAKEN)

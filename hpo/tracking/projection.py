@@ -359,6 +359,7 @@ def _points(study: RowMapping, trial: RowMapping, values: Sequence[RowMapping]) 
 
 def _tags(trial: RowMapping, facts: _Facts) -> dict[str, str]:
     tags = {"hpo.state": trial["state"], "hpo.fence": str(trial["fence"]), "hpo.losses": str(trial["losses"])}
+    tags |= {"hpo.group": trial["group"]} if trial["group"] else {}  # whose lanes were trained as one model
     if trial["outcome"]:
         tags["hpo.outcome"] = trial["outcome"]
     if trial["error"]:

@@ -18,6 +18,7 @@ class MlpTask(Task):
     """Cross-entropy on the training split; loss and accuracy on val and, with data.test, on test."""
 
     config: Config
+    lane_fields = ("model.dropout",)
     part: tuple[int, int] = (0, 1)  # the fold, of how many
 
     def in_fold(self, fold: int, folds: int) -> MlpTask:

@@ -17,6 +17,7 @@ from trainer.config.batch import BatchGrowthConfig
 from trainer.config.fields import Beta, Bytes, Frozen, Mode, NonNegative, Positive, Share
 from trainer.config.gradients import ClipConfig, GradientConfig
 from trainer.config.init import InitConfig
+from trainer.config.lanes import contradiction
 from trainer.config.optim import OPTIMIZERS, OptimConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.phases import LossWeights, Phase
@@ -140,6 +141,8 @@ class TrainConfig(Frozen):
     rollback: RollbackConfig = RollbackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
+    # Trials of a worker that train together, as lanes of one model; any number above 1 gives the same weights.
+    lanes: Annotated[int, Field(ge=1, le=1024)] = 1
 
     def batch_size_at(self, epoch: int) -> int:
         """Samples of one optimizer step of epoch `epoch`, counted from 0."""
@@ -180,6 +183,15 @@ class TrainConfig(Frozen):
         if self.folds > 1 and self.checkpoint.keep_every is not None:
             raise ValueError(
                 "checkpoint.keep_every counts epochs, which each fold begins anew: leave it out, or folds=1."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lanes_do_the_same(self) -> TrainConfig:
+        if self.lanes > 1 and (found := contradiction(self)):
+            raise ValueError(
+                f"lanes is {self.lanes}: trials that train as lanes of one model cannot do with {found}; "
+                f"leave {found.partition('=')[0].partition(',')[0]} out, or lanes=1."
             )
         return self
 

@@ -1,0 +1,188 @@
+"""A worker's trials as lanes of one model: which may train together, and their claims, reports and ends."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.engine import Connection
+
+from hpo.attempt import config_of, outcome_of, task_of
+from hpo.config import apply, as_json, from_json
+from hpo.errors import UserError
+from hpo.home import Home
+from hpo.ledger import Ledger
+from hpo.ledger import statements as sql
+from hpo.ledger.claims import Claim, claim_alike, fenced, join
+from hpo.ledger.leases import Heartbeat
+from hpo.ledger.writes import committed_paths
+from hpo.reporter import LedgerReporter, Opened, commit
+from hpo.search.strategy import has_rungs
+from hpo.system import SystemMetrics
+from trainer.config.lanes import shared
+from trainer.errors import CheckpointError, ConfigError, Fenced
+from trainer.failpoint import failpoint
+from trainer.report import Outcome, Report
+from trainer.threads import limited
+
+if TYPE_CHECKING:
+    from trainer.fused import Group, Lane
+    from trainer.fused.group import Answer
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What a worker lends to a group of lanes."""
+
+    ledger: Ledger
+    home: Home
+    worker_id: str
+    system: SystemMetrics
+    leaving: Callable[[], bool]
+    worth_while: Callable[[float], bool]
+    finish: Callable[[Claim, Outcome, Opened | None], Outcome]
+    say: Callable[[str], None]
+
+
+class Fusion:
+    """The trials that a worker trains together, from the first that it has claimed on until none is left.
+
+    Each epoch lanes that have ended make room for waiting trials of the study that are alike. Where this place is at
+    fault, and not a trial, all lanes are saved and given up before that is raised.
+    """
+
+    def __init__(self, hands: Hands, first: Claim) -> None:
+        self._hands, self._first = hands, first
+        self.taken = 0  # trials
+        self._id = uuid.uuid4().hex
+        self._held = {first.trial_id: first}  # those whose leases are renewed
+        self._lost: set[int] = set()  # of those the ones that are another's by now
+        self._lanes: dict[Lane, tuple[Claim, LedgerReporter]] = {}
+        self._fenced: Fenced | None = None  # the last of the lanes that were lost so
+        self._fault: Exception | None = None  # why all of them are given up
+
+    def train(self, opening: Callable[[], Opened]) -> None:
+        from trainer.fused import Group  # torch's function transforms, which few need
+
+        first = self._first
+        with Heartbeat(f"trial {first.number} and its group", self._renew, first.lease_seconds / 3) as self._heartbeat:
+            try:
+                self._opened = opening()
+            except (CheckpointError, UserError) as error:
+                # This place is at fault, its disk or its home, and not the trial: it waits for another worker.
+                self._hands.finish(first, Outcome("preempted", error=str(error)), None)
+                raise
+            self._fields = getattr(self._opened.study.task_class(), "lane_fields", ())
+            self._key = self._key_of(first.config, first.changes)
+            self._hands.ledger.transact(lambda c: join(c, first, self._id))
+            train: Any = self._configured(first.config, first.changes).train
+            with limited(train.num_threads), Group(train, self._commit) as group:
+                self._admit(group, first)
+                while group.lanes:
+                    for lane, how in group.advance():
+                        self._end(*self._lanes.pop(lane), how)
+                    for claim in self._more(group.room):
+                        self._admit(group, claim)
+        if (error := self._fault or self._fenced) is not None:
+            raise error
+
+    def _configured(self, config: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
+        return apply(from_json(type(self._opened.study.config), config), changes)
+
+    def _key_of(self, config: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+        """What trials must have in common."""
+        config = as_json(self._configured(config, changes)) if changes else config
+        return json.dumps(shared(config, self._fields), sort_keys=True)
+
+    def _more(self, room: int) -> list[Claim]:
+        """Waiting trials that are alike, as many as there is room for."""
+        if room < 1 or self._leaving():
+            return []
+        opened, token, worker = self._opened, uuid.uuid4().hex, self._hands.worker_id
+        # At a rung a trial waits for those before it, and would for one that this group passes over.
+        in_order = opened.spec.order == "ordered" and has_rungs(opened.strategy)
+
+        def alike(config: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
+            return self._key_of(config, changes) == self._key
+
+        def body(connection: Connection) -> list[Claim]:
+            return claim_alike(connection, worker, token, opened.id, self._id, room, alike, in_order)
+
+        return self._hands.ledger.transact(body)
+
+    def _admit(self, group: Group, claim: Claim) -> None:
+        hands, opened = self._hands, self._opened
+        self.taken += 1
+        self._held[claim.trial_id] = claim
+        asked = (hands.ledger, hands.home, opened, claim, partial(self._preempted, claim), hands.system)
+        reporter = LedgerReporter(*asked, hands.worth_while)
+        hands.say(f"{opened.name}: trial {claim.number} begins, attempt {claim.fence}, as one of several lanes")
+        try:
+            config = config_of(opened.study, claim)
+            task = task_of(opened.study, hands.home, config)
+            if hasattr(task, "fit"):
+                raise ConfigError(
+                    f"{type(task).__name__} has a fit() of its own, which has no lanes: leave train.lanes."
+                )
+            reporter.sweep_files()
+            self._lanes[group.admit(task, config.train, reporter, reporter.store())] = claim, reporter
+        except (Exception, SystemExit) as error:
+            self._end(claim, reporter, error)
+
+    def _commit(self, reports: Sequence[tuple[Any, Report]], wait: bool) -> list[Answer]:
+        answers: list[Answer] = [None] * len(reports)
+        asking = []
+        for place, (reporter, report) in enumerate(reports):
+            try:
+                asking.append((place, reporter, reporter.lane(**vars(report))))
+            except (Exception, SystemExit) as error:
+                answers[place] = error
+        asking.sort(key=lambda one: one[2].claim.number)  # a rung compares with lower numbers
+        wait = wait and len(asking) == len(reports)
+        found = commit(self._hands.ledger, [(reporter, lane) for _, reporter, lane in asking], wait) if asking else ()
+        for (place, _, _), answer in zip(asking, found, strict=True):
+            answers[place] = answer
+        return answers
+
+    def _end(self, claim: Claim, reporter: LedgerReporter, how: Outcome | BaseException) -> None:
+        """End the attempt by its outcome, or by what it has raised."""
+        try:
+            outcome = how if isinstance(how, Outcome) else outcome_of(how)
+        except Fenced as error:
+            self._fenced = error
+            known = self._hands.ledger.look(lambda connection: committed_paths(connection, claim))
+            reporter.store().sweep(known)  # what it has saved and not committed
+        except Exception as error:
+            self._fault = self._fault or error
+            if isinstance(error, (CheckpointError, UserError)):  # it waits for another worker, as the others will
+                self._hands.finish(claim, Outcome("preempted", error=str(error)), None)
+        else:
+            failpoint("worker.before_finish")
+            ended = self._hands.finish(claim, outcome, self._opened)
+            failpoint("worker.after_finish")
+            self._hands.say(
+                f"{self._opened.name}: trial {claim.number} {ended.kind}{ended.error and ': '}{ended.error}"
+            )
+        del self._held[claim.trial_id]
+
+    def _renew(self) -> None:
+        held = list(self._held.values())
+
+        def body(connection: Connection) -> set[int]:
+            asked = [(one, {"trial": one.trial_id, "held": one.fence}) for one in held]
+            return {one.trial_id for one, mine in asked if connection.execute(sql.RENEW, mine).rowcount != 1}
+
+        self._lost |= self._hands.ledger.transact(body)
+
+    def _preempted(self, claim: Claim) -> bool:
+        self._heartbeat.check()
+        if claim.trial_id in self._lost:
+            raise fenced(claim)
+        return self._leaving()
+
+    def _leaving(self) -> bool:
+        return self._fault is not None or self._hands.leaving()

@@ -1,0 +1,191 @@
+"""Lanes that train together: an epoch at a time, each with its own learning rate, data, verdicts and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import CheckpointStore
+from trainer.config import TrainConfig
+from trainer.errors import ConfigError, TrainerError
+from trainer.fused.lane import Lane, Stream
+from trainer.fused.stack import Stack, Sums, check_alike, compare
+from trainer.gradients import Window
+from trainer.report import Outcome, Report, Reporter, Verdict
+from trainer.runtime import out_of_memory, runtime
+from trainer.task import Task, method
+
+Answer = Verdict | BaseException | None
+# Commits the reports of several lanes at once. An exception is of its lane alone. None: the report has to come again
+# for its verdict; with the flag, which says that no lane can train before it has one, some answer is another.
+Commit = Callable[[Sequence[tuple[Reporter, Report]], bool], Sequence[Answer]]
+Ended = tuple[Lane, Outcome | BaseException]
+
+
+class Group:
+    """Up to `size` lanes. Their configurations agree in all but `trainer.config.lanes.LANE_FIELDS`.
+
+    A lane's reports, weights and checkpoints are those that it has in any other group, to the bit, wherever it was
+    interrupted; and those of `trainer.loop.fit` but for rounding.
+    """
+
+    def __init__(self, config: TrainConfig, commit: Commit) -> None:
+        self.lanes: list[Lane] = []
+        self.size = config.lanes  # becomes less where memory runs out
+        self._commit, self._exit = commit, ExitStack()
+        self._device = self._exit.enter_context(runtime(config))
+        self._stack: Stack | None = None
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lane in self.lanes:
+            lane.close()
+        self._exit.close()
+
+    @property
+    def room(self) -> int:
+        """How many more lanes there may be."""
+        return self.size - len(self.lanes)
+
+    def admit(self, task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore) -> Lane:
+        """A new lane, from its newest checkpoint on. Raises what `trainer.loop.fit` does, and ConfigError where its
+        model is not like those that are there."""
+        lane = Lane(task, config, reporter, checkpoints, self._device)
+        check_alike([one.state.model for one in (*self.lanes[:1], lane)])
+        self.lanes.append(lane)
+        return lane
+
+    def advance(self) -> list[Ended]:
+        """Train all lanes that can to the end of their epoch, and report; those whose trial is over with how it ended,
+        or what it raised."""
+        training = [lane for lane in self.lanes if lane.pending is None and not lane.done]
+        training.sort(key=lambda lane: lane.state.position)
+        ended: list[Ended] = []
+        for _, together in groupby(training, key=lambda lane: lane.state.position):
+            ended += self._train([*together])
+        for lane in _without(training, ended):
+            ended += _attempted(lane, lane.close_epoch)
+        ended += self._report(_without(self.lanes, ended), wait=not training)
+        for lane, _ in ended:
+            lane.close()
+        self.lanes = _without(self.lanes, ended)
+        return ended
+
+    def _report(self, lanes: Sequence[Lane], wait: bool) -> list[Ended]:
+        asking = [(lane, lane.pending) for lane in lanes if lane.pending is not None]
+        ended = [one for lane in lanes if lane.pending is None and lane.done for one in _attempted(lane, lane.finish)]
+        answers = self._commit([(lane.reporter, report) for lane, report in asking], wait) if asking else ()
+        for (lane, _), answer in zip(asking, answers, strict=True):
+            if isinstance(answer, BaseException):
+                ended.append((lane, answer))
+            elif answer is not None:
+                ended += _attempted(lane, partial(lane.answered, answer))
+        return ended
+
+    def _train(self, lanes: list[Lane]) -> list[Ended]:
+        """The rest of the epoch, which is equally long for all of them."""
+        for lane in lanes:
+            lane.enter()
+        ended: list[Ended] = []
+        streams = {lane.stream: lane.windows() for lane in lanes}
+        while lanes and lanes[0].state.position < lanes[0].state.windows:
+            over = [one for lane in lanes for one in _attempted(lane, lane.asked_to_leave)]
+            over += self._window(_without(lanes, over), streams)
+            ended, lanes = ended + over, _without(lanes, over)
+        for lane in lanes:
+            lane.read()
+        return ended
+
+    def _window(self, lanes: list[Lane], streams: Mapping[Stream, Iterator[list[Any]]]) -> list[Ended]:
+        """One optimizer step of each; those that end by it."""
+        batches: dict[Stream, Any] = {}
+        for stream in {lane.stream: None for lane in lanes}:
+            batches[stream] = _caught(partial(next, streams[stream]))
+        over = [(lane, found) for lane in lanes if isinstance(found := batches[lane.stream], BaseException)]
+        new: dict[int, Any] = {}
+        for lane in _without(lanes, over):
+            if not lane.checked:
+                new[id(lane)] = found = _caught(partial(lane.gradient_alone, batches[lane.stream]))
+                over += [(lane, found)] if isinstance(found, BaseException) else []
+        return over + self._step(_without(lanes, over), batches, new)
+
+    def _step(self, lanes: list[Lane], batches: Mapping[Stream, list[Any]], new: Mapping[int, Tensor]) -> list[Ended]:
+        if not lanes:
+            return []
+        windows = [batches[lane.stream] for lane in lanes]
+        try:
+            if self._stack is None or [*map(id, self._stack.lanes)] != [*map(id, lanes)]:
+                self._stack = None  # before the next one takes memory
+                self._stack = Stack(lanes, self._device)
+            sums = self._stack.pass_over(windows)
+        except Exception as error:
+            return self._failed(lanes, batches, new, error)
+        over: list[Ended] = []
+        for lane, gradient in zip(lanes, self._stack.gradient, strict=True):
+            if id(lane) in new:
+                over += _attempted(lane, partial(compare, new[id(lane)], gradient))
+                lane.checked = True
+        return over + _update(self._stack, windows, sums, without=[lane for lane, _ in over])
+
+    def _failed(
+        self, lanes: list[Lane], batches: Mapping[Stream, list[Any]], new: Mapping[int, Tensor], error: Exception
+    ) -> list[Ended]:
+        """No pass over these: half of the lanes make way where memory has run out."""
+        self._stack = None
+        if out_of_memory(error) and len(lanes) > 1:
+            self.size = len(lanes) // 2
+            stay, leave = lanes[: self.size], lanes[self.size :]
+            stay[0].reporter.event("out_of_memory", step=stay[0].state.step, lanes=self.size)
+            return [one for lane in leave for one in _attempted(lane, lane.leave)] + self._step(stay, batches, new)
+        if new and not isinstance(error, TrainerError) and not out_of_memory(error):
+            said = " ".join(str(error).split())[:300]
+            refused = ConfigError(
+                f"train.lanes: {method(lanes[0].task, 'loss')} works for a trial on its own and not for several at "
+                f"once, by torch.vmap ({type(error).__name__}: {said}): mend that, or set train.lanes=1."
+            )
+            refused.__cause__ = error
+            return [(lane, refused) for lane in lanes]
+        return [(lane, error) for lane in lanes]
+
+
+def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Sequence[Lane]) -> list[Ended]:
+    """From gradients to weights; the lanes that end by it."""
+    norms = torch.linalg.vector_norm(stack.gradient, dim=1)
+    columns = [sums.loss, sums.count.to(sums.loss), norms.to(sums.loss), *sums.terms.values()]
+    rows = torch.stack(columns, dim=1).tolist()  # the only wait for the device
+    stack.gradient.mul_(
+        norms.new_tensor([lane.factor(*row[1:3]) for lane, row in zip(stack.lanes, rows, strict=True)])[:, None]
+    )
+    over: list[Ended] = []
+    for lane, batches, (loss, count, norm, *terms) in zip(stack.lanes, windows, rows, strict=True):
+        if not any(lane is one for one in without):
+            window = Window(loss, count, dict(zip(sums.terms, terms, strict=True)))
+            over += _attempted(lane, partial(lane.take, window, norm, batches))
+    return over
+
+
+def _without(lanes: Iterable[Lane], gone: Iterable[Ended]) -> list[Lane]:
+    ids = {id(lane) for lane, _ in gone}
+    return [lane for lane in lanes if id(lane) not in ids]
+
+
+def _caught(call: Callable[[], Any]) -> Any:
+    """What it returns, or what it raises."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        return error
+
+
+def _attempted(lane: Lane, call: Callable[[], Outcome | None]) -> list[Ended]:
+    """The lane with its end, if this is it."""
+    found = _caught(call)
+    return [] if found is None else [(lane, found)]

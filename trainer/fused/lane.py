@@ -1,0 +1,139 @@
+"""A trial among others: a fit like any other, but that its gradients are computed together with theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import CheckpointStore
+from trainer.config import TrainConfig
+from trainer.data.loader import to_device
+from trainer.fused.lanewise import Lanewise
+from trainer.gradients import Window, clip_value_
+from trainer.loop import Fit
+from trainer.parallel import Solo
+from trainer.report import Outcome, Report, Reporter, Verdict
+from trainer.seeding import derive, seed_all
+from trainer.task import Task
+
+Stream = tuple[int, int]  # lanes for which it is equal read the same batches
+
+
+class Lane(Fit):
+    """`pending` is what it has reported and has no verdict on: until it has, it does not train."""
+
+    def __init__(
+        self, task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore, device: torch.device
+    ) -> None:
+        super().__init__(task, config, reporter, checkpoints, device, Solo())
+        self.pending: Report | None = self._resume()
+        self.checked = False  # whether its gradient among others has been found to be its own
+        c, g = self.config.clip, self.config.gradients
+        self._plain = not (
+            g.centralize or g.normalize != "none" or g.noise is not None or c.per_parameter or c.adaptive
+        )
+
+    @property
+    def stream(self) -> Stream:
+        return self.config.seed, self.state.epoch
+
+    def windows(self) -> Iterator[list[Any]]:
+        """Those that are left of its epoch."""
+        return self.loader.epoch(self.state.epoch, self.state.position)
+
+    def enter(self) -> None:
+        """Before the first window that it trains on in an epoch."""
+        self.state.model.train()
+        self.state.report = None
+        self.pace.enter(self.state.position)
+
+    def seed(self, micro_step: int) -> int:
+        """Of what is drawn for its next micro-batch."""
+        return derive(self.config.seed, "step", self.state.step, micro_step)
+
+    def gradient_alone(self, batches: list[Any]) -> Tensor:
+        """The gradient of the summed loss over a window as the trial on its own has it, [parameters]."""
+        s, total = self.state, torch.zeros(())
+        params = [p for p in s.model.parameters() if p.requires_grad]
+        self.task.progress, self.task.step = s.step / self.total, s.step
+        with self.stepper.statistics.held():
+            for i, batch in enumerate(batches):
+                seed_all(self.seed(i))
+                with Lanewise([lambda i=i: self.seed(i)], self.device):
+                    loss = self.stepper.task_loss(to_device(batch, self.device))
+                found = torch.autograd.grad(loss.sum, params, allow_unused=True, materialize_grads=True)
+                total = total.to(self.device) + torch.cat([g.reshape(-1) for g in found])
+        return total
+
+    def factor(self, count: float, norm: float) -> float:
+        """What the gradient of the sum is multiplied by: division and clipping by norm, where no other rule stands
+        between them."""
+        limit = self.config.clip.norm
+        if not self._plain or not count:
+            return 1.0
+        return (1.0 if limit is None else min(limit / (norm / count + 1e-6), 1.0)) / count
+
+    def take(self, window: Window, norm: float, batches: list[Any]) -> Outcome | None:
+        """Step by the gradient that its parameters have, of which `norm` is that of the sum; an Outcome if it ends."""
+        s = self.state
+        norm = self._ruled(window, norm)
+        s.meter.add(window, norm)
+        if window.count and math.isfinite(norm) and math.isfinite(float(window.loss)):
+            lr = self.lr(s.step)
+            for group in s.optimizer.param_groups:
+                group["lr"] = lr * group["lr_scale"]
+            s.optimizer.step()
+            if s.lookahead is not None:
+                s.lookahead.step()
+            s.average.update(s.step + 1)
+        else:
+            self.read()
+            self.stepper.statistics.restore()
+        s.step, s.position = s.step + 1, s.position + 1
+        if s.meter.gave_up:
+            return self._give_up(batches)
+        every = self.config.checkpoint.every_steps
+        if every and s.step % every == 0 and s.position < s.windows:
+            return self._tell(self._ready({}, save=True))
+        return None
+
+    def _ruled(self, window: Window, norm: float) -> float:
+        """The norm of the mean gradient, which has been made what the optimizer is to see."""
+        if not self._plain:
+            return float(self.stepper.rules.apply(window, self.state.step, wait=True))
+        if (limit := self.config.clip.value) is not None:
+            clip_value_([p.grad for p in self.stepper.params if p.grad is not None], limit)
+        return norm / float(window.count) if window.count else math.nan
+
+    def read(self) -> None:
+        """Take in the windows since the last look."""
+        self.stepper.drain()
+        self.pace.stop()
+
+    def close_epoch(self) -> None:
+        self.pending = self._close_epoch()
+
+    def answered(self, verdict: Verdict) -> Outcome | None:
+        """Obey; an Outcome if the trial ends here."""
+        report, self.pending = self.pending, None
+        assert report is not None
+        return self._answered(report, verdict) or (self.finish() if self.done else None)
+
+    def finish(self) -> Outcome:
+        return self._finished()
+
+    def asked_to_leave(self) -> Outcome | None:
+        """Its Outcome where it is to leave now."""
+        return self.leave() if self.reporter.preempted else None
+
+    def leave(self) -> Outcome:
+        """Give the trial up, so that another attempt goes on from here."""
+        return self._leave("preempted")
+
+    def close(self) -> None:
+        self.loader.close()
+        self.saver.close()

@@ -1,0 +1,132 @@
+"""What lanes compute in their own way, so that a lane's numbers do not depend on the others.
+
+Dropout: under `torch.vmap` a random number of "different" randomness depends on how many lanes there are and on the
+place among them. Here a lane's mask comes from a generator of its own, seeded as `trainer.seeding` says and drawn from
+in the order of the layers, with the kernel that torch's dropout uses on a CPU: so it is that of the trial on its own,
+to the bit.
+
+Batch norm of vectors: torch's kernel adds up in an order that depends on the number of channels, and those of all lanes
+are channels to it. Here the mean and the variance are means over the batch.
+"""
+
+# pyright: reportPrivateImportUsage=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+_OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 3, F.dropout3d: 4}  # and the dimensions of one sample
+
+
+Draw = Callable[[int, Tensor, float], None]
+
+
+class PerLane(float):
+    """The p of a dropout layer, of each lane; as a number, the first one's."""
+
+    values: tuple[float, ...]
+
+    def __new__(cls, values: Sequence[float]) -> PerLane:
+        one = super().__new__(cls, values[0])
+        one.values = tuple(values)
+        return one
+
+
+class Lanewise(TorchFunctionMode):
+    """Within it, dropout draws from `seeds`, one for each lane; rows beyond them are not dropped. What else draws is
+    for vmap to refuse."""
+
+    def __init__(self, seeds: Sequence[Callable[[], int]], device: torch.device) -> None:
+        super().__init__()
+        self._seeds, self._device = seeds, device
+        self._generators: list[torch.Generator] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout or func in _OF_CHANNELS:
+            return self._dropout(_OF_CHANNELS.get(func), *args, **kwargs)
+        if func is F.batch_norm and args[0].ndim == 2:
+            return _batch_norm(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _dropout(
+        self, sample: int | None, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
+        if not training or x.numel() == 0:
+            return x
+        channels = 1 if sample is None or x.ndim == sample else 2
+        shape = x.shape if sample is None else (*x.shape[:channels], *(1 for _ in x.shape[channels:]))
+        rates = p.values if isinstance(p, PerLane) else (float(p),) * len(self._seeds)
+        return x * _Mask.apply(x.detach(), self._draw, rates, tuple(shape)) if any(rates) else x
+
+    def _draw(self, lane: int, out: Tensor, p: float) -> None:
+        """Fill `out` with the lane's next mask: 0 where dropped, else 1 / (1 - p)."""
+        if p == 0.0 or lane >= len(self._seeds):
+            out.fill_(1.0)
+            return
+        if not self._generators:
+            self._generators = [torch.Generator(self._device).manual_seed(seed()) for seed in self._seeds]
+        out.zero_() if p == 1.0 else out.bernoulli_(1 - p, generator=self._generators[lane]).div_(1 - p)
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`torch.nn.functional.batch_norm` of x [batch, channels]."""
+    if training:
+        n, mean = x.shape[0], x.mean(0)
+        var = (x - mean).square().mean(0)
+        if running_mean is not None and running_var is not None:
+            running_mean.mul_(1 - momentum).add_(momentum * mean.detach())
+            running_var.mul_(1 - momentum).add_(momentum * n / (n - 1) * var.detach())
+    else:
+        assert running_mean is not None and running_var is not None
+        mean, var = running_mean, running_var
+    y = (x - mean) * (var + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+class _Mask(torch.autograd.Function):
+    """A mask of `shape` for each lane, or for the only one."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor, draw: Draw, rates: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:  # type: ignore[override]
+        mask = torch.empty(shape, dtype=x.dtype, device=x.device)
+        draw(0, mask, rates[0])
+        return mask
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, draw: Draw, rates: Any, shape: Any) -> tuple[Tensor, int]:
+        mask = torch.empty((info.batch_size, *shape), dtype=x.dtype, device=x.device)
+        for lane, out in enumerate(mask):
+            draw(lane, out, rates[lane] if lane < len(rates) else 0.0)
+        return mask, 0
+
+
+def layers(model: nn.Module) -> list[_DropoutNd]:
+    """The dropout layers of a model, in its order."""
+    return [module for module in model.modules() if isinstance(module, _DropoutNd)]

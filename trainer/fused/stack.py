@@ -1,0 +1,264 @@
+"""Several models as one: their weights are rows of one tensor, and one pass computes the gradients of all.
+
+The forward pass is vectorised by torch.vmap (as HFTA does by hand, Wang et al. 2021, arXiv 2102.02344) and
+differentiated outside of it, since fewer backward passes have a rule for vmap than forward ones.
+
+A lane's numbers do not depend on the others, to the bit. Products of matrices and sums run over each row alone. What
+acts on each element is computed in blocks of the processor's vectors, and by other code for what is left of the last
+block: rows at the end that nobody trains, `SPARE` elements at least, take that up.
+"""
+
+# pyright: reportPrivateImportUsage=false
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from trainer.data.loader import to_device
+from trainer.errors import ConfigError
+from trainer.fused.lane import Lane
+from trainer.fused.lanewise import Lanewise, PerLane, layers
+from trainer.seeding import seed_all
+from trainer.task import Loss, Task
+
+SPARE = 32  # elements: twice the widest vector
+TOLERANCE = 1e-3  # of a gradient's norm; lanes round as products of other shapes do, some 1e-6
+
+
+class _Forward(nn.Module):
+    """The loss as a module, so that `functional_call` can give the model other weights."""
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__()
+        self.model = lane.state.model
+        self.lane = lane
+
+    def forward(self, batch: Any) -> Loss:
+        return self.lane.stepper.task_loss(batch)
+
+
+@dataclass(slots=True)
+class Sums:
+    """What the passes over a window left behind of each lane: sums, as in `trainer.gradients.Window`, [lanes] each."""
+
+    loss: Tensor
+    count: Tensor
+    terms: dict[str, Tensor]
+
+    def __add__(self, other: Sums) -> Sums:
+        terms = {name: self.terms[name] + term for name, term in other.terms.items()}
+        return Sums(self.loss + other.loss, self.count + other.count, terms)
+
+
+class Stack:
+    """The models of `lanes`, which show its rows as their own weights, gradients and statistics from here on.
+
+    Raises ConfigError where they are not alike.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], device: torch.device) -> None:
+        self.lanes, self.device = list(lanes), device
+        models = [lane.state.model for lane in lanes]
+        check_alike(models)
+        trained = [[p for p in model.parameters() if p.requires_grad] for model in models]
+        self.names = [name for name, p in models[0].named_parameters() if p.requires_grad]
+        self.shapes = [p.shape for p in trained[0]]
+        self.sizes = [p.numel() for p in trained[0]]
+        rows = [torch.cat([p.detach().reshape(-1) for p in params]) for params in trained]
+        self.weights = torch.stack(rows + rows[:1] * SPARE)
+        self.gradient = torch.zeros_like(self.weights[: len(lanes)])
+        for params, weights, gradient in zip(trained, self.weights, self.gradient, strict=False):
+            for p, w, g in zip(params, self._parts(weights), self._parts(gradient), strict=True):
+                p.data, p.grad = w, g
+        held = [dict(_held(model)) for model in models]
+        self.held: dict[str, Tensor] = {}
+        for name in held[0]:
+            values = [of[name].detach() for of in held]
+            self.held[name] = torch.stack(values + values[:1] * SPARE)
+            for of, value in zip(held, self.held[name], strict=False):
+                of[name].data = value
+        self._own = _own_numbers([lane.task for lane in lanes], device)
+        self._forward = _Forward(self.lanes[0])
+        self._rates = [PerLane([one.p for one in dropouts]) for dropouts in zip(*map(layers, models), strict=True)]
+
+    def _parts(self, row: Tensor) -> Iterable[Tensor]:
+        """A row [parameters] as the parameters that it is made of."""
+        return (part.view(shape) for part, shape in zip(row.split(self.sizes), self.shapes, strict=True))
+
+    def pass_over(self, windows: Sequence[list[Any]]) -> Sums:
+        """The gradients of the summed losses, in `gradient` and so in every lane's parameters; `windows` has each
+        lane's micro-batches."""
+        found: Sums | None = None
+        for micro_step, batches in enumerate(zip(*windows, strict=True)):
+            sums, gradient = self._pass(micro_step, [to_device(batch, self.device) for batch in batches])
+            found = sums if found is None else found + sums
+            self.gradient.copy_(gradient) if micro_step == 0 else self.gradient.add_(gradient)
+        assert found is not None
+        return found
+
+    def _pass(self, micro_step: int, batches: Sequence[Any]) -> tuple[Sums, Tensor]:
+        lanes = len(self.lanes)
+        flat, spec = zip(*map(tree_flatten, batches), strict=True)
+        tensors, others = _leaves(flat)
+        samples = next((tensor.shape[0] for tensor in tensors[0].values() if tensor.ndim), 1)
+        rows = lanes + max(-(-SPARE // max(samples, 1)), 1 if lanes > 1 else 2)
+        weights = self.weights[:rows].detach().requires_grad_()
+        stacked = {i: _stacked([of[i] for of in tensors], rows) for i in tensors[0]}
+        progress = [(lane.state.step / lane.total, lane.state.step) for lane in self.lanes]
+        clocks = None if len(set(progress)) == 1 else self._clocks(progress, rows)
+        counts: list[Any] = []
+        task = self.lanes[0].task
+        task.progress, task.step = progress[0]
+        config = task.config
+
+        def loss_of(parts: tuple[Tensor, ...], held: dict[str, Tensor], leaves: Any, own: Any, clock: Any) -> Any:
+            task.config = _with(config, own)
+            if clock is not None:
+                task.progress, task.step = clock
+            batch = tree_unflatten([leaves.get(i, others.get(i)) for i in range(len(flat[0]))], spec[0])
+            values = dict(zip(self.names, parts, strict=True)) | held
+            loss = functional_call(self._forward, {f"model.{name}": value for name, value in values.items()}, (batch,))
+            counts.append(loss.count)
+            count = loss.count if isinstance(loss.count, Tensor) else loss.sum.new_zeros(())
+            return loss.sum, count, dict(loss.terms)
+
+        parts = tuple(
+            part.unflatten(1, shape) if len(shape) != 1 else part
+            for part, shape in zip(weights.split(self.sizes, dim=1), self.shapes, strict=True)
+        )
+        held = {name: values[:rows] for name, values in self.held.items()}
+        seeds = [lambda lane=lane: lane.seed(micro_step) for lane in self.lanes]
+        seed_all(self.lanes[0].seed(micro_step))
+        own = {path: values[:rows] for path, values in self._own.items()}
+        try:
+            with self._dropping(self._rates), Lanewise(seeds, self.device):
+                losses, count, terms = torch.vmap(loss_of, in_dims=(0, 0, 0, 0, None if clocks is None else 0))(
+                    parts, held, stacked, own, clocks
+                )
+        finally:
+            task.config = config
+        (gradient,) = torch.autograd.grad(losses.sum(), weights)
+        if not isinstance(counts[0], Tensor):
+            count = torch.full((rows,), float(counts[0]))
+        terms = {name: term.detach()[:lanes] for name, term in terms.items()}
+        return Sums(losses.detach()[:lanes], count.detach()[:lanes], terms), gradient[:lanes]
+
+    def _clocks(self, progress: Sequence[tuple[float, int]], rows: int) -> tuple[Tensor, Tensor]:
+        """What lanes at different steps see as their task's `progress` and `step`."""
+        filled = [*progress, *[progress[0]] * (rows - len(progress))]
+        shares, steps = zip(*filled, strict=True)
+        return torch.tensor(shares, device=self.device), torch.tensor(steps, device=self.device)
+
+    @contextmanager
+    def _dropping(self, rates: Sequence[PerLane]) -> Any:
+        """Within it the dropout layers of the first lane's model have the rates of all lanes."""
+        dropouts = layers(self.lanes[0].state.model)
+        before = [one.p for one in dropouts]
+        for one, rate in zip(dropouts, rates, strict=True):
+            one.p = rate
+        try:
+            yield
+        finally:
+            for one, p in zip(dropouts, before, strict=True):
+                one.p = p
+
+
+def _own_numbers(tasks: Sequence[Task], device: torch.device) -> dict[str, Tensor]:
+    """Of `Task.lane_fields` those in which lanes differ, [lanes + SPARE] each."""
+    found: dict[str, Tensor] = {}
+    for path in tasks[0].lane_fields:
+        values = [reduce(getattr, path.split("."), task.config) for task in tasks]
+        if any(value != values[0] for value in values):
+            found[path] = torch.tensor([float(value) for value in values + values[:1] * SPARE], device=device)
+    return found
+
+
+def _with(config: Any, values: Mapping[str, Any]) -> Any:
+    """The configuration with these in place, unchecked."""
+    for path, value in values.items():
+        config = _replaced(config, path.split("."), value)
+    return config
+
+
+def _replaced(part: Any, path: Sequence[str], value: Any) -> Any:
+    first, *rest = path
+    return part.model_copy(update={first: _replaced(getattr(part, first), rest, value) if rest else value})
+
+
+def compare(alone: Tensor, together: Tensor) -> None:
+    """Raise ConfigError where a lane's gradient is not the trial's own."""
+    norm, off = torch.linalg.vector_norm(alone), torch.linalg.vector_norm(alone - together)
+    if bool(off > TOLERANCE * norm + 1e-6) and bool(norm.isfinite()):
+        raise ConfigError(
+            f"train.lanes: the gradient that this trial has among others is not its own (off by {off / norm:.1e} of "
+            "its norm): its loss or model depends on more than what may differ between lanes; leave that out of the "
+            "space, or set train.lanes=1."
+        )
+
+
+def _held(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """What each lane has of its own and does not train."""
+    yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
+    yield from model.named_buffers()
+
+
+def _leaves(flat: Sequence[Sequence[Any]]) -> tuple[list[dict[int, Tensor]], dict[int, Any]]:
+    """Of each batch the tensors by place, and what else is there, which is the same for all."""
+    tensors = [{i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)} for leaves in flat]
+    others = [{i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)} for leaves in flat]
+    if any(other != others[0] for other in others):
+        raise ConfigError("train.lanes: batches hold values that are no tensors and differ between lanes: set it to 1.")
+    return tensors, others[0]
+
+
+def _stacked(leaves: Sequence[Tensor], rows: int) -> Tensor:
+    """[rows, ...], the last ones copies of the first; a leaf that all lanes share is copied at once."""
+    if all(leaf is leaves[0] for leaf in leaves):
+        return leaves[0].expand(rows, *leaves[0].shape).contiguous()
+    if any(leaf.shape != leaves[0].shape for leaf in leaves):
+        raise ConfigError(
+            f"train.lanes: batches of {tuple(leaves[0].shape)} and of another shape cannot be stacked: give all "
+            "samples one shape, or set train.lanes=1."
+        )
+    return torch.stack([*leaves, *[leaves[0]] * (rows - len(leaves))])
+
+
+def check_alike(models: Sequence[nn.Module]) -> None:
+    """Raise ConfigError where lanes of one model cannot stand for them."""
+    kinds = {p.dtype for p in models[0].parameters() if p.requires_grad}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"train.lanes: {type(models[0]).__name__} has trained parameters of {' and '.join(map(str, kinds))}: "
+            "give them one dtype, or set train.lanes=1."
+        )
+    first = _described(models[0])
+    for model in models[1:]:
+        for name, what in _described(model).items():
+            if first.get(name) != what:
+                raise ConfigError(
+                    f"train.lanes: the models of two trials differ in {name or type(model).__name__}: only numbers "
+                    "that shape no model may differ between lanes."
+                )
+
+
+def _described(model: nn.Module) -> Mapping[str, Any]:
+    """By name, what a module or a tensor of the model is."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        own = {key: value for key, value in vars(module).items() if isinstance(value, (bool, int, float, str, tuple))}
+        own.pop("training")
+        if isinstance(module, _DropoutNd):
+            own.pop("p")
+        found[name] = type(module), own
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        found[name] = tensor.shape, tensor.dtype, tensor.requires_grad
+    return found
