@@ -125,6 +125,8 @@ class Group:
             if self._stack is None or [*map(id, self._stack.lanes)] != [*map(id, lanes)]:
                 self._stack = None  # before the next one takes memory
                 self._stack = Stack(lanes, self._device)
+            for lane in lanes:
+                lane.stepper.statistics.remember()
             sums = self._stack.pass_over(windows)
         except Exception as error:
             return self._failed(lanes, batches, new, error)
@@ -164,11 +166,24 @@ def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Seq
     stack.gradient.mul_(
         norms.new_tensor([lane.factor(*row[1:3]) for lane, row in zip(stack.lanes, rows, strict=True)])[:, None]
     )
+    good: list[int] = []
     over: list[Ended] = []
-    for lane, batches, (loss, count, norm, *terms) in zip(stack.lanes, windows, rows, strict=True):
+    for k, (lane, (loss, count, norm, *terms)) in enumerate(zip(stack.lanes, rows, strict=True)):
         if not any(lane is one for one in without):
             window = Window(loss, count, dict(zip(sums.terms, terms, strict=True)))
-            over += _attempted(lane, partial(lane.take, window, norm, batches))
+            found = _caught(partial(lane.trains_on, window, norm))
+            over += [(lane, found)] if isinstance(found, BaseException) else []
+            good += [k] if found is True else []
+    lrs = [stack.lanes[k].lr(stack.lanes[k].state.step) for k in good]
+    if stack.rows is not None and good:
+        stack.rows.step(lrs, good)
+    for k, lr in zip(good, lrs, strict=True):
+        stack.lanes[k].update(lr, alone=stack.rows is None)
+    left = zip(stack.lanes, windows, strict=True)
+    gone = [lane for lane, _ in over] + [*without]
+    for lane, batches in left:
+        if not any(lane is one for one in gone):
+            over += _attempted(lane, partial(lane.advance, batches))
     return over
 
 

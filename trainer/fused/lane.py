@@ -77,22 +77,30 @@ class Lane(Fit):
             return 1.0
         return (1.0 if limit is None else min(limit / (norm / count + 1e-6), 1.0)) / count
 
-    def take(self, window: Window, norm: float, batches: list[Any]) -> Outcome | None:
-        """Step by the gradient that its parameters have, of which `norm` is that of the sum; an Outcome if it ends."""
-        s = self.state
+    def trains_on(self, window: Window, norm: float) -> bool:
+        """Whether the gradient that its parameters have, of which `norm` is that of the sum, is to be stepped by."""
         norm = self._ruled(window, norm)
-        s.meter.add(window, norm)
+        self.state.meter.add(window, norm)
         if window.count and math.isfinite(norm) and math.isfinite(float(window.loss)):
-            lr = self.lr(s.step)
+            return True
+        self.stepper.drain()
+        self.stepper.statistics.restore()
+        return False
+
+    def update(self, lr: float, *, alone: bool) -> None:
+        """Step at this rate, unless its row was stepped with the others, and let the averages follow."""
+        s = self.state
+        if alone:
             for group in s.optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
             s.optimizer.step()
-            if s.lookahead is not None:
-                s.lookahead.step()
-            s.average.update(s.step + 1)
-        else:
-            self.read()
-            self.stepper.statistics.restore()
+        if s.lookahead is not None:
+            s.lookahead.step()
+        s.average.update(s.step + 1)
+
+    def advance(self, batches: list[Any]) -> Outcome | None:
+        """A window is done; an Outcome if the trial ends by it."""
+        s = self.state
         s.step, s.position = s.step + 1, s.position + 1
         if s.meter.gave_up:
             return self._give_up(batches)
@@ -110,7 +118,7 @@ class Lane(Fit):
         return norm / float(window.count) if window.count else math.nan
 
     def read(self) -> None:
-        """Take in the windows since the last look."""
+        """The windows of the epoch are over."""
         self.stepper.drain()
         self.pace.stop()
 

@@ -27,6 +27,7 @@ from trainer.data.loader import to_device
 from trainer.errors import ConfigError
 from trainer.fused.lane import Lane
 from trainer.fused.lanewise import Lanewise, PerLane, layers
+from trainer.fused.rows import RULES, Rows
 from trainer.seeding import seed_all
 from trainer.task import Loss, Task
 
@@ -86,6 +87,9 @@ class Stack:
             self.held[name] = torch.stack(values + values[:1] * SPARE)
             for of, value in zip(held, self.held[name], strict=False):
                 of[name].data = value
+        self.rows: Rows | None = None
+        if lanes[0].config.optim.name in RULES:
+            self.rows = Rows(self.lanes, self.weights[: len(lanes)], self.gradient, self._parts)
         self._own = _own_numbers([lane.task for lane in lanes], device)
         self._forward = _Forward(self.lanes[0])
         self._rates = [PerLane([one.p for one in dropouts]) for dropouts in zip(*map(layers, models), strict=True)]
@@ -99,7 +103,7 @@ class Stack:
         lane's micro-batches."""
         found: Sums | None = None
         for micro_step, batches in enumerate(zip(*windows, strict=True)):
-            sums, gradient = self._pass(micro_step, [to_device(batch, self.device) for batch in batches])
+            sums, gradient = self._pass(micro_step, batches)
             found = sums if found is None else found + sums
             self.gradient.copy_(gradient) if micro_step == 0 else self.gradient.add_(gradient)
         assert found is not None
@@ -107,12 +111,15 @@ class Stack:
 
     def _pass(self, micro_step: int, batches: Sequence[Any]) -> tuple[Sums, Tensor]:
         lanes = len(self.lanes)
-        flat, spec = zip(*map(tree_flatten, batches), strict=True)
-        tensors, others = _leaves(flat)
-        samples = next((tensor.shape[0] for tensor in tensors[0].values() if tensor.ndim), 1)
+        read = {id(batch): _leaves(to_device(batch, self.device)) for batch in {id(b): b for b in batches}.values()}
+        leaves = [read[id(batch)] for batch in batches]
+        first = leaves[0]
+        if any(one.others != first.others or one.spec != first.spec for one in read.values()):
+            raise ConfigError("train.lanes: batches hold values that are no tensors and differ: set it to 1.")
+        samples = next((tensor.shape[0] for tensor in first.tensors.values() if tensor.ndim), 1)
         rows = lanes + max(-(-SPARE // max(samples, 1)), 1 if lanes > 1 else 2)
         weights = self.weights[:rows].detach().requires_grad_()
-        stacked = {i: _stacked([of[i] for of in tensors], rows) for i in tensors[0]}
+        stacked = {i: _stacked([one.tensors[i] for one in leaves], rows) for i in first.tensors}
         progress = [(lane.state.step / lane.total, lane.state.step) for lane in self.lanes]
         clocks = None if len(set(progress)) == 1 else self._clocks(progress, rows)
         counts: list[Any] = []
@@ -124,7 +131,9 @@ class Stack:
             task.config = _with(config, own)
             if clock is not None:
                 task.progress, task.step = clock
-            batch = tree_unflatten([leaves.get(i, others.get(i)) for i in range(len(flat[0]))], spec[0])
+            batch = tree_unflatten(
+                [leaves.get(i, first.others.get(i)) for i in range(first.spec.num_leaves)], first.spec
+            )
             values = dict(zip(self.names, parts, strict=True)) | held
             loss = functional_call(self._forward, {f"model.{name}": value for name, value in values.items()}, (batch,))
             counts.append(loss.count)
@@ -211,13 +220,19 @@ def _held(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _leaves(flat: Sequence[Sequence[Any]]) -> tuple[list[dict[int, Tensor]], dict[int, Any]]:
-    """Of each batch the tensors by place, and what else is there, which is the same for all."""
-    tensors = [{i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)} for leaves in flat]
-    others = [{i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)} for leaves in flat]
-    if any(other != others[0] for other in others):
-        raise ConfigError("train.lanes: batches hold values that are no tensors and differ between lanes: set it to 1.")
-    return tensors, others[0]
+@dataclass(frozen=True, slots=True)
+class _Leaves:
+    """A batch taken apart: its tensors by place, what else is there, and how it is put together."""
+
+    tensors: dict[int, Tensor]
+    others: dict[int, Any]
+    spec: Any
+
+
+def _leaves(batch: Any) -> _Leaves:
+    flat, spec = tree_flatten(batch)
+    tensors = {i: leaf for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
+    return _Leaves(tensors, {i: leaf for i, leaf in enumerate(flat) if i not in tensors}, spec)
 
 
 def _stacked(leaves: Sequence[Tensor], rows: int) -> Tensor:
