@@ -63,7 +63,7 @@ class Lane(Fit):
         with self.stepper.statistics.held():
             for i, batch in enumerate(batches):
                 seed_all(self.seed(i))
-                with Lanewise([lambda i=i: self.seed(i)], self.device):
+                with Lanewise([self.seed(i)], self.device):
                     loss = self.stepper.task_loss(to_device(batch, self.device))
                 found = torch.autograd.grad(loss.sum, params, allow_unused=True, materialize_grads=True)
                 total = total.to(self.device) + torch.cat([g.reshape(-1) for g in found])

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 _OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 3, F.dropout3d: 4}  # and the dimensions of one sample
 
 
-Draw = Callable[[int, Tensor, float], None]
+Draw = Callable[[int, tuple[int, ...], Tensor, Sequence[float]], Tensor]
 
 
 class PerLane(float):
@@ -40,12 +40,15 @@ class PerLane(float):
 
 class Lanewise(TorchFunctionMode):
     """Within it, dropout draws from `seeds`, one for each lane; rows beyond them are not dropped. What else draws is
-    for vmap to refuse."""
+    for vmap to refuse. Lanes of equal seeds and equal `rates`, their dropout rates in the model's order, have the same
+    masks, which are drawn once."""
 
-    def __init__(self, seeds: Sequence[Callable[[], int]], device: torch.device) -> None:
+    def __init__(self, seeds: Sequence[int], device: torch.device, rates: Sequence[tuple[float, ...]] = ()) -> None:
         super().__init__()
         self._seeds, self._device = seeds, device
-        self._generators: list[torch.Generator] = []
+        keys = [*zip(seeds, rates or [()] * len(seeds), strict=True)]
+        self._first = [keys.index(key) for key in keys]  # of those that have the same masks
+        self._generators: dict[int, torch.Generator] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -65,14 +68,17 @@ class Lanewise(TorchFunctionMode):
         rates = p.values if isinstance(p, PerLane) else (float(p),) * len(self._seeds)
         return x * _Mask.apply(x.detach(), self._draw, rates, tuple(shape)) if any(rates) else x
 
-    def _draw(self, lane: int, out: Tensor, p: float) -> None:
-        """Fill `out` with the lane's next mask: 0 where dropped, else 1 / (1 - p)."""
-        if p == 0.0 or lane >= len(self._seeds):
-            out.fill_(1.0)
-            return
-        if not self._generators:
-            self._generators = [torch.Generator(self._device).manual_seed(seed()) for seed in self._seeds]
-        out.zero_() if p == 1.0 else out.bernoulli_(1 - p, generator=self._generators[lane]).div_(1 - p)
+    def _draw(self, rows: int, shape: tuple[int, ...], like: Tensor, rates: Sequence[float]) -> Tensor:
+        """The next masks, [rows, *shape]: 0 where dropped, else 1 / (1 - p)."""
+        firsts = sorted(set(self._first))
+        masks = torch.ones((len(firsts) + 1, *shape), dtype=like.dtype, device=self._device)
+        for mask, lane in zip(masks, firsts, strict=False):
+            if (p := rates[lane]) == 0.0:
+                continue
+            if lane not in self._generators:
+                self._generators[lane] = torch.Generator(self._device).manual_seed(self._seeds[lane])
+            mask.zero_() if p == 1.0 else mask.bernoulli_(1 - p, generator=self._generators[lane]).div_(1 - p)
+        return masks[[*(firsts.index(lane) for lane in self._first), *[-1] * (rows - len(self._first))]]
 
 
 def _batch_norm(
@@ -88,6 +94,8 @@ def _batch_norm(
     """`torch.nn.functional.batch_norm` of x [batch, channels]."""
     if training:
         n, mean = x.shape[0], x.mean(0)
+        if n == 1:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         var = (x - mean).square().mean(0)
         if running_mean is not None and running_var is not None:
             running_mean.mul_(1 - momentum).add_(momentum * mean.detach())
@@ -107,9 +115,7 @@ class _Mask(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, draw: Draw, rates: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:  # type: ignore[override]
-        mask = torch.empty(shape, dtype=x.dtype, device=x.device)
-        draw(0, mask, rates[0])
-        return mask
+        return draw(1, shape, x, rates)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -121,10 +127,7 @@ class _Mask(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, draw: Draw, rates: Any, shape: Any) -> tuple[Tensor, int]:
-        mask = torch.empty((info.batch_size, *shape), dtype=x.dtype, device=x.device)
-        for lane, out in enumerate(mask):
-            draw(lane, out, rates[lane] if lane < len(rates) else 0.0)
-        return mask, 0
+        return draw(info.batch_size, shape, x, rates), 0
 
 
 def layers(model: nn.Module) -> list[_DropoutNd]:

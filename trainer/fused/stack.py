@@ -92,7 +92,8 @@ class Stack:
             self.rows = Rows(self.lanes, self.weights[: len(lanes)], self.gradient, self._parts)
         self._own = _own_numbers([lane.task for lane in lanes], device)
         self._forward = _Forward(self.lanes[0])
-        self._rates = [PerLane([one.p for one in dropouts]) for dropouts in zip(*map(layers, models), strict=True)]
+        self._dropped = [tuple(one.p for one in layers(model)) for model in models]
+        self._rates = [PerLane(rates) for rates in zip(*self._dropped, strict=True)]
 
     def _parts(self, row: Tensor) -> Iterable[Tensor]:
         """A row [parameters] as the parameters that it is made of."""
@@ -145,11 +146,13 @@ class Stack:
             for part, shape in zip(weights.split(self.sizes, dim=1), self.shapes, strict=True)
         )
         held = {name: values[:rows] for name, values in self.held.items()}
-        seeds = [lambda lane=lane: lane.seed(micro_step) for lane in self.lanes]
-        seed_all(self.lanes[0].seed(micro_step))
+        known = {(lane.config.seed, lane.state.step): lane for lane in self.lanes}
+        drawn = {at: lane.seed(micro_step) for at, lane in known.items()}
+        seeds = [drawn[lane.config.seed, lane.state.step] for lane in self.lanes]
+        seed_all(seeds[0])
         own = {path: values[:rows] for path, values in self._own.items()}
         try:
-            with self._dropping(self._rates), Lanewise(seeds, self.device):
+            with self._dropping(self._rates), Lanewise(seeds, self.device, self._dropped):
                 losses, count, terms = torch.vmap(loss_of, in_dims=(0, 0, 0, 0, None if clocks is None else 0))(
                     parts, held, stacked, own, clocks
                 )
