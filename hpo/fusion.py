@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class Fusion:
         self.taken = 0  # trials
         self._id = uuid.uuid4().hex
         self._held = {first.trial_id: first}  # those whose leases are renewed
-        self._lost: set[int] = set()  # of those the ones that are another's by now
+        self._lost: set[tuple[int, int]] = set()  # trial and fence of those that are another's by now
         self._lanes: dict[Lane, tuple[Claim, LedgerReporter]] = {}
         self._fenced: Fenced | None = None  # the last of the lanes that were lost so
         self._fault: Exception | None = None  # why all of them are given up
@@ -76,19 +77,29 @@ class Fusion:
                 # This place is at fault, its disk or its home, and not the trial: it waits for another worker.
                 self._hands.finish(first, Outcome("preempted", error=str(error)), None)
                 raise
-            self._fields = getattr(self._opened.study.task_class(), "lane_fields", ())
-            self._key = self._key_of(first.config, first.changes)
-            self._hands.ledger.transact(lambda c: join(c, first, self._id))
-            train: Any = self._configured(first.config, first.changes).train
-            with limited(train.num_threads), Group(train, self._commit) as group:
-                self._admit(group, first)
-                while group.lanes:
-                    for lane, how in group.advance():
-                        self._end(*self._lanes.pop(lane), how)
-                    for claim in self._more(group.room):
-                        self._admit(group, claim)
+            with ExitStack() as stack:
+                try:
+                    self._fields = getattr(self._opened.study.task_class(), "lane_fields", ())
+                    self._key = self._key_of(first.config, first.changes)
+                    self._hands.ledger.transact(lambda c: join(c, first, self._id))
+                    train: Any = self._configured(first.config, first.changes).train
+                    stack.enter_context(limited(train.num_threads))
+                    group = stack.enter_context(Group(train, self._commit))
+                except (Exception, SystemExit) as error:
+                    self.taken += 1
+                    self._end(first, self._reporter(first), error)
+                else:
+                    self._train(group)
         if (error := self._fault or self._fenced) is not None:
             raise error
+
+    def _train(self, group: Group) -> None:
+        self._admit(group, self._first)
+        while group.lanes:
+            for lane, how in group.advance():
+                self._end(*self._lanes.pop(lane), how)
+            for claim in self._more(group.room):
+                self._admit(group, claim)
 
     def _configured(self, config: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
         return apply(from_json(type(self._opened.study.config), config), changes)
@@ -112,14 +123,19 @@ class Fusion:
         def body(connection: Connection) -> list[Claim]:
             return claim_alike(connection, worker, token, opened.id, self._id, room, alike, in_order)
 
-        return self._hands.ledger.transact(body)
+        found = self._hands.ledger.transact(body)
+        self._held |= {claim.trial_id: claim for claim in found}  # the last one waits while the first is made
+        return found
+
+    def _reporter(self, claim: Claim) -> LedgerReporter:
+        hands = self._hands
+        asked = (hands.ledger, hands.home, self._opened, claim, partial(self._preempted, claim), hands.system)
+        return LedgerReporter(*asked, hands.worth_while)
 
     def _admit(self, group: Group, claim: Claim) -> None:
         hands, opened = self._hands, self._opened
         self.taken += 1
-        self._held[claim.trial_id] = claim
-        asked = (hands.ledger, hands.home, opened, claim, partial(self._preempted, claim), hands.system)
-        reporter = LedgerReporter(*asked, hands.worth_while)
+        reporter = self._reporter(claim)
         hands.say(f"{opened.name}: trial {claim.number} begins, attempt {claim.fence}, as one of several lanes")
         try:
             config = config_of(opened.study, claim)
@@ -151,36 +167,39 @@ class Fusion:
     def _end(self, claim: Claim, reporter: LedgerReporter, how: Outcome | BaseException) -> None:
         """End the attempt by its outcome, or by what it has raised."""
         try:
-            outcome = how if isinstance(how, Outcome) else outcome_of(how)
+            try:
+                outcome = how if isinstance(how, Outcome) else outcome_of(how)
+            except (CheckpointError, UserError) as error:  # it waits for another worker, as the others will
+                self._fault = self._fault or error
+                self._hands.finish(claim, Outcome("preempted", error=str(error)), None)
+            else:
+                failpoint("worker.before_finish")
+                ended = self._hands.finish(claim, outcome, self._opened)
+                failpoint("worker.after_finish")
+                self._hands.say(
+                    f"{self._opened.name}: trial {claim.number} {ended.kind}{ended.error and ': '}{ended.error}"
+                )
         except Fenced as error:
             self._fenced = error
             known = self._hands.ledger.look(lambda connection: committed_paths(connection, claim))
             reporter.store().sweep(known)  # what it has saved and not committed
         except Exception as error:
             self._fault = self._fault or error
-            if isinstance(error, (CheckpointError, UserError)):  # it waits for another worker, as the others will
-                self._hands.finish(claim, Outcome("preempted", error=str(error)), None)
-        else:
-            failpoint("worker.before_finish")
-            ended = self._hands.finish(claim, outcome, self._opened)
-            failpoint("worker.after_finish")
-            self._hands.say(
-                f"{self._opened.name}: trial {claim.number} {ended.kind}{ended.error and ': '}{ended.error}"
-            )
         del self._held[claim.trial_id]
 
     def _renew(self) -> None:
         held = list(self._held.values())
 
-        def body(connection: Connection) -> set[int]:
+        def body(connection: Connection) -> set[tuple[int, int]]:
             asked = [(one, {"trial": one.trial_id, "held": one.fence}) for one in held]
-            return {one.trial_id for one, mine in asked if connection.execute(sql.RENEW, mine).rowcount != 1}
+            gone = [one for one, mine in asked if connection.execute(sql.RENEW, mine).rowcount != 1]
+            return {(one.trial_id, one.fence) for one in gone}
 
         self._lost |= self._hands.ledger.transact(body)
 
     def _preempted(self, claim: Claim) -> bool:
         self._heartbeat.check()
-        if claim.trial_id in self._lost:
+        if (claim.trial_id, claim.fence) in self._lost:
             raise fenced(claim)
         return self._leaving()
 

@@ -248,11 +248,12 @@ def commit(
     while wait and all(answer is None for answer in answers):
         found = ledger.look(lambda connection: [reporter.unsettled(connection, lane) for reporter, lane in asking])
         waited = time.monotonic() - begun
-        leaving = [bool(of) and one.makes_way(of, waited) for (one, _), of in zip(asking, found, strict=True)]
+        leaving = [bool(of) and _makes_way(one, of, waited) for (one, _), of in zip(asking, found, strict=True)]
         if not all(found):
             answers = ledger.transact(lambda connection: writes.commit(connection, lanes))
         elif any(leaving):
-            answers = [Verdict("leave", lane.step) if go else None for lane, go in zip(lanes, leaving, strict=True)]
+            told = [Verdict("leave", lane.step) for lane in lanes]
+            answers = [go if isinstance(go, Fenced) else v if go else None for v, go in zip(told, leaving, strict=True)]
         else:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_WAIT)
@@ -260,6 +261,14 @@ def commit(
         if isinstance(answer, Verdict):
             reporter.told(answer)
     return answers
+
+
+def _makes_way(reporter: LedgerReporter, found: Collection[str], waited: float) -> bool | Fenced:
+    """Whether not to wait for such trials; or that it cannot, since the trial is another's."""
+    try:
+        return reporter.makes_way(found, waited)
+    except Fenced as error:
+        return error
 
 
 _STORED = ("step", "epoch", "sha256", "size")  # columns of a checkpoint's row, as a CheckpointRef has them

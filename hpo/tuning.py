@@ -25,7 +25,7 @@ from hpo.ledger import driving, external, reads
 from hpo.ledger.tables import OPEN_STATES
 from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
 from hpo.space import Space
-from hpo.study import Study
+from hpo.study import Study, lanes_of
 
 _RETRIES = 5  # of a trial of Tune's whose process or node was lost
 _KEPT = 4  # checkpoints of a trial in Tune's storage; another trial may be about to start from one of the last
@@ -51,6 +51,11 @@ class TuneDriver(Driver):
             raise UserError(
                 "--executor ray-tune: its schedulers judge by one objective, and the study has "
                 f"{', '.join(objectives)}: choose another executor, or leave one objective."
+            )
+        if (lanes := lanes_of(as_json(self._study.config))) > 1:
+            raise UserError(
+                f"--executor ray-tune: it trains each trial on its own, and train.lanes is {lanes}: leave that out, or "
+                "choose another executor."
             )
         make_scheduler(self._options.placement.scheduler, self._study)  # refused before anything is written
         super().acquire()
