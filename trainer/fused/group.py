@@ -121,6 +121,8 @@ class Group:
         if not lanes:
             return []
         windows = [batches[lane.stream] for lane in lanes]
+        for lane in lanes:
+            lane.stepper.statistics.remember()
         try:
             if self._stack is None or [*map(id, self._stack.lanes)] != [*map(id, lanes)]:
                 self._stack = None  # before the next one takes memory
@@ -140,6 +142,8 @@ class Group:
     ) -> list[Ended]:
         """No pass over these: half of the lanes make way where memory has run out."""
         self._stack = None
+        for lane in lanes:
+            lane.stepper.statistics.restore()
         if out_of_memory(error) and len(lanes) > 1:
             self.size = len(lanes) // 2
             stay, leave = lanes[: self.size], lanes[self.size :]
