@@ -132,8 +132,7 @@ class Stack:
             return loss.sum, count, dict(loss.terms)
 
         parts = tuple(
-            part.unflatten(1, shape) if len(shape) != 1 else part
-            for part, shape in zip(weights.split(self.sizes, dim=1), self.shapes, strict=True)
+            part.view(rows, *shape) for part, shape in zip(weights.split(self.sizes, dim=1), self.shapes, strict=True)
         )
         held = {name: values[:rows] for name, values in self.held.items()}
         seeds = [lambda lane=lane: lane.seed(micro_step) for lane in self.lanes]
