@@ -114,16 +114,13 @@ class Stack:
         weights = self.weights[:rows].detach().requires_grad_()
         stacked = {i: _stacked([of[i] for of in tensors], rows) for i in tensors[0]}
         progress = [(lane.state.step / lane.total, lane.state.step) for lane in self.lanes]
-        clocks = None if len(set(progress)) == 1 else self._clocks(progress, rows)
         counts: list[Any] = []
         task = self.lanes[0].task
-        task.progress, task.step = progress[0]
         config = task.config
 
         def loss_of(parts: tuple[Tensor, ...], held: dict[str, Tensor], leaves: Any, own: Any, clock: Any) -> Any:
             task.config = _with(config, own)
-            if clock is not None:
-                task.progress, task.step = clock
+            task.progress, task.step = clock
             batch = tree_unflatten([leaves.get(i, others.get(i)) for i in range(len(flat[0]))], spec[0])
             values = dict(zip(self.names, parts, strict=True)) | held
             loss = functional_call(self._forward, {f"model.{name}": value for name, value in values.items()}, (batch,))
@@ -140,11 +137,10 @@ class Stack:
         own = {path: values[:rows] for path, values in self._own.items()}
         try:
             with self._dropping(self._rates), Lanewise(seeds, self.device):
-                losses, count, terms = torch.vmap(loss_of, in_dims=(0, 0, 0, 0, None if clocks is None else 0))(
-                    parts, held, stacked, own, clocks
-                )
+                losses, count, terms = torch.vmap(loss_of)(parts, held, stacked, own, self._clocks(progress, rows))
         finally:
             task.config = config
+            task.progress, task.step = progress[0]
         (gradient,) = torch.autograd.grad(losses.sum(), weights)
         if not isinstance(counts[0], Tensor):
             count = torch.full((rows,), float(counts[0]))
@@ -152,7 +148,8 @@ class Stack:
         return Sums(losses.detach()[:lanes], count.detach()[:lanes], terms), gradient[:lanes]
 
     def _clocks(self, progress: Sequence[tuple[float, int]], rows: int) -> tuple[Tensor, Tensor]:
-        """What lanes at different steps see as their task's `progress` and `step`."""
+        """What lanes see as their task's `progress` and `step`. At equal steps as well: a number of python's rounds
+        otherwise than a tensor."""
         filled = [*progress, *[progress[0]] * (rows - len(progress))]
         shares, steps = zip(*filled, strict=True)
         return torch.tensor(shares, device=self.device), torch.tensor(steps, device=self.device)
@@ -172,11 +169,12 @@ class Stack:
 
 
 def _own_numbers(tasks: Sequence[Task], device: torch.device) -> dict[str, Tensor]:
-    """Of `Task.lane_fields` those in which lanes differ, [lanes + SPARE] each."""
+    """Of `Task.lane_fields` the numbers, [lanes + SPARE] each. Also where lanes agree: a number of python's rounds
+    otherwise than a tensor."""
     found: dict[str, Tensor] = {}
     for path in tasks[0].lane_fields:
         values = [reduce(getattr, path.split("."), task.config) for task in tasks]
-        if any(value != values[0] for value in values):
+        if all(isinstance(value, (int, float)) for value in values) or any(value != values[0] for value in values):
             found[path] = torch.tensor([float(value) for value in values + values[:1] * SPARE], device=device)
     return found
 
