@@ -76,9 +76,11 @@ class Stack:
         rows = [torch.cat([p.detach().reshape(-1) for p in params]) for params in trained]
         self.weights = torch.stack(rows + rows[:1] * SPARE)
         self.gradient = torch.zeros_like(self.weights[: len(lanes)])
+        self._shown: list[tuple[list[nn.Parameter], list[Tensor]]] = []  # of each lane, and the gradients they may have
         for params, weights, gradient in zip(trained, self.weights, self.gradient, strict=False):
-            for p, w, g in zip(params, self._parts(weights), self._parts(gradient), strict=True):
-                p.data, p.grad = w, g
+            for p, w in zip(params, self._parts(weights), strict=True):
+                p.data = w
+            self._shown.append((params, [*self._parts(gradient)]))
         held = [dict(_held(model)) for model in models]
         self.held: dict[str, Tensor] = {}
         for name in held[0]:
@@ -95,23 +97,33 @@ class Stack:
         return (part.view(shape) for part, shape in zip(row.split(self.sizes), self.shapes, strict=True))
 
     def pass_over(self, windows: Sequence[list[Any]]) -> Sums:
-        """The gradients of the summed losses, in `gradient` and so in every lane's parameters; `windows` has each
-        lane's micro-batches."""
+        """The gradients of the summed losses, in `gradient` and so in every lane's parameters, but for those that no
+        loss came from; `windows` has each lane's micro-batches."""
         found: Sums | None = None
+        met: set[int] = set()
+        self.gradient.zero_()
+        columns = self.gradient.split(self.sizes, dim=1)
         for micro_step, batches in enumerate(zip(*windows, strict=True)):
-            sums, gradient = self._pass(micro_step, [to_device(batch, self.device) for batch in batches])
+            sums, gradients = self._pass(micro_step, [to_device(batch, self.device) for batch in batches])
             found = sums if found is None else found + sums
-            self.gradient.copy_(gradient) if micro_step == 0 else self.gradient.add_(gradient)
+            for i, gradient in gradients.items():
+                columns[i].add_(gradient) if i in met else columns[i].copy_(gradient)
+                met.add(i)
+        for params, gradients in self._shown:
+            for i, (p, gradient) in enumerate(zip(params, gradients, strict=True)):
+                p.grad = gradient if i in met else None
         assert found is not None
         return found
 
-    def _pass(self, micro_step: int, batches: Sequence[Any]) -> tuple[Sums, Tensor]:
+    def _pass(self, micro_step: int, batches: Sequence[Any]) -> tuple[Sums, dict[int, Tensor]]:
+        """What a pass over one micro-batch of each lane leaves, and by the number of a parameter its gradients, [lanes,
+        size] each."""
         lanes = len(self.lanes)
         flat, spec = zip(*map(tree_flatten, batches), strict=True)
         tensors, others = _leaves(flat)
         samples = next((tensor.shape[0] for tensor in tensors[0].values() if tensor.ndim), 1)
         rows = lanes + max(-(-SPARE // max(samples, 1)), 1 if lanes > 1 else 2)
-        weights = self.weights[:rows].detach().requires_grad_()
+        weights = self.weights[:rows].detach()
         stacked = {i: _stacked([of[i] for of in tensors], rows) for i in tensors[0]}
         progress = [(lane.state.step / lane.total, lane.state.step) for lane in self.lanes]
         counts: list[Any] = []
@@ -129,7 +141,8 @@ class Stack:
             return loss.sum, count, dict(loss.terms)
 
         parts = tuple(
-            part.view(rows, *shape) for part, shape in zip(weights.split(self.sizes, dim=1), self.shapes, strict=True)
+            part.view(rows, *shape).requires_grad_()
+            for part, shape in zip(weights.split(self.sizes, dim=1), self.shapes, strict=True)
         )
         held = {name: values[:rows] for name, values in self.held.items()}
         seeds = [lambda lane=lane: lane.seed(micro_step) for lane in self.lanes]
@@ -141,11 +154,12 @@ class Stack:
         finally:
             task.config = config
             task.progress, task.step = progress[0]
-        (gradient,) = torch.autograd.grad(losses.sum(), weights)
+        found = torch.autograd.grad(losses.sum(), parts, allow_unused=True)
+        gradients = {i: g[:lanes].reshape(lanes, -1) for i, g in enumerate(found) if g is not None}
         if not isinstance(counts[0], Tensor):
             count = torch.full((rows,), float(counts[0]))
         terms = {name: term.detach()[:lanes] for name, term in terms.items()}
-        return Sums(losses.detach()[:lanes], count.detach()[:lanes], terms), gradient[:lanes]
+        return Sums(losses.detach()[:lanes], count.detach()[:lanes], terms), gradients
 
     def _clocks(self, progress: Sequence[tuple[float, int]], rows: int) -> tuple[Tensor, Tensor]:
         """What lanes see as their task's `progress` and `step`. At equal steps as well: a number of python's rounds
