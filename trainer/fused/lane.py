@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
@@ -60,7 +61,7 @@ class Lane(Fit):
         s, total = self.state, torch.zeros(())
         params = [p for p in s.model.parameters() if p.requires_grad]
         self.task.progress, self.task.step = s.step / self.total, s.step
-        with self.stepper.statistics.held():
+        with _held(s.model):
             for i, batch in enumerate(batches):
                 seed_all(self.seed(i))
                 with Lanewise([lambda i=i: self.seed(i)], self.device):
@@ -137,3 +138,15 @@ class Lane(Fit):
     def close(self) -> None:
         self.loader.close()
         self.saver.close()
+
+
+@contextmanager
+def _held(model: nn.Module) -> Iterator[None]:
+    """Passes inside leave the buffers as they found them, also those that they put anew."""
+    modules = [module for module in model.modules() if module._buffers]
+    kept = [(one, name, b, b.clone()) for one in modules for name, b in one._buffers.items() if b is not None]
+    try:
+        yield
+    finally:
+        for one, name, buffer, value in kept:
+            one._buffers[name] = buffer.copy_(value)

@@ -126,6 +126,7 @@ class Stack:
         weights = self.weights[:rows].detach()
         stacked = {i: _stacked([of[i] for of in tensors], rows) for i in tensors[0]}
         progress = [(lane.state.step / lane.total, lane.state.step) for lane in self.lanes]
+        clocks = self._clocks(progress, rows)
         counts: list[Any] = []
         task = self.lanes[0].task
         config = task.config
@@ -135,10 +136,12 @@ class Stack:
             task.progress, task.step = clock
             batch = tree_unflatten([leaves.get(i, others.get(i)) for i in range(len(flat[0]))], spec[0])
             values = dict(zip(self.names, parts, strict=True)) | held
-            loss = functional_call(self._forward, {f"model.{name}": value for name, value in values.items()}, (batch,))
+            given = {f"model.{name}": value for name, value in values.items()}
+            loss = functional_call(self._forward, given, (batch,))
+            anew = {name: now for name, value in held.items() if (now := given[f"model.{name}"]) is not value}
             counts.append(loss.count)
             count = loss.count if isinstance(loss.count, Tensor) else loss.sum.new_zeros(())
-            return loss.sum, count, dict(loss.terms)
+            return loss.sum, count, dict(loss.terms), anew
 
         parts = tuple(
             part.view(rows, *shape).requires_grad_()
@@ -150,7 +153,7 @@ class Stack:
         own = {path: values[:rows] for path, values in self._own.items()}
         try:
             with self._dropping(self._rates), Lanewise(seeds, self.device):
-                losses, count, terms = torch.vmap(loss_of)(parts, held, stacked, own, self._clocks(progress, rows))
+                losses, count, terms, anew = torch.vmap(loss_of)(parts, held, stacked, own, clocks)
         finally:
             task.config = config
             task.progress, task.step = progress[0]
@@ -158,6 +161,8 @@ class Stack:
         gradients = {i: g[:lanes].reshape(lanes, -1) for i, g in enumerate(found) if g is not None}
         if not isinstance(counts[0], Tensor):
             count = torch.full((rows,), float(counts[0]))
+        for name, now in anew.items():  # buffers that the model has put in the place of those it was given
+            self.held[name][:rows].copy_(now.detach())
         terms = {name: term.detach()[:lanes] for name, term in terms.items()}
         return Sums(losses.detach()[:lanes], count.detach()[:lanes], terms), gradients
 
