@@ -67,9 +67,9 @@ class Group:
         """Train all lanes that can to the end of their epoch, and report; those whose trial is over with how it ended,
         or what it raised."""
         training = [lane for lane in self.lanes if lane.pending is None and not lane.done]
-        training.sort(key=lambda lane: lane.state.position)
+        training.sort(key=_span)
         ended: list[Ended] = []
-        for _, together in groupby(training, key=lambda lane: lane.state.position):
+        for _, together in groupby(training, key=_span):
             ended += self._train([*together])
         for lane in _without(training, ended):
             ended += _attempted(lane, lane.close_epoch)
@@ -147,8 +147,10 @@ class Group:
         if out_of_memory(error) and len(lanes) > 1:
             self.size = len(lanes) // 2
             stay, leave = lanes[: self.size], lanes[self.size :]
-            stay[0].reporter.event("out_of_memory", step=stay[0].state.step, lanes=self.size)
-            return [one for lane in leave for one in _attempted(lane, lane.leave)] + self._step(stay, batches, new)
+            over = [one for lane in leave for one in _attempted(lane, lane.leave)]
+            told = partial(stay[0].reporter.event, "out_of_memory", step=stay[0].state.step, lanes=self.size)
+            over += _attempted(stay[0], told)
+            return over + self._step(_without(stay, over), batches, new)
         if new and not isinstance(error, TrainerError) and not out_of_memory(error):
             said = " ".join(str(error).split())[:300]
             refused = ConfigError(
@@ -174,6 +176,11 @@ def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Seq
             window = Window(loss, count, dict(zip(sums.terms, terms, strict=True)))
             over += _attempted(lane, partial(lane.take, window, norm, batches))
     return over
+
+
+def _span(lane: Lane) -> tuple[int, int]:
+    """Where its epoch goes on, and where it ends."""
+    return lane.state.position, lane.state.windows
 
 
 def _without(lanes: Iterable[Lane], gone: Iterable[Ended]) -> list[Lane]:
