@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-_OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 3, F.dropout3d: 4}  # and the dimensions of one sample
+_OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 0, F.dropout3d: 4}  # and the dimensions of one sample; 0: always several
 
 
 Draw = Callable[[int, Tensor, float], None]
@@ -101,13 +101,14 @@ def _batch_norm(
 
 
 class _Mask(torch.autograd.Function):
-    """A mask of `shape` for each lane, or for the only one."""
+    """A mask of `shape` for each lane, or for the only one. One of x's own shape lies in memory as x does: torch draws
+    in that order."""
 
     generate_vmap_rule = False
 
     @staticmethod
     def forward(x: Tensor, draw: Draw, rates: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:  # type: ignore[override]
-        mask = torch.empty(shape, dtype=x.dtype, device=x.device)
+        mask = torch.empty_like(x) if x.shape == shape else x.new_empty(shape)
         draw(0, mask, rates[0])
         return mask
 
@@ -121,7 +122,8 @@ class _Mask(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, draw: Draw, rates: Any, shape: Any) -> tuple[Tensor, int]:
-        mask = torch.empty((info.batch_size, *shape), dtype=x.dtype, device=x.device)
+        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        mask = torch.empty_like(x) if x.shape[1:] == shape else x.new_empty((info.batch_size, *shape))
         for lane, out in enumerate(mask):
             draw(lane, out, rates[lane] if lane < len(rates) else 0.0)
         return mask, 0
