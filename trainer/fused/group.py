@@ -133,7 +133,7 @@ class Group:
         over: list[Ended] = []
         for lane, gradient in zip(lanes, self._stack.gradient, strict=True):
             if id(lane) in new:
-                over += _attempted(lane, partial(compare, new[id(lane)], gradient))
+                over += _attempted(lane, partial(compare, new[id(lane)], gradient, lane.config.precision))
                 lane.checked = True
         return over + _update(self._stack, windows, sums, without=[lane for lane, _ in over])
 
