@@ -31,7 +31,7 @@ from trainer.seeding import seed_all
 from trainer.task import Loss, Task
 
 SPARE = 32  # elements: twice the widest vector
-# Of a gradient's norm. Lanes round as products of other shapes do, some 1e-6; in bf16 after other operations, some 1e-2.
+# Of a gradient's norm. Lanes round as products of other shapes do, some 1e-6; in bf16 after others, some 1e-2.
 TOLERANCE = {"bf16": 0.1}
 
 
