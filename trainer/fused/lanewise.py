@@ -88,6 +88,8 @@ def _batch_norm(
     """`torch.nn.functional.batch_norm` of x [batch, channels]."""
     if training:
         n, mean = x.shape[0], x.mean(0)
+        if n == 1:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
         var = (x - mean).square().mean(0)
         if running_mean is not None and running_var is not None:
             running_mean.mul_(1 - momentum).add_(momentum * mean.detach())
