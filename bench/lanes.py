@@ -3,7 +3,7 @@
     python bench/lanes.py [--widths 32 64 128 256] [--lanes 2 4 8 16 32 64] [--pairs 30] [--steps 20]
 
 The MLP and the loops of bench/trainer.py, at several widths, in batches of 64: every block of so many steps of the
-group is followed by one of the loop by hand and one of `fit`, in one process and on one thread. Printed is the time of K
+group is followed by one of the loop by hand and one of `fit`, in one process and on one thread. Printed is the time of
 trials one after the other over that of the group, the median and its 95 % interval.
 """
 

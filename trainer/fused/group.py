@@ -67,9 +67,9 @@ class Group:
         """Train all lanes that can to the end of their epoch, and report; those whose trial is over with how it ended,
         or what it raised."""
         training = [lane for lane in self.lanes if lane.pending is None and not lane.done]
-        training.sort(key=lambda lane: lane.state.position)
+        training.sort(key=_span)
         ended: list[Ended] = []
-        for _, together in groupby(training, key=lambda lane: lane.state.position):
+        for _, together in groupby(training, key=_span):
             ended += self._train([*together])
         for lane in _without(training, ended):
             ended += _attempted(lane, lane.close_epoch)
@@ -121,19 +121,19 @@ class Group:
         if not lanes:
             return []
         windows = [batches[lane.stream] for lane in lanes]
+        for lane in lanes:
+            lane.stepper.statistics.remember()
         try:
             if self._stack is None or [*map(id, self._stack.lanes)] != [*map(id, lanes)]:
                 self._stack = None  # before the next one takes memory
                 self._stack = Stack(lanes, self._device)
-            for lane in lanes:
-                lane.stepper.statistics.remember()
             sums = self._stack.pass_over(windows)
         except Exception as error:
             return self._failed(lanes, batches, new, error)
         over: list[Ended] = []
         for lane, gradient in zip(lanes, self._stack.gradient, strict=True):
             if id(lane) in new:
-                over += _attempted(lane, partial(compare, new[id(lane)], gradient))
+                over += _attempted(lane, partial(compare, new[id(lane)], gradient, lane.config.precision))
                 lane.checked = True
         return over + _update(self._stack, windows, sums, without=[lane for lane, _ in over])
 
@@ -142,11 +142,15 @@ class Group:
     ) -> list[Ended]:
         """No pass over these: half of the lanes make way where memory has run out."""
         self._stack = None
+        for lane in lanes:
+            lane.stepper.statistics.restore()
         if out_of_memory(error) and len(lanes) > 1:
             self.size = len(lanes) // 2
             stay, leave = lanes[: self.size], lanes[self.size :]
-            stay[0].reporter.event("out_of_memory", step=stay[0].state.step, lanes=self.size)
-            return [one for lane in leave for one in _attempted(lane, lane.leave)] + self._step(stay, batches, new)
+            over = [one for lane in leave for one in _attempted(lane, lane.leave)]
+            told = partial(stay[0].reporter.event, "out_of_memory", step=stay[0].state.step, lanes=self.size)
+            over += _attempted(stay[0], told)
+            return over + self._step(_without(stay, over), batches, new)
         if new and not isinstance(error, TrainerError) and not out_of_memory(error):
             said = " ".join(str(error).split())[:300]
             refused = ConfigError(
@@ -174,17 +178,20 @@ def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Seq
             found = _caught(partial(lane.trains_on, window, norm))
             over += [(lane, found)] if isinstance(found, BaseException) else []
             good += [k] if found is True else []
-    lrs = [stack.lanes[k].lr(stack.lanes[k].state.step) for k in good]
-    if stack.rows is not None and good:
-        stack.rows.step(lrs, good)
-    for k, lr in zip(good, lrs, strict=True):
-        stack.lanes[k].update(lr, alone=stack.rows is None)
-    left = zip(stack.lanes, windows, strict=True)
+    lrs = {k: stack.lanes[k].lr(stack.lanes[k].state.step) for k in good}
+    together = stack.step_rows(lrs)
+    for k, lr in lrs.items():
+        over += _attempted(stack.lanes[k], partial(stack.lanes[k].update, lr, alone=k not in together))
     gone = [lane for lane, _ in over] + [*without]
-    for lane, batches in left:
+    for lane, batches in zip(stack.lanes, windows, strict=True):
         if not any(lane is one for one in gone):
             over += _attempted(lane, partial(lane.advance, batches))
     return over
+
+
+def _span(lane: Lane) -> tuple[int, int]:
+    """Where its epoch goes on, and where it ends."""
+    return lane.state.position, lane.state.windows
 
 
 def _without(lanes: Iterable[Lane], gone: Iterable[Ended]) -> list[Lane]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data.loader import to_device
+from trainer.errors import ConfigError
 from trainer.fused.lanewise import Lanewise
 from trainer.gradients import Window, clip_value_
 from trainer.loop import Fit
 from trainer.parallel import Solo
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.seeding import derive, seed_all
-from trainer.task import Task
+from trainer.task import Task, method
 
 Stream = tuple[int, int]  # lanes for which it is equal read the same batches
 
@@ -56,15 +60,22 @@ class Lane(Fit):
         return derive(self.config.seed, "step", self.state.step, micro_step)
 
     def gradient_alone(self, batches: list[Any]) -> Tensor:
-        """The gradient of the summed loss over a window as the trial on its own has it, [parameters]."""
+        """The gradient of the summed loss over a window as the trial on its own has it, [parameters]. Raises
+        ConfigError where the loss draws what lanes cannot."""
         s, total = self.state, torch.zeros(())
         params = [p for p in s.model.parameters() if p.requires_grad]
         self.task.progress, self.task.step = s.step / self.total, s.step
-        with self.stepper.statistics.held():
+        with _held(s.model):
             for i, batch in enumerate(batches):
                 seed_all(self.seed(i))
+                before = _elsewhere()
                 with Lanewise([self.seed(i)], self.device):
                     loss = self.stepper.task_loss(to_device(batch, self.device))
+                if _elsewhere() != before:
+                    raise ConfigError(
+                        f"train.lanes: {method(self.task, 'loss')} draws from the generator of numpy or of python, of "
+                        "which lanes have one for all: draw in augment, or set train.lanes=1."
+                    )
                 found = torch.autograd.grad(loss.sum, params, allow_unused=True, materialize_grads=True)
                 total = total.to(self.device) + torch.cat([g.reshape(-1) for g in found])
         return total
@@ -145,3 +156,21 @@ class Lane(Fit):
     def close(self) -> None:
         self.loader.close()
         self.saver.close()
+
+
+def _elsewhere() -> tuple[Any, ...]:
+    """Where the global generators of python and numpy stand."""
+    state: Any = np.random.get_state()
+    return random.getstate(), state[1].tobytes(), *state[2:]
+
+
+@contextmanager
+def _held(model: nn.Module) -> Iterator[None]:
+    """Passes inside leave the buffers as they found them, also those that they put anew."""
+    modules = [module for module in model.modules() if module._buffers]
+    kept = [(one, name, b, b.clone()) for one in modules for name, b in one._buffers.items() if b is not None]
+    try:
+        yield
+    finally:
+        for one, name, buffer, value in kept:
+            one._buffers[name] = buffer.copy_(value)

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-_OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 3, F.dropout3d: 4}  # and the dimensions of one sample
+_OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 0, F.dropout3d: 4}  # and the dimensions of one sample; 0: always several
 
 
-Draw = Callable[[int, tuple[int, ...], Tensor, Sequence[float]], Tensor]
+Draw = Callable[[Tensor, Sequence[float]], None]
 
 
 class PerLane(float):
@@ -68,17 +68,19 @@ class Lanewise(TorchFunctionMode):
         rates = p.values if isinstance(p, PerLane) else (float(p),) * len(self._seeds)
         return x * _Mask.apply(x.detach(), self._draw, rates, tuple(shape)) if any(rates) else x
 
-    def _draw(self, rows: int, shape: tuple[int, ...], like: Tensor, rates: Sequence[float]) -> Tensor:
-        """The next masks, [rows, *shape]: 0 where dropped, else 1 / (1 - p)."""
-        firsts = sorted(set(self._first))
-        masks = torch.ones((len(firsts) + 1, *shape), dtype=like.dtype, device=self._device)
-        for mask, lane in zip(masks, firsts, strict=False):
-            if (p := rates[lane]) == 0.0:
+    def _draw(self, masks: Tensor, rates: Sequence[float]) -> None:
+        """Fill masks [rows, ...] with the next of each lane: 0 where dropped, else 1 / (1 - p)."""
+        masks[len(self._first) :] = 1.0
+        for lane in dict.fromkeys(self._first):
+            mask, p = masks[lane], rates[lane]
+            if p in (0.0, 1.0):
+                mask.fill_(1 - p)
                 continue
             if lane not in self._generators:
                 self._generators[lane] = torch.Generator(self._device).manual_seed(self._seeds[lane])
-            mask.zero_() if p == 1.0 else mask.bernoulli_(1 - p, generator=self._generators[lane]).div_(1 - p)
-        return masks[[*(firsts.index(lane) for lane in self._first), *[-1] * (rows - len(self._first))]]
+            mask.bernoulli_(1 - p, generator=self._generators[lane]).div_(1 - p)
+        if copies := [lane for lane, first in enumerate(self._first) if first != lane]:
+            masks[copies] = masks[[self._first[lane] for lane in copies]]
 
 
 def _batch_norm(
@@ -109,13 +111,16 @@ def _batch_norm(
 
 
 class _Mask(torch.autograd.Function):
-    """A mask of `shape` for each lane, or for the only one."""
+    """A mask of `shape` for each lane, or for the only one. One of x's own shape lies in memory as x does: torch draws
+    in that order."""
 
     generate_vmap_rule = False
 
     @staticmethod
     def forward(x: Tensor, draw: Draw, rates: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:  # type: ignore[override]
-        return draw(1, shape, x, rates)[0]
+        mask = torch.empty_like(x) if x.shape == shape else x.new_empty(shape)
+        draw(mask.unsqueeze(0), rates)
+        return mask
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -127,7 +132,10 @@ class _Mask(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, draw: Draw, rates: Any, shape: Any) -> tuple[Tensor, int]:
-        return draw(info.batch_size, shape, x, rates), 0
+        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        mask = torch.empty_like(x) if x.shape[1:] == shape else x.new_empty((info.batch_size, *shape))
+        draw(mask, rates)
+        return mask, 0
 
 
 def layers(model: nn.Module) -> list[_DropoutNd]:

@@ -30,7 +30,7 @@ class Rows:
         self._fixed = [lane.config.optim.hyperparameters for lane in lanes]
         self.decay, scale = torch.zeros_like(weights), torch.ones_like(weights)
         self.kept = {buffer: torch.zeros_like(weights) for buffer in buffers}
-        self._steps = torch.zeros(len(lanes))
+        self._steps = torch.zeros(len(lanes), len([*parts(weights[0])]))
         for k, lane in enumerate(lanes):
             of = {p: group for group in lane.state.optimizer.param_groups for p in group["params"]}
             params = [p for p in lane.state.model.parameters() if p.requires_grad]
@@ -39,13 +39,14 @@ class Rows:
                     part.fill_(of[p][setting])
             self._bind(lane, params, {buffer: parts(kept[k]) for buffer, kept in self.kept.items()}, self._steps[k])
         self.scale = None if bool((scale == 1).all()) else scale
-        self._count = [int(step) for step in self._steps.tolist()]
+        self._count = [int(steps[0]) for steps in self._steps.tolist()]
+        self.even = [len(set(steps)) == 1 for steps in self._steps.tolist()]  # whether all parameters had as many
 
     def _bind(
-        self, lane: Lane, params: Sequence[nn.Parameter], rows: Mapping[str, Iterable[Tensor]], step: Tensor
+        self, lane: Lane, params: Sequence[nn.Parameter], rows: Mapping[str, Iterable[Tensor]], steps: Tensor
     ) -> None:
         state = lane.state.optimizer.state
-        for p, *parts in zip(params, *rows.values(), strict=True):
+        for p, step, *parts in zip(params, steps, *rows.values(), strict=True):
             for buffer, part in zip(rows, parts, strict=True):
                 if buffer in state[p]:
                     part.copy_(state[p][buffer])
@@ -55,8 +56,9 @@ class Rows:
                 state[p]["step"] = step
 
     @torch.no_grad()
-    def step(self, lrs: Sequence[float], rows: Sequence[int]) -> None:
-        """A step of the lanes `rows`, in order, at these learning rates."""
+    def step(self, lrs: Mapping[int, float]) -> None:
+        """A step of these lanes, by number and in order, at their learning rates."""
+        rows = [*lrs]
         weights, gradient, decay, scale, kept = self.weights, self.gradient, self.decay, self.scale, self.kept
         for k in rows:
             self._count[k] += 1
@@ -67,7 +69,7 @@ class Rows:
             weights, gradient, decay = weights[rows], gradient[rows], decay[rows]
             scale = None if scale is None else scale[rows]
             kept = {name: tensor[rows] for name, tensor in kept.items()}
-        settings = [_numbers(self._fixed[k], lr, self._count[k]) for k, lr in zip(rows, lrs, strict=True)]
+        settings = [_numbers(self._fixed[k], lr, self._count[k]) for k, lr in lrs.items()]
         table = weights.new_tensor([[*one.values()] for one in settings])
         columns = dict(zip(settings[0], table.unsqueeze(2).unbind(1), strict=True))
         self._update(weights, gradient, decay, scale, kept, columns, self._fixed[0])

@@ -32,7 +32,8 @@ from trainer.seeding import seed_all
 from trainer.task import Loss, Task
 
 SPARE = 32  # elements: twice the widest vector
-TOLERANCE = 1e-3  # of a gradient's norm; lanes round as products of other shapes do, some 1e-6
+# Of a gradient's norm. Lanes round as products of other shapes do, some 1e-6; in bf16 after others, some 1e-2.
+TOLERANCE = {"bf16": 0.1}
 
 
 class _Forward(nn.Module):
@@ -77,9 +78,11 @@ class Stack:
         rows = [torch.cat([p.detach().reshape(-1) for p in params]) for params in trained]
         self.weights = torch.stack(rows + rows[:1] * SPARE)
         self.gradient = torch.zeros_like(self.weights[: len(lanes)])
+        self._shown: list[tuple[list[nn.Parameter], list[Tensor]]] = []  # of each lane, and the gradients they may have
         for params, weights, gradient in zip(trained, self.weights, self.gradient, strict=False):
-            for p, w, g in zip(params, self._parts(weights), self._parts(gradient), strict=True):
-                p.data, p.grad = w, g
+            for p, w in zip(params, self._parts(weights), strict=True):
+                p.data = w
+            self._shown.append((params, [*self._parts(gradient)]))
         held = [dict(_held(model)) for model in models]
         self.held: dict[str, Tensor] = {}
         for name in held[0]:
@@ -100,17 +103,40 @@ class Stack:
         return (part.view(shape) for part, shape in zip(row.split(self.sizes), self.shapes, strict=True))
 
     def pass_over(self, windows: Sequence[list[Any]]) -> Sums:
-        """The gradients of the summed losses, in `gradient` and so in every lane's parameters; `windows` has each
-        lane's micro-batches."""
+        """The gradients of the summed losses, in `gradient` and so in every lane's parameters, but for those that no
+        loss came from; `windows` has each lane's micro-batches."""
         found: Sums | None = None
+        met: set[int] = set()
+        self.gradient.zero_()
+        columns = self.gradient.split(self.sizes, dim=1)
         for micro_step, batches in enumerate(zip(*windows, strict=True)):
-            sums, gradient = self._pass(micro_step, batches)
+            sums, gradients = self._pass(micro_step, batches)
             found = sums if found is None else found + sums
-            self.gradient.copy_(gradient) if micro_step == 0 else self.gradient.add_(gradient)
+            for i, gradient in gradients.items():
+                columns[i].add_(gradient) if i in met else columns[i].copy_(gradient)
+                met.add(i)
+        for params, gradients in self._shown:
+            for i, (p, gradient) in enumerate(zip(params, gradients, strict=True)):
+                p.grad = gradient if i in met else None
+        self._all_met = len(met) == len(self.sizes)
         assert found is not None
         return found
 
-    def _pass(self, micro_step: int, batches: Sequence[Any]) -> tuple[Sums, Tensor]:
+    def step_rows(self, lrs: Mapping[int, float]) -> set[int]:
+        """Step those of these lanes, at their rates, that can be stepped as rows; which they were. What a parameter
+        without a gradient is left out of is for each lane's own optimizer."""
+        if self.rows is None:
+            return set()
+        together = {k: lr for k, lr in lrs.items() if self._all_met and self.rows.even[k]}
+        for k in lrs.keys() - together.keys():
+            self.rows.even[k] = False  # its parameters count their steps by themselves from here on
+        if together:
+            self.rows.step(together)
+        return set(together)
+
+    def _pass(self, micro_step: int, batches: Sequence[Any]) -> tuple[Sums, dict[int, Tensor]]:
+        """What a pass over one micro-batch of each lane leaves, and by the number of a parameter its gradients, [lanes,
+        size] each."""
         lanes = len(self.lanes)
         read = {id(batch): _leaves(to_device(batch, self.device)) for batch in {id(b): b for b in batches}.values()}
         leaves = [read[id(batch)] for batch in batches]
@@ -119,30 +145,29 @@ class Stack:
             raise ConfigError("train.lanes: batches hold values that are no tensors and differ: set it to 1.")
         samples = next((tensor.shape[0] for tensor in first.tensors.values() if tensor.ndim), 1)
         rows = lanes + max(-(-SPARE // max(samples, 1)), 1 if lanes > 1 else 2)
-        weights = self.weights[:rows].detach().requires_grad_()
+        weights = self.weights[:rows].detach()
         stacked = {i: _stacked([one.tensors[i] for one in leaves], rows) for i in first.tensors}
         progress = [(lane.state.step / lane.total, lane.state.step) for lane in self.lanes]
-        clocks = None if len(set(progress)) == 1 else self._clocks(progress, rows)
+        clocks = self._clocks(progress, rows)
         counts: list[Any] = []
         task = self.lanes[0].task
-        task.progress, task.step = progress[0]
         config = task.config
 
         def loss_of(parts: tuple[Tensor, ...], held: dict[str, Tensor], leaves: Any, own: Any, clock: Any) -> Any:
             task.config = _with(config, own)
-            if clock is not None:
-                task.progress, task.step = clock
-            batch = tree_unflatten(
-                [leaves.get(i, first.others.get(i)) for i in range(first.spec.num_leaves)], first.spec
-            )
+            task.progress, task.step = clock
+            flat = [leaves.get(i, first.others.get(i)) for i in range(first.spec.num_leaves)]
+            batch = tree_unflatten(flat, first.spec)
             values = dict(zip(self.names, parts, strict=True)) | held
-            loss = functional_call(self._forward, {f"model.{name}": value for name, value in values.items()}, (batch,))
+            given = {f"model.{name}": value for name, value in values.items()}
+            loss = functional_call(self._forward, given, (batch,))
+            anew = {name: now for name, value in held.items() if (now := given[f"model.{name}"]) is not value}
             counts.append(loss.count)
             count = loss.count if isinstance(loss.count, Tensor) else loss.sum.new_zeros(())
-            return loss.sum, count, dict(loss.terms)
+            return loss.sum, count, dict(loss.terms), anew
 
         parts = tuple(
-            part.unflatten(1, shape) if len(shape) != 1 else part
+            part.view(rows, *shape).requires_grad_()
             for part, shape in zip(weights.split(self.sizes, dim=1), self.shapes, strict=True)
         )
         held = {name: values[:rows] for name, values in self.held.items()}
@@ -153,19 +178,22 @@ class Stack:
         own = {path: values[:rows] for path, values in self._own.items()}
         try:
             with self._dropping(self._rates), Lanewise(seeds, self.device, self._dropped):
-                losses, count, terms = torch.vmap(loss_of, in_dims=(0, 0, 0, 0, None if clocks is None else 0))(
-                    parts, held, stacked, own, clocks
-                )
+                losses, count, terms, anew = torch.vmap(loss_of)(parts, held, stacked, own, clocks)
         finally:
             task.config = config
-        (gradient,) = torch.autograd.grad(losses.sum(), weights)
+            task.progress, task.step = progress[0]
+        found = torch.autograd.grad(losses.sum(), parts, allow_unused=True)
+        gradients = {i: g[:lanes].reshape(lanes, -1) for i, g in enumerate(found) if g is not None}
         if not isinstance(counts[0], Tensor):
             count = torch.full((rows,), float(counts[0]))
+        for name, now in anew.items():  # buffers that the model has put in the place of those it was given
+            self.held[name][:rows].copy_(now.detach())
         terms = {name: term.detach()[:lanes] for name, term in terms.items()}
-        return Sums(losses.detach()[:lanes], count.detach()[:lanes], terms), gradient[:lanes]
+        return Sums(losses.detach()[:lanes], count.detach()[:lanes], terms), gradients
 
     def _clocks(self, progress: Sequence[tuple[float, int]], rows: int) -> tuple[Tensor, Tensor]:
-        """What lanes at different steps see as their task's `progress` and `step`."""
+        """What lanes see as their task's `progress` and `step`. At equal steps as well: a number of python's rounds
+        otherwise than a tensor."""
         filled = [*progress, *[progress[0]] * (rows - len(progress))]
         shares, steps = zip(*filled, strict=True)
         return torch.tensor(shares, device=self.device), torch.tensor(steps, device=self.device)
@@ -185,11 +213,12 @@ class Stack:
 
 
 def _own_numbers(tasks: Sequence[Task], device: torch.device) -> dict[str, Tensor]:
-    """Of `Task.lane_fields` those in which lanes differ, [lanes + SPARE] each."""
+    """Of `Task.lane_fields` the numbers, [lanes + SPARE] each. Also where lanes agree: a number of python's rounds
+    otherwise than a tensor."""
     found: dict[str, Tensor] = {}
     for path in tasks[0].lane_fields:
         values = [reduce(getattr, path.split("."), task.config) for task in tasks]
-        if any(value != values[0] for value in values):
+        if all(isinstance(value, (int, float)) for value in values) or any(value != values[0] for value in values):
             found[path] = torch.tensor([float(value) for value in values + values[:1] * SPARE], device=device)
     return found
 
@@ -206,10 +235,10 @@ def _replaced(part: Any, path: Sequence[str], value: Any) -> Any:
     return part.model_copy(update={first: _replaced(getattr(part, first), rest, value) if rest else value})
 
 
-def compare(alone: Tensor, together: Tensor) -> None:
+def compare(alone: Tensor, together: Tensor, precision: str) -> None:
     """Raise ConfigError where a lane's gradient is not the trial's own."""
     norm, off = torch.linalg.vector_norm(alone), torch.linalg.vector_norm(alone - together)
-    if bool(off > TOLERANCE * norm + 1e-6) and bool(norm.isfinite()):
+    if bool(off > TOLERANCE.get(precision, 1e-3) * norm + 1e-6) and bool(norm.isfinite()):
         raise ConfigError(
             f"train.lanes: the gradient that this trial has among others is not its own (off by {off / norm:.1e} of "
             "its norm): its loss or model depends on more than what may differ between lanes; leave that out of the "
