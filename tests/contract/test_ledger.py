@@ -362,6 +362,23 @@ def test_a_trial_that_was_claimed_alone_joins_a_group_while_it_is_its_own(ledger
     assert (again.number, groups(ledger)[0]) == (0, None), "who takes it anew says with whom it trains"
 
 
+def test_a_trial_that_has_lost_two_workers_trains_alone(ledger):
+    """It may be what they died of."""
+    ask(ledger, new_study(ledger), 0, 1, 2)
+    for lost in range(3):
+        found = claim_alike(ledger, 3)
+        assert [one.number for one in found] == ([0, 1, 2] if lost < 2 else [1, 2])
+        assert not any(one.alone for one in found)
+        for one in found:
+            if one.number == 0:
+                ledger.transact(lambda c, one=one: writes.lose(c, one.trial_id, one.fence, "killed"))
+            else:
+                ledger.transact(lambda c, one=one: writes.finish(c, one, Outcome("preempted"), None))
+    assert claim_alike(ledger, 3, in_order=True) == [], "and is passed over by none that is to wait for it"
+    taken = claim(ledger)
+    assert (taken.number, taken.alone) == (0, True)
+
+
 def test_what_a_restart_has_set_decides_who_is_alike(ledger):
     study_id = new_study(ledger)
     ask(ledger, study_id, 0, 1)
