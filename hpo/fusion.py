@@ -111,7 +111,7 @@ class Fusion:
 
     def _more(self, room: int) -> list[Claim]:
         """Waiting trials that are alike, as many as there is room for."""
-        if room < 1 or self._leaving():
+        if room < 1 or self._first.alone or self._leaving():
             return []
         opened, token, worker = self._opened, uuid.uuid4().hex, self._hands.worker_id
         # At a rung a trial waits for those before it, and would for one that this group passes over.

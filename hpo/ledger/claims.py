@@ -16,6 +16,7 @@ from trainer.errors import Fenced
 
 Alike = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 _LOOKED_AT = 256  # waiting trials, for those that are alike
+_COMPANY = 2  # losses of workers in a row by which a trial trains alone: one that kills its worker takes no other along
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Claim:
     lease_seconds: float  # without a renewal for so long, it is lost
     committed: tuple[Mapping[str, Any], ...]  # rows of kept checkpoints and the `number` of their trial, newest first
     changes: Mapping[str, Any]  # what a restart has set: path -> value, on top of `config`
+    alone: bool = False  # whether it may be what its workers died of
 
 
 def claim(connection: Connection, worker_id: str, token: str, among: Collection[int], n: int = 1) -> list[Claim]:
@@ -52,14 +54,15 @@ def claim_alike(
     connection: Connection, worker_id: str, token: str, study_id: int, group: str, n: int, alike: Alike, in_order: bool
 ) -> list[Claim]:
     """Take up to `n` waiting trials of the study for the lanes of `group`, lowest numbers first, whose configuration,
-    and what a restart has set on top of it, is `alike`; `in_order` none beyond one that is not."""
+    and what a restart has set on top of it, is `alike`; `in_order` none beyond one that is not. What is to train alone
+    is like no other."""
     scope = {"studies": [study_id]}
     taken = connection.execute(sql.CLAIMED, scope | {"token": token}).all()
     if taken:
         return [_claim(connection, row) for row in taken]
     for trial_id in connection.execute(sql.WAITING, {"n": _LOOKED_AT, **scope}).scalars().all():
-        _, config, _, _ = connection.execute(sql.ASKED, {"trial": trial_id}).one()
-        if alike(config, changes_of(connection, trial_id)):
+        asked = connection.execute(sql.ASKED, {"trial": trial_id}).one()
+        if asked.losses < _COMPANY and alike(asked.config, changes_of(connection, trial_id)):
             taken = [*taken, _take(connection, worker_id, token, trial_id, group)]
         elif in_order:
             break
@@ -97,7 +100,7 @@ def _take(connection: Connection, worker_id: str, token: str, trial_id: int, gro
 
 def _claim(connection: Connection, row: Row) -> Claim:
     kept, changes = _committed(connection, row)
-    params, config, config_hash, lease_seconds = connection.execute(sql.ASKED, {"trial": row.id}).one()
+    params, config, config_hash, lease_seconds, losses = connection.execute(sql.ASKED, {"trial": row.id}).one()
     return Claim(
         trial_id=row.id,
         study_id=row.study_id,
@@ -110,6 +113,7 @@ def _claim(connection: Connection, row: Row) -> Claim:
         lease_seconds=lease_seconds,
         committed=kept,
         changes=changes,
+        alone=losses >= _COMPANY,
     )
 
 

@@ -161,7 +161,7 @@ LOCK_CHECKPOINTS = (
 INSERT_ATTEMPT = insert(attempts)
 
 ASKED = (
-    select(asks.c.params, asks.c.config, asks.c.config_hash, studies.c.lease_seconds)
+    select(asks.c.params, asks.c.config, asks.c.config_hash, studies.c.lease_seconds, trials.c.losses)
     .join(trials, trials.c.id == asks.c.trial_id)
     .join(studies, studies.c.id == trials.c.study_id)
     .where(asks.c.trial_id == bindparam("trial"))

@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -34,6 +35,12 @@ SAMPLERS = ("random", "grid", "qmc", "tpe", "gp", "cmaes", "nsga2", "nsga3", "au
 STRATEGIES = ("none", "median", "percentile", "patient", "threshold", "wilcoxon", "halving", "asha", "hyperband")
 RARELY = ("none", "patient", "threshold")  # these stop no trial of a study whose curves all fall
 TRIALS = 24
+LANES: dict[str, Any] = {
+    "reference": str(Path(STUDY).with_name("lanes_study.py")),
+    "window": 8,
+    "overrides": {"train.lanes": 4},
+}
+LANES_TRIALS = 12
 
 
 def drive(
@@ -86,6 +93,20 @@ EVERY |= {(sampler, "asha") for sampler in SAMPLERS} | {("tpe", strategy) for st
 @pytest.mark.parametrize("executor", ["local-1", "local-2", "local-4", "ray-1", "ray-2"])
 def test_every_sampler_and_strategy_is_the_same_on_every_executor(tmp_path, ray_cluster, executor, sampler, strategy):
     check(tmp_path, executor, sampler, strategy)
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory) -> tuple[str, reads.Status]:
+    """A study whose trials train as four lanes of one model, here."""
+    digest, status, state = drive(Home(tmp_path_factory.mktemp("fused") / "home"), Inline(), LANES_TRIALS, **LANES)
+    assert state == "complete" and status.trials["pruned"] > 0
+    return digest, status
+
+
+@pytest.mark.parametrize("executor", ["local-1", "local-2", "ray-2"])
+def test_a_study_of_lanes_is_the_same_on_every_executor(tmp_path, ray_cluster, fused, executor):
+    digest, status, state = drive(Home(tmp_path / "home"), EXECUTORS[executor](), LANES_TRIALS, **LANES)
+    assert (state, digest, status.trials) == ("complete", fused[0], fused[1].trials)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

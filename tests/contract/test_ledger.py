@@ -282,6 +282,138 @@ def test_a_group_of_lanes_commits_together_with_a_verdict_each(ledger):
     assert count(ledger, tables.reports) == 2
 
 
+def test_of_a_group_of_lanes_all_reports_are_committed_or_none(ledger):
+    """As where its process dies in the middle of them."""
+    ask(ledger, new_study(ledger), 0, 1, 2)
+    lanes = claim_all(ledger, 3)
+
+    def fails(_: sa.Connection) -> Verdict:
+        raise ValueError("in the middle")
+
+    for decide in (fails, lambda _: CONTINUE):
+        deciding = [None, decide, None]
+        told = [
+            writes.LaneReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=d)
+            for lane, d in zip(lanes, deciding, strict=True)
+        ]
+        with suppress(ValueError):
+            ledger.transact(lambda c, told=told: writes.commit(c, told))
+        assert count(ledger, tables.reports) == (0 if decide is fails else 3)
+    ledger.transact(lambda c: writes.commit(c, told))
+    assert count(ledger, tables.reports) == 3, "a retry of the same is harmless"
+
+
+def test_in_one_commit_what_decides_on_a_lane_sees_the_reports_of_those_before_it(ledger):
+    """So that at a rung trials of one group are decided on as if one had come after the other."""
+    ask(ledger, new_study(ledger), 0, 1, 2)
+    seen = []
+
+    def look(connection: sa.Connection) -> Verdict:
+        seen.append(connection.execute(select(func.count()).select_from(tables.reports)).scalar_one())
+        return CONTINUE
+
+    lanes = [
+        writes.LaneReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=look, strategy="x")
+        for lane in claim_all(ledger, 3)
+    ]
+    ledger.transact(lambda c: writes.commit(c, lanes))
+    assert seen == [1, 2, 3]
+
+
+def claim_alike(
+    ledger: Ledger, n: int, group: str = "g", token: str = "", in_order: bool = False, alike=lambda config, _: True
+) -> list[claims.Claim]:
+    token = token or uuid.uuid4().hex
+    return ledger.transact(lambda c: claims.claim_alike(c, ME.id, token, 1, group, n, alike, in_order))
+
+
+def groups(ledger: Ledger) -> dict[int, str | None]:
+    with ledger.read() as connection:
+        return dict(map(tuple, connection.execute(select(tables.trials.c.number, tables.trials.c.group))))
+
+
+@pytest.mark.parametrize(("in_order", "expected"), [(False, [0, 2, 4]), (True, [0])])
+def test_of_what_waits_only_what_is_alike_joins_a_group(ledger, in_order, expected):
+    ask(ledger, new_study(ledger), 0, 1, 2, 3, 4, 6)
+    found = claim_alike(ledger, 3, in_order=in_order, alike=lambda config, _: config["a"] % 2 == 0)
+    assert [one.number for one in found] == expected
+    assert {n: group for n, group in groups(ledger).items() if group} == dict.fromkeys(expected, "g")
+    assert [one.fence for one in found] == [1] * len(expected)
+    assert [one.number for one in claim_all(ledger, 9)] == [n for n in (0, 1, 2, 3, 4, 6) if n not in expected]
+
+
+def test_who_asks_again_whether_his_claim_of_several_went_through_has_them_and_no_more(ledger):
+    ask(ledger, new_study(ledger), *range(6))
+    first = claim_alike(ledger, 2, token="t" * 32)
+    assert claim_alike(ledger, 2, token="t" * 32) == first
+    assert [one.number for one in first] == [0, 1] and count(ledger, tables.attempts) == 2
+    assert [one.number for one in claim_alike(ledger, 2)] == [2, 3]
+
+
+def test_a_trial_that_was_claimed_alone_joins_a_group_while_it_is_its_own(ledger):
+    ask(ledger, new_study(ledger), 0, 1)
+    first, second = claim_all(ledger, 2)
+    ledger.transact(lambda c: writes.lose(c, second.trial_id, second.fence, "test"))
+    for one in (first, second):
+        ledger.transact(lambda c, one=one: claims.join(c, one, "g"))
+    assert groups(ledger) == {0: "g", 1: None}
+    ledger.transact(lambda c: writes.finish(c, first, Outcome("preempted"), None))
+    again = claim(ledger)
+    assert (again.number, groups(ledger)[0]) == (0, None), "who takes it anew says with whom it trains"
+
+
+def test_a_trial_that_has_lost_two_workers_trains_alone(ledger):
+    """It may be what they died of."""
+    ask(ledger, new_study(ledger), 0, 1, 2)
+    for lost in range(3):
+        found = claim_alike(ledger, 3)
+        assert [one.number for one in found] == ([0, 1, 2] if lost < 2 else [1, 2])
+        assert not any(one.alone for one in found)
+        for one in found:
+            if one.number == 0:
+                ledger.transact(lambda c, one=one: writes.lose(c, one.trial_id, one.fence, "killed"))
+            else:
+                ledger.transact(lambda c, one=one: writes.finish(c, one, Outcome("preempted"), None))
+    assert claim_alike(ledger, 3, in_order=True) == [], "and is passed over by none that is to wait for it"
+    taken = claim(ledger)
+    assert (taken.number, taken.alone) == (0, True)
+
+
+def test_what_a_restart_has_set_decides_who_is_alike(ledger):
+    study_id = new_study(ledger)
+    ask(ledger, study_id, 0, 1)
+    source, restarted = claim_all(ledger, 2)
+    ref = CheckpointRef(Path("step-1"), 1, 1, "0" * 64, 1)
+    saved = writes.LaneReport(source, 1, {"val/loss": 1.0}, epoch=1, checkpoint=ref, checkpoint_path="step-1")
+    verdict = Verdict("restart_from", 1, checkpoint="0/step-1", params={"a": 7})
+    told = writes.LaneReport(restarted, 1, {"val/loss": 2.0}, epoch=1, decide=lambda _: verdict)
+    ledger.transact(lambda c: writes.commit(c, [saved, told]))
+    ledger.transact(lambda c: writes.finish(c, restarted, Outcome("restarted", 1, 1), None))
+    seen: list[tuple] = []
+    found = claim_alike(ledger, 2, alike=lambda config, changes: not seen.append((config["a"], dict(changes))))
+    assert seen == [(1, {"a": 7})] and [(one.number, one.fence) for one in found] == [(1, 2)]
+
+
+def test_a_trial_of_a_group_is_claimed_once_however_many_groups_ask(ledger):
+    ask(ledger, new_study(ledger), *range(24))
+    taken: list[int] = []
+    lock, start = threading.Lock(), threading.Barrier(4)
+
+    def grab(group: str) -> None:
+        start.wait()
+        misses = 0
+        while misses < 20:  # who asks while another one looks finds nothing, and comes again
+            found = claim_alike(ledger, 2, group, alike=lambda config, _: True)
+            misses = 0 if found else misses + 1
+            with lock:
+                taken.extend(one.number for one in found)
+
+    threads = [threading.Thread(target=grab, args=(str(k),)) for k in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert sorted(taken) == list(range(24))
+
+
 def test_a_trial_that_keeps_losing_its_worker_fails_in_the_end(ledger):
     ask(ledger, new_study(ledger), 0)
     for _ in range(writes.MAX_LOSSES + 1):

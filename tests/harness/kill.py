@@ -33,8 +33,22 @@ MICRO_STEPS = 10  # of an epoch: three windows of 12 samples are 5 + 5 + 2, one 
 MICRO_STEPS_LOST = 3 * (EVERY_STEPS + 1)  # at most, with a worker: since its last checkpoint, and in the step begun
 # Values that every run of the study reports alike; what the machine does is read once a second at most.
 OF_THE_TASK = select(func.count()).select_from(reports).where(~reports.c.key.like("system/%"))
+STEPS = 4  # of an epoch
+LANES = 4
 LOST = {"driver": WORKERS, "worker": 1, "mirror": 0}  # workers that die with what is killed
 _started: list[subprocess.Popen[str]] = []
+
+
+@dataclass(frozen=True)
+class Work:
+    """What leaves a line in $TINY_LOG, and how much of it a worker that is killed may leave to be done again."""
+
+    what: str = "micro-steps"
+    each_epoch: int = MICRO_STEPS
+    lost: int = MICRO_STEPS_LOST
+
+
+LANES_WORK = Work("steps of lanes", STEPS, LANES * (EVERY_STEPS + 1))
 
 
 @dataclass
@@ -45,6 +59,8 @@ class Run:
     trials: int = TRIALS
     extra: tuple[str, ...] = ("--workers", str(WORKERS), "--window", "4")
     study: Path = STUDY
+    name: str = "tiny"
+    work: Work = Work()
     environ: dict[str, str] = field(default_factory=dict)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
@@ -65,7 +81,7 @@ class Run:
         return self.start("run", "--study", str(self.study), "--trials", str(self.trials), *self.extra)
 
     def resume(self) -> subprocess.Popen[str]:
-        return self.start("resume", "--study", "tiny", "--workers", str(WORKERS))
+        return self.start("resume", "--study", self.name, "--workers", str(WORKERS))
 
     def finished(self, process: subprocess.Popen[str], code: int = 0, timeout: float = 120) -> str:
         output, _ = process.communicate(timeout=timeout)
@@ -73,7 +89,7 @@ class Run:
         return output
 
     def status(self) -> dict:
-        return json.loads(self.finished(self.start("status", "--study", "tiny", "--json")))
+        return json.loads(self.finished(self.start("status", "--study", self.name, "--json")))
 
     def query(self, statement: sa.Select) -> list[sa.Row]:
         """Rows of the ledger, or none while there is no ledger yet."""
@@ -162,10 +178,10 @@ def check_sound(run: Run, golden: str, lost: int) -> None:
     told = sorted(place for (place,) in run.query(select(trials.c.told)))
     assert told == list(range(run.trials)), "every trial is told once"
     trained = len(run.home.with_suffix(".steps").read_text().split())
-    due = MICRO_STEPS * sum(epochs for (epochs,) in run.query(select(trials.c.epoch - trials.c.from_epoch)))
+    due = run.work.each_epoch * sum(epochs for (epochs,) in run.query(select(trials.c.epoch - trials.c.from_epoch)))
     retrained = trained - due
-    assert 0 <= retrained <= lost * MICRO_STEPS_LOST, f"{retrained} micro-steps were trained again"
-    verified = run.finished(run.start("verify", "--study", "tiny"))
+    assert 0 <= retrained <= lost * run.work.lost, f"{retrained} {run.work.what} were trained again"
+    verified = run.finished(run.start("verify", "--study", run.name))
     assert "differs" not in verified and "behind" not in verified, verified
     seen = {what: int(count) for count, what in re.findall(r"(\d+) (runs|points)", verified)}
     [(values,)] = run.query(select(func.count()).select_from(reports))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from kill import (
+    LANES,
+    LANES_WORK,
     LOST,
     Golden,
     Run,
@@ -36,6 +38,8 @@ PROMOTING = ("--strategy", "asha-promote", "--workers", "1", "--window", "1")
 PROMOTION_POINTS = ("driver.after_thaw", "driver.after_retire")  # which no strategy that only stops passes
 POPULATION = {"study": Path(__file__).with_name("population_study.py"), "trials": 12}
 BREEDING = ("--workers", "2", "--sampler", "random")
+LANES_STUDY = {"study": Path(__file__).with_name("lanes_study.py"), "name": "lanes", "work": LANES_WORK}
+SIDE_BY_SIDE = ("--workers", "2", "--window", "8", "-o", f"train.lanes={LANES}", "-o", "pause=0.02")
 SAVING = ("checkpoint.", "retention.", "worker.")
 
 
@@ -156,6 +160,67 @@ def test_a_kill_around_an_exploit_changes_nothing(tmp_path, bred, name, hit):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("driver.after_thaw", *ASYNCHRONOUS_POINTS)])
 def test_a_kill_anywhere_among_generations_changes_nothing(tmp_path, bred, name, hit):
     check_kill_of_a_generation(tmp_path, bred, name, hit)
+
+
+@pytest.fixture(scope="session")
+def fused(tmp_path_factory) -> Golden:
+    """By one worker whose lanes are four."""
+    extra = ("--workers", "1", *SIDE_BY_SIDE[2:])
+    return golden_run(tmp_path_factory.mktemp("fused") / "home", *extra, **LANES_STUDY)
+
+
+def check_kill_of_lanes(tmp_path, fused, target: str, seed: int) -> None:
+    """All lanes of a worker die with it."""
+    rng = random.Random(f"lanes {target}{seed}")
+    run = Run(tmp_path / "home", extra=SIDE_BY_SIDE, **LANES_STUDY)
+    share = rng.random()
+    fell = kill_at(run, target, share, fused, rng)
+    print(f"\nSIGKILL {target} at {share:.3f} of the way: {fell}")
+    check_sound(run, fused.digest, LOST[target])
+
+
+@pytest.mark.parametrize(("target", "seed"), [("worker", 0)])
+def test_a_kill_of_lanes_at_a_sampled_instant_changes_nothing(tmp_path, fused, target, seed):
+    check_kill_of_lanes(tmp_path, fused, target, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "seed"), _instants(INSTANTS)[1:])
+def test_a_kill_of_lanes_at_any_instant_changes_nothing(tmp_path, fused, target, seed):
+    check_kill_of_lanes(tmp_path, fused, target, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in NAMES if name not in (*ASYNCHRONOUS_POINTS, *PROMOTION_POINTS) and "artifact" not in name],
+)
+def test_a_kill_of_lanes_at_any_named_point_changes_nothing(tmp_path, fused, name, hit):
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
+    run = Run(tmp_path / "home", extra=SIDE_BY_SIDE, environ=points, **LANES_STUDY)
+    output = run.run().communicate(timeout=120)[0]
+    assert (fired / name).exists(), f"{name} was never passed {hit} times:\n{output}"
+    if name.startswith("driver."):
+        run.finished(run.resume())
+    check_sound(run, fused.digest, LOST.get(name.partition(".")[0], 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_lanes_that_were_told_to_leave_train_nothing_again(tmp_path, fused, number):
+    run = Run(tmp_path / "home", extra=SIDE_BY_SIDE, **LANES_STUDY)
+    driver = run.run()
+    first_claim(run, driver)
+    wait_for_progress(run, driver, "driver", fused.values // 3, random.Random(0))
+    driver.send_signal(number)
+    run.finished(driver, 128 + number)
+    assert run.status()["trials"]["running"] == 0
+    assert not run.query(select(attempts.c.fence).where(attempts.c.outcome.is_(None)))
+    run.finished(run.resume())
+    check_sound(run, fused.digest, lost=0)
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS_POINTS[1:])

@@ -509,6 +509,21 @@ def test_a_task_that_cannot_be_imported_fails_its_trials_and_not_the_worker(tmp_
     assert ends[4] == ends[1] and ends[1][0] == "stopped"
 
 
+@pytest.mark.slow
+def test_a_trial_that_kills_its_worker_takes_no_other_with_it(tmp_path, alike):
+    """Those that have died with it twice train alone, so that it is seen which it is."""
+    params = dict(map(tuple, query(alike, select(trials.c.number, asks.c.params).join(trials))))
+    made = "        def model(self):\n"
+    killing = f"            if self.config.train.optim.lr == {params[2]['train.optim.lr']!r}: os._exit(9)\n"
+    home, flags = Home(tmp_path / "home"), FLAGS | ALIKE | {"reference": variant(tmp_path, made, made + killing)}
+    drive(home, Local(1), trials=4, strategy="none", sampler="random", **flags)
+    states = dict(map(tuple, query(home, select(trials.c.number, trials.c.state))))
+    assert states == {n: "failed" if n == 2 else "complete" for n in states} and states.keys() >= {*range(4)}
+    assert {outcome for number, _, outcome in outcomes(home) if number == 2} == {"lost"}
+    expected = values(alike)
+    assert {n: own for n, own in values(home).items() if n < 4} == {n: expected[n] for n in (0, 1, 3)}
+
+
 # What befalls the place
 
 
