@@ -178,9 +178,9 @@ def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Seq
     return over
 
 
-def _span(lane: Lane) -> tuple[int, int]:
-    """Where its epoch goes on, and where it ends."""
-    return lane.state.position, lane.state.windows
+def _span(lane: Lane) -> tuple[int, int, int]:
+    """Where its epoch goes on, where it ends, and in which micro-batches."""
+    return lane.state.position, lane.state.windows, lane.state.micro_batch_size
 
 
 def _without(lanes: Iterable[Lane], gone: Iterable[Ended]) -> list[Lane]:
