@@ -56,7 +56,8 @@ class Sums:
     terms: dict[str, Tensor]
 
     def __add__(self, other: Sums) -> Sums:
-        terms = {name: self.terms[name] + term for name, term in other.terms.items()}
+        both = {name: self.terms[name] + term for name, term in other.terms.items() if name in self.terms}
+        terms = {**self.terms, **other.terms, **both}
         return Sums(self.loss + other.loss, self.count + other.count, terms)
 
 
