@@ -215,7 +215,7 @@ def _replaced(part: Any, path: Sequence[str], value: Any) -> Any:
 def compare(alone: Tensor, together: Tensor, precision: str) -> None:
     """Raise ConfigError where a lane's gradient is not the trial's own."""
     norm, off = torch.linalg.vector_norm(alone), torch.linalg.vector_norm(alone - together)
-    if bool(off > TOLERANCE.get(precision, 1e-3) * norm + 1e-6) and bool(norm.isfinite()):
+    if bool(norm.isfinite()) and not bool(off <= TOLERANCE.get(precision, 1e-3) * norm + 1e-6):
         raise ConfigError(
             f"train.lanes: the gradient that this trial has among others is not its own (off by {off / norm:.1e} of "
             "its norm): its loss or model depends on more than what may differ between lanes; leave that out of the "
