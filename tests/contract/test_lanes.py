@@ -80,7 +80,7 @@ class OneOf(Trial):
         of: Mapping[str, float] = {},
         **config: Any,
     ) -> None:
-        base = {"batch_size": 16, "micro_batch_size": None, "lanes": 1000, "checkpoint": {}}
+        base: dict[str, Any] = {"batch_size": 16, "micro_batch_size": None, "lanes": 1000, "checkpoint": {}}
         super().__init__(directory, task, verdict, **(base | config))
         whole = Whole(train=self.config, **of)
         self.task_class: Any = lambda _: task(whole)
@@ -191,7 +191,7 @@ def assert_close(lane: OneOf, oracle: OneOf, rtol: float = 1e-9) -> None:
             assert plain(mine[path]) == plain(value), path
 
 
-def parity(directory: Path, trials: Sequence[Mapping[str, Any]], rtol: float = 1e-9, **config: Any) -> list[OneOf]:
+def parity(directory: Path, trials: Sequence[dict[str, Any]], rtol: float = 1e-9, **config: Any) -> list[OneOf]:
     """Each of them in one group, held against `fit`."""
     lanes = [OneOf(directory / f"lane{i}", **(config | own)) for i, own in enumerate(trials)]
     together(*lanes)
@@ -431,7 +431,7 @@ class Partly(Small):
 
 def test_windows_that_count_nothing_and_terms_of_some_micro_batches_are_as_in_a_run_of_its_own(tmp_path):
     config = {"batch_size": 33, "micro_batch_size": 9, "num_epochs": 3}
-    lanes = parity(tmp_path, [{"seed": seed} for seed in range(6)], task=Partly, **config)
+    lanes = parity(tmp_path, [{"seed": seed} for seed in range(4)], task=Partly, **config)
     empty = {sum(v for (_, key), v in lane.numbers().items() if key == "train/empty_steps") for lane in lanes}
     assert len(empty) > 1
 
@@ -560,7 +560,7 @@ class WeightedSingle(Weighted):
 TASKS = (Plain, DropTransposed, Normed1d, NormedSequence, Normed2d, Grouped, Embedded, WeightedSingle, Tempered)
 
 
-def six(directory: Path, task: type[Task], **config: Any) -> list[OneOf]:
+def some(directory: Path, task: type[Task], count: int = 4, **config: Any) -> list[OneOf]:
     """Trials that differ in all that lanes may differ in."""
     return [
         OneOf(
@@ -571,20 +571,20 @@ def six(directory: Path, task: type[Task], **config: Any) -> list[OneOf]:
             num_epochs=2 if i == 4 else 1,
             **config | {"optim": config.get("optim", {}) | {"lr": LRS[i] / 10, "weight_decay": LRS[-i]}},
         )
-        for i in range(6)
+        for i in range(count)
     ]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_lane_is_the_same_to_the_bit_among_any_others_in_any_order(task, tmp_path):
-    oracle = six(tmp_path / "alone", task)
+    oracle = some(tmp_path / "alone", task, 6)
     for trial in oracle:
         together(trial)
         assert trial.kind() == "complete"
     assert len({trial.bits() for trial in oracle}) == 6
     drawn = random.Random(task.__name__)
     for count in (6, 2, 3):
-        trials = six(tmp_path / str(count), task)
+        trials = some(tmp_path / str(count), task, 6)
         chosen = drawn.sample(range(6), count)
         together(*(trials[i] for i in chosen))
         assert [trials[i].bits() for i in chosen] == [oracle[i].bits() for i in chosen], chosen
@@ -593,7 +593,7 @@ def test_a_lane_is_the_same_to_the_bit_among_any_others_in_any_order(task, tmp_p
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "lars", "adafactor", "sm3", "muon", "soap", "shampoo"])
 def test_optimizers_and_rules_compute_the_same_bits_wherever_a_lanes_weights_lie(name, tmp_path):
     config = {"optim": {"name": name}, "clip": {"norm": 0.1, "value": 0.05}, "micro_batch_size": 5}
-    oracle, trials = six(tmp_path / "alone", Plain, **config), six(tmp_path / "all", Plain, **config)
+    oracle, trials = some(tmp_path / "alone", Plain, **config), some(tmp_path / "all", Plain, **config)
     together(*reversed(trials))
     for trial, one in zip(oracle, trials, strict=True):
         together(trial)
@@ -612,8 +612,8 @@ RULES_IN_BITS = {
 @pytest.mark.parametrize("task", [Normed1d, Normed2d])
 def test_whatever_else_is_asked_for_leaves_lanes_their_bits(rule, task, tmp_path):
     oracle, trials = (
-        six(tmp_path / "alone", task, **RULES_IN_BITS[rule]),
-        six(tmp_path / "all", task, **RULES_IN_BITS[rule]),
+        some(tmp_path / "alone", task, **RULES_IN_BITS[rule]),
+        some(tmp_path / "all", task, **RULES_IN_BITS[rule]),
     )
     together(*trials[3:], *trials[:3])
     for trial, one in zip(oracle, trials, strict=True):
@@ -630,17 +630,17 @@ class Gated(Single):
         return net
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        gate = F.softplus(model.gate).sum()  # pyright: ignore
+        gate = F.softplus(model.gate).pow(1.7).sum()  # pyright: ignore
         loss = super().loss(model, batch)
         return Loss(loss.sum * gate, loss.count)
 
 
-@pytest.mark.parametrize("task", [Plain, Tempered, Gated])
-def test_many_lanes_have_the_bits_of_few(task, tmp_path):
-    """More than a processor's vectors hold numbers, of which a lane has one."""
-    many = [OneOf(tmp_path / f"many{i}", task, seed=i, num_epochs=1) for i in range(37)]
+@pytest.mark.parametrize(("task", "count"), [(Plain, 35), (Tempered, 35), (Gated, 5)])
+def test_the_number_of_lanes_leaves_all_of_them_their_bits(task, count, tmp_path):
+    """Also of what is computed from so few numbers that those of several lanes fill a processor's vector."""
+    many = [OneOf(tmp_path / f"many{i}", task, seed=i, num_epochs=1) for i in range(count)]
     together(*many)
-    for i in (0, 9, 20, 36):
+    for i in (0, 7 % count, 13 % count, count - 1):
         assert many[i].bits() == alone(tmp_path / f"alone{i}", task, seed=i, num_epochs=1).bits(), i
 
 
@@ -680,7 +680,11 @@ def uncut(tmp_path_factory) -> dict[int, str]:
     return {seed: trial.bits() for seed, trial in enumerate(trials)}
 
 
-@pytest.mark.parametrize("step", range(1, 2 * EPOCH + 1))
+SAMPLED = (1, 5, EPOCH + 1, 2 * EPOCH)
+STEPS = [pytest.param(i, marks=() if i in SAMPLED else pytest.mark.slow) for i in range(1, 2 * EPOCH + 1)]
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_lanes_killed_before_any_step_end_the_same_in_other_groups(step, tmp_path, uncut):
     every = CUTS | {"checkpoint": {"every_steps": 1}}
     trials = [OneOf(tmp_path / str(seed), seed=seed, **every) for seed in range(2)]
@@ -707,7 +711,7 @@ def test_a_lane_that_leaves_before_any_step_goes_on_from_there(step, tmp_path, u
 
 @pytest.mark.parametrize("step", [3, EPOCH + 1, EPOCH + 3])
 def test_a_lanes_checkpoint_is_a_runs_and_the_other_way_round(step, tmp_path):
-    config = CUTS | {"optim": {"name": "sgd", "lr": 0.1}, "task": Drop}
+    config: dict[str, Any] = CUTS | {"optim": {"name": "sgd", "lr": 0.1}, "task": Drop}
     first = OneOf(tmp_path / "first", seed=1, **config)
     together(OneOf(tmp_path / "beside", **config), first, cuts={first: lambda read: read == step})
     first.outcome = first.attempt()
@@ -721,7 +725,7 @@ def test_a_lanes_checkpoint_is_a_runs_and_the_other_way_round(step, tmp_path):
 
 @pytest.mark.parametrize("task", [Cut, WeightedSingle])
 def test_a_lane_may_join_those_that_are_epochs_ahead(task, tmp_path):
-    config = {"task": task, "num_epochs": 3}
+    config: dict[str, Any] = {"task": task, "num_epochs": 3}
     ahead = [OneOf(tmp_path / f"ahead{seed}", seed=seed, **config) for seed in (0, 1)]
     joining = OneOf(tmp_path / "joining", seed=2, **config)
     together(*ahead, later={1: [joining]})
@@ -742,7 +746,7 @@ class NormedDouble(Small):
         return super().loss(model, batch)
 
 
-BESIDE = {"task": NormedDouble, "num_epochs": 3, "optim": {"name": "sgd", "lr": 0.1}}
+BESIDE: dict[str, Any] = {"task": NormedDouble, "num_epochs": 3, "optim": {"name": "sgd", "lr": 0.1}}
 
 
 @pytest.fixture(scope="module")
@@ -918,7 +922,7 @@ def test_one_lane_that_memory_does_not_hold_ends_so(tmp_path, monkeypatch):
 # --- What is refused
 
 
-def refusals(directory: Path, task: type[Task], *trials: Mapping[str, Any], **config: Any) -> list[str]:
+def refusals(directory: Path, task: type[Task], *trials: dict[str, Any], **config: Any) -> list[str]:
     """The sentences in which the trials, trained together, are refused; "" of one that is not."""
     lanes = [OneOf(directory / str(i), task, **(config | own)) for i, own in enumerate(trials)]
     with Group(lanes[0].config, each) as group:
@@ -1013,7 +1017,7 @@ def test_what_vmap_cannot_do_is_said_with_the_place_of_the_loss(task, tmp_path):
 @pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
 def test_numbers_drawn_elsewhere_than_by_dropout_are_refused_for_every_lane(task, seeds, tmp_path):
     said = refusals(tmp_path, task, *({"seed": seed} for seed in seeds))
-    start = rf"train.lanes: loss\(\) of {task.__name__} \(test_lanes.py:\d+\) draws from the generator of numpy or of python"
+    start = rf"train.lanes: loss\(\) of {task.__name__} \(test_lanes.py:\d+\) draws from the generator of numpy"
     assert [bool(re.match(start, one)) for one in said] == [True, True], said
 
 
@@ -1060,8 +1064,8 @@ def test_batches_of_other_shapes_are_refused(tmp_path):
     assert (
         refusals(tmp_path, Cropped, *TWO)
         == [
-            "train.lanes: batches of (16, 4, 6) and of another shape cannot be stacked: give all samples one shape, or set "
-            "train.lanes=1."
+            "train.lanes: batches of (16, 4, 6) and of another shape cannot be stacked: give all samples one shape, "
+            "or set train.lanes=1."
         ]
         * 2
     )
