@@ -140,7 +140,7 @@ class Group:
     def _failed(
         self, lanes: list[Lane], batches: Mapping[Stream, list[Any]], new: Mapping[int, Tensor], error: Exception
     ) -> list[Ended]:
-        """No pass over these: half of the lanes make way where memory has run out."""
+        """No pass over these: half of the lanes make way where memory has run out, else the new ones."""
         self._stack = None
         for lane in lanes:
             lane.stepper.statistics.restore()
@@ -151,15 +151,18 @@ class Group:
             told = partial(stay[0].reporter.event, "out_of_memory", step=stay[0].state.step, lanes=self.size)
             over += _attempted(stay[0], told)
             return over + self._step(_without(stay, over), batches, new)
+        found = error
         if new and not isinstance(error, TrainerError) and not out_of_memory(error):
             said = " ".join(str(error).split())[:300]
-            refused = ConfigError(
+            found = ConfigError(
                 f"train.lanes: {method(lanes[0].task, 'loss')} works for a trial on its own and not for several at "
                 f"once, by torch.vmap ({type(error).__name__}: {said}): mend that, or set train.lanes=1."
             )
-            refused.__cause__ = error
-            return [(lane, refused) for lane in lanes]
-        return [(lane, error) for lane in lanes]
+            found.__cause__ = error
+        there = [lane for lane in lanes if id(lane) not in new]
+        if new and there:  # they had no such trouble before
+            return [(lane, found) for lane in lanes if id(lane) in new] + self._step(there, batches, {})
+        return [(lane, found) for lane in lanes]
 
 
 def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Sequence[Lane]) -> list[Ended]:
@@ -189,9 +192,9 @@ def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Seq
     return over
 
 
-def _span(lane: Lane) -> tuple[int, int]:
-    """Where its epoch goes on, and where it ends."""
-    return lane.state.position, lane.state.windows
+def _span(lane: Lane) -> tuple[int, int, int]:
+    """Where its epoch goes on, where it ends, and in which micro-batches."""
+    return lane.state.position, lane.state.windows, lane.state.micro_batch_size
 
 
 def _without(lanes: Iterable[Lane], gone: Iterable[Ended]) -> list[Lane]:

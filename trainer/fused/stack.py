@@ -57,7 +57,8 @@ class Sums:
     terms: dict[str, Tensor]
 
     def __add__(self, other: Sums) -> Sums:
-        terms = {name: self.terms[name] + term for name, term in other.terms.items()}
+        both = {name: self.terms[name] + term for name, term in other.terms.items() if name in self.terms}
+        terms = {**self.terms, **other.terms, **both}
         return Sums(self.loss + other.loss, self.count + other.count, terms)
 
 
@@ -238,7 +239,7 @@ def _replaced(part: Any, path: Sequence[str], value: Any) -> Any:
 def compare(alone: Tensor, together: Tensor, precision: str) -> None:
     """Raise ConfigError where a lane's gradient is not the trial's own."""
     norm, off = torch.linalg.vector_norm(alone), torch.linalg.vector_norm(alone - together)
-    if bool(off > TOLERANCE.get(precision, 1e-3) * norm + 1e-6) and bool(norm.isfinite()):
+    if bool(norm.isfinite()) and not bool(off <= TOLERANCE.get(precision, 1e-3) * norm + 1e-6):
         raise ConfigError(
             f"train.lanes: the gradient that this trial has among others is not its own (off by {off / norm:.1e} of "
             "its norm): its loss or model depends on more than what may differ between lanes; leave that out of the "
