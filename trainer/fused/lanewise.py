@@ -5,6 +5,9 @@ place among them. Here a lane's mask comes from a generator of its own, seeded a
 in the order of the layers, with the kernel that torch's dropout uses on a CPU: so it is that of the trial on its own,
 to the bit.
 
+Few elements: what is less than a processor's vector for each lane would fill vectors of several lanes, and of the last
+ones be computed by other code.
+
 Batch norm of vectors: torch's kernel adds up in an order that depends on the number of channels, and those of all lanes
 are channels to it. Here the mean and the variance are means over the batch.
 """
@@ -21,6 +24,14 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+SPARE = 32  # elements: twice the widest vector
+# What a processor computes of whole vectors in another way than of what is left of the last one, to the last bit. Exact
+# operations and exp, log, tanh and square roots are the same in both.
+_IN_TWO_WAYS = {
+    *("sigmoid", "logsigmoid", "log_sigmoid", "softplus", "gelu", "silu", "elu", "selu", "celu", "mish", "hardswish"),
+    *("erf", "erfc", "erfinv", "expm1", "exp2", "log1p", "log2", "log10", "logit", "pow", "__pow__", "__rpow__"),
+    *("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "lgamma", "digamma", "xlogy", "atan2"),
+}
 _OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 0, F.dropout3d: 4}  # and the dimensions of one sample; 0: always several
 
 
@@ -56,6 +67,8 @@ class Lanewise(TorchFunctionMode):
             return self._dropout(_OF_CHANNELS.get(func), *args, **kwargs)
         if func is F.batch_norm and args[0].ndim == 2:
             return _batch_norm(*args, **kwargs)
+        if getattr(func, "__name__", "") in _IN_TWO_WAYS and _are_few(args):
+            return _filled_up(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _dropout(
@@ -83,6 +96,22 @@ class Lanewise(TorchFunctionMode):
             masks[copies] = masks[[self._first[lane] for lane in copies]]
 
 
+def _are_few(args: Sequence[Any]) -> bool:
+    """Whether the tensors among them have less than the elements that spare rows take up."""
+    sizes = [one.numel() for one in args if isinstance(one, Tensor)]
+    return bool(sizes) and max(sizes) < SPARE
+
+
+def _filled_up(func: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """The function of few elements, as that of SPARE of which the others are dropped."""
+    places = [i for i, one in enumerate(args) if isinstance(one, Tensor)]
+    tensors = torch.broadcast_tensors(*[args[i] for i in places])
+    given, shape = [*args], tensors[0].shape
+    for i, tensor in zip(places, tensors, strict=True):
+        given[i] = torch.cat([tensor.reshape(-1), tensor.new_ones(SPARE - tensor.numel())])
+    return func(*given, **kwargs)[: shape.numel()].view(shape)
+
+
 def _batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
@@ -97,7 +126,7 @@ def _batch_norm(
     if training:
         n, mean = x.shape[0], x.mean(0)
         if n == 1:
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
         var = (x - mean).square().mean(0)
         if running_mean is not None and running_var is not None:
             running_mean.mul_(1 - momentum).add_(momentum * mean.detach())

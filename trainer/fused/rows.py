@@ -31,21 +31,26 @@ class Rows:
         self.decay, scale = torch.zeros_like(weights), torch.ones_like(weights)
         self.kept = {buffer: torch.zeros_like(weights) for buffer in buffers}
         self._steps = torch.zeros(len(lanes), len([*parts(weights[0])]))
+        self._count: list[int] = []
+        self.even: list[bool] = []  # whether all parameters of a lane have taken as many steps
         for k, lane in enumerate(lanes):
             of = {p: group for group in lane.state.optimizer.param_groups for p in group["params"]}
             params = [p for p in lane.state.model.parameters() if p.requires_grad]
             for row, setting in ((self.decay[k], "weight_decay"), (scale[k], "lr_scale")):
                 for p, part in zip(params, parts(row), strict=True):
                     part.fill_(of[p][setting])
-            self._bind(lane, params, {buffer: parts(kept[k]) for buffer, kept in self.kept.items()}, self._steps[k])
+            counts = {float(lane.state.optimizer.state[p].get("step", 0.0)) for p in params}
+            self._count.append(int(max(counts)))
+            self.even.append(len(counts) == 1)
+            if self.even[k] and self._fixed[k].get("momentum") != 0:
+                kept = {buffer: parts(rows[k]) for buffer, rows in self.kept.items()}
+                self._bind(lane.state.optimizer.state, params, kept, self._steps[k])
         self.scale = None if bool((scale == 1).all()) else scale
-        self._count = [int(steps[0]) for steps in self._steps.tolist()]
-        self.even = [len(set(steps)) == 1 for steps in self._steps.tolist()]  # whether all parameters had as many
 
     def _bind(
-        self, lane: Lane, params: Sequence[nn.Parameter], rows: Mapping[str, Iterable[Tensor]], steps: Tensor
+        self, state: Any, params: Sequence[nn.Parameter], rows: Mapping[str, Iterable[Tensor]], steps: Tensor
     ) -> None:
-        state = lane.state.optimizer.state
+        """Have the rows hold the state, and the state show them."""
         for p, step, *parts in zip(params, steps, *rows.values(), strict=True):
             for buffer, part in zip(rows, parts, strict=True):
                 if buffer in state[p]:

@@ -26,12 +26,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from trainer.data.loader import to_device
 from trainer.errors import ConfigError
 from trainer.fused.lane import Lane
-from trainer.fused.lanewise import Lanewise, PerLane, layers
+from trainer.fused.lanewise import SPARE, Lanewise, PerLane, layers
 from trainer.fused.rows import RULES, Rows
 from trainer.seeding import seed_all
 from trainer.task import Loss, Task
 
-SPARE = 32  # elements: twice the widest vector
 # Of a gradient's norm. Lanes round as products of other shapes do, some 1e-6; in bf16 after others, some 1e-2.
 TOLERANCE = {"bf16": 0.1}
 
@@ -91,9 +90,7 @@ class Stack:
             self.held[name] = torch.stack(values + values[:1] * SPARE)
             for of, value in zip(held, self.held[name], strict=False):
                 of[name].data = value
-        self.rows: Rows | None = None
-        if lanes[0].config.optim.name in RULES:
-            self.rows = Rows(self.lanes, self.weights[: len(lanes)], self.gradient, self._parts)
+        self._rows: Rows | None = None
         self._own = _own_numbers([lane.task for lane in lanes], device)
         self._forward = _Forward(self.lanes[0])
         self._dropped = [tuple(one.p for one in layers(model)) for model in models]
@@ -126,13 +123,15 @@ class Stack:
     def step_rows(self, lrs: Mapping[int, float]) -> set[int]:
         """Step those of these lanes, at their rates, that can be stepped as rows; which they were. What a parameter
         without a gradient is left out of is for each lane's own optimizer."""
-        if self.rows is None:
+        if self._rows is None and self._all_met and self.lanes[0].config.optim.name in RULES:
+            self._rows = Rows(self.lanes, self.weights[: len(self.lanes)], self.gradient, self._parts)
+        if self._rows is None:
             return set()
-        together = {k: lr for k, lr in lrs.items() if self._all_met and self.rows.even[k]}
+        together = {k: lr for k, lr in lrs.items() if self._all_met and self._rows.even[k]}
         for k in lrs.keys() - together.keys():
-            self.rows.even[k] = False  # its parameters count their steps by themselves from here on
+            self._rows.even[k] = False  # its parameters count their steps by themselves from here on
         if together:
-            self.rows.step(together)
+            self._rows.step(together)
         return set(together)
 
     def _pass(self, micro_step: int, batches: Sequence[Any]) -> tuple[Sums, dict[int, Tensor]]:
