@@ -138,58 +138,71 @@ class Stack:
         """What a pass over one micro-batch of each lane leaves, and by the number of a parameter its gradients, [lanes,
         size] each."""
         lanes = len(self.lanes)
+        first, leaves, rows = self._gathered(batches)
+        parts = tuple(
+            part.view(rows, *shape).requires_grad_()
+            for part, shape in zip(self.weights[:rows].split(self.sizes, dim=1), self.shapes, strict=True)
+        )
+        losses, count, terms, anew = self._losses(micro_step, parts, first, leaves, rows)
+        found = torch.autograd.grad(losses.sum(), parts, allow_unused=True)
+        for name, now in anew.items():  # buffers that the model has put in the place of those it was given
+            self.held[name][:rows].copy_(now.detach())
+        terms = {name: term.detach()[:lanes] for name, term in terms.items()}
+        sums = Sums(losses.detach()[:lanes], count.detach()[:lanes], terms)
+        return sums, {i: g[:lanes].reshape(lanes, -1) for i, g in enumerate(found) if g is not None}
+
+    def _gathered(self, batches: Sequence[Any]) -> tuple[_Leaves, dict[int, Tensor], int]:
+        """A micro-batch of each lane as one: how one of them is put together, the tensors by place, [rows, ...] each,
+        and how many rows there are with the spare ones."""
         read = {id(batch): _leaves(to_device(batch, self.device)) for batch in {id(b): b for b in batches}.values()}
-        leaves = [read[id(batch)] for batch in batches]
-        first = leaves[0]
+        each = [read[id(batch)] for batch in batches]
+        first = each[0]
         if any(one.others != first.others or one.spec != first.spec for one in read.values()):
             raise ConfigError("train.lanes: batches hold values that are no tensors and differ: set it to 1.")
         samples = next((tensor.shape[0] for tensor in first.tensors.values() if tensor.ndim), 1)
-        rows = lanes + max(-(-SPARE // max(samples, 1)), 1 if lanes > 1 else 2)
-        weights = self.weights[:rows].detach()
-        stacked = {i: _stacked([one.tensors[i] for one in leaves], rows) for i in first.tensors}
-        progress = [(lane.state.step / lane.total, lane.state.step) for lane in self.lanes]
-        clocks = self._clocks(progress, rows)
-        counts: list[Any] = []
-        task = self.lanes[0].task
-        config = task.config
+        rows = len(each) + max(-(-SPARE // max(samples, 1)), 1 if len(each) > 1 else 2)
+        return first, {i: _stacked([one.tensors[i] for one in each], rows) for i in first.tensors}, rows
+
+    def _losses(
+        self, micro_step: int, parts: tuple[Tensor, ...], first: _Leaves, leaves: dict[int, Tensor], rows: int
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Of each row the loss, its count and terms, and the buffers that the model has put anew, [rows, ...] each."""
+        task, progress = self.lanes[0].task, [(lane.state.step / lane.total, lane.state.step) for lane in self.lanes]
+        config, counts = task.config, list[Any]()
 
         def loss_of(parts: tuple[Tensor, ...], held: dict[str, Tensor], leaves: Any, own: Any, clock: Any) -> Any:
             task.config = _with(config, own)
             task.progress, task.step = clock
-            flat = [leaves.get(i, first.others.get(i)) for i in range(first.spec.num_leaves)]
-            batch = tree_unflatten(flat, first.spec)
+            batch = tree_unflatten(
+                [leaves.get(i, first.others.get(i)) for i in range(first.spec.num_leaves)], first.spec
+            )
             values = dict(zip(self.names, parts, strict=True)) | held
             given = {f"model.{name}": value for name, value in values.items()}
             loss = functional_call(self._forward, given, (batch,))
-            anew = {name: now for name, value in held.items() if (now := given[f"model.{name}"]) is not value}
             counts.append(loss.count)
             count = loss.count if isinstance(loss.count, Tensor) else loss.sum.new_zeros(())
+            anew = {name: now for name, value in held.items() if (now := given[f"model.{name}"]) is not value}
             return loss.sum, count, dict(loss.terms), anew
 
-        parts = tuple(
-            part.view(rows, *shape).requires_grad_()
-            for part, shape in zip(weights.split(self.sizes, dim=1), self.shapes, strict=True)
-        )
-        held = {name: values[:rows] for name, values in self.held.items()}
-        known = {(lane.config.seed, lane.state.step): lane for lane in self.lanes}
-        drawn = {at: lane.seed(micro_step) for at, lane in known.items()}
-        seeds = [drawn[lane.config.seed, lane.state.step] for lane in self.lanes]
+        held, own = ({name: values[:rows] for name, values in of.items()} for of in (self.held, self._own))
+        seeds = self._seeds(micro_step)
         seed_all(seeds[0])
-        own = {path: values[:rows] for path, values in self._own.items()}
         try:
             with self._dropping(self._rates), Lanewise(seeds, self.device, self._dropped):
-                losses, count, terms, anew = torch.vmap(loss_of)(parts, held, stacked, own, clocks)
+                found = torch.vmap(loss_of)(parts, held, leaves, own, self._clocks(progress, rows))
         finally:
             task.config = config
             task.progress, task.step = progress[0]
-        found = torch.autograd.grad(losses.sum(), parts, allow_unused=True)
-        gradients = {i: g[:lanes].reshape(lanes, -1) for i, g in enumerate(found) if g is not None}
-        if not isinstance(counts[0], Tensor):
-            count = torch.full((rows,), float(counts[0]))
-        for name, now in anew.items():  # buffers that the model has put in the place of those it was given
-            self.held[name][:rows].copy_(now.detach())
-        terms = {name: term.detach()[:lanes] for name, term in terms.items()}
-        return Sums(losses.detach()[:lanes], count.detach()[:lanes], terms), gradients
+        losses, count, terms, anew = found
+        return losses, count if isinstance(counts[0], Tensor) else losses.new_full((rows,), counts[0]), terms, anew
+
+    def _seeds(self, micro_step: int) -> list[int]:
+        """Of each lane, of what it draws for its next micro-batch."""
+        drawn: dict[tuple[int, int], int] = {}
+        for lane in self.lanes:
+            at = lane.config.seed, lane.state.step
+            drawn[at] = drawn.get(at) or lane.seed(micro_step)
+        return [drawn[lane.config.seed, lane.state.step] for lane in self.lanes]
 
     def _clocks(self, progress: Sequence[tuple[float, int]], rows: int) -> tuple[Tensor, Tensor]:
         """What lanes see as their task's `progress` and `step`. At equal steps as well: a number of python's rounds
