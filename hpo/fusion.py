@@ -14,15 +14,14 @@ from sqlalchemy.engine import Connection
 
 from hpo.attempt import config_of, outcome_of, task_of
 from hpo.config import apply, as_json, from_json
-from hpo.errors import UserError
+from hpo.errors import HpoError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger import statements as sql
-from hpo.ledger.claims import Claim, claim_alike, fenced, join
+from hpo.ledger.claims import Claim, any_waiting, claim_alike, fenced, join
 from hpo.ledger.leases import Heartbeat
-from hpo.ledger.writes import committed_paths
+from hpo.ledger.writes import LaneReport, committed_paths
 from hpo.reporter import LedgerReporter, Opened, commit
-from hpo.search.strategy import has_rungs
 from hpo.system import SystemMetrics
 from trainer.config.lanes import shared
 from trainer.errors import CheckpointError, ConfigError, Fenced
@@ -94,12 +93,13 @@ class Fusion:
             raise error
 
     def _train(self, group: Group) -> None:
-        self._admit(group, self._first)
-        while group.lanes:
+        claims = [self._first, *self._more(group.room - 1)]
+        while claims or group.lanes:
+            for claim in claims:
+                self._admit(group, claim)
             for lane, how in group.advance():
                 self._end(*self._lanes.pop(lane), how)
-            for claim in self._more(group.room):
-                self._admit(group, claim)
+            claims = self._more(group.room)
 
     def _configured(self, config: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
         return apply(from_json(type(self._opened.study.config), config), changes)
@@ -111,11 +111,14 @@ class Fusion:
 
     def _more(self, room: int) -> list[Claim]:
         """Waiting trials that are alike, as many as there is room for."""
-        if room < 1 or self._first.alone or self._leaving():
+        hands = self._hands
+        if room < 1 or self._first.alone or self._leaving() or not hands.worth_while(0.0):
             return []
-        opened, token, worker = self._opened, uuid.uuid4().hex, self._hands.worker_id
+        opened, token, worker = self._opened, uuid.uuid4().hex, hands.worker_id
+        if not hands.ledger.look(lambda connection: any_waiting(connection, opened.id)):
+            return []
         # At a rung a trial waits for those before it, and would for one that this group passes over.
-        in_order = opened.spec.order == "ordered" and has_rungs(opened.strategy)
+        in_order = opened.spec.order == "ordered" and opened.strategy.name != "none"
 
         def alike(config: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
             return self._key_of(config, changes) == self._key
@@ -123,7 +126,7 @@ class Fusion:
         def body(connection: Connection) -> list[Claim]:
             return claim_alike(connection, worker, token, opened.id, self._id, room, alike, in_order)
 
-        found = self._hands.ledger.transact(body)
+        found = hands.ledger.transact(body)
         self._held |= {claim.trial_id: claim for claim in found}  # the last one waits while the first is made
         return found
 
@@ -159,10 +162,20 @@ class Fusion:
                 answers[place] = error
         asking.sort(key=lambda one: one[2].claim.number)  # a rung compares with lower numbers
         wait = wait and len(asking) == len(reports)
-        found = commit(self._hands.ledger, [(reporter, lane) for _, reporter, lane in asking], wait) if asking else ()
-        for (place, _, _), answer in zip(asking, found, strict=True):
+        for (place, _, _), answer in zip(asking, self._committed([one[1:] for one in asking], wait), strict=True):
             answers[place] = answer
         return answers
+
+    def _committed(self, asking: Sequence[tuple[LedgerReporter, LaneReport]], wait: bool) -> Sequence[Answer]:
+        """The answer to each, or what it raises: then each is committed by itself, so that it is not of all of them."""
+        try:
+            return commit(self._hands.ledger, asking, wait) if asking else ()
+        except HpoError:
+            raise
+        except Exception as error:
+            if len(asking) == 1:
+                return [error]
+            return [answer for one in asking for answer in self._committed([one], wait=False)]
 
     def _end(self, claim: Claim, reporter: LedgerReporter, how: Outcome | BaseException) -> None:
         """End the attempt by its outcome, or by what it has raised."""

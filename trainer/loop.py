@@ -128,10 +128,10 @@ class Fit:
         self.watch(self)
         while not ended and not self.done:
             ended = self._train_epoch() or self._tell(self._close_epoch())
+        self._settle()
         return ended or self._finished()
 
     def _finished(self) -> Outcome:
-        self._settle()
         diverged = self.state.early_stopping.diverged
         return self.ended("nonfinite" if diverged else "complete", diverged)
 
@@ -345,7 +345,8 @@ class Fit:
 
     def _tell(self, report: Report) -> Outcome | None:
         """Report, and obey; an Outcome if the fit ends here."""
-        return self._answered(report, self.reporter.report(**vars(report)))
+        r = report
+        return self._answered(r, self.reporter.report(r.step, r.metrics, epoch=r.epoch, checkpoint=r.checkpoint))
 
     def _answered(self, report: Report, verdict: Verdict) -> Outcome | None:
         self._committed(report.checkpoint)

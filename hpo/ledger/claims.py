@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.engine import Connection, Row
 
 from hpo.ledger import statements as sql
@@ -48,6 +48,12 @@ def claim(connection: Connection, worker_id: str, token: str, among: Collection[
         found = connection.execute(sql.WAITING, {"n": n, **scope}).scalars().all()
         taken = [_take(connection, worker_id, token, trial_id) for trial_id in found]
     return [_claim(connection, row) for row in taken]
+
+
+def any_waiting(connection: Connection, study_id: int) -> bool:
+    """Whether a trial of the study waits: a look, before a transaction that would have to wait for the writers."""
+    waiting = select(trials.c.id).where(trials.c.study_id == study_id, trials.c.state == "waiting").limit(1)
+    return connection.execute(waiting).first() is not None
 
 
 def claim_alike(

@@ -51,6 +51,7 @@ def contradiction(config: TrainConfig) -> str | None:
         "compile=true": c.compile,
         f"precision={c.precision}": c.precision in ("fp16", "fp8"),
         f"num_workers={c.num_workers}": c.num_workers != 0,
+        f"num_threads={c.num_threads}": c.num_threads > 1,  # where threads meet depends on the number of lanes
         "batch_growth": bool(c.batch_growth.epochs),
         f"micro_batch_size={c.micro_batch_size}": c.micro_batch_size == "auto",
         "memory_limit": c.memory_limit is not None,

@@ -73,7 +73,7 @@ class Group:
             ended += self._train([*together])
         for lane in _without(training, ended):
             ended += _attempted(lane, lane.close_epoch)
-        ended += self._report(_without(self.lanes, ended), wait=not training)
+        ended += self._report(_without(self.lanes, ended), wait=not training and not ended)
         for lane, _ in ended:
             lane.close()
         self.lanes = _without(self.lanes, ended)
@@ -113,7 +113,7 @@ class Group:
         new: dict[int, Any] = {}
         for lane in _without(lanes, over):
             if not lane.checked:
-                new[id(lane)] = found = _caught(partial(lane.gradient_alone, batches[lane.stream]))
+                new[id(lane)] = found = _caught(partial(lane.gradient_alone, batches[lane.stream], lanes[0].task))
                 over += [(lane, found)] if isinstance(found, BaseException) else []
         return over + self._step(_without(lanes, over), batches, new)
 
@@ -128,6 +128,7 @@ class Group:
                 self._stack = None  # before the next one takes memory
                 self._stack = Stack(lanes, self._device)
             sums = self._stack.pass_over(windows)
+            self._stack.prepare_rows()
         except Exception as error:
             return self._failed(lanes, batches, new, error)
         over: list[Ended] = []
@@ -162,6 +163,12 @@ class Group:
         there = [lane for lane in lanes if id(lane) not in new]
         if new and there:  # they had no such trouble before
             return [(lane, found) for lane in lanes if id(lane) in new] + self._step(there, batches, {})
+        over: list[Ended] = []
+        if not new and not out_of_memory(error):  # whose it is shows where each is alone
+            tried = [(lane, _caught(partial(lane.gradient_alone, batches[lane.stream], lane.task))) for lane in lanes]
+            over = [(lane, raised) for lane, raised in tried if isinstance(raised, BaseException)]
+        if over:
+            return over + self._step(_without(lanes, over), batches, {})
         return [(lane, found) for lane in lanes]
 
 

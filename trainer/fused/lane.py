@@ -24,7 +24,14 @@ from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.seeding import derive, seed_all
 from trainer.task import Task, method
 
-Stream = tuple[int, int]  # lanes for which it is equal read the same batches
+Stream = tuple[int, int, int]  # lanes for which it is equal read the same batches
+
+
+NOT_ITS_OWN = (
+    "train.lanes: the gradient that this trial has among others is not its own: its loss or model depends on more than "
+    "what may differ between lanes, in what its task keeps for example, which is another lane's; read it from "
+    "self.config in loss, leave it out of the space, or set train.lanes=1."
+)
 
 
 class Lane(Fit):
@@ -43,7 +50,7 @@ class Lane(Fit):
 
     @property
     def stream(self) -> Stream:
-        return self.config.seed, self.state.epoch
+        return self.config.seed, self.config.num_epochs, self.state.epoch
 
     def windows(self) -> Iterator[list[Any]]:
         """Those that are left of its epoch."""
@@ -59,12 +66,31 @@ class Lane(Fit):
         """Of what is drawn for its next micro-batch."""
         return derive(self.config.seed, "step", self.state.step, micro_step)
 
-    def gradient_alone(self, batches: list[Any]) -> Tensor:
+    def gradient_alone(self, batches: list[Any], other: Task) -> Tensor:
         """The gradient of the summed loss over a window as the trial on its own has it, [parameters]. Raises
-        ConfigError where the loss draws what lanes cannot."""
+        ConfigError where the loss draws what lanes cannot, and where the task of the `other` lane, which is called in
+        place of this one's, does not compute the same to the bit under this configuration."""
+        own = self._gradient_by(self.task, batches)
+        if other is not self.task:
+            config, other.config = other.config, self.task.config
+            try:
+                if not own.equal(theirs := self._gradient_by(other, batches)) and bool(theirs.isfinite().all()):
+                    raise ConfigError(NOT_ITS_OWN)
+            finally:
+                other.config = config
+        return own
+
+    def _gradient_by(self, task: Task, batches: list[Any]) -> Tensor:
+        self.stepper.task, before = task, self.stepper.task
+        try:
+            return self._gradient(task, batches)
+        finally:
+            self.stepper.task = before
+
+    def _gradient(self, task: Task, batches: list[Any]) -> Tensor:
         s, total = self.state, torch.zeros(())
         params = [p for p in s.model.parameters() if p.requires_grad]
-        self.task.progress, self.task.step = s.step / self.total, s.step
+        task.progress, task.step = s.step / self.total, s.step
         with _held(s.model):
             for i, batch in enumerate(batches):
                 seed_all(self.seed(i))
@@ -92,9 +118,8 @@ class Lane(Fit):
         """Whether the gradient that its parameters have, of which `norm` is that of the sum, is to be stepped by."""
         norm = self._ruled(window, norm)
         self.state.meter.add(window, norm)
-        if window.count and math.isfinite(norm) and math.isfinite(float(window.loss)):
-            return True
-        self.stepper.drain()
+        if trained := self.stepper.drain():
+            return trained
         self.stepper.statistics.restore()
         return False
 

@@ -24,14 +24,19 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from trainer.errors import ConfigError
+
 SPARE = 32  # elements: twice the widest vector
 # What a processor computes of whole vectors in another way than of what is left of the last one, to the last bit. Exact
 # operations and exp, log, tanh and square roots are the same in both.
 _IN_TWO_WAYS = {
     *("sigmoid", "logsigmoid", "log_sigmoid", "softplus", "gelu", "silu", "elu", "selu", "celu", "mish", "hardswish"),
+    *("glu", "special_expit", "sigmoid_", "pow_", "__ipow__"),
     *("erf", "erfc", "erfinv", "expm1", "exp2", "log1p", "log2", "log10", "logit", "pow", "__pow__", "__rpow__"),
     *("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "lgamma", "digamma", "xlogy", "atan2"),
 }
+# What has the lanes after the samples in memory.
+_OF_SAMPLES = ("conv", "avg_pool", "max_pool", "adaptive_")
 _OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 0, F.dropout3d: 4}  # and the dimensions of one sample; 0: always several
 
 
@@ -58,7 +63,8 @@ class Lanewise(TorchFunctionMode):
         super().__init__()
         self._seeds, self._device = seeds, device
         keys = [*zip(seeds, rates or [()] * len(seeds), strict=True)]
-        self._first = [keys.index(key) for key in keys]  # of those that have the same masks
+        firsts: dict[Any, int] = {}
+        self._first = [firsts.setdefault(key, i) for i, key in enumerate(keys)]  # of those that have the same masks
         self._generators: dict[int, torch.Generator] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,9 +73,13 @@ class Lanewise(TorchFunctionMode):
             return self._dropout(_OF_CHANNELS.get(func), *args, **kwargs)
         if func is F.batch_norm and args[0].ndim == 2:
             return _batch_norm(*args, **kwargs)
-        if getattr(func, "__name__", "") in _IN_TWO_WAYS and _are_few(args):
+        name = getattr(func, "__name__", "")
+        if name in _IN_TWO_WAYS and _are_few(args):
             return _filled_up(func, args, kwargs)
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        if name.startswith(_OF_SAMPLES) and isinstance(found, Tensor) and found[0].numel() < SPARE:
+            return _Leading.apply(_checked(found) if name.startswith("conv") else found)
+        return found
 
     def _dropout(
         self, sample: int | None, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -94,6 +104,16 @@ class Lanewise(TorchFunctionMode):
             mask.bernoulli_(1 - p, generator=self._generators[lane]).div_(1 - p)
         if copies := [lane for lane, first in enumerate(self._first) if first != lane]:
             masks[copies] = masks[[self._first[lane] for lane in copies]]
+
+
+def _checked(x: Tensor) -> Tensor:
+    """What a convolution gives, if the order in which it adds up does not depend on the number of lanes."""
+    if x.shape[2:].numel() == 1:
+        raise ConfigError(
+            f"train.lanes: a convolution of maps of one point with {x[0].numel()} outputs, fewer than {SPARE}, rounds "
+            "by how many lanes there are: put nn.Linear in its place, or set train.lanes=1."
+        )
+    return x
 
 
 def _are_few(args: Sequence[Any]) -> bool:
@@ -137,6 +157,28 @@ def _batch_norm(
     y = (x - mean) * (var + eps).rsqrt()
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
+
+
+class _Leading(torch.autograd.Function):
+    """The same, with the lanes as the first dimension in memory, at whose end the spare rows are."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int | None]:
+        return (x, None) if in_dims[0] is None else (x.movedim(in_dims[0], 0).contiguous(), 0)
 
 
 class _Mask(torch.autograd.Function):

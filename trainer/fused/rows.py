@@ -30,7 +30,7 @@ class Rows:
         self._fixed = [lane.config.optim.hyperparameters for lane in lanes]
         self.decay, scale = torch.zeros_like(weights), torch.ones_like(weights)
         self.kept = {buffer: torch.zeros_like(weights) for buffer in buffers}
-        self._steps = torch.zeros(len(lanes), len([*parts(weights[0])]))
+        self._steps = weights.new_zeros(len(lanes), len([*parts(weights[0])]), dtype=torch.float32)
         self._count: list[int] = []
         self.even: list[bool] = []  # whether all parameters of a lane have taken as many steps
         for k, lane in enumerate(lanes):

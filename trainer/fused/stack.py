@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trainer.data.loader import to_device
 from trainer.errors import ConfigError
-from trainer.fused.lane import Lane
+from trainer.fused.lane import NOT_ITS_OWN, Lane
 from trainer.fused.lanewise import SPARE, Lanewise, PerLane, layers
 from trainer.fused.rows import RULES, Rows
 from trainer.seeding import seed_all
@@ -120,11 +120,14 @@ class Stack:
         assert found is not None
         return found
 
+    def prepare_rows(self) -> None:
+        """Once all parameters have a gradient, take the memory that stepping them as rows needs."""
+        if self._rows is None and self._all_met and self.lanes[0].config.optim.name in RULES:
+            self._rows = Rows(self.lanes, self.weights[: len(self.lanes)], self.gradient, self._parts)
+
     def step_rows(self, lrs: Mapping[int, float]) -> set[int]:
         """Step those of these lanes, at their rates, that can be stepped as rows; which they were. What a parameter
         without a gradient is left out of is for each lane's own optimizer."""
-        if self._rows is None and self._all_met and self.lanes[0].config.optim.name in RULES:
-            self._rows = Rows(self.lanes, self.weights[: len(self.lanes)], self.gradient, self._parts)
         if self._rows is None:
             return set()
         together = {k: lr for k, lr in lrs.items() if self._all_met and self._rows.even[k]}
@@ -252,11 +255,7 @@ def compare(alone: Tensor, together: Tensor, precision: str) -> None:
     """Raise ConfigError where a lane's gradient is not the trial's own."""
     norm, off = torch.linalg.vector_norm(alone), torch.linalg.vector_norm(alone - together)
     if bool(norm.isfinite()) and not bool(off <= TOLERANCE.get(precision, 1e-3) * norm + 1e-6):
-        raise ConfigError(
-            f"train.lanes: the gradient that this trial has among others is not its own (off by {off / norm:.1e} of "
-            "its norm): its loss or model depends on more than what may differ between lanes; leave that out of the "
-            "space, or set train.lanes=1."
-        )
+        raise ConfigError(f"{NOT_ITS_OWN[:-1]} (off by {off / norm:.1e} of its norm).")
 
 
 def _held(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
