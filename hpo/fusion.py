@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.engine import Connection
 
 from hpo.attempt import config_of, outcome_of, task_of
-from hpo.config import apply, as_json, from_json
-from hpo.errors import HpoError, UserError
+from hpo.config import apply, as_json, check_path, from_json
+from hpo.errors import HpoError, SpaceError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger import statements as sql
@@ -79,6 +79,7 @@ class Fusion:
             with ExitStack() as stack:
                 try:
                     self._fields = getattr(self._opened.study.task_class(), "lane_fields", ())
+                    self._check_fields()
                     self._key = self._key_of(first.config, first.changes)
                     self._hands.ledger.transact(lambda c: join(c, first, self._id))
                     train: Any = self._configured(first.config, first.changes).train
@@ -91,6 +92,13 @@ class Fusion:
                     self._train(group)
         if (error := self._fault or self._fenced) is not None:
             raise error
+
+    def _check_fields(self) -> None:
+        for path in self._fields:
+            try:
+                check_path(type(self._opened.study.config), path)
+            except SpaceError as error:
+                raise ConfigError(f"lane_fields of {self._opened.study.task_class().__name__}: {error}") from error
 
     def _train(self, group: Group) -> None:
         claims = [self._first, *self._more(group.room - 1)]

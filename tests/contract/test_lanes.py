@@ -1002,7 +1002,10 @@ class Branches(Small):
         return Loss(loss.sum * 2, loss.count) if loss.sum > 1.0 else loss
 
 
-@pytest.mark.parametrize("task", [Recurrent, DrawsTorch, Branches])
+WHY = {Recurrent: "aten::lstm", DrawsTorch: "it draws random numbers", Branches: "it branches by a tensor"}
+
+
+@pytest.mark.parametrize("task", WHY)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_what_vmap_cannot_do_is_said_with_the_place_of_the_loss(task, tmp_path):
     task.evaluate = lambda self, model: {}
@@ -1011,6 +1014,7 @@ def test_what_vmap_cannot_do_is_said_with_the_place_of_the_loss(task, tmp_path):
     start = rf"train.lanes: loss\(\) of {task.__name__} \(test_lanes.py:\d+\) works for a trial on its own and not"
     assert re.match(start, said[0]), said[0]
     assert said[0].endswith(": mend that, or set train.lanes=1.")
+    assert re.search(r" at once in line \d+ \(", said[0]) and WHY[task] in said[0]
 
 
 @pytest.mark.parametrize("task", [DrawsNumpy, DrawsPython])
@@ -1031,7 +1035,8 @@ def test_a_model_of_another_shape_is_refused_at_its_admission(tmp_path):
     said = refusals(tmp_path, Wider, *({"of": {"hidden": width}} for width in (5.0, 7.0, 5.0)))
     assert (said[0], said[2]) == ("", "")
     assert said[1] == (
-        "train.lanes: the models of two trials differ in 0: only numbers that shape no model may differ between lanes."
+        "train.lanes: the models of two trials differ in '0' of Sequential: only numbers that shape no model may "
+        "differ between lanes; take what shapes it out of the task's lane_fields."
     )
 
 

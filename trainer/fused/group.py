@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -154,12 +155,7 @@ class Group:
             return over + self._step(_without(stay, over), batches, new)
         found = error
         if new and not isinstance(error, TrainerError) and not out_of_memory(error):
-            said = " ".join(str(error).split())[:300]
-            found = ConfigError(
-                f"train.lanes: {method(lanes[0].task, 'loss')} works for a trial on its own and not for several at "
-                f"once, by torch.vmap ({type(error).__name__}: {said}): mend that, or set train.lanes=1."
-            )
-            found.__cause__ = error
+            found = _unvectorised(lanes[0].task, error)
         there = [lane for lane in lanes if id(lane) not in new]
         if new and there:  # they had no such trouble before
             return [(lane, found) for lane in lanes if id(lane) in new] + self._step(there, batches, {})
@@ -170,6 +166,29 @@ class Group:
         if over:
             return over + self._step(_without(lanes, over), batches, {})
         return [(lane, found) for lane in lanes]
+
+
+def _unvectorised(task: Task, error: Exception) -> ConfigError:
+    """What to say where torch.vmap has raised: in our words where its own speak of what a task cannot set."""
+    said = " ".join(str(error).split())
+    why = next((ours for theirs, ours in _REASONS.items() if theirs in said), f"{type(error).__name__}: {said[:300]}")
+    file = getattr(getattr(type(task).loss, "__code__", None), "co_filename", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    at = f" in line {lines[-1]}" if lines else ""
+    refused = ConfigError(
+        f"train.lanes: {method(task, 'loss')} works for a trial on its own and not for several at once{at} ({why}): "
+        "mend that, or set train.lanes=1."
+    )
+    refused.__cause__ = error
+    return refused
+
+
+_TENSORS = "self.progress, self.step and what lane_fields names are tensors there"
+_REASONS = {
+    ".item() on a Tensor": f"it asks a tensor for its number, by .item(), float() or an option of torch's; {_TENSORS}",
+    "data-dependent control flow": f"it branches by a tensor; {_TENSORS}",
+    "random operation": "it draws random numbers otherwise than by a dropout layer",
+}
 
 
 def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Sequence[Lane]) -> list[Ended]:

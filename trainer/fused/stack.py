@@ -304,9 +304,13 @@ def check_alike(models: Sequence[nn.Module]) -> None:
         for name, what in _described(model).items():
             if first.get(name) != what:
                 raise ConfigError(
-                    f"train.lanes: the models of two trials differ in {name or type(model).__name__}: only numbers "
-                    "that shape no model may differ between lanes."
+                    f"train.lanes: the models of two trials differ in {_shown(name, model)}: only numbers that shape "
+                    "no model may differ between lanes; take what shapes it out of the task's lane_fields."
                 )
+
+
+def _shown(name: str, model: nn.Module) -> str:
+    return f"{name!r} of {type(model).__name__}" if name else type(model).__name__
 
 
 def _described(model: nn.Module) -> Mapping[str, Any]:
