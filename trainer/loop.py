@@ -240,7 +240,8 @@ class Fit:
         details["samples"] = self.loader.sampler.indices(s.epoch, s.position)
         ended, action = None, "the trial ends"
         if spikes.exhausted:
-            ended = self.ended("nonfinite", f"the loss jumped once more after {spikes.rollbacks} rollbacks: {loss:.4g}.")
+            said = f"the loss jumped once more after {spikes.rollbacks} rollbacks: {loss:.4g}."
+            ended = self.ended("nonfinite", said)
         else:
             action = self._restore_weights()
             spikes.rolled_back(s.step)
