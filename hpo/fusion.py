@@ -165,7 +165,7 @@ class Fusion:
         asking = []
         for place, (reporter, report) in enumerate(reports):
             try:
-                asking.append((place, reporter, reporter.lane(**vars(report))))
+                asking.append((place, reporter, reporter.lane(report)))
             except (Exception, SystemExit) as error:
                 answers[place] = error
         asking.sort(key=lambda one: one[2].claim.number)  # a rung compares with lower numbers

@@ -29,7 +29,7 @@ from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
 from trainer.failpoint import failpoint
-from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
+from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the trials that this one waits for
 SYSTEM_PERIOD = 1.0  # seconds: short epochs would cost more to watch than to train
@@ -113,28 +113,20 @@ class LedgerReporter:
         fold: int = 0,
         checkpoint: CheckpointRef | None = None,
     ) -> Verdict:
-        lane = self.lane(step, metrics, epoch=epoch, fold=fold, checkpoint=checkpoint)
+        lane = self.lane(Report(step, metrics, epoch, checkpoint), fold)
         [answer] = commit(self._ledger, [(self, lane)], wait=True)
         if isinstance(answer, Fenced):
             raise answer
         assert answer is not None
         return answer
 
-    def lane(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        *,
-        epoch: int | None = None,
-        fold: int = 0,
-        checkpoint: CheckpointRef | None = None,
-    ) -> LaneReport:
+    def lane(self, report: Report, fold: int = 0) -> LaneReport:
         """The report as it is committed. Raises Fenced."""
         self._preempted()
-        step, fold = _count("step", step), _count("fold", fold)
-        epoch = None if epoch is None else _count("epoch", epoch)
+        step, fold, checkpoint = _count("step", report.step), _count("fold", fold), report.checkpoint
+        epoch = None if report.epoch is None else _count("epoch", report.epoch)
         self._check_obeyed(step)
-        metrics = {_key(key): float(value) for key, value in metrics.items()}
+        metrics = {_key(key): float(value) for key, value in report.metrics.items()}
         system = {} if epoch is None else self._machine()
         return LaneReport(
             self._claim,

@@ -191,7 +191,7 @@ def assert_close(lane: OneOf, oracle: OneOf, rtol: float = 1e-9) -> None:
             assert plain(mine[path]) == plain(value), path
 
 
-def parity(directory: Path, trials: Sequence[dict[str, Any]], rtol: float = 1e-9, **config: Any) -> list[OneOf]:
+def assert_parity(directory: Path, trials: Sequence[dict[str, Any]], rtol: float = 1e-9, **config: Any) -> list[OneOf]:
     """Each of them in one group, held against `fit`."""
     lanes = [OneOf(directory / f"lane{i}", **(config | own)) for i, own in enumerate(trials)]
     together(*lanes)
@@ -219,7 +219,9 @@ def test_every_optimizer_steps_as_in_a_run_of_its_own(name, tmp_path):
     more: dict[str, Any] = {"update_every": 2} if name in ("soap", "shampoo") else {}
     rates = ((0.01, 0.0), (0.003, 0.2), (0.05, 0.01))
     task = Square if name == "soap" else Small
-    parity(tmp_path, [{"optim": {"name": name, "lr": lr, "weight_decay": wd} | more} for lr, wd in rates], task=task)
+    assert_parity(
+        tmp_path, [{"optim": {"name": name, "lr": lr, "weight_decay": wd} | more} for lr, wd in rates], task=task
+    )
 
 
 SCHEDULES = (
@@ -235,7 +237,7 @@ SCHEDULES = (
 def test_every_lane_has_a_schedule_a_length_and_an_end_of_its_own(tmp_path):
     stopping = {"monitor": "val/loss", "patience": 1, "min_delta": 10.0}
     others = [{"schedule": one, "num_epochs": 2 + i % 2} for i, one in enumerate(SCHEDULES)]
-    lanes = parity(tmp_path, [*others, {"early_stopping": stopping, "num_epochs": 4}], optim={"lr": 0.01})
+    lanes = assert_parity(tmp_path, [*others, {"early_stopping": stopping, "num_epochs": 4}], optim={"lr": 0.01})
     assert [max(lane.reporter.epochs.values()) for lane in lanes] == [2, 3, 2, 3, 2, 3, 2]
 
 
@@ -300,7 +302,7 @@ def test_dropout_has_the_masks_of_the_trial_on_its_own_at_every_rate(task, tmp_p
     given = [
         {"of": {"dropout": rate}, "seed": seed} for rate, seed in ((0.0, 0), (0.3, 1), (0.3, 2), (0.7, 0), (1.0, 1))
     ]
-    parity(tmp_path, given, task=task, micro_batch_size=7)
+    assert_parity(tmp_path, given, task=task, micro_batch_size=7)
 
 
 RULES = {
@@ -322,21 +324,23 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_between_gradient_and_weights_is_each_lanes_own(rule, tmp_path):
-    parity(tmp_path, RULES[rule])
+    assert_parity(tmp_path, RULES[rule])
 
 
 def test_lanes_in_bf16_are_as_runs_in_bf16(tmp_path):
     class Single(Small):
         dtype = torch.float32
 
-    parity(tmp_path, [{"optim": {"name": "sgd", "lr": lr}} for lr in (0.1, 0.02)], 0.02, task=Single, precision="bf16")
+    assert_parity(
+        tmp_path, [{"optim": {"name": "sgd", "lr": lr}} for lr in (0.1, 0.02)], 0.02, task=Single, precision="bf16"
+    )
 
 
 def test_lanes_in_fp32_are_as_runs_in_fp32(tmp_path):
     class Single(Small):
         dtype = torch.float32
 
-    parity(tmp_path, [{"optim": {"name": "sgd", "lr": lr}} for lr in (0.1, 0.02)], 2e-5, task=Single)
+    assert_parity(tmp_path, [{"optim": {"name": "sgd", "lr": lr}} for lr in (0.1, 0.02)], 2e-5, task=Single)
 
 
 class Weighted(Small):
@@ -353,7 +357,7 @@ class Weighted(Small):
 
 def test_losses_of_terms_and_of_weights_that_differ_or_grow_are_each_lanes_own(tmp_path):
     given = [{"of": {"weight": weight}, "num_epochs": epochs} for weight, epochs in ((0.1, 2), (1.7, 3), (0.1, 2))]
-    lanes = parity(tmp_path, given, 1e-6, task=Weighted, optim={"lr": 0.01})
+    lanes = assert_parity(tmp_path, given, 1e-6, task=Weighted, optim={"lr": 0.01})
     assert lanes[0].bits() == lanes[2].bits()
     assert lanes[0].numbers()[EPOCH, "train/fit"] != lanes[1].numbers()[EPOCH, "train/fit"]
 
@@ -377,7 +381,9 @@ class Unused(Small):
 
 def test_a_parameter_without_gradient_stays_as_it_is(tmp_path):
     optim = {"name": "adamw", "lr": 0.1, "weight_decay": 0.5}
-    lanes = parity(tmp_path, [{"seed": seed} for seed in (1, 2)], task=Unused, optim=optim, gradients={"noise": 0.1})
+    lanes = assert_parity(
+        tmp_path, [{"seed": seed} for seed in (1, 2)], task=Unused, optim=optim, gradients={"noise": 0.1}
+    )
     torch.manual_seed(0)
     assert lanes[0].task.net["idle"].weight.abs().max() <= 5**-0.5  # pyright: ignore
 
@@ -406,7 +412,7 @@ class Counted(Small):
 
 
 def test_buffers_that_a_forward_pass_moves_move_once_a_pass(tmp_path):
-    parity(tmp_path, [{"seed": seed} for seed in (1, 2)], task=Counted, micro_batch_size=7)
+    assert_parity(tmp_path, [{"seed": seed} for seed in (1, 2)], task=Counted, micro_batch_size=7)
 
 
 def test_data_of_another_length_has_another_number_of_windows(tmp_path):
@@ -415,7 +421,7 @@ def test_data_of_another_length_has_another_number_of_windows(tmp_path):
             x = torch.randn(100 if self.config.train.seed < 2 else 40, 6, dtype=self.dtype)
             return TensorDataset(x, torch.arange(len(x)) % 3)
 
-    parity(tmp_path, [{"seed": seed} for seed in (2, 0, 3, 1)], task=Longer, batch_size=20)
+    assert_parity(tmp_path, [{"seed": seed} for seed in (2, 0, 3, 1)], task=Longer, batch_size=20)
 
 
 class Partly(Small):
@@ -431,7 +437,7 @@ class Partly(Small):
 
 def test_windows_that_count_nothing_and_terms_of_some_micro_batches_are_as_in_a_run_of_its_own(tmp_path):
     config = {"batch_size": 33, "micro_batch_size": 9, "num_epochs": 3}
-    lanes = parity(tmp_path, [{"seed": seed} for seed in range(4)], task=Partly, **config)
+    lanes = assert_parity(tmp_path, [{"seed": seed} for seed in range(4)], task=Partly, **config)
     empty = {sum(v for (_, key), v in lane.numbers().items() if key == "train/empty_steps") for lane in lanes}
     assert len(empty) > 1
 
@@ -446,7 +452,7 @@ class Tuned(Small):
 
 
 def test_parameters_that_are_not_trained_are_each_lanes_own(tmp_path):
-    first, second = parity(tmp_path, [{"seed": seed} for seed in (1, 2)], task=Tuned)
+    first, second = assert_parity(tmp_path, [{"seed": seed} for seed in (1, 2)], task=Tuned)
     frozen = [lane.saved()["model"]["0.weight"] for lane in (first, second)]
     assert not torch.equal(*frozen)
 
