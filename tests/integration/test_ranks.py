@@ -634,11 +634,19 @@ def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
             "measured by one process",
         ),
         ({"parallel": {"data": 2, "static_graph": True, "find_unused": True}}, "exclude each other"),
+        ({"parallel": {"nproc": 3, "tensor": 2}}, "nproc=3 is no multiple of tensor=2 times pipeline=1"),
+        ({"parallel": {"nproc": 4, "data": 3}}, "nproc=4 asks for data=4, and data is 3: leave one of them out"),
+        ({"parallel": {"nproc": 0}}, "parallel.nproc\n.*greater than or equal to 1"),
     ],
 )
 def test_what_cannot_be_is_refused_by_the_configuration(config, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig.model_validate(config)
+
+
+def test_a_number_of_ranks_is_a_number_of_replicas():
+    asked = TrainConfig.model_validate({"parallel": {"nproc": 4, "tensor": 2}})
+    assert asked == TrainConfig.model_validate({"parallel": {"data": 2, "tensor": 2}}) and asked.parallel.ranks == 4
 
 
 def test_ranks_that_nobody_started_are_refused(tmp_path):

@@ -20,6 +20,7 @@ class ParallelConfig(Frozen):
     trial.
     """
 
+    nproc: Count | None = None  # ranks of a trial: gives data, nproc / (tensor * pipeline), and is not kept
     data: Count = 1
     tensor: Count = 1  # ranks of one replica, which divide the layers that the task's parallel_plan names
     pipeline: Count = 1  # ranks of one replica, which hold successive stages of the parts in the task's pipeline_plan
@@ -58,6 +59,21 @@ class ParallelConfig(Frozen):
     def shape(self) -> dict[str, Any]:
         """What decides who computes what: the fields that differ from those of one process."""
         return self.model_dump(include={"data", "tensor", "pipeline", "shard"}, exclude_defaults=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_of_nproc(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("nproc"), int) or given["nproc"] < 1:
+            return given
+        sizes = [given.get(axis, 1) for axis in ("tensor", "pipeline", "data")]
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            return given
+        nproc, (tensor, pipeline, data) = given["nproc"], sizes
+        if nproc % (tensor * pipeline):
+            raise ValueError(f"nproc={nproc} is no multiple of tensor={tensor} times pipeline={pipeline}.")
+        if data not in (1, wanted := nproc // (tensor * pipeline)):
+            raise ValueError(f"nproc={nproc} asks for data={wanted}, and data is {data}: leave one of them out.")
+        return given | {"nproc": None, "data": wanted}
 
     @model_validator(mode="after")
     def _check(self) -> ParallelConfig:
