@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any
 
 from hpo import demands, places, preflight, warm
@@ -26,6 +24,7 @@ from hpo.opening import LEASE_SECONDS, Options
 from hpo.results import Results
 from hpo.search.samplers import SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, by_default, make_strategy
+from hpo.signals import Signals
 from hpo.spec import StudySpec
 from hpo.study import Study, lanes_of, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
@@ -170,7 +169,7 @@ def _drive(
             on_tick("")
             return Result(spec.name, state, driver.reason, 0, None)
     mirroring = mirror.spawn(options.home, options.storage, options.tracking_uri, spec.name)
-    signals = _Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"))
+    signals = Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"))
 
     def tick() -> None:
         if notice := mirroring.revive(every=MIRROR_REVIVAL):
@@ -182,60 +181,13 @@ def _drive(
             state = driver.run(tick)
             write_results()
         finally:  # a mirror that is left to die with this process keeps its lease
+            signals.trained = True
             if left := behind():
                 last = "last transaction" if left == 1 else f"last {left} transactions"
                 on_tick(f"waiting for MLflow to take the {last}")
             left = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
     on_tick("")
     return Result(spec.name, state, driver.reason, left, signals.first)
-
-
-class _Signals:
-    """The first SIGINT, SIGTERM or SIGHUP stops gracefully, the second at once; 130 for SIGINT, as shells have it."""
-
-    def __init__(self, driver: Driver, kill_mirror: Callable[[], None], resume: str) -> None:
-        self._driver, self._kill_mirror, self._resume = driver, kill_mirror, resume
-        self.first: int | None = None
-        self._untold = ""
-
-    def untold(self) -> str:
-        """What the user is to be told, once: the live table stands where a signal handler would print."""
-        text, self._untold = self._untold, ""
-        return text
-
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._handle) for number in _STOPPING}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.first is None:
-            self.first = number
-            self._driver.request_stop()
-            text = f"stopping: trials are saved and wait for `{self._resume}`; once more stops at once."
-            if sys.stdout.isatty():
-                self._untold = text
-            else:
-                _tell(text)
-        else:
-            self._driver.kill()
-            self._kill_mirror()
-            _tell(f"stopped at once: `{self._resume}` goes on from the last committed checkpoints.")
-            os._exit(128 + number)
-
-
-def _tell(text: str) -> None:
-    """Print from a signal handler, where streams may be in the middle of something else.
-
-    On a terminal, show the cursor and clear what is below it: the live table hides the one and leaves its rest.
-    """
-    clear = "\x1b[?25h\x1b[J" if sys.stderr.isatty() else ""
-    os.write(2, f"\n{clear}{text}\n".encode(errors="replace"))
-
-
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _driver_of(placement: Settled) -> type[Driver]:

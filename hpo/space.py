@@ -227,7 +227,7 @@ class Space:
                 coordinates[path] = dimension.at(params[path], divisor)
                 if coordinates[path] is None:
                     options = getattr(dimension, "options", ())
-                    hint = near(str(params[path]), map(str, options)) or "."
+                    hint = near(str(params[path]), map(str, options)) or f": {_span(dimension)}."
                     raise SpaceError(f"{path}={params[path]!r} is not among the values that the space has there{hint}")
             known[path] = dimension.value(coordinates[path], divisor)
         return {path: coordinates[path] for path in self.paths}
@@ -339,6 +339,17 @@ class Space:
     def describe(self) -> dict[str, Any]:
         """The declaration as JSON values, the same however it was ordered."""
         return {path: self.dimensions[path].describe() for path in self.paths}
+
+
+def _span(dimension: Dimension) -> str:  # what it can be, in words
+    if isinstance(dimension, Choice):
+        return ", ".join(map(repr, dimension.options))
+    assert isinstance(dimension, Int | Float)
+    step = f" in steps of {dimension.step}" if dimension.step not in (None, 1) else ""
+    if isinstance(dimension, Int):
+        step += ", powers of two" if dimension.powers_of_two else ""
+        step += f", multiples of {dimension.multiple_of}" if dimension.multiple_of else ""
+    return f"{dimension.low} to {dimension.high}{step}"
 
 
 def _conditions(dimension: Dimension) -> str:

@@ -396,12 +396,15 @@ def test_encode_is_the_inverse_of_decode(u):
 
 
 def test_encode_says_what_does_not_fit():
-    space = Space({"kind": Choice(["sgd", "adamw"]), "momentum": Float(0.0, 0.9, when={"kind": "sgd"}), "n": Int(1, 9)})
-    rest = space.from_unit([0.5] * 3)
+    momentum, n = Float(0.0, 0.9, when={"kind": "sgd"}), Int(1, 8, powers_of_two=True)
+    space = Space({"kind": Choice(["sgd", "adamw"]), "momentum": momentum, "n": n, "x": Float(0.0, 1.0, step=0.25)})
+    rest = space.from_unit([0.5] * 4)
     assert space.decode(space.encode({"n": 2}, rest))["n"] == 2
     for params, words in [
         ({"kind": "sgdd"}, "kind='sgdd' is not among the values that the space has there; did you mean 'sgd'"),
-        ({"n": 10}, "n=10 is not among"),
+        ({"n": 10}, "n=10 is not among the values that the space has there: 1 to 8, powers of two."),
+        ({"x": 0.3}, "x=0.3 is not among the values that the space has there: 0.0 to 1.0 in steps of 0.25."),
+        ({"kind": 3}, "kind=3 is not among the values that the space has there: 'sgd', 'adamw'."),
         ({"n": 2.5}, "n=2.5 is not among"),
         ({"n": True}, "n=True is not among"),
         ({"kind": "adamw", "momentum": 0.5}, "momentum is not active there: it needs kind='sgd'"),

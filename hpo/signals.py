@@ -1,0 +1,62 @@
+"""What SIGINT, SIGTERM and SIGHUP do to a study that runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from hpo.driver import Driver
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """The first SIGINT, SIGTERM or SIGHUP stops gracefully, the second at once; 130 for SIGINT, as shells have it."""
+
+    def __init__(self, driver: Driver, kill_mirror: Callable[[], None], resume: str) -> None:
+        self._driver, self._kill_mirror, self._resume = driver, kill_mirror, resume
+        self.first: int | None = None
+        self.trained = False  # no trial runs any more: only MLflow is behind
+        self._untold = ""
+
+    def untold(self) -> str:
+        """What the user is to be told, once: the live table stands where a signal handler would print."""
+        text, self._untold = self._untold, ""
+        return text
+
+    def __enter__(self) -> Signals:
+        self._before = {number: signal.signal(number, self._handle) for number in _STOPPING}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.first is None:
+            self.first = number
+            self._driver.request_stop()
+            text = f"stopping: trials are saved and wait for `{self._resume}`; once more stops at once."
+            if self.trained:
+                _tell(f"trials have ended and MLflow takes the rest; once more leaves that to `{self._resume}`.")
+            elif sys.stdout.isatty():
+                self._untold = text
+            else:
+                _tell(text)
+        else:
+            self._driver.kill()
+            self._kill_mirror()
+            _tell(f"stopped at once: `{self._resume}` goes on from the last committed checkpoints.")
+            os._exit(128 + number)
+
+
+def _tell(text: str) -> None:
+    """Print from a signal handler, where streams may be in the middle of something else.
+
+    On a terminal, show the cursor and clear what is below it: the live table hides the one and leaves its rest.
+    """
+    clear = "\x1b[?25h\x1b[J" if sys.stderr.isatty() else ""
+    os.write(2, f"\n{clear}{text}\n".encode(errors="replace"))
