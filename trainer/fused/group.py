@@ -157,14 +157,14 @@ class Group:
         if new and not isinstance(error, TrainerError) and not out_of_memory(error):
             found = _unvectorised(lanes[0].task, error)
         there = [lane for lane in lanes if id(lane) not in new]
-        if new and there:  # they had no such trouble before
-            return [(lane, found) for lane in lanes if id(lane) in new] + self._step(there, batches, {})
         over: list[Ended] = []
-        if not new and not out_of_memory(error):  # whose it is shows where each is alone
-            tried = [(lane, _caught(partial(lane.gradient_alone, batches[lane.stream], lane.task))) for lane in lanes]
+        if not out_of_memory(error):  # whose it is shows where each is alone, as the new ones have been
+            tried = [(lane, _caught(partial(lane.gradient_alone, batches[lane.stream], lane.task))) for lane in there]
             over = [(lane, raised) for lane, raised in tried if isinstance(raised, BaseException)]
         if over:
-            return over + self._step(_without(lanes, over), batches, {})
+            return over + self._step(_without(lanes, over), batches, new)
+        if new and there:  # they had no such trouble before
+            return [(lane, found) for lane in lanes if id(lane) in new] + self._step(there, batches, {})
         return [(lane, found) for lane in lanes]
 
 
@@ -199,15 +199,16 @@ def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Seq
     stack.gradient.mul_(
         norms.new_tensor([lane.factor(*row[1:3]) for lane, row in zip(stack.lanes, rows, strict=True)])[:, None]
     )
-    good: list[int] = []
+    lrs: dict[int, float] = {}
     over: list[Ended] = []
     for k, (lane, (loss, count, norm, *terms)) in enumerate(zip(stack.lanes, rows, strict=True)):
         if not any(lane is one for one in without):
             window = Window(loss, count, dict(zip(sums.terms, terms, strict=True)))
-            found = _caught(partial(lane.trains_on, window, norm))
-            over += [(lane, found)] if isinstance(found, BaseException) else []
-            good += [k] if found is True else []
-    lrs = {k: stack.lanes[k].lr(stack.lanes[k].state.step) for k in good}
+            found = _caught(partial(_rate, lane, window, norm))
+            if isinstance(found, BaseException):
+                over.append((lane, found))
+            elif found is not None:
+                lrs[k] = found
     together = stack.step_rows(lrs)
     for k, lr in lrs.items():
         over += _attempted(stack.lanes[k], partial(stack.lanes[k].update, lr, alone=k not in together))
@@ -216,6 +217,11 @@ def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Seq
         if not any(lane is one for one in gone):
             over += _attempted(lane, partial(lane.advance, batches))
     return over
+
+
+def _rate(lane: Lane, window: Window, norm: float) -> float | None:
+    """What it steps by, None where it skips the window."""
+    return lane.lr(lane.state.step) if lane.trains_on(window, norm) else None
 
 
 def _span(lane: Lane) -> tuple[int, int, int]:
