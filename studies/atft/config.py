@@ -111,7 +111,8 @@ class DataConfig(Frozen):
 
 
 class ModelConfig(Frozen):
-    """`num_frequencies` is FAN's K (0: no FAN) and `num_filters` how many filters read each channel of its main signal;
+    """`num_frequencies` is FAN's K (0: no FAN), `num_filters` how many filters read each channel of its main signal, and
+    `main_layers` whether what they read passes a second layer, as in FAN's paper;
     `graph`, `attention` and `selection` switch the GAT, the attention over the window and the weights of the features.
     """
 
@@ -121,6 +122,7 @@ class ModelConfig(Frozen):
     dropout: Share = 0.3
     num_frequencies: Annotated[int, Field(ge=0)] = 3
     num_filters: PositiveInt = 4
+    main_layers: Literal[1, 2] = 1
     graph: bool = True
     temporal: Literal["convolution", "lstm"] = "convolution"
     selection: Literal["softmax", "sigmoid", "none"] = "softmax"

@@ -226,6 +226,7 @@ class Atft(nn.Module):
         temporal: str,
         selection: str,
         attention: bool,
+        main_layers: int = 1,
         num_quantiles: int = 1,
     ) -> None:
         super().__init__()
@@ -235,6 +236,9 @@ class Atft(nn.Module):
         if num_frequencies:
             self.main_window = nn.Linear(lookback, num_filters)
             self.main_mix = nn.Linear(num_filters * num_features, hidden_size)
+            self.main_deep = (
+                nn.Sequential(nn.GELU(), nn.Linear(hidden_size, hidden_size)) if main_layers > 1 else nn.Identity()
+            )
             self.main_skip = nn.Linear(num_filters * num_features, outputs, bias=False)
         self.sector = nn.Embedding(num_sectors + 1, hidden_size) if selection != "none" else None
         self.select = VariableSelection(num_features, hidden_size, dropout, selection) if selection != "none" else None
@@ -290,7 +294,7 @@ class Atft(nn.Module):
         out = self.skip(last)
         if use_fan:
             filtered = (self.main_window(main.transpose(-1, -2)) * weights[..., None]).flatten(-2)
-            z, out = z + self.main_mix(filtered), out + self.main_skip(filtered)
+            z, out = z + self.main_deep(self.main_mix(filtered)), out + self.main_skip(filtered)
         if use_graph and self.gat is not None and self.fusion is not None and self.graph_skip is not None:
             # A neighbour that is absent that day is masked; the stock itself always stays.
             there = mask.gather(1, neighbours.flatten(1)).view_as(neighbours) & valid

@@ -1,4 +1,4 @@
-"""The table of the study: ridge, a GRU, the model without each of its parts, the model, and one from a file.
+"""The table of the study: ridge, a GRU, the model without each of its parts and otherwise, the model, one from a file.
 
 python -m studies.atft.results [--markets 4] [--first 0] [--seeds 2] [--config best.yaml] [-o data.market.num_days=900]
 python -m studies.atft.results --path panel.parquet --folds 3 --seeds 3 [--keep DIRECTORY]
@@ -38,11 +38,14 @@ from trainer.loop import fit
 from trainer.report import Silent
 
 RIDGE, GRU, DEFAULT, ORACLE = "ridge", "GRU", "default model", "oracle"
-ABLATIONS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "without the graph": {"model.graph": False},
     "without FAN": {"model.num_frequencies": 0},
     "without selection": {"model.selection": "none"},
     "without attention": {"model.attention": False},
+    "FAN with a second layer": {"model.main_layers": 2},
+    "the four phases in turn": {"loss.phase": "schedule", "train.num_epochs": 8},
+    "with EMA": {"train.average.name": "ema"},
 }
 
 PERSISTENCE = 20  # days over which the agreement with a slow conditional mean is taken to be correlated
@@ -197,7 +200,7 @@ def report(cells: Sequence[Mapping[str, np.ndarray]], horizons: Sequence[int]) -
 
 def configurations(base: Config, found: Mapping[str, Any] | None, only: Iterable[str] = ()) -> dict[str, Config]:
     """The rows that are trained, by name; `found` holds the dotted paths of a search's best."""
-    rows = {GRU: base} | {name: apply(base, changes) for name, changes in ABLATIONS.items()} | {DEFAULT: base}
+    rows = {GRU: base} | {name: apply(base, changes) for name, changes in VARIANTS.items()} | {DEFAULT: base}
     if found is not None:
         rows["found by search"] = apply(base, found)
     only = set(only)

@@ -56,7 +56,7 @@ def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, 
     text = capsys.readouterr().out
     lines = text.splitlines()
     names = [line.split(" | ")[0].removeprefix("| ") for line in lines[2 : lines.index("")]]
-    rows = ["ridge", "oracle", "GRU", *results.ABLATIONS, "default model", "found by search"]
+    rows = ["ridge", "oracle", "GRU", *results.VARIANTS, "default model", "found by search"]
     assert sorted(names) == sorted(rows)
     means = dict(zip(names, (float(line.split(" | ")[1].split()[0]) for line in lines[2:]), strict=False))
     assert len(set(means.values())) == len(means), "two rows are the same model"

@@ -201,3 +201,16 @@ def test_dropout_is_off_in_evaluation_and_on_in_training():
     torch.testing.assert_close(model(**batch), model(**batch), rtol=0, atol=0)
     model.train()
     assert (model(**batch) != model(**batch)).any()
+
+
+def test_a_second_layer_reads_what_the_filters_give():
+    one, two = make(num_frequencies=2), make(num_frequencies=2, main_layers=2)
+    assert set(two.state_dict()) - set(one.state_dict()) == {"main_deep.1.weight", "main_deep.1.bias"}
+    h, layer = torch.randn(3, two.main_deep[1].in_features), two.main_deep[1]
+    torch.testing.assert_close(two.main_deep(h), torch.nn.functional.gelu(h) @ layer.weight.T + layer.bias)
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    torch.nn.init.zeros_(two.main_mix.weight)
+    before = two(**inputs())
+    torch.nn.init.normal_(two.main_mix.weight)
+    assert torch.equal(two(**inputs()), before), "the deep part hears of the main signal through the second layer alone"
