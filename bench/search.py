@@ -10,10 +10,11 @@ many curves' worth of points it takes to the mean regret that NAME has at each b
 cell, and of each decision which trial is to run. Last comes the default's ratio to the best peer, the one to which it
 is greatest, at each budget.
 
-Every cell (method, task, seed) that has ended is a line of --cache and is not run again, so that a run can be cut and
-goes on; delete the lines of what has changed. Syne Tune's methods run where it is installed (syne-tune 0.16.0): the
-same command in an environment with it and numpy (scikit-learn and xgboost for BORE and CQR, huggingface_hub and s3fs
-for CQR), with the same cache, then here with `--methods all`.
+Without --methods it runs the default, freeze-thaw, random search and what Optuna has: some half an hour of one core for
+three seeds. Every cell (method, task, seed) that has ended is a line of --cache and is not run again, so that a run can
+be cut and goes on; delete the lines of what has changed. Syne Tune's methods run where it is installed (syne-tune
+0.16.0): the same command in an environment with it and numpy (scikit-learn and xgboost for BORE and CQR,
+huggingface_hub and s3fs for CQR), with the same cache, then here with `--methods cached`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ Key = tuple[str, str, int, int]  # method, task, seed, workers
 Cells = dict[Key, dict[str, Any]]
 Rows = dict[tuple[str, int], dict[str, Any]]  # of one method, by task and seed
 FEWEST = 5  # seeds that a peer has, to be called the best
+COMPARED = ("the default", "freeze-thaw", "random", "random + asha", "optuna random + halving",
+            "optuna tpe + hyperband", "optuna tpe + median")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -201,19 +204,26 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--tasks", type=int, help="the first so many of each set")
-    parser.add_argument("--methods", default="all", help="by name; all: those in the cache")
+    parser.add_argument(
+        "--methods", default=",".join(COMPARED), help="by name; cached: what the cache has, nothing run"
+    )
     parser.add_argument("--against", help="the method to be paired with")
     parser.add_argument("--cache", type=Path, help="of the cells that have ended, JSON lines")
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
+    cached = given.methods == "cached"
+    names = list(methods(1, 1, 0)) if cached else given.methods.split(",")
+    if unknown := [name for name in names if name not in methods(1, 1, 0)]:
+        parser.error(f"--methods {unknown[0]!r}: give cached, or some of {', '.join(methods(1, 1, 0))}")
+    if cached and given.cache is None:
+        parser.error("--methods cached needs --cache FILE")
     first, _, last = given.seeds.rpartition(":")
     given.seeds = range(int(first or 0), int(last))
     print(f"{machine()}; {given.workers} workers, seeds {given.seeds}, {given.half or 'both halves'}")
     found = known(given.cache)
     for kind in given.sets.split(","):
         chosen = halved(tables(given.tables, kind), given.half)[: given.tasks]
-        names = list(methods(1, 1, 0)) if given.methods == "all" else given.methods.split(",")
-        if given.methods != "all":
+        if not cached:
             cells = [
                 Cell(given.tables, kind, table.name, name, seed, given.workers)
                 for seed in given.seeds

@@ -183,7 +183,10 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
         "random + asha-promote": ("random", "asha-promote"),
         "tpe + asha-promote": ("tpe", "asha-promote"),
         "tpe + hyperband-promote": ("tpe", "hyperband-promote"),
+        "random + hyperband-promote": ("random", "hyperband-promote"),
+        "random + halving": ("random", "halving"),
         "random + pasha": ("random", "pasha"),
+        "bohb": ("bohb", "bohb"),
         "freeze-thaw": ("freeze-thaw", "freeze-thaw"),
     }
     found: dict[str, Callable[[], Method]] = {
