@@ -82,6 +82,7 @@ class Fit:
         self.saver = self.checkpoints.saver
         seed_all(derive(config.seed, "init"))
         model = initialise(built(task), config.init, config.seed).to(device)
+        self.parameters = sum(p.numel() for p in model.parameters())
         model = ranks.prepare(checkpointed(prepare(model, config.precision), config.activations), task)
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)
@@ -317,8 +318,8 @@ class Fit:
         return self._ready(metrics, epoch=s.epoch, save=every is not None and (last or s.epoch % every == 0))
 
     def _extras(self) -> dict[str, float]:
-        """Metrics of what is only there where it was asked for."""
-        s, found = self.state, {}
+        """How large the model is, and metrics of what is only there where it was asked for."""
+        s, found = self.state, {"train/parameters": float(self.parameters)}
         if self.memory_mb is not None:
             found["system/memory_estimate_mb"] = self.memory_mb
         if s.loss_scale is not None:
@@ -344,9 +345,8 @@ class Fit:
         ref = None if self.config.checkpoint.asynchronous else self.saver.finish()
         return Report(self.state.step, metrics, epoch, ref)
 
-    def _tell(self, report: Report) -> Outcome | None:
+    def _tell(self, r: Report) -> Outcome | None:
         """Report, and obey; an Outcome if the fit ends here."""
-        r = report
         return self._answered(r, self.reporter.report(r.step, r.metrics, epoch=r.epoch, checkpoint=r.checkpoint))
 
     def _answered(self, report: Report, verdict: Verdict) -> Outcome | None:

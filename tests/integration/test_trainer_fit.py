@@ -99,6 +99,7 @@ def test_what_is_reported_at_the_end_of_each_epoch(tmp_path):
         "train/lr",
         "train/grad_norm",
         "train/clipped",
+        "train/parameters",
         "train/samples_per_sec",
         "train/skipped_steps",
         "train/empty_steps",
@@ -107,6 +108,7 @@ def test_what_is_reported_at_the_end_of_each_epoch(tmp_path):
         "time/data_share",
         "time/epoch_seconds",
     }
+    assert trial.reporter.values[4, "train/parameters"] == sum(p.numel() for p in trial.task.net.parameters())
     assert {step for step, _ in trial.reporter.values} == {4, 8}
     assert [(ref.step, ref.epoch) for ref in trial.reporter.committed] == [(8, 2), (6, 1)]
     assert not trial.reporter.events
