@@ -191,7 +191,8 @@ def _curves(panel: Any, of: Subject) -> None:
         panel.get_legend().remove()
         panel.set_title("Learning curves, later trials darker")
         for share, line in zip(np.linspace(0.25, 1.0, len(panel.lines)), panel.lines, strict=True):
-            line.set(color=plt.get_cmap("Blues")(share), marker="", alpha=1.0)
+            alone = len(line.get_xdata()) == 1  # no line is drawn of one point
+            line.set(color=plt.get_cmap("Blues")(share), marker="." if alone else "", alpha=1.0)
 
 
 def _parallel_names(of: Subject, params: Sequence[str]) -> list[str]:

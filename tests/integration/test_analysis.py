@@ -229,6 +229,19 @@ def test_a_history_of_few_trials_counts_whole_ones(tmp_path, monkeypatch):
     assert len(places) >= 2 and all(place == round(place) for place in places)
 
 
+def test_of_many_curves_those_of_one_point_are_seen_too(tmp_path):
+    """Two trials stopped at their first report, in the right half where no other curve is: there is ink there."""
+    from matplotlib.image import imread
+
+    study = known(16)
+    for value in (0.9, 0.7):
+        study.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values={4: value}))
+    plots.draw(plots.subject(study, None), ["curves"], tmp_path)
+    red, _, blue = imread(tmp_path / "curves.png")[..., :3].transpose(2, 0, 1)
+    right = (blue - red > 0.3)[:, red.shape[1] * 3 // 4 :]
+    assert right.sum() > 20
+
+
 def test_a_parameter_that_no_complete_trial_has_is_left_out(tmp_path):
     """As of sgd alone, where rungs have stopped every trial of it."""
     study, unit = known(4), optuna.distributions.FloatDistribution(0, 1)
