@@ -173,6 +173,8 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
     drawn.set_size_inches(*((3.2 * columns + 1, 3.2 * rows + 1) if panels.size > 1 else (10, 6)))
     if kind == "curves":
         _curves(panels[0], of)
+    if kind == "timeline":
+        ticks.clock(panels[0].xaxis)
     whole = ticks.whole_numbers(of.study)
     if kind == "parallel":
         _parallel(panels[0], _parallel_names(of, params), whole)
