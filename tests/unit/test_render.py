@@ -230,6 +230,16 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     assert "before it" not in next(iter(unasked(plain | {"strategy": by_default, "order": "async"})))
 
 
+def test_a_threshold_without_bounds_is_told_how_to_have_them():
+    spec = {"sampler": "tpe", "order": "ordered", "window": 2}
+    (said,) = unasked(spec | {"strategy": make_strategy("threshold").model_dump()})
+    assert said.startswith("strategy: threshold has no bounds") and said.endswith(
+        '{"name": "threshold", "upper": 0.7}.'
+    )
+    bounded = [make_strategy({"name": "threshold", bound: 0.7}).model_dump() for bound in ("lower", "upper")]
+    assert [[*unasked(spec | {"strategy": one})] for one in bounded] == [[], []]
+
+
 def test_workers_that_the_window_leaves_idle_are_told_of():
     spec = {"sampler": "tpe", "strategy": {"name": "none"}, "order": "ordered", "window": 2}
     (said,) = unasked(spec, 3)
