@@ -173,7 +173,7 @@ class Progress:
                 trial.curve.append(value)
                 trial.step = step
         scored = [trial for trial in fresh if trial.state == "complete" and trial.values and None not in trial.values]
-        if scored:
+        if scored and not self.spec.get("listed"):  # of what a list has asked for none is chosen
             values: dict[int, Any] = {trial.number: trial.values for trial in (*self.best, *scored)}
             self.best = [self.trials[number] for number in best_of(self.spec["objectives"], values)]
         if not self._heard:

@@ -241,13 +241,14 @@ def summary(progress: Progress, result: Result) -> str:
     lines = [f"{progress.name}: {result.state}, {ended} ended ({counts})"]
     lines[0] += f" in {duration(progress.elapsed)}"
     lines[0] += f", perturbed {counted(progress.replaced, 'time')}" if progress.replaced else ""
-    found = [] if progress.spec.get("listed") else progress.best  # of a list nothing is chosen
-    for best in found[:MOST_SHOWN]:
+    for best in progress.best[:MOST_SHOWN]:
         judged = zip(progress.metrics, best.values, strict=True)
         text = ", ".join(f"{metric} {number(value)}" for metric, value in judged)
         lines.append(f"{'best' if len(progress.metrics) == 1 else 'on the front'}: trial {best.number}, {text}")
-        lines += [f"  {path} = {number(value)}" for path, value in best.params.items()] if len(found) == 1 else []
-    if more := found[MOST_SHOWN:]:
+        lines += (
+            [f"  {path} = {number(value)}" for path, value in best.params.items()] if len(progress.best) == 1 else []
+        )
+    if more := progress.best[MOST_SHOWN:]:
         lines.append(f"and {counted(len(more), 'more trial')} on the front")
     if result.behind:
         behind = counted(result.behind, "transaction")
@@ -258,7 +259,7 @@ def summary(progress: Progress, result: Result) -> str:
         following[command(f"show {min(failed)} {study}")] = "why it failed"
     if result.state == "interrupted" and not result.reason:
         following[command(f"resume {study}")] = "goes on from the last checkpoints"
-    elif found:
+    elif progress.best:
         following[command(f"best {study}")] = "its checkpoint, and how to train it"
     following[command(f"compare {study}")] = "trials side by side"
     pages = progress.tracking_uri
