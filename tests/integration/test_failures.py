@@ -75,6 +75,20 @@ STUDY = Study(
     enqueue=[{"fate": fate} for fate in FATES],
 )
 """
+# No pass over more than a hundred samples fits.
+SHORT = """
+from hpo import Float, Objective, Study
+from studies.mlp.config import Config
+from studies.mlp.task import MlpTask
+
+class Task(MlpTask):
+    def loss(self, model, batch):
+        if len(batch[1]) > 100:
+            raise MemoryError
+        return super().loss(model, batch)
+
+STUDY = Study("short", Config(), Task, {"model.dropout": Float(0.0, 0.5)}, [Objective("val/loss")])
+"""
 NEVER_FINITE = """for epoch in range(1, 6):
             verdict = reporter.report(epoch, {name: loss, "size": 10.0}, epoch=epoch)
             if verdict.kind != "continue":
@@ -157,6 +171,15 @@ def test_an_attempt_that_made_way_one_that_was_lost_and_one_short_of_memory_have
             connection.commit()
         found = verify(home, home.storage, home.tracking_uri).differences
         assert len(found) == differing, found
+
+
+def test_what_memory_has_left_of_a_trials_micro_batch_is_on_its_run(home, tmp_path):
+    (tmp_path / "short.py").write_text(SHORT)
+    flags = ("--trials", "1", "--executor", "inline", "-o", "train.num_epochs=1", "-o", "train.batch_size=256")
+    hpo("run", "--study", str(tmp_path / "short.py"), *flags, home=home)
+    [tags] = [run.data.tags for run in runs_of(home, "short") if "hpo.trial" in run.data.tags]
+    assert (tags["hpo.outcome"], tags["hpo.micro_batch_size"], tags["hpo.preemptions"]) == ("complete", "64", "0")
+    hpo("verify", home=home)
 
 
 def runs_of(home: Home, study: str) -> list:
