@@ -11,7 +11,8 @@ from typing import Any
 from hpo.config import near
 from hpo.errors import UserError
 from hpo.executors.base import Executor
-from hpo.executors.resources import NOTHING_SAID, Resources
+from hpo.executors.resources import NOTHING_SAID, Resources, host_gpus, needs
+from hpo.study import Study
 
 # name -> where it is. To add one is to add its line here.
 EXECUTORS = {
@@ -81,6 +82,11 @@ class Settled:
     def make(self) -> Executor:
         module, _, attribute = EXECUTORS[self.executor].partition(":")
         return getattr(import_module(module), attribute)(self.workers, self.resources)
+
+    def check(self, study: Study) -> None:
+        """Raise UserError where the study's workers are to have GPUs that this host has not."""
+        if self.executor == "local":
+            host_gpus(self.resources.gpus, needs(study), self.workers)
 
     def to_json(self) -> dict[str, Any]:
         """As the study's row has it."""

@@ -60,7 +60,8 @@ class Progress:
         self.name = name
         self.trials: dict[int, Trial] = {}
         self.states: Counter[str] = Counter()  # kept beside the trials: of many they are not counted again each time
-        self.epochs = self._replaced = 0
+        self.epochs = 0
+        self.replaced = 0  # trials in whose place another went on, as a population of Ray Tune's perturbs them
         self._open: set[int] = set()
         self._next = 0  # above every number so far
         self._heard, self._untold = False, ""  # whether a trial's first epoch was looked at for the objectives
@@ -85,7 +86,7 @@ class Progress:
     @property
     def ended(self) -> int:
         """Of the trials asked for: one in whose place another went on, as under Ray Tune, is not over."""
-        return sum(self.states[state] for state in TERMINAL_STATES) - self._replaced
+        return sum(self.states[state] for state in TERMINAL_STATES) - self.replaced
 
     @property
     def paused(self) -> int:
@@ -160,7 +161,7 @@ class Progress:
                 self.states[known.state] -= 1
                 self.epochs -= known.epoch - known.from_epoch
             else:
-                self._replaced += trial.child and reads.replaces(self.spec)
+                self.replaced += trial.child and reads.replaces(self.spec)
             self.trials[trial.number] = trial
             self._next = max(self._next, trial.number + 1)
             (self._open.discard if trial.state in TERMINAL_STATES else self._open.add)(trial.number)
@@ -172,7 +173,7 @@ class Progress:
                 trial.curve.append(value)
                 trial.step = step
         scored = [trial for trial in fresh if trial.state == "complete" and trial.values and None not in trial.values]
-        if scored:
+        if scored and not self.spec.get("listed"):  # of what a list has asked for none is chosen
             values: dict[int, Any] = {trial.number: trial.values for trial in (*self.best, *scored)}
             self.best = [self.trials[number] for number in best_of(self.spec["objectives"], values)]
         if not self._heard:

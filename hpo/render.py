@@ -130,8 +130,8 @@ class View:
 
 
 def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
-    """What the strategy does where it is the default one, which nobody has asked for, what `auto` chooses, and which
-    workers find nothing to do."""
+    """What the strategy does where it is the default one, which nobody has asked for, that a threshold has no bounds,
+    what `auto` chooses, and which workers find nothing to do."""
     strategy = spec["strategy"]
     if by_default(strategy):
         before = " before it" if spec["order"] == "ordered" else ""
@@ -140,6 +140,11 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
             f"strategy: {strategy['name']}, the default: at epochs {first}, {first * eta}, {first * eta**2} ... a "
             f"trial stops unless it is among the best 1/{eta} of those that came there{before}; "
             "--strategy none trains each to its end"
+        )
+    if strategy["name"] == "threshold" and strategy.get("lower") is None and strategy.get("upper") is None:
+        yield (
+            "strategy: threshold has no bounds, so it stops only a loss that is not finite: declare them in the study, "
+            'strategy={"name": "threshold", "upper": 0.7}.'
         )
     if spec["sampler"] == "auto":
         window = spec["window"] if spec["order"] == "ordered" else auto.NARROW
@@ -235,6 +240,7 @@ def summary(progress: Progress, result: Result) -> str:
     ended = portion(progress.ended, progress.requested, "trial")
     lines = [f"{progress.name}: {result.state}, {ended} ended ({counts})"]
     lines[0] += f" in {duration(progress.elapsed)}"
+    lines[0] += f", perturbed {counted(progress.replaced, 'time')}" if progress.replaced else ""
     for best in progress.best[:MOST_SHOWN]:
         judged = zip(progress.metrics, best.values, strict=True)
         text = ", ".join(f"{metric} {number(value)}" for metric, value in judged)

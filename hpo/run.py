@@ -104,6 +104,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
     if not (request.trials or request.epochs or request.seconds or (known and _begun(known, spec.name))):
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     checkpoints = places.settled(request.checkpoints, _row(known, spec.name), placement.executor)
+    placement.check(study)
     preflight.check(study, spec)
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()

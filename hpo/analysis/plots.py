@@ -173,6 +173,8 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
     drawn.set_size_inches(*((3.2 * columns + 1, 3.2 * rows + 1) if panels.size > 1 else (10, 6)))
     if kind == "curves":
         _curves(panels[0], of)
+    if kind == "timeline":
+        ticks.clock(panels[0].xaxis)
     whole = ticks.whole_numbers(of.study)
     if kind == "parallel":
         _parallel(panels[0], _parallel_names(of, params), whole)
@@ -191,7 +193,8 @@ def _curves(panel: Any, of: Subject) -> None:
         panel.get_legend().remove()
         panel.set_title("Learning curves, later trials darker")
         for share, line in zip(np.linspace(0.25, 1.0, len(panel.lines)), panel.lines, strict=True):
-            line.set(color=plt.get_cmap("Blues")(share), marker="", alpha=1.0)
+            alone = len(line.get_xdata()) == 1  # no line is drawn of one point
+            line.set(color=plt.get_cmap("Blues")(share), marker="." if alone else "", alpha=1.0)
 
 
 def _parallel_names(of: Subject, params: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 Whole = Mapping[str, tuple[int, int]]
@@ -21,14 +21,21 @@ _GAP = 0.02  # of a figure's width
 
 
 def whole_numbers(study: optuna.Study) -> dict[str, tuple[int, int]]:
-    """The parameters of whole numbers, but for logarithmic ones: the least and the largest of complete trials."""
+    """The parameters of whole numbers, options too, but for logarithmic ones: the least and the largest of complete
+    trials."""
     found: dict[str, tuple[int, int]] = {}
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         for name, one in trial.distributions.items():
-            if isinstance(one, IntDistribution) and not one.log:
+            if _whole(one):
                 low, high = found.get(name, (trial.params[name],) * 2)
                 found[name] = min(low, trial.params[name]), max(high, trial.params[name])
     return found
+
+
+def _whole(one: BaseDistribution) -> bool:
+    if isinstance(one, CategoricalDistribution):
+        return all(type(choice) is int for choice in one.choices)
+    return isinstance(one, IntDistribution) and not one.log
 
 
 def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
@@ -73,9 +80,28 @@ def _whole_ticks(panels: Any, whole: Whole) -> None:
 
 
 def at_whole_numbers(axis: Any) -> None:
+    """But for an axis of options, each at its own place."""
+    from matplotlib.category import StrCategoryLocator
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    if not isinstance(axis.get_major_locator(), StrCategoryLocator):
+        axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+
+
+def clock(axis: Any) -> None:
+    """Times of which no two read the same: fractions of a second where they are close, days where there are several."""
+    from matplotlib.dates import DateFormatter, num2date
+    from matplotlib.ticker import FuncFormatter
+
+    low, high = axis.get_view_interval()
+    if high - low >= 1:
+        axis.set_major_formatter(DateFormatter("%m-%d %H:%M"))
+        return
+    seconds = [place * 86400 % 60 for place in axis.get_majorticklocs()]
+    digits = next((d for d in range(6) if all(abs(s * 10**d - round(s * 10**d)) < 0.1 for s in seconds)), 6)
+    half = 0.5 / 10**digits / 86400  # of the last digit, beyond which the rest is cut off
+    cut = digits - 6 if digits else -7
+    axis.set_major_formatter(FuncFormatter(lambda at, _: f"{num2date(at + half):%H:%M:%S.%f}"[: cut or None]))
 
 
 def _turn(axes: Any, *, alone: bool) -> None:
@@ -132,7 +158,7 @@ def on_page(figure: Any, whole: Whole) -> None:
     """Whole numbers along the axes of a figure of plotly's; those that match one another have one title."""
     for select in (figure.select_xaxes, figure.select_yaxes):
         titles = {_group(axis): axis.title.text for axis in select() if axis.title.text}
-        for axis in select():
+        for axis in (one for one in select() if one.type != "category"):
             if bounds := whole.get(titles.get(_group(axis), "")):
                 low, high = bounds
                 axis.update(tick0=low, dtick=max(1, math.ceil((high - low) / _MOST)))

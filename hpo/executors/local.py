@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hpo.executors.base import WorkerContext
 from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
-from hpo.executors.resources import NOTHING_SAID, Resources, cpu_slots, devices, gpu_slots, gpus_each, needs
+from hpo.executors.resources import NOTHING_SAID, Resources, cpu_slots, host_gpus, needs
 from hpo.ledger.process import Process, start_time
 
 
@@ -36,9 +36,7 @@ class Local(Crew):
         self._cpus = cpu_slots(workers, resources.cpus, usable()) if resources.cpus else ()
 
     def start(self, context: WorkerContext) -> None:
-        present = devices()
-        each = gpus_each(self._resources.gpus, needs(context.study), self._count, len(present))
-        self._gpus = gpu_slots(self._count, each, present)
+        self._gpus = host_gpus(self._resources.gpus, needs(context.study), self._count)
         super().start(context)
 
     def preempt(self) -> None:

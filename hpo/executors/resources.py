@@ -90,6 +90,12 @@ def gpu_slots(workers: int, each: float, present: Sequence[str]) -> list[dict[st
     return [{_VISIBLE: ",".join(present[start : start + size])} | share for start in starts]
 
 
+def host_gpus(asked: float | None, wanted: Needs, workers: int) -> list[dict[str, str]]:
+    """`gpu_slots` of this host. Raises UserError where it has not the GPUs that are asked for."""
+    present = devices()
+    return gpu_slots(workers, gpus_each(asked, wanted, workers, len(present)), present)
+
+
 def gpu_share(each: float) -> dict[str, str]:
     """The environment that keeps a worker within its part of a GPU's memory; empty where it has a whole one."""
     return {GPU_SHARE: repr(each)} if 0 < each < 1 else {}

@@ -19,22 +19,22 @@ import json
 import math
 import posixpath
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, not_, or_, select
+from sqlalchemy import and_, bindparam, func, select
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import handover, places, results
 from hpo.home import Home
 from hpo.ledger import reads
-from hpo.ledger.tables import TERMINAL_STATES, asks, checkpoints, decisions, events, mirrors, reports, trials
+from hpo.ledger.tables import TERMINAL_STATES, asks, events, mirrors, reports, trials
 from hpo.search.population import breeding
 from hpo.tracking import artifacts
 from hpo.tracking.artifacts import checkpoint_name
 from hpo.tracking.base import Batch, Model, Point, Run, Status
+from hpo.tracking.facts import LARGEST, Facts, cursor, finite, sent
 from trainer.place import DISK, Disk
 
 _NO_TRACKER = ""  # has no cursors
@@ -58,86 +58,22 @@ STUDY_STATUS: dict[str, Status] = {
 
 # Limits that every release of MLflow 3 keeps.
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 5000
-_LARGEST = 1.7976931348623157e308
+LATER = ("hpo.preemptions", "hpo.micro_batch_size")  # tags that runs of earlier releases are without
 
-_cursor = and_(
-    mirrors.c.tracker == bindparam("tracker"),
-    mirrors.c.study_id == trials.c.study_id,
-    mirrors.c.number == trials.c.number,
-)
-_sent = func.coalesce(mirrors.c.revision, 0)
-_with_cursor = trials.outerjoin(mirrors, _cursor)
-_pending = and_(trials.c.study_id == bindparam("study"), trials.c.fence > 0, trials.c.revision > _sent)
+_with_cursor = trials.outerjoin(mirrors, cursor)
+_pending = and_(trials.c.study_id == bindparam("study"), trials.c.fence > 0, trials.c.revision > sent)
 
-BEHIND = select(func.coalesce(func.sum(trials.c.revision - _sent), 0)).select_from(_with_cursor).where(_pending)
+BEHIND = select(func.coalesce(func.sum(trials.c.revision - sent), 0)).select_from(_with_cursor).where(_pending)
 STUDY_CURSOR = select(mirrors.c.run_id, mirrors.c.revision).where(
     mirrors.c.tracker == bindparam("tracker"), mirrors.c.study_id == bindparam("study"), mirrors.c.number == STUDY
 )
 _ASKED = (asks.c.params, asks.c.config, asks.c.config_hash, asks.c.seed)
 PENDING = (
-    select(trials, *_ASKED, _sent.label("sent"), mirrors.c.run_id)
+    select(trials, *_ASKED, sent.label("sent"), mirrors.c.run_id)
     .select_from(_with_cursor.join(asks, asks.c.trial_id == trials.c.id))
     .where(_pending, trials.c.number > bindparam("after"))
     .order_by(trials.c.number)
     .limit(bindparam("n"))
-)
-_earlier = reports.alias()
-_VALUES = (
-    select(
-        *(reports.c[name] for name in ("trial_id", "step", "key", "fold", "epoch", "value", "at", "revision")),
-        # The step's epoch is sent once, with the timestamp of the first transaction that closed it.
-        not_(
-            select(_earlier.c.step)
-            .where(
-                _earlier.c.trial_id == reports.c.trial_id,
-                _earlier.c.step == reports.c.step,
-                _earlier.c.fold == reports.c.fold,
-                _earlier.c.epoch.is_not(None),
-                _earlier.c.revision < reports.c.revision,
-            )
-            .exists()
-        ).label("first"),
-    )
-    .select_from(reports.join(trials, trials.c.id == reports.c.trial_id).outerjoin(mirrors, _cursor))
-    .where(reports.c.trial_id.in_(bindparam("trials", expanding=True)), reports.c.revision > _sent)
-    .order_by(reports.c.trial_id, reports.c.step, reports.c.fold, reports.c.key)
-)
-_NONFINITE = (
-    select(reports.c.trial_id, reports.c.key, reports.c.fold)
-    .where(
-        reports.c.trial_id.in_(bindparam("trials", expanding=True)),
-        or_(reports.c.value.is_(None), reports.c.value > _LARGEST, reports.c.value < -_LARGEST),
-    )
-    .distinct()
-)
-_CHECKPOINTS = (
-    select(checkpoints)
-    .where(checkpoints.c.trial_id.in_(bindparam("trials", expanding=True)))
-    .order_by(checkpoints.c.trial_id, checkpoints.c.step, checkpoints.c.id)
-)
-_ARTIFACTS = (
-    select(events.c.trial_id, events.c.fields, events.c.revision)
-    .where(events.c.trial_id.in_(bindparam("trials", expanding=True)), events.c.kind == "artifact")
-    .order_by(events.c.trial_id, events.c.id)
-)
-_SAVED = (  # what was reported where a checkpoint was taken
-    select(*(reports.c[name] for name in ("trial_id", "step", "key", "fold", "value", "at")))
-    .join(
-        checkpoints,
-        and_(
-            checkpoints.c.trial_id == reports.c.trial_id,
-            checkpoints.c.step == reports.c.step,
-            checkpoints.c.state == "kept",
-        ),
-    )
-    .where(reports.c.trial_id.in_(bindparam("trials", expanding=True)))
-    .order_by(reports.c.trial_id, reports.c.step, reports.c.fold, reports.c.key)
-    .distinct()
-)
-_STOPS = (
-    select(decisions.c.trial_id, decisions.c.step, decisions.c.strategy, decisions.c.reason)
-    .where(decisions.c.trial_id.in_(bindparam("trials", expanding=True)), decisions.c.verdict.in_(("stop", "pause")))
-    .order_by(decisions.c.trial_id, decisions.c.step)
 )
 
 
@@ -173,7 +109,7 @@ def pending(
     rows = connection.execute(PENDING, where).mappings().all()
     if not rows:
         return []
-    facts = _Facts(connection, tracker, rows)
+    facts = Facts(connection, tracker, rows)
     place = places.place(home, study)
     batches = [_batch(study, row, facts, home, place) for row in rows]
     return [
@@ -270,35 +206,10 @@ def metric_key(key: str, fold: int = 0) -> str:
 
 def stored(value: float) -> float:
     """A metric's value as MLflow stores it: infinities become the largest floats."""
-    return math.copysign(_LARGEST, value) if math.isinf(value) else value
+    return math.copysign(LARGEST, value) if math.isinf(value) else value
 
 
-class _Facts:
-    """The rows that belong to some trials, read in one query per table."""
-
-    def __init__(self, connection: Connection, tracker: str, rows: Sequence[RowMapping]) -> None:
-        ids = [row["id"] for row in rows]
-        self.values = _grouped(connection.execute(_VALUES, {"tracker": tracker, "trials": ids}).mappings())
-        self.checkpoints = _grouped(connection.execute(_CHECKPOINTS, {"trials": ids}).mappings())
-        self.artifacts = _grouped(connection.execute(_ARTIFACTS, {"trials": ids}).mappings())
-        ended = [row["id"] for row in rows if row["state"] in TERMINAL_STATES]
-        saved = [trial for trial in ended if trial in self.checkpoints]
-        self.last = reads.last_values(connection, ended)
-        self.saved = _grouped(connection.execute(_SAVED, {"trials": saved}).mappings()) if saved else {}
-        pruned = [row["id"] for row in rows if row["state"] == "pruned"]
-        self.stops = _grouped(connection.execute(_STOPS, {"trials": pruned}).mappings()) if pruned else {}
-        odd = [trial for trial, values in self.values.items() if any(not _finite(row["value"]) for row in values)]
-        self.nonfinite = _grouped(connection.execute(_NONFINITE, {"trials": odd}).mappings()) if odd else {}
-
-
-def _grouped(rows: Any) -> dict[int, list[Any]]:
-    groups: dict[int, list[Any]] = defaultdict(list)
-    for row in rows:
-        groups[row["trial_id"]].append(row)
-    return groups
-
-
-def _batch(study: RowMapping, trial: RowMapping, facts: _Facts, home: Home, place: Disk) -> Batch:
+def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place: Disk) -> Batch:
     found, root = facts.checkpoints.get(trial["id"], []), home.checkpoints(study["name"], trial["number"])
     saved, removed = artifacts.checkpoint_changes(found, trial["sent"], root)
     here = place is DISK
@@ -333,7 +244,7 @@ def _reported(values: Sequence[RowMapping]) -> list[Point]:
     return [
         Point(metric_key(row["key"], row["fold"]), row["step"], _ms(row["at"]), row["value"])
         for row in values
-        if _finite(row["value"])
+        if finite(row["value"])
     ]
 
 
@@ -357,8 +268,11 @@ def _points(study: RowMapping, trial: RowMapping, values: Sequence[RowMapping]) 
     return list(dict.fromkeys(points))
 
 
-def _tags(trial: RowMapping, facts: _Facts) -> dict[str, str]:
+def _tags(trial: RowMapping, facts: Facts) -> dict[str, str]:
     tags = {"hpo.state": trial["state"], "hpo.fence": str(trial["fence"]), "hpo.losses": str(trial["losses"])}
+    tags["hpo.preemptions"] = str(facts.preemptions.get(trial["id"], 0))
+    for shrunk in facts.shrunk.get(trial["id"], [])[-1:]:
+        tags["hpo.micro_batch_size"] = str(shrunk["fields"]["micro_batch_size"])
     tags |= {"hpo.group": trial["group"]} if trial["group"] else {}  # whose lanes were trained as one model
     if trial["outcome"]:
         tags["hpo.outcome"] = trial["outcome"]
@@ -390,10 +304,6 @@ def _text(value: Any, limit: int) -> str:
     """A value exactly, floats by their shortest representation; longer text is cut, `config.json` has it whole."""
     text = value if isinstance(value, str) else repr(value)
     return text[:limit]
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _ms(seconds: float) -> int:

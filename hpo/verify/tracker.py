@@ -138,11 +138,11 @@ class _Comparison:
 
     def _check_run(self, at: str, view: RunView, batch: Batch, opened_with: Mapping[str, str]) -> None:
         tags = {**opened_with, **batch.tags}
-        shown = {key: view.tags.get(key) for key in tags}
+        shown = {key: view.tags.get(key) for key in tags if key in view.tags or key not in projection.LATER}
         for what, value, wanted in (
             ("status", view.status, batch.status),
             ("end", view.ended_at, batch.ended_at),
-            *((f"tag {key}", shown[key], tags[key]) for key in tags),
+            *((f"tag {key}", shown[key], tags[key]) for key in shown),
         ):
             if value != wanted:
                 self._differ(f"{at}: MLflow has the {what} {value}, the ledger {wanted}")

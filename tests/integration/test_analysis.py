@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import optuna
@@ -227,6 +228,62 @@ def test_a_history_of_few_trials_counts_whole_ones(tmp_path, monkeypatch):
     plots.draw(plots.subject(known(2), None), ["history"], tmp_path)
     places = kept["history"].axes[0].xaxis.get_majorticklocs()
     assert len(places) >= 2 and all(place == round(place) for place in places)
+
+
+def timed(seconds: float) -> optuna.Study:
+    """Eight trials one after another in so many seconds, of options that are whole numbers."""
+    study, start = known(0), datetime(2026, 11, 22, 21, 34, 57, 800_000)
+    depth = optuna.distributions.CategoricalDistribution([1, 2, 3, 4])
+    distributions = {"depth": depth, "x": optuna.distributions.FloatDistribution(0, 1)}
+    for i in range(8):
+        params = {"depth": 1 + i % 4, "x": i / 8}
+        trial = create_trial(params=params, distributions=distributions, value=float(i))
+        trial.datetime_start, trial.datetime_complete = (start + timedelta(seconds=seconds * k / 8) for k in (i, i + 1))
+        study.add_trial(trial)
+    return study
+
+
+def texts(tmp_path, monkeypatch, study, *kinds: str) -> dict[tuple[str, str], list[str]]:
+    """What stands along each axis, by its plot and its label."""
+    from matplotlib.figure import Figure
+
+    found = {}
+
+    def read(figure, path, **_):
+        for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+            shown = [one.get_text() for one in along(axis)[1:] if one.get_visible() and one.get_text()]
+            found[Path(path).stem, axis.get_label_text()] = shown
+
+    monkeypatch.setattr(Figure, "savefig", read)
+    plots.draw(plots.subject(study, None), kinds, tmp_path)
+    return found
+
+
+def test_options_that_are_whole_numbers_stand_alone_along_an_axis(tmp_path, monkeypatch):
+    found = texts(tmp_path, monkeypatch, timed(9), "contour", "rank", "slice")
+    assert [found[kind, "depth"] for kind in ("contour", "rank", "slice")] == [["1", "2", "3", "4"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "second"),
+    [(0.03, "21:34:57.805"), (2.5, "21:34:58.5"), (9, "21:34:59"), (300_000, "11-23 12:00")],
+)
+def test_no_two_times_along_a_timeline_read_the_same(tmp_path, monkeypatch, seconds, second):
+    found = texts(tmp_path, monkeypatch, timed(seconds), "timeline")["timeline", "Datetime"]
+    assert len(found) == len(set(found)) >= 4 and found[1] == second
+
+
+def test_of_many_curves_those_of_one_point_are_seen_too(tmp_path):
+    """Two trials stopped at their first report, in the right half where no other curve is: there is ink there."""
+    from matplotlib.image import imread
+
+    study = known(16)
+    for value in (0.9, 0.7):
+        study.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values={4: value}))
+    plots.draw(plots.subject(study, None), ["curves"], tmp_path)
+    red, _, blue = imread(tmp_path / "curves.png")[..., :3].transpose(2, 0, 1)
+    right = (blue - red > 0.3)[:, red.shape[1] * 3 // 4 :]
+    assert right.sum() > 20
 
 
 def test_a_parameter_that_no_complete_trial_has_is_left_out(tmp_path):

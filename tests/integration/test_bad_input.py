@@ -92,6 +92,7 @@ def run(*arguments: str, home: Home) -> str:
         (["--study", "mlp", "--sampler", "tpp"], ["'tpp'", "tpe, random, qmc, grid"]),
         (["--study", "mlp", "--strategy", "medain"], ["'medain'", "did you mean 'median'?"]),
         (["--study", "mlp", "--executor", "cloud"], ["'cloud'", "inline, local"]),
+        (["--study", "mlp", "--gpus-per-worker", "1"], ["2 workers with 1 GPUs each need 2", "this host shows 0"]),
         (["--study", "mlp", "--order", "random"], ["'random'", "ordered, async"]),
         (["--study", "mlp", "--config", "nowhere.yaml"], ["nowhere.yaml cannot be read", "No such file"]),
         (["--study", "mlp", "--storage", "mysql://me:secret@host/db"], ["mysql://me:***@host/db", "sqlite:///"]),
@@ -103,6 +104,7 @@ def run(*arguments: str, home: Home) -> str:
 )
 def test_flags(home, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     sentence = run(*arguments, home=home)
     for word in words:
         assert word in sentence

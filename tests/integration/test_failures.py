@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
 import mlflow
 import pytest
+from mirrored import Made, sync
 from sqlalchemy import select
 from typer.testing import CliRunner
 
@@ -15,8 +18,9 @@ from hpo.attempt import outcome_of
 from hpo.cli import app
 from hpo.failures import Streak
 from hpo.home import Home
-from hpo.ledger import Ledger
+from hpo.ledger import Ledger, writes
 from hpo.ledger.tables import trials
+from hpo.verify import verify
 from trainer.errors import TrainerError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
@@ -71,6 +75,20 @@ STUDY = Study(
     enqueue=[{"fate": fate} for fate in FATES],
 )
 """
+# No pass over more than a hundred samples fits.
+SHORT = """
+from hpo import Float, Objective, Study
+from studies.mlp.config import Config
+from studies.mlp.task import MlpTask
+
+class Task(MlpTask):
+    def loss(self, model, batch):
+        if len(batch[1]) > 100:
+            raise MemoryError
+        return super().loss(model, batch)
+
+STUDY = Study("short", Config(), Task, {"model.dropout": Float(0.0, 0.5)}, [Objective("val/loss")])
+"""
 NEVER_FINITE = """for epoch in range(1, 6):
             verdict = reporter.report(epoch, {name: loss, "size": 10.0}, epoch=epoch)
             if verdict.kind != "continue":
@@ -110,9 +128,7 @@ def test_every_kind_has_its_state_and_its_tag_and_none_but_the_good_one_is_best(
     hpo("run", "--study", str(study), "--trials", str(len(RULES)), "--executor", "inline", home=home)
     with Ledger(home.storage).read() as connection:
         rows = connection.execute(select(trials).order_by(trials.c.number)).mappings().all()
-    client = mlflow.MlflowClient(home.tracking_uri)
-    [experiment] = [one for one in client.search_experiments() if one.name == "kinds"]
-    runs = {run.data.tags.get("hpo.trial"): run for run in client.search_runs([experiment.experiment_id])}
+    runs = {run.data.tags.get("hpo.trial"): run for run in runs_of(home, "kinds")}
     for row, (fate, (state, outcome, status, error)) in zip(rows, RULES.items(), strict=True):
         assert (row["state"], row["outcome"]) == (state, outcome), fate
         assert error in (row["error"] or "")
@@ -124,6 +140,52 @@ def test_every_kind_has_its_state_and_its_tag_and_none_but_the_good_one_is_best(
     best = json.loads(hpo("best", "--json", home=home).stdout)
     assert (best["number"], best["value"]) == (0, 0.5), "what breaks a bound has the better loss"
     hpo("verify", home=home)
+
+
+def test_an_attempt_that_made_way_one_that_was_lost_and_one_short_of_memory_have_their_tags(home):
+    made = Made(home)
+    made.ask(2)
+    made.finish(made.claim(), "preempted")
+    lost = made.claim()
+    made.ledger.transact(lambda c: writes.lose(c, lost.trial_id, lost.fence, "its host is gone"))
+    made.finish(made.claim(), "preempted")
+    for size in (8, 4):
+        last, fields = made.claim(), {"step": 3, "micro_batch_size": size}
+        made.ledger.transact(lambda c, of=(last, "out_of_memory", fields, str(size)): writes.record(c, *of))
+        made.finish(last, "preempted" if size == 8 else "complete", values=[0.5])
+    made.complete()
+    sync(made)
+    tags = {run.data.tags.get("hpo.trial"): run.data.tags for run in runs_of(home, "s")}
+    names = ("hpo.losses", "hpo.preemptions", "hpo.micro_batch_size")
+    assert [tags["0"].get(name) for name in names] == ["1", "3", "4"]
+    assert [tags["1"].get(name) for name in names] == ["0", "0", None]
+    made.ledger.close()
+    file = home.root / "mlflow.db"
+    for statement, differing in (
+        ("UPDATE tags SET value = '3' WHERE key = 'hpo.preemptions'", 1),
+        (f"DELETE FROM tags WHERE key IN {names[1:]}", 0),  # as an earlier release has left them
+        ("DELETE FROM tags WHERE key = 'hpo.losses'", 2),
+    ):
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute(statement)
+            connection.commit()
+        found = verify(home, home.storage, home.tracking_uri).differences
+        assert len(found) == differing, found
+
+
+def test_what_memory_has_left_of_a_trials_micro_batch_is_on_its_run(home, tmp_path):
+    (tmp_path / "short.py").write_text(SHORT)
+    flags = ("--trials", "1", "--executor", "inline", "-o", "train.num_epochs=1", "-o", "train.batch_size=256")
+    hpo("run", "--study", str(tmp_path / "short.py"), *flags, home=home)
+    [tags] = [run.data.tags for run in runs_of(home, "short") if "hpo.trial" in run.data.tags]
+    assert (tags["hpo.outcome"], tags["hpo.micro_batch_size"], tags["hpo.preemptions"]) == ("complete", "64", "0")
+    hpo("verify", home=home)
+
+
+def runs_of(home: Home, study: str) -> list:
+    client = mlflow.MlflowClient(home.tracking_uri)
+    [experiment] = [one for one in client.search_experiments() if one.name == study]
+    return client.search_runs([experiment.experiment_id])
 
 
 def test_a_study_whose_every_trial_stops_where_its_loss_is_not_finite_has_failed(tmp_path, study):

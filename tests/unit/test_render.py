@@ -162,6 +162,8 @@ def test_what_goes_on_as_another_trial_under_ray_tune_is_one_of_those_asked_for(
         put_trial(ledger, 3, "running", (0.7,), parent=0)
         progress.refresh()
         assert progress.ended == ended and progress.counts(noun=True) == f"{ended}/10 trials"
+        first = summary(progress, Result("crafted", "interrupted", "", 0, 2)).splitlines()[0]
+        assert first.endswith(" in 0:00, perturbed 2 times" if strategy == "none" else " in 0:00")
         with ledger.read() as connection:
             assert line(reads.status(connection, "crafted")).startswith(
                 f"crafted: interrupted, {ended} of 10 trials ended"
@@ -226,6 +228,16 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     (ordered,) = unasked(plain | {"strategy": by_default})
     assert "those that came there before it;" in ordered
     assert "before it" not in next(iter(unasked(plain | {"strategy": by_default, "order": "async"})))
+
+
+def test_a_threshold_without_bounds_is_told_how_to_have_them():
+    spec = {"sampler": "tpe", "order": "ordered", "window": 2}
+    (said,) = unasked(spec | {"strategy": make_strategy("threshold").model_dump()})
+    assert said.startswith("strategy: threshold has no bounds") and said.endswith(
+        '{"name": "threshold", "upper": 0.7}.'
+    )
+    bounded = [make_strategy({"name": "threshold", bound: 0.7}).model_dump() for bound in ("lower", "upper")]
+    assert [[*unasked(spec | {"strategy": one})] for one in bounded] == [[], []]
 
 
 def test_workers_that_the_window_leaves_idle_are_told_of():
@@ -361,6 +373,15 @@ def test_the_summary_says_what_to_do_next(ledger):
     assert "best: trial 0, val/accuracy 0.5\n  train.optim.lr = 0.001" in complete
     assert "hpo resume" not in complete
     assert "behind" not in complete
+
+
+def test_of_configurations_that_were_listed_none_is_called_the_best(tmp_path):
+    ledger = open_crafted(tmp_path / "ledger.db", listed=[{"label": "as found", "params": {"train.seed": 1}}])
+    put_trial(ledger, 0, "complete", (0.5,), params={"train.seed": 1})
+    said = summary(Progress(ledger, "crafted", FakeClock()), Result("crafted", "complete", "", 0, None))
+    ledger.close()
+    assert "1 of 10 trials ended (1 complete)" in said and "hpo compare" in said
+    assert "best" not in said and "seed" not in said
 
 
 def test_the_data_report_is_its_counts_and_then_a_line_for_each_text_or_list():
