@@ -5,7 +5,8 @@ python -m studies.atft.baseline [SEEDS]     mean over synthetic markets of that 
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -42,7 +43,18 @@ def _predict(panel: Panel, coefficients: np.ndarray, days: np.ndarray) -> np.nda
     return np.where(panel.mask[days], panel.x[days] @ coefficients, np.nan)
 
 
-def main(seeds: int) -> None:
+def positive(text: str) -> int:
+    """A whole number from 1 on, as argparse reads one."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0: give 1 or more.")
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.atft.baseline", description="Ridge beside the oracle.")
+    parser.add_argument("seeds", nargs="?", type=positive, default=10, metavar="SEEDS", help="synthetic markets")
+    seeds: int = parser.parse_args(arguments).seeds
     rows = []
     for seed in range(seeds):
         config = DataConfig(seed=seed)
@@ -61,4 +73,4 @@ def main(seeds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+    main()

@@ -1,12 +1,15 @@
 """From a table, real or synthetic, to what the model trains on. Torch-free.
 
 Everything fitted (scalers, winsor limits, the universe) is fitted on the training days of the fold.
+
+python -m studies.atft.panel [FILE] [-o data.features=flow]     the data report, without training
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +19,8 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
+from hpo.config import apply, parse_override
+from hpo.errors import UserError
 from studies.atft.config import Config, DataConfig
 from studies.atft.features import NAMES, Grid, features, forward_returns, to_grid
 from studies.atft.graph import Graphs, build_graphs
@@ -259,8 +264,17 @@ def _shape_report(grid: Grid, mask: np.ndarray, split: Split, names: tuple[str, 
     }
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.atft.panel", description="The data report.")
+    parser.add_argument("path", nargs="?", default="", metavar="FILE", help="a panel; without it the synthetic market")
+    parser.add_argument("-o", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
+    given = parser.parse_args(arguments)
     try:
-        json.dump(check(Config(data=DataConfig(path=sys.argv[1] if len(sys.argv) > 1 else ""))), sys.stdout, indent=2)
-    except DataError as error:
-        sys.exit(f"error: {error}")
+        overrides = dict(map(parse_override, given.overrides))
+        print(json.dumps(check(apply(Config(), {"data.path": given.path, **overrides})), indent=2))
+    except (UserError, DataError) as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

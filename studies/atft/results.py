@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import trainer
 from hpo.config import apply, flatten, load_yaml, parse_override
 from hpo.errors import UserError
-from studies.atft.baseline import ridge_predictions
+from studies.atft.baseline import positive, ridge_predictions
 from studies.atft.config import Config
 from studies.atft.metrics import daily_ic, newey_west_t
 from studies.atft.panel import Panel
@@ -112,7 +113,7 @@ def kept(config: Config, task_type: type[Judged], directory: Path | None) -> np.
     if directory is None:
         return trained(config, task_type)
     digest = hashlib.sha256((task_type.__name__ + config.model_dump_json()).encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted([*Path(__file__).parent.glob("*.py"), *Path(trainer.__file__).parent.rglob("*.py")]):
         digest.update(source.read_bytes())
     if config.data.path:
         digest.update(Path(config.data.path).read_bytes())
@@ -219,10 +220,10 @@ def cells_of(base: Config, markets: int, folds: int, first: int = 0) -> list[dic
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.atft.results", description="The study's table.")
     parser.add_argument("--path", default="", help="a panel; without it synthetic markets")
-    parser.add_argument("--markets", type=int, default=4)
+    parser.add_argument("--markets", type=positive, default=4)
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the markets N, N + 1, ... (data.seed)")
-    parser.add_argument("--folds", type=int, default=3, help="walk-forward folds of a panel")
-    parser.add_argument("--seeds", type=int, default=2, help="of the training")
+    parser.add_argument("--folds", type=positive, default=3, help="walk-forward folds of a panel")
+    parser.add_argument("--seeds", type=positive, default=2, help="of the training")
     parser.add_argument(
         "--keep", type=Path, metavar="DIRECTORY", help="keep every run's scores here, and go on from them"
     )

@@ -86,5 +86,22 @@ def _shown(values: Sequence[float]) -> str:
     return f"{fmean(values):.3f}{error} | {len(values)}"
 
 
+def main() -> None:
+    try:
+        trials = json.load(sys.stdin)
+        text = table(trials)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        sys.exit(_refused("what is read is no JSON of trials"))
+    if text.count("\n") < 2:
+        sys.exit(_refused(f"of the {len(trials)} trials that are read none is a complete one of a recipe"))
+    print(text)
+
+
+def _refused(what: str) -> int:
+    command = "hpo compare --study convnet-recipes --top 100 --json"
+    print(f"error: {what}: pipe `{command}` into this, with trials that have ended.", file=sys.stderr)
+    return 2
+
+
 if __name__ == "__main__":
-    print(table(json.load(sys.stdin)))
+    main()

@@ -32,6 +32,8 @@ def find(path: str, image_size: int | None) -> Cifar | Folders:
             f"data.path={path!r} holds neither CIFAR's binary version (data_batch_1.bin ... and test_batch.bin, or "
             "train.bin and test.bin) nor a folder of images for each class."
         )
+    if isinstance(found, Folders) and found.classes == 1:
+        raise DataError(f"{path} has one class, {found.names[0]}: give two or more folders.")
     return found
 
 

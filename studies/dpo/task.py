@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -42,6 +43,7 @@ class DpoTask(Task):
         super().__init__(config)
         self.depth = depth_of(config.model)
         self.scores = config.loss.name == "reward"
+        self.picked: list[dict[str, Any]] = []  # of the last evaluation: what best-of-n gives
 
     @cached_property
     def text(self) -> Tokenizer:
@@ -133,8 +135,8 @@ class DpoTask(Task):
         metrics = {"val/kl": kl, "val/kl_share": kl / self.config.evaluation.most_kl}
         if not self.config.data.path:
             with policy.disable_adapter():
-                others = self._worth(*self._answer(policy, prompts))
-            own = self._worth(tokens, labels)
+                others = _worth(self._texts(*self._answer(policy, prompts)))
+            own = _worth(self._texts(tokens, labels))
             wins = (own > others).float() + 0.5 * (own == others).float()
             metrics |= {"val/true_reward": float(own.mean()), "val/win_rate": float(wins.mean())}
         return metrics
@@ -142,13 +144,18 @@ class DpoTask(Task):
     def _picked(self, model: nn.Module, prompts: Sequence[str]) -> dict[str, float]:
         """The true reward, or where none is known the model's own, of the best of n answers of the reference."""
         scorer: Any = unwrapped(model)
-        scores, worths = [], []
+        scores, worths, given = [], [], []
         for _ in range(self.config.evaluation.best_of):
             with scorer.lm.disable_adapter():
                 tokens, labels = self._answer(scorer.lm, prompts)
             scores.append(in_parts(scorer, self._rows, tokens, labels).cpu())
-            worths.append(scores[-1] if self.config.data.path else self._worth(tokens, labels))
+            given.append(self._texts(tokens, labels))
+            worths.append(scores[-1] if self.config.data.path else _worth(given[-1]))
         counts, score, worth = best_of.sizes(len(scores)), torch.stack(scores, dim=1), torch.stack(worths, dim=1)
+        self.picked = [
+            {"prompt": prompt, "response": given[best][row], "score": float(score[row, best])}
+            for row, (prompt, best) in enumerate(zip(prompts, score.argmax(dim=1).tolist(), strict=True))
+        ]
         picked = {f"val/best_of_{n}": best_of.best_of(score, worth, n) for n in counts}
         picked["val/kl_share"] = best_of.kl_bound(counts[-1]) / self.config.evaluation.most_kl
         return picked | {f"val/best_of_{n}_kl_bound": best_of.kl_bound(n) for n in counts}
@@ -158,10 +165,18 @@ class DpoTask(Task):
         encoded = [[*begin, *self.text.encode(prompt)] for prompt in prompts]
         return answers(model, encoded, self.config.evaluation.max_new_tokens, self.text.end, self._rows)
 
-    def _worth(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """The true rewards of answers to generated prompts, [prompts]."""
+    def _texts(self, tokens: Tensor, labels: Tensor) -> list[str]:
+        """The answers, without their ends."""
         drawn = [row[held].tolist() for row, held in zip(tokens, labels != IGNORED, strict=True)]
-        return torch.tensor([true_reward(self.text.decode(ids)) for ids in drawn])
+        return [self.text.decode(ids) for ids in drawn]
+
+    def artifacts(self, model: nn.Module) -> dict[str, str]:
+        """Of a reward model the answers it picks, best of `evaluation.best_of`, as `picked/epoch-N.jsonl`."""
+        if not self.picked:
+            return {}
+        epoch = round(self.progress * self.config.train.num_epochs)
+        lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in self.picked)
+        return {f"picked/epoch-{epoch:04d}.jsonl": lines}
 
     # --- Data
 
@@ -191,6 +206,11 @@ class DpoTask(Task):
             found = tokens_of(self.text, row["prompt"], row[which], self.config.data.max_length)
             sample |= {which: found["tokens"], f"{which}_labels": found["labels"]}
         return sample
+
+
+def _worth(texts: Sequence[str]) -> Tensor:
+    """The true rewards of answers to generated prompts, [prompts]."""
+    return torch.tensor([true_reward(text) for text in texts])
 
 
 def _log_ratio(policy: Any, tokens: Tensor, labels: Tensor) -> Tensor:

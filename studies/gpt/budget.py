@@ -5,17 +5,22 @@ C = 6 N D operations, and for a given C the lowest loss is reached where N and D
 approaches 1 and 2, table 2). At the sizes they trained (table 3) that is about 20 tokens for each parameter, hence
 N = sqrt(C / 120). The constants of their approach 3, the fitted loss, were found not to follow from its data (Besiroglu
 et al. 2024, arXiv 2404.10102), so it is not used here. Small models of bytes are far from where this was measured.
+
+python -m studies.gpt.budget [PATH=VALUE ...]     of a configuration
+python -m studies.gpt.budget --flops 1e18         the best made of so many operations
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 from studies.gpt.config import Config, ModelConfig
 
+SOURCE = "Hoffmann et al. 2022 (arXiv 2203.15556), approaches 1 and 2: N = sqrt(C / 120), D = 20 N"
 TOKENS_PER_PARAMETER = 20
 FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two for the product forward, four for both gradients; attention's own left out
 
@@ -53,15 +58,39 @@ def report(config: Config) -> dict[str, Any]:
     return {"parameters": size, "compute_optimal_tokens": tokens, "compute_optimal_flops": flops(size, tokens)}
 
 
-if __name__ == "__main__":
+def _operations(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 1 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of operations: give one, such as 1e18.")
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     from hpo import load
     from hpo.config import parse_override
     from hpo.errors import UserError
 
-    try:
-        given = load("gpt").configure(dict(map(parse_override, sys.argv[1:]))).config
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    assert isinstance(given, Config)
-    json.dump(report(given), sys.stdout, indent=2)
-    print()
+    parser = argparse.ArgumentParser(prog="python -m studies.gpt.budget", description="Parameters, tokens, operations.")
+    parser.add_argument("overrides", nargs="*", metavar="PATH=VALUE", help="of the study's configuration")
+    parser.add_argument("--flops", type=_operations, help="the parameters and tokens that make the best of so many")
+    given = parser.parse_args(arguments)
+    if given.flops is not None:
+        if given.overrides:
+            parser.error(f"--flops reads no configuration: leave {given.overrides[0]} out.")
+        size, tokens = optimal(given.flops)
+        found = {"compute_optimal_parameters": round(size), "compute_optimal_tokens": round(tokens), "source": SOURCE}
+    else:
+        try:
+            config = load("gpt").configure(dict(map(parse_override, given.overrides))).config
+        except UserError as error:
+            parser.exit(2, f"error: {error}\n")
+        assert isinstance(config, Config)
+        found = report(config)
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

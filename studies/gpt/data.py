@@ -51,6 +51,13 @@ class Tokens:
         return Packed(TokenDocuments(self.files[domain, part]), length, seed=seed, pad_id=self.tokenizer.end)
 
 
+def tokenizer_of(data: DataConfig) -> Tokenizer:
+    """The tokenizer of a configuration; the texts are read only where it has to be learnt from them."""
+    if data.tokenizer == "bytes":
+        return Bytes()
+    return _opened(data, Path()) if data.tokenizer_file else Tokens(data).tokenizer
+
+
 def train_rows(tokens: Tokens, config: Config) -> Mixture:
     """Rows of all domains by the ratios of the phases; of an only domain, all of it."""
     data, epochs = config.data, config.train.num_epochs
@@ -108,6 +115,8 @@ def _key(data: DataConfig) -> str:
 def _content(path: str) -> list[list[str]]:
     """Of a file, or of those in a directory in their order: what it is called, and its digest."""
     files = sorted(Path(path).rglob("*")) if path and Path(path).is_dir() else [Path(path)] if path else []
+    if files and not Path(path).exists():
+        raise DataError(f"{path} is not there, and the tokens are made of it: put it back, or give its place.")
     stats = [(file, file.stat()) for file in files if file.is_file()]
     return [[file.suffix, _digest(file, stat.st_size, stat.st_mtime_ns)] for file, stat in stats]
 

@@ -159,12 +159,12 @@ def flags(directory: str | Path) -> list[str]:
 
 def _save_exported(file: str, directory: str) -> None:
     """What `hpo export` wrote, with the trial's configuration in its header; and the tokenizer, where there is one."""
-    from studies.gpt.data import Tokens
+    from studies.gpt.data import tokenizer_of
     from trainer.data.text import BPE
 
     found, weights = exported(file)
     config = Config.model_validate(found)
-    tokenizer = Tokens(config.data).tokenizer
+    tokenizer = tokenizer_of(config.data)
     save(weights, config, directory, tokenizer.end)
     if isinstance(tokenizer, BPE):
         tokenizer.save(Path(directory) / "tokenizer.json")

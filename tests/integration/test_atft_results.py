@@ -1,13 +1,21 @@
 """The study's table: paired differences with their errors, rows that the project's own trainer has trained."""
 
+import json
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import yaml
 
-from studies.atft import results
-from studies.atft.config import Config
+from studies.atft import baseline, panel, results
+from studies.atft.config import Config, DataConfig, MarketConfig
+from studies.atft.features import forward_returns, to_grid
+from studies.atft.market import simulate
 from studies.atft.metrics import daily_ic
 from studies.atft.panel import prepare
+from studies.atft.table import clean
 
 TINY = (
     *("data.market.num_days=280", "data.market.num_stocks=24", "data.min_stocks=10", "data.split.val_days=40"),
@@ -95,6 +103,9 @@ def test_a_row_is_judged_on_the_validation_days_also_where_the_test_days_are_eva
         (["--rows", "without luck"], "'without luck' is not a row: choose among GRU"),
         (["-o", "model.hiden_size=8"], "hidden_size"),
         (["--path", "nowhere.parquet"], "nowhere.parquet"),
+        (["--markets", "0"], "argument --markets: '0' is no whole number above 0: give 1 or more."),
+        (["--seeds", "-1"], "argument --seeds: '-1' is no whole number"),
+        (["--folds", "0"], "argument --folds: '0' is no whole number"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_2(arguments, words, capsys):
@@ -102,3 +113,63 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(arguments, words, capsys):
         results.main(arguments)
     err = capsys.readouterr().err
     assert end.value.code == 2 and words in err.splitlines()[-1] and "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", ["0", "abc", "1.5"])
+def test_markets_of_the_baseline_are_counted_from_one(number, capsys):
+    with pytest.raises(SystemExit) as end:
+        baseline.main([number])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert end.value.code == 2 and f"{number!r} is no whole number above 0: give 1 or more." in last
+
+
+@pytest.mark.parametrize("changed", ["studies/atft/phases.py", "trainer/optim/groups.py"])
+def test_scores_are_kept_for_the_code_that_gave_them_alone(changed, tmp_path, monkeypatch):
+    root = Path(results.__file__).parents[2]
+    assert (root / changed).is_file()
+    read = Path.read_bytes
+    runs = []
+    monkeypatch.setattr(results, "trained", lambda *_: np.full(3, runs.append(1) or len(runs)))
+    for _ in range(2):
+        assert results.kept(Config(), results.Judged, tmp_path)[0] == 1
+    monkeypatch.setattr(Path, "read_bytes", lambda file: read(file) + b"#" * (file == root / changed))
+    assert results.kept(Config(), results.Judged, tmp_path)[0] == 2
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory) -> str:
+    """A panel with a column that is the return of the day after."""
+    small = DataConfig(market=MarketConfig(num_days=260, num_stocks=28))
+    table = clean(simulate(small.market, 0, small.horizons).table)[0]
+    tomorrow = forward_returns(to_grid(table), (1,))[..., 0]
+    columns = {"date": table.dates.astype("datetime64[s]"), "code": table.code_names[table.codes], **table.columns}
+    columns["tomorrow"] = tomorrow[np.unique(table.dates, return_inverse=True)[1], table.codes]
+    path = tmp_path_factory.mktemp("leaking") / "panel.parquet"
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def test_the_data_report_of_a_command_names_a_column_that_knows_the_future(leaking, capsys):
+    shape = [part for change in TINY if change.startswith(("data.min", "data.split")) for part in ("-o", change)]
+    panel.main([leaking, *shape])
+    plain = json.loads(capsys.readouterr().out)
+    assert "suspected_leaks" not in plain and "tomorrow" in plain["columns_unused"]
+    panel.main([leaking, *shape, "-o", "data.features=tomorrow"])
+    [found] = json.loads(capsys.readouterr().out)["suspected_leaks"]
+    assert found.startswith("tomorrow (RankIC ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.parquet"], "nowhere.parquet is not a file"),
+        (["-o", "data.features"], "is not an override"),
+        (["-o", "data.feature=x"], "data.features"),
+        (["a.parquet", "b.parquet"], "unrecognized arguments: b.parquet"),
+    ],
+)
+def test_a_data_report_that_cannot_be_is_one_sentence_and_exit_2(arguments, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        panel.main(arguments)
+    printed = capsys.readouterr()
+    assert end.value.code == 2 and words in printed.err.splitlines()[-1] and printed.out == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,10 +11,12 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from hpo.cli import app
 from hpo.home import Home
+from studies.convnet import recipes
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
 
@@ -75,6 +78,39 @@ def test_a_mistake_is_one_sentence_before_anything_is_written(home, option, sent
     [line] = result.stderr.splitlines()
     assert line.startswith("error: ") and sentence in line
     assert not home.root.exists()
+
+
+def test_folders_of_one_class_are_refused_before_anything_is_written(home, tmp_path):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    for n in range(3):
+        Image.new("RGB", (32, 32), (n, 0, 0)).save(tmp_path / "photos" / "cat" / f"{n}.png")
+    options = ("-o", f"data.path={tmp_path / 'photos'}", "-o", "data.num_val=10")
+    result = hpo("run", "--study", "convnet", "--trials", "1", *options, home=home)
+    assert result.exit_code == 2
+    assert result.stderr.endswith("photos has one class, cat: give two or more folders.\n")
+    assert not home.root.exists()
+
+
+NO_RECIPE = json.dumps([{"state": "complete", "values.val/accuracy": 0.5}])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("", "no JSON of trials"),
+        ("[1]", "no JSON of trials"),
+        ("[]", "of the 0 trials that are read none"),
+        (NO_RECIPE, "of the 1 trials that are read none"),
+    ],
+)
+def test_a_table_of_recipes_without_trials_is_refused_with_what_to_pipe(given, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+    with pytest.raises(SystemExit) as end:
+        recipes.main()
+    printed = capsys.readouterr()
+    [line] = printed.err.splitlines()
+    assert end.value.code == 2 and words in line and "`hpo compare --study convnet-recipes" in line
+    assert printed.out == ""
 
 
 def test_cifar_in_a_directory_is_trained_on_and_another_byte_is_another_study(tmp_path, home):

@@ -175,6 +175,25 @@ def test_a_reward_model_picks_better_answers(tmp_path):
     assert found["val/best_of_4_kl_bound"] == pytest.approx(kl_bound(4))
 
 
+def test_the_best_answer_to_each_prompt_is_written_with_its_score():
+    """The file against the metrics: its answers are the best of 4 by the scores that a pass over each gives."""
+    it = task(preset="reward", **{"data.generated": 40, "evaluation.prompts": 5, "evaluation.best_of": 4})
+    model = perturbed(it)
+    with torch.no_grad():
+        found = it.evaluate(model)
+        it.progress = 0.5
+        [(name, text)] = it.artifacts(model).items()
+        records = [json.loads(line) for line in text.splitlines()]
+        for one in records:
+            tokens = torch.tensor([[*one["prompt"].encode(), *one["response"].encode(), Bytes.end]])[:, : 5 + 8]
+            labels = torch.where(torch.arange(tokens.shape[1]) < 5, IGNORED, tokens)
+            assert one["score"] == pytest.approx(float(model(tokens, labels)), abs=1e-4)
+    assert name == "picked/epoch-0002.jsonl"
+    assert [one["prompt"] for one in records] == [one["prompt"] for one in it._records[1][:5]]
+    assert np.mean([true_reward(one["response"]) for one in records]) == pytest.approx(found["val/best_of_4"])
+    assert task(**{"data.generated": 40}).artifacts(model) == {}
+
+
 def test_a_reward_models_checkpoint_holds_head_and_adapters(tmp_path):
     it = task(preset="reward")
     model, again = it.model(), it.model()

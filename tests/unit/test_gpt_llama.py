@@ -14,6 +14,7 @@ from studies.gpt.config import Config
 from studies.gpt.corpus import check
 from studies.gpt.model import Llama
 from studies.gpt.task import GptTask, sizes
+from trainer.data.text import BPE, Bytes
 from trainer.errors import ConfigError, DataError
 from trainer.precision import quiet_torchao
 
@@ -101,6 +102,33 @@ def test_an_exported_trial_is_written_with_its_tokenizer(tmp_path, monkeypatch):
     assert kept["eos_token_id"] == task.tokens.tokenizer.end
     with pytest.raises(DataError, match=r"has 280 tokens and data.vocab_size is 270: set it to 280"):
         GptTask(config_of(True, tokenizer="bpe", vocab_size=270, tokenizer_file=again.data.tokenizer_file)).train_set()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "given"])
+def test_a_trial_is_saved_when_the_text_it_read_is_gone(kind, tmp_path):
+    from safetensors.torch import save_model
+
+    data: dict[str, object] = {"path": str(tmp_path / "gone.txt")}
+    tokenizer = Bytes() if kind == "bytes" else BPE.train(["abc abd abe"], 280)
+    if isinstance(tokenizer, BPE):
+        tokenizer.save(tmp_path / "given.json")
+        data |= {"tokenizer": "bpe", "vocab_size": 280, "tokenizer_file": str(tmp_path / "given.json")}
+    config = config_of(True, **data)
+    model = Llama(config.data.vocab_size, **sizes(config))
+    save_model(model, str(tmp_path / "a.safetensors"), metadata={"config": config.model_dump_json()})
+    llama.main(["save", str(tmp_path / "a.safetensors"), str(tmp_path / "there")])
+    assert json.loads((tmp_path / "there" / "config.json").read_text())["eos_token_id"] == tokenizer.end
+    assert (tmp_path / "there" / "tokenizer.json").exists() == (kind == "given")
+
+
+def test_byte_pairs_learnt_from_a_text_that_is_gone_are_refused_by_its_name(tmp_path):
+    from safetensors.torch import save_model
+
+    config = config_of(True, path=str(tmp_path / "gone.txt"), tokenizer="bpe", vocab_size=280)
+    model = Llama(280, **sizes(config))
+    save_model(model, str(tmp_path / "a.safetensors"), metadata={"config": config.model_dump_json()})
+    with pytest.raises(DataError, match=r"gone\.txt is not there"):
+        llama.main(["save", str(tmp_path / "a.safetensors"), str(tmp_path / "there")])
 
 
 def test_what_is_no_such_llama_is_refused(tmp_path, capsys):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from studies.gpt import budget
 from studies.gpt.budget import FLOPS_PER_PARAMETER_AND_TOKEN, flops, optimal, parameters, rows
 from studies.gpt.config import Config, CorpusConfig, DataConfig, ModelConfig
 from studies.gpt.generate import generate
@@ -132,6 +135,33 @@ def test_a_budget_is_spent_on_20_tokens_for_each_parameter():
     config = Config(data=DataConfig(tokens_per_parameter=20.0), train=TrainConfig(num_epochs=4))
     per_epoch, seen = rows(config), 20 * parameters(config.model, 257)
     assert per_epoch is not None and per_epoch * 128 * 4 == pytest.approx(seen, rel=0.01)
+
+
+def test_the_best_of_a_budget_of_operations_is_printed_with_its_source(capsys):
+    budget.main(["--flops", "5.76e23"])
+    found = json.loads(capsys.readouterr().out)
+    size, tokens = found["compute_optimal_parameters"], found["compute_optimal_tokens"]
+    assert size == pytest.approx(67e9, rel=0.05) and tokens == pytest.approx(1.5e12, rel=0.1)  # table 3
+    assert 6 * size * tokens == pytest.approx(5.76e23, rel=1e-6) and "2203.15556" in found["source"]
+    budget.main(["model.tie=false"])
+    assert json.loads(capsys.readouterr().out)["parameters"] > parameters(Config().model, 257)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--flops", "0"], "'0' is no number of operations: give one, such as 1e18."),
+        (["--flops", "nan"], "'nan' is no number of operations"),
+        (["--flops", "much"], "'much' is no number of operations"),
+        (["--flops", "1e18", "preset=full"], "--flops reads no configuration: leave preset=full out."),
+        (["preset"], "is not an override"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_one_sentence(arguments, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        budget.main(arguments)
+    printed = capsys.readouterr()
+    assert end.value.code == 2 and words in printed.err.splitlines()[-1] and printed.out == ""
 
 
 def test_a_step_is_counted_as_6_operations_for_each_parameter_and_token():
