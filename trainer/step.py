@@ -156,8 +156,10 @@ class Stepper:
         self.task.progress, self.task.step = self.state.step / self.total, self.state.step
         filler = isinstance(batch, Filler)
         given = batch.batch if filler else batch
+        self.task.filler = filler
         with differentiable(self.config.gradients):
             loss = penalised(self.config.gradients, self.state.model, lambda: self.task_loss(given))
+        self.task.filler = False
         loss = loss.times(0) if filler else loss
         return loss if self.state.loss_scale is None else loss.times(self._scale)
 

@@ -93,6 +93,9 @@ class Task:
     step: int = 0
     # What `Loss.count` counts. Other than samples it is also a rate, `train/tokens_per_sec`; tokens have a perplexity.
     unit: str = "samples"
+    # Whether `loss` is asked of a batch that only keeps this rank in step with others, which have samples left: what it
+    # returns counts nothing, and what it gathers from all ranks must leave this one's out.
+    filler: bool = False
     # How many blocks of one kind the model is made of, where the task has a method of_depth: its memory is then
     # estimated from that of shallower ones.
     depth: int | None = None

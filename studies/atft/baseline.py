@@ -43,6 +43,23 @@ def _predict(panel: Panel, coefficients: np.ndarray, days: np.ndarray) -> np.nda
     return np.where(panel.mask[days], panel.x[days] @ coefficients, np.nan)
 
 
+def rank_ics(seeds: int, horizons: int) -> np.ndarray:
+    """Of the first `horizons` ones [horizons, 2]: the RankIC of ridge and of the oracle on the validation days, means
+    over synthetic markets."""
+    rows = []
+    for seed in range(seeds):
+        config = DataConfig(seed=seed)
+        panel = prepare(config)
+        days = panel.split.val
+        for j in range(horizons):
+            guess = ridge_predictions(panel, j, days, config.min_stocks)
+            ridge = np.nanmean(daily_ic(guess, panel.returns[days, :, j], config.min_stocks)[0])
+            assert panel.oracle is not None
+            ceiling = oracle_rank_ic(panel.oracle[days, :, j], panel.returns[days, :, j], config.min_stocks)
+            rows.append((ridge, ceiling))
+    return np.array(rows).reshape(seeds, horizons, 2).mean(axis=0)
+
+
 def positive(text: str) -> int:
     """A whole number from 1 on, as argparse reads one."""
     number = int(text) if text.isdecimal() else 0
@@ -55,20 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.atft.baseline", description="Ridge beside the oracle.")
     parser.add_argument("seeds", nargs="?", type=positive, default=10, metavar="SEEDS", help="synthetic markets")
     seeds: int = parser.parse_args(arguments).seeds
-    rows = []
-    for seed in range(seeds):
-        config = DataConfig(seed=seed)
-        panel = prepare(config)
-        days = panel.split.val
-        for j in range(len(config.horizons)):
-            guess = ridge_predictions(panel, j, days, config.min_stocks)
-            ridge = np.nanmean(daily_ic(guess, panel.returns[days, :, j], config.min_stocks)[0])
-            assert panel.oracle is not None
-            ceiling = oracle_rank_ic(panel.oracle[days, :, j], panel.returns[days, :, j], config.min_stocks)
-            rows.append((ridge, ceiling))
-    table = np.array(rows).reshape(seeds, -1, 2).mean(axis=0)
+    horizons = DataConfig().horizons
+    table = rank_ics(seeds, len(horizons))
     print(f"mean RankIC on the validation days of {seeds} markets")
-    for h, (ridge, ceiling) in zip(DataConfig().horizons, table, strict=True):
+    for h, (ridge, ceiling) in zip(horizons, table, strict=True):
         print(f"h={h:<3d} ridge {ridge:.4f}  oracle {ceiling:.4f}  ratio {ridge / ceiling:.2f}")
 
 

@@ -111,9 +111,9 @@ class DataConfig(Frozen):
 
 
 class ModelConfig(Frozen):
-    """`num_frequencies` is FAN's K (0: no FAN), `num_filters` how many filters read each channel of its main signal, whose
-    outputs pass a second layer, as in FAN's paper, where `main_layers` is 2; `graph`, `attention` and `selection` switch
-    the GAT, the attention over the window and the weights of the features.
+    """`num_frequencies` is FAN's K (0: no FAN), `num_filters` how many filters read each channel of its main signal, and
+    `main_layers` 2 has what they read pass a second layer, as in FAN's paper; `graph`, `attention` and `selection`
+    switch the GAT, the attention over the window and the weights of the features.
     """
 
     hidden_size: PositiveInt = 32

@@ -64,7 +64,7 @@ class LoraTask(Task):
     def _contrast(self, states: Tensor, targets: Tensor) -> Loss:
         parallel = self.config.train.parallel
         gather = parallel.ranks == parallel.data > 1  # ranks that divide the model have the same samples
-        return contrast(states, targets, self.config.loss.temperature, gather=gather)
+        return contrast(states, targets, self.config.loss.temperature, gather=gather, held=not self.filler)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         data, device = padded(self._samples[1], self.text.end), next(model.parameters()).device
@@ -90,7 +90,7 @@ class LoraTask(Task):
         return Samples(tokens_of(self.text, one["prompt"], one["response"], length) for one in records)
 
 
-def contrast(states: Tensor, targets: Tensor, temperature: float, *, gather: bool = False) -> Loss:
+def contrast(states: Tensor, targets: Tensor, temperature: float, *, gather: bool = False, held: bool = True) -> Loss:
     """The causal contrastive loss of a language model's states: -log exp(1/t) / (exp(1/t) + sum_j exp(s_ij/t)).
 
     states: [batch, time, hidden], the last layer's, of which states[:, i] predicts targets[:, i]; targets: [batch,
@@ -105,5 +105,8 @@ def contrast(states: Tensor, targets: Tensor, temperature: float, *, gather: boo
     # memory has shapes alone: it counts every state, as if all were of responses.
     pick = slice(None) if shapes_only() else (targets != IGNORED).flatten()
     flat, times, groups = (x.flatten(0, 1)[pick] for x in (states, times, targets))
-    found = causal_contrastive(flat, flat, times=times, groups=groups, temperature=temperature, gather=gather)
+    valid = times.new_full(times.shape, held, dtype=torch.bool)
+    found = causal_contrastive(
+        flat, flat, valid=valid, times=times, groups=groups, temperature=temperature, gather=gather
+    )
     return Loss(found.sum, found.count)  # an anchor is its own positive, so its accuracy is always 1

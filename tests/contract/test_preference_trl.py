@@ -50,7 +50,7 @@ def outputs(log_probs: Tensor) -> Any:
     return SimpleNamespace(log_probs=log_probs, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
 
 
-def of_trl(kind: str, beta: float, policy: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+def of_trl(kind: str, beta: float, policy: Tensor, reference: Tensor, mask: Tensor, smoothing: float = 0.0) -> Tensor:
     chosen, rejected = reference.sum(dim=1).chunk(2)
     inputs = {
         "input_ids": mask,
@@ -60,7 +60,7 @@ def of_trl(kind: str, beta: float, policy: Tensor, reference: Tensor, mask: Tens
         "ref_rejected_logps": rejected,
     }
     own = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "loss_types": [kind], "loss_weights": [1.0]}
-    trainer = Trainer(beta=beta, use_weighting=False, _total_train_tokens=0, label_smoothing=0.0, **own)
+    trainer = Trainer(beta=beta, use_weighting=False, _total_train_tokens=0, label_smoothing=smoothing, **own)
     return DPOTrainer._compute_loss(trainer, lambda **_: outputs(policy), inputs, False)
 
 
@@ -86,6 +86,22 @@ def test_dpo_and_ipo_are_trls(kind, beta, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("beta", [0.05, 0.5])
+def test_smoothed_dpo_is_trls(beta, seed):
+    """TRL smooths "aot" this way, which sorts the margins of a batch: of a batch of one pair it is DPO's loss."""
+    policy, reference, mask = random(seed)
+    given = policy.clone().requires_grad_()
+    rows = [[i, i + PAIRS] for i in range(PAIRS)]
+    want = torch.stack([of_trl("aot", beta, given[i], reference[i], mask[i], smoothing=0.2) for i in rows]).mean()
+    (want_gradient,) = torch.autograd.grad(want, given)
+    policy.requires_grad_()
+    loss = dpo(*pairs(policy), *pairs(reference), beta=beta, label_smoothing=0.2)
+    (gradient,) = torch.autograd.grad(loss.sum / loss.count, policy)
+    torch.testing.assert_close(loss.sum / loss.count, want, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient, want_gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("beta", [0.05, 0.5])
 def test_kto_is_trls(beta, seed):
     policy, reference, mask = random(seed)
     other, ref_other, _ = random(seed + 100)
@@ -100,6 +116,13 @@ def test_kto_is_trls(beta, seed):
     }
     own = {"calculate_KL": True, "loss_type": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0}
     trainer = Trainer(beta=beta, _compute_kl_logps=lambda *_: other.sum(dim=1), _total_train_tokens=0, **own)
-    want = KTOTrainer._compute_loss(trainer, lambda **_: outputs(policy), batch, False)
+    given = policy.clone().requires_grad_()
+    want = KTOTrainer._compute_loss(trainer, lambda **_: outputs(given), batch, False)
+    (want_gradient,) = torch.autograd.grad(want, given)
+    policy.requires_grad_()
+    other.requires_grad_()
     loss = kto(policy.sum(1), reference.sum(1), label, (other - ref_other).sum(1), beta=beta)
     torch.testing.assert_close(loss.sum / loss.count, want, rtol=1e-6, atol=1e-6)
+    gradient, to_reference_point = torch.autograd.grad(loss.sum / loss.count, [policy, other], allow_unused=True)
+    torch.testing.assert_close(gradient, want_gradient, rtol=1e-5, atol=1e-6)
+    assert to_reference_point is None

@@ -1,0 +1,44 @@
+"""What the ranks of a test do: fine-tune a small language model by `fit` and hand back every epoch's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hpo import load
+from trainer.checkpoint import CheckpointStore
+from trainer.loop import fit
+from trainer.report import CONTINUE
+
+CONFIG: dict[str, Any] = {
+    "data.generated": 66,  # 53 to train on: four windows of an epoch, the last of which has 5 samples
+    "model.dropout": 0.0,
+    "train.batch_size": 16,
+    "train.num_epochs": 2,
+    "train.optim.eps": 1e-4,  # so that no gradient's rounding becomes a whole step
+}
+
+
+def run(directory: str, study: str, **overrides: Any) -> list[dict[str, float]]:
+    """Each epoch's losses and validation metrics."""
+    drawn = {"evaluation.prompts": 4, "evaluation.best_of": 2} if study == "dpo" else {}
+    given = load(study).configure(CONFIG | drawn | overrides)
+    metrics: list[dict[str, float]] = []
+
+    def report(step: int, values: Mapping[str, float], **_: Any) -> Any:
+        metrics.append({name: value for name, value in values.items() if name.startswith(("train/loss", "val/"))})
+        return CONTINUE
+
+    reporter: Any = SimpleNamespace(
+        preempted=False, report=report, event=lambda kind, **_: None, artifact=lambda *_: None
+    )
+    task = given.task_class()(given.config)
+    outcome = fit(task, given.config.train, reporter, CheckpointStore(Path(directory), fence=1))
+    assert outcome.kind == "complete", outcome
+    return metrics
+
+
+def runs(job: dict[str, Any]) -> dict[str, Any]:
+    return {name: run(f"{job['directory']}/{name}", **given) for name, given in job["runs"].items()}
