@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from studies._lm.base import base_model, shapes_only, tiny_sha256
-from studies._lm.config import ModelConfig
-from trainer.errors import ConfigError
+from studies._lm.config import ModelConfig, no_such_modules
 
 BASE = "base_sha256"  # the buffer with the digest of the tiny base
 
@@ -47,11 +46,8 @@ def lora(config: ModelConfig) -> nn.Module:
         try:
             model = get_peft_model(base, settings)
         except ValueError as error:
-            last = [name for name, module in base.named_modules() if isinstance(module, nn.Linear)][-3:]
-            raise ConfigError(
-                f"model.modules={','.join(config.modules)} names no linear layers of the model; its last ones are "
-                f"{', '.join(last)}."
-            ) from error
+            layers = [name for name, module in base.named_modules() if isinstance(module, nn.Linear)]
+            raise no_such_modules(config.modules, layers) from error
     return _filled(model) if shown else model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -119,3 +120,35 @@ def check_weights(model: ModelConfig) -> None:
             f"model.path={model.path!r} has no tokenizer: save it there too, or set model.tokenizer=bytes for a model "
             "over bytes."
         )
+
+
+def check_modules(model: ModelConfig) -> None:
+    """Raise ConfigError where no name in `modules` ends as that of a layer of the model does."""
+    layers = _matrices(Path(model.path).expanduser()) if model.path else {*PROJECTIONS, "embed_tokens", "lm_head"}
+    if not {_last(name) for name in model.modules} & {_last(layer) for layer in layers}:
+        raise no_such_modules(model.modules, layers)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def no_such_modules(given: Iterable[str], layers: Iterable[str]) -> ConfigError:
+    """What is raised for them."""
+    named, kinds = ",".join(given), ", ".join(sorted(set(map(_last, layers))))
+    return ConfigError(f"model.modules={named} names no linear layers of the model: give of {kinds}.")
+
+
+def _matrices(directory: Path) -> set[str]:
+    """The modules of a directory that have a parameter of two dimensions or more, by the headers of its safetensors."""
+    from safetensors import SafetensorError, safe_open
+
+    found = set()
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                names = [name for name in opened.keys() if len(opened.get_slice(name).get_shape()) > 1]  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{file} cannot be read as safetensors ({error}): save the model again.") from error
+        found |= {name.rpartition(".")[0] for name in names}
+    return found

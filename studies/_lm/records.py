@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from studies._lm.config import DataConfig, ModelConfig, check_model, check_weights
-from trainer.errors import DataError
+from studies._lm.config import DataConfig, ModelConfig, check_model, check_modules, check_weights
+from trainer.errors import ConfigError, DataError
 
 Record = dict[str, str]
 T = TypeVar("T")
 
 
-def check_inputs(model: ModelConfig, data: DataConfig, fields: Sequence[str]) -> None:
-    """Raise ConfigError or DataError, in a sentence, for packages, a model or records that are not there."""
+def check_inputs(
+    model: ModelConfig, data: DataConfig, fields: Sequence[str], generated: Callable[[int, int], Sequence[Record]]
+) -> None:
+    """Raise ConfigError or DataError, in a sentence, for packages, a model, its layers or records that are not there,
+    and for prompts as long as a record may be. `generated`: (count, seed) -> the records without a file."""
     check_model(model)
     check_weights(model)
-    if data.path:
-        read_jsonl(data.path, fields)
+    check_modules(model)
+    records = read_jsonl(data.path, fields) if data.path else generated(data.generated, data.seed)
+    if (length := _lengths(model)) is not None:
+        for record in records:
+            if (count := length(record["prompt"])) >= data.max_length:
+                raise too_long(record["prompt"], count, data.max_length)
+
+
+def too_long(prompt: str, count: int, most: int) -> DataError:
+    """What is raised for a prompt of `count` tokens."""
+    return DataError(
+        f"the prompt {prompt[:40]!r} has {count} tokens and data.max_length is {most}, so nothing of its response is "
+        "left: raise data.max_length, or shorten it."
+    )
+
+
+def _lengths(model: ModelConfig) -> Callable[[str], int] | None:
+    """How many tokens a prompt has. None where the directory has no tokenizer.json: trials then tell."""
+    if not model.path or model.tokenizer == "bytes":
+        return lambda text: len(text.encode())
+    directory = Path(model.path).expanduser()
+    if not (directory / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        found = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        about = directory / "tokenizer_config.json"
+        begin = 1 if about.is_file() and json.loads(about.read_text(encoding="utf-8")).get("bos_token") else 0
+    except Exception as error:  # tokenizers raises no class of its own
+        raise ConfigError(f"the tokenizer in {str(directory)!r} cannot be read: {error}") from error
+    found.no_truncation()
+    return lambda text: begin + len(found.encode(text, add_special_tokens=False).ids)
 
 
 def read_jsonl(path: str | Path, fields: Sequence[str]) -> list[Record]:

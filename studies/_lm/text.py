@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from studies._lm.config import ModelConfig
+from studies._lm.records import too_long
 from trainer.data import Padded
 from trainer.data.text import Bytes, Tokenizer
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError
 
 IGNORED = -100
 
@@ -52,10 +53,7 @@ def tokens_of(text: Tokenizer, prompt: str, response: str, max_length: int) -> d
     the end, IGNORED in place of the prompt's. Raises DataError where the cut leaves no response."""
     begin = [*getattr(text, "begin", ()), *text.encode(prompt)]
     if len(begin) >= max_length:
-        raise DataError(
-            f"the prompt {prompt[:40]!r} has {len(begin)} tokens and data.max_length is {max_length}, so nothing of "
-            "its response is left: raise data.max_length, or shorten it."
-        )
+        raise too_long(prompt, len(begin), max_length)
     answer = [*text.encode(response), text.end]
     tokens = torch.tensor([*begin, *answer][:max_length])
     labels = tokens.clone()

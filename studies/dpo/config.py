@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from studies._lm.config import DataConfig, ModelConfig
 from studies._lm.records import check_inputs
+from studies.dpo.pairs import preferences
 from trainer.config import CheckpointConfig, Frozen, OptimConfig, Positive, ScheduleConfig, TrainConfig
 
 FIELDS = ("prompt", "chosen", "rejected")  # of a record
@@ -77,4 +78,4 @@ class Config(Frozen):
 
 def check(config: Config) -> None:
     """What is refused before a study is written: see `check_inputs`."""
-    check_inputs(config.model, config.data, FIELDS)
+    check_inputs(config.model, config.data, FIELDS, preferences)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from studies._lm.config import DataConfig, ModelConfig
 from studies._lm.records import check_inputs
+from studies._lm.words import instructions
 from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, Positive, ScheduleConfig, TrainConfig
 
 FIELDS = ("prompt", "response")  # of a record
@@ -36,4 +37,4 @@ class Config(Frozen):
 
 def check(config: Config) -> None:
     """What is refused before a study is written: see `check_inputs`."""
-    check_inputs(config.model, config.data, FIELDS)
+    check_inputs(config.model, config.data, FIELDS, instructions)

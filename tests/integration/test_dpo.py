@@ -279,6 +279,8 @@ def test_pairs_of_ones_own_are_learnt_from_the_command_line(home, tmp_path):
         ("data.path={file}", ["line 2 lacks the field 'rejected'", "it has prompt, chosen"]),
         ("loss.beta=0", ["loss.beta='0'", "greater than 0"]),
         ("loss.name=ppo", ["loss.name='ppo'", "'kto'"]),
+        ("data.max_length=5", ["?' has 5 tokens and data.max_length is 5"]),
+        ("model.modules=foo", ["model.modules=foo names no linear layers of the model"]),
         ("train.micro_batch_size=4", ["loss.name=kto", "a rank has 4", "set train.micro_batch_size to 8 or more"]),
     ],
 )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from hpo.home import Home
 from studies._lm import adapter, base
 from studies._lm.adapter import adapted
 from studies._lm.base import base_model
-from studies._lm.config import PROJECTIONS, ModelConfig
+from studies._lm.config import PROJECTIONS, ModelConfig, check_modules
 from studies._lm.exported import save_adapter
 from studies._lm.records import split
 from studies._lm.text import IGNORED, padded, tokens_of
@@ -31,7 +34,7 @@ from studies.lora.config import Config
 from studies.lora.task import LoraTask, contrast
 from trainer.checkpoint import CheckpointStore
 from trainer.data.text import Bytes
-from trainer.errors import CheckpointError, DataError
+from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.report import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
@@ -335,6 +338,8 @@ def test_records_that_cannot_be_used(home, tmp_path, lines, words):
         ("model.base=int8", ["model.base='int8'", "'nf4'"]),
         ("model.path=/nowhere", ["model.path='/nowhere' is no directory"]),
         ("model.tokenizer=bytes", ["tokenizer is read only with path"]),
+        ("model.modules=foo", ["model.modules=foo names no linear layers of the model", "give of down_proj, "]),
+        ("data.max_length=12", ["the prompt '", "tokens and data.max_length is 12"]),
     ],
 )
 def test_settings_that_cannot_be_used(home, override, words):
@@ -350,6 +355,33 @@ def test_a_directory_without_a_model(home, tmp_path, directory):
     assert "has no tokenizer" in refused(home, f"model.path={directory}")
 
 
+def test_layers_and_prompts_of_a_directory_are_looked_at_without_torch(tmp_path, directory):
+    """Against peft, which takes or refuses the same names, and the tokenizer that counts words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    place, file = shutil.copytree(directory, tmp_path / "model"), tmp_path / "mine.jsonl"
+    words = Tokenizer(models.WordLevel({"say": 0, "it": 1, "</s>": 2}, unk_token="it"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(place / "tokenizer.json"))
+    (place / "tokenizer_config.json").write_text('{"bos_token": "</s>", "eos_token": "</s>"}')
+    file.write_text(2 * (json.dumps({"prompt": "say 0 a b", "response": "c"}) + "\n"))
+    code = "import sys, hpo; hpo.load('lora').configure({}).check_data(); assert 'torch' not in sys.modules"
+    given = {"model.path": str(place), "data.path": str(file)}
+    subprocess.run([sys.executable, "-c", code.format(given | {"data.max_length": 6})], check=True)
+    with pytest.raises(DataError, match=r"the prompt 'say 0 a b' has 5 tokens and data.max_length is 5"):
+        load("lora").configure(given | {"data.max_length": 5}).check_data()
+    names = ("q_proj", "0.mlp.up_proj", "lm_head", "nothing,v_proj", "mlp", "norm", "proj", "foo")
+    for model in (ModelConfig(path=path, modules=(*one.split(","),)) for one in names for path in ("", str(place))):
+        assert _takes(check_modules, model) == _takes(adapted, model), model
+
+
+def _takes(looks: Callable[[ModelConfig], object], model: ModelConfig) -> bool:
+    with suppress(ConfigError):
+        looks(model)
+        return True
+    return False
+
+
 def refused(home: Home, override: str) -> str:
     result = hpo("run", "--study", "lora", "--trials", "1", "-o", override, home=home)
     assert result.exit_code == 2, (result.output, result.exception)
@@ -359,14 +391,10 @@ def refused(home: Home, override: str) -> str:
 
 
 def test_packages_that_are_not_installed_are_named(home, monkeypatch):
-    from studies._lm import config
-
-    monkeypatch.setattr(config, "find_spec", lambda name: None if name == "peft" else object())
+    monkeypatch.setattr("studies._lm.config.find_spec", lambda name: None if name == "peft" else object())
     assert "language models need peft: pip install 'hpo[llm]'." in refused(home, "model.rank=4")
 
 
 def test_a_prompt_that_fills_the_length_is_refused_by_its_words():
-    from trainer.errors import DataError
-
     with pytest.raises(DataError, match=r"the prompt '.*' has 1[0-4] tokens and data.max_length is 8"):
         task(**{"data.max_length": 8}).train_set()
