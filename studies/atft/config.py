@@ -111,8 +111,8 @@ class DataConfig(Frozen):
 
 
 class ModelConfig(Frozen):
-    """`num_frequencies` is FAN's K (0: no FAN), `num_filters` how many filters read each channel of its main signal, and
-    `main_layers` 2 has what they read pass a second layer, as in FAN's paper; `graph`, `attention` and `selection`
+    """`num_frequencies` is FAN's K (0: no FAN), `num_filters` how many filters read each channel of its main signal;
+    with `main_layers=2` what they read passes a second layer, as in FAN's paper; `graph`, `attention` and `selection`
     switch the GAT, the attention over the window and the weights of the features.
     """
 
