@@ -18,6 +18,7 @@ from hpo.ledger import Ledger, reads
 from hpo.ledger.history import Curves
 from hpo.ledger.tables import trials
 from hpo.objective import Constraint, Objective
+from hpo.search.strategy import BRINGS
 from hpo.study import load
 from trainer.report import Outcome
 
@@ -207,6 +208,7 @@ def test_what_cannot_rank_by_several_is_refused_before_anything_is_written(tmp_p
     "strategy",
     [
         "asha-promote",
+        "bohb",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("hyperband-promote", "halving", "hyperband")),
     ],
 )
@@ -214,7 +216,8 @@ def test_rungs_rank_by_non_domination_under_every_strategy_that_has_them(tmp_pat
     from test_driver import drive
 
     home = Home(tmp_path / "home")
-    _, status, state, _ = drive(home, trials=12, reference=SEVERAL, strategy=strategy)
+    flags = {"sampler": strategy} if strategy in BRINGS else {}  # else the study's own
+    _, status, state, _ = drive(home, trials=12, reference=SEVERAL, strategy=strategy, **flags)
     assert state == "complete" and status.front and status.trials["complete"] < 12
     with Ledger(home.storage).read() as connection:
         assert sorted(one.number for one in status.front) == brute_front(reads.trial_rows(connection, 1))
