@@ -339,10 +339,11 @@ class Driver:
         self._looked, points, seen = last, self._asking.features(), self._curves
         self._ledger.look(lambda c: self._curves.refresh(c, None))
         found = Board(seen.curves, seen.states, points, seen.order, seen.objectives[0].select == "best")
-        # A budget of epochs is exceeded by the one trial that has to train to its end for the study to have a best one.
+        # Only the one trial that has to end for the study to have a best one, of those furthest on, exceeds the epochs.
         alone = room == self._spec.window and "complete" not in found.states.values()
+        near = self._promoting.promote(found.furthest(), last) if alone and not self._epochs_short else []
         numbers: list[int] = []
-        for number in self._promoting.promote(found, last)[:room]:
+        for number in (near or self._promoting.promote(found, last))[:room]:
             if self._epochs_short or (alone and not numbers):
                 self._epochs[number] = self._plans[number]
                 numbers.append(number)

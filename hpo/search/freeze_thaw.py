@@ -1,7 +1,7 @@
-"""Freeze and thaw: after each stretch of training the trial goes on that promises most, one that waits or a new one.
+"""Freeze and thaw: every trial waits at its rungs, and of those at one the trials go on that promise most.
 
 The strategy brings a sampler of its own, since one model makes both choices: `promote` says which trials go on that
-wait, and where there is none the sampler which configuration begins.
+wait, as many as ASHA's quota lets, and where there is none the sampler which configuration begins.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _BEST, _STEP = 8, 0.1  # those near these trials differ from them in half of the
 class FreezeThaw(AshaPromote):
     """Every trial waits at each of its rungs, min_epochs * eta^k epochs; a model of all curves says which goes on.
 
-    Of n trials that have come to a rung floor(n / eta) go on, as under `asha-promote`: those with the greatest expected
-    improvement for each epoch to the next rung, which are not always those with the least loss there. Where no rung has
-    room a new trial begins, of the configurations that the sampler draws the one with the greatest.
+    Of n trials that have come to a rung floor(n / eta) go on, as under `asha-promote`: those of the greatest expected
+    improvement, which are not always those with the least loss there. Where no rung has room a new trial begins, of the
+    configurations that the sampler draws the one with the greatest. So whether one goes on or a new one begins is the
+    quota's to say; the model ranks those of one rung, and configurations, but never the ones against the others.
 
     The improvement is expected at the length of the longest complete trial, or while there is none at eta times the
     longest, on what the model (`hpo.search.curve_model`) expects of the best trial there. Were it held against the best

@@ -7,7 +7,7 @@ ended. Both are functions of what the ledger holds, so a restart changes neither
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from hpo.curves import first_losses
@@ -39,6 +39,12 @@ class Board:
     @property
     def paused(self) -> list[int]:
         return [number for number, state in self.states.items() if state == "paused"]
+
+    def furthest(self) -> Board:
+        """The same, but of the paused trials only those that have come furthest wait."""
+        epochs = {number: curve[-1][0] for number in self.paused if (curve := self.curves.get(number))}
+        behind = {number for number, epoch in epochs.items() if epoch < max(epochs.values())}
+        return replace(self, states={n: "pruned" if n in behind else state for n, state in self.states.items()})
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ import json
 import math
 import random
 from itertools import combinations
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from hpo.errors import UserError
 from hpo.run import Request, declare
+from hpo.search import freeze_thaw
 from hpo.search.hyperband_promote import HyperbandPromote
 from hpo.search.promotion import Board, Promoting
 from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
@@ -49,10 +51,17 @@ def losses(seed: int, trials: int, epochs: int, nan: float = 0.05) -> dict[int, 
     return full
 
 
+def point(curve: list[tuple[int, float]]) -> tuple[float, float]:
+    """The features of a configuration: one that says how it ends, and one that says nothing."""
+    last = next((loss for _, loss in reversed(curve) if math.isfinite(loss)), 1.0)
+    return min(last / 2, 1.0), random.Random(last).random()
+
+
 class Simulation:
     """A study on tables, with so many workers and a clock of its own: what the driver and the workers do, in little.
 
-    `jobs` are the trials in the order in which a worker took them up, each with the epoch it went on from.
+    `jobs` are the trials in the order in which a worker took them up, each with the epoch it went on from; `modelled`
+    counts the looks at the board at which freeze-thaw asked its model.
     """
 
     def __init__(self, strategy: Promoting, full: dict, workers: int = 1, seed: int = 0) -> None:
@@ -62,7 +71,7 @@ class Simulation:
         self.states: dict[int, str] = {}
         self.verdicts: dict[tuple[int, int], str] = {}
         self.jobs: list[tuple[int, int]] = []
-        self.most = 0
+        self.most = self.modelled = 0
         self._events: list[tuple[float, int]] = []
 
     @property
@@ -89,8 +98,11 @@ class Simulation:
             unasked = len(self.states) < len(self.full)
             shuffled = list(self.states)
             self.rng.shuffle(shuffled)
-            board = Board({n: self.seen[n] for n in shuffled if n in self.seen}, {n: self.states[n] for n in shuffled})
-            numbers = list(self.strategy.promote(board, last=not unasked))
+            seen = {n: self.seen[n] for n in shuffled if n in self.seen}
+            board = Board(seen, {n: self.states[n] for n in shuffled}, {n: point(self.full[n]) for n in shuffled})
+            with patch.object(freeze_thaw, "improvement", wraps=freeze_thaw.improvement) as model:
+                numbers = list(self.strategy.promote(board, last=not unasked))
+            self.modelled += model.call_count
             assert all(self.states[number] == "paused" for number in numbers) and len(set(numbers)) == len(numbers)
             if not numbers and not unasked:
                 return
@@ -177,8 +189,22 @@ def _through(simulated: Simulation, strategy) -> list[tuple[int, int]]:
     return jobs
 
 
-@given(seed=st.integers(0, 2**16), spec=st.sampled_from(SPECS), workers=st.sampled_from([1, 2, 8]))
+WITHOUT = [spec for spec in SPECS if spec["name"] != "freeze-thaw"]
+
+
+@given(seed=st.integers(0, 2**16), spec=st.sampled_from(WITHOUT), workers=st.sampled_from([1, 2, 8]))
 def test_whatever_the_workers_do(seed, spec, workers):
+    assert assert_well_promoted(seed, spec, workers).modelled == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in WITHOUT], ids=json.dumps)
+def test_whatever_the_workers_do_where_a_model_chooses(spec, workers):
+    for seed in range(2):
+        assert assert_well_promoted(seed, spec, workers).modelled > 0, "the rule of asha-promote alone chose"
+
+
+def assert_well_promoted(seed: int, spec: dict, workers: int) -> Simulation:
     strategy = make_strategy(spec)
     full = losses(seed, trials=25, epochs=12, nan=0.02)
     simulated = Simulation(strategy, full, workers, seed).run()
@@ -196,6 +222,7 @@ def test_whatever_the_workers_do(seed, spec, workers):
         starts.setdefault(number, []).append(at)
     assert all(at == sorted(set(at)) and at[0] == 0 for at in starts.values()), "each goes on from where it paused"
     assert sum(map(len, simulated.seen.values())) < 0.7 * sum(map(len, full.values()))
+    return simulated
 
 
 def _asha(strategy, number: int):

@@ -1,0 +1,79 @@
+"""No strategy goes beyond a budget: never of trials, and of epochs by less than one trial trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.driver import Driver
+from hpo.executors.inline import Inline
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.opening import Options
+from hpo.run import Request, declare
+from hpo.search.promotion import Promoting
+from hpo.search.strategy import BRINGS, STRATEGIES, make_strategy
+
+KEPT = Path(__file__).parents[1] / "harness" / "kept_study.py"
+LENGTH = 9  # epochs of a trial
+
+# Options with which a few trials of nine epochs meet rungs.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "median": {"n_startup_trials": 1},
+    "percentile": {"n_startup_trials": 1},
+    "threshold": {"upper": 0.5, "n_warmup_epochs": 2},
+    "patient": {"patience": 1, "strategy": None},
+    "pasha": {"eta": 2},
+    "freeze-thaw": {"min_epochs": 1, "eta": 2},
+    "pbt": {"population": 3, "interval": 3},
+    "pb2": {"population": 3, "interval": 3},
+}
+POPULATIONS = ("pbt", "pb2")
+
+
+def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) -> list[int]:
+    """Run the study under a strategy: what each trial has trained, by its number."""
+    spec, sampler = {"name": name, **OPTIONS.get(name, {})}, BRINGS.get(name, "random")
+    ledger = Ledger(home.create().storage)
+    file = home.root / "kept.py"
+    file.write_text(KEPT.read_text().replace('sampler="random"', f"sampler={sampler!r}, strategy={spec!r}"))
+    try:
+        study, declared = declare(Request(home, reference=str(file), seed=seed), ledger, workers=workers)
+        assert declared.strategy == make_strategy(spec).model_dump()
+        driver = Driver(ledger, study, declared, Options(home, ledger.url, home.tracking_uri, **bound), Inline())
+        driver.acquire()
+        try:
+            assert driver.run() == "complete"
+        finally:
+            driver.release()
+        with ledger.read() as connection:
+            return [row["epoch"] - row["from_epoch"] for row in reads.trial_rows(connection, 1)]
+    finally:
+        ledger.close()
+
+
+def assert_epochs_kept(trained: list[int], epochs: int, name: str) -> None:
+    """What docs/architecture.md says."""
+    assert epochs <= sum(trained) < epochs + LENGTH, trained
+    if not isinstance(make_strategy(name), Promoting):
+        assert sum(trained[:-1]) < epochs, f"the last was asked for with nothing left: {trained}"
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_strategy_exceeds_a_budget_of_trials(tmp_path, name):
+    assert len(drive(Home(tmp_path), name, workers=2, trials=5)) == 5
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_strategy_exceeds_a_budget_of_epochs_by_more_than_the_last_trial(tmp_path, name):
+    trained = drive(Home(tmp_path), name, epochs=25)
+    assert_epochs_kept(trained, 25, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "workers", "epochs"), [("pasha", 0, 4, 14), ("asha-promote", 0, 4, 31), ("freeze-thaw", 0, 4, 31)]
+)
+def test_with_several_workers_what_waits_at_lower_rungs_does_not_go_on_beyond_it(tmp_path, name, seed, workers, epochs):
+    assert_epochs_kept(drive(Home(tmp_path), name, seed, workers, epochs=epochs), epochs, name)
