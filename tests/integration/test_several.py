@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import mlflow
@@ -12,13 +13,14 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from hpo.cli import app
+from hpo.errors import UserError
 from hpo.executors.local import Local
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.history import Curves
 from hpo.ledger.tables import trials
 from hpo.objective import Constraint, Objective
-from hpo.search.strategy import BRINGS
+from hpo.search.strategy import STRATEGIES, check_several, make_strategy
 from hpo.study import load
 from trainer.report import Outcome
 
@@ -216,11 +218,21 @@ def test_rungs_rank_by_non_domination_under_every_strategy_that_has_them(tmp_pat
     from test_driver import drive
 
     home = Home(tmp_path / "home")
-    flags = {"sampler": strategy} if strategy in BRINGS else {}  # else the study's own
-    _, status, state, _ = drive(home, trials=12, reference=SEVERAL, strategy=strategy, **flags)
+    _, status, state, _ = drive(home, trials=12, reference=SEVERAL, strategy=strategy)
     assert state == "complete" and status.front and status.trials["complete"] < 12
     with Ledger(home.storage).read() as connection:
         assert sorted(one.number for one in status.front) == brute_front(reads.trial_rows(connection, 1))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_guide_says_which_strategies_take_several(strategy):
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "search.md").read_text(encoding="utf-8")
+    [ranking] = re.findall(r"\n\n([^.]*?) rank a rung by fronts of non-dominated", guide)
+    if strategy in {*re.findall(r"`(.+?)`", ranking), "none"}:
+        check_several(make_strategy(strategy), 2)
+    else:
+        with pytest.raises(UserError, match=f"strategy '{strategy}' takes one objective and the study has 2"):
+            check_several(make_strategy(strategy), 2)
 
 
 @pytest.mark.parametrize("strategy", ["asha", "asha-promote"])
