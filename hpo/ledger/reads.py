@@ -169,7 +169,8 @@ def configs(connection: Connection, trial_ids: Sequence[int]) -> dict[int, dict[
     found: dict[int, dict[str, Any]] = {}
     for start in range(0, len(trial_ids), PAGE):
         some = asks.c.trial_id.in_(trial_ids[start : start + PAGE])
-        found |= dict(connection.execute(select(asks.c.trial_id, asks.c.config).where(some)).tuples().all())
+        rows = connection.execute(select(asks.c.trial_id, asks.c.config).where(some))
+        found |= {trial: config for trial, config in rows}
     return found
 
 

@@ -97,7 +97,7 @@ class Facts:
         told = connection.execute(_EVENTS, {"trials": ids}).mappings().all()
         self.artifacts = _grouped(row for row in told if row["kind"] == "artifact")
         self.shrunk = _grouped(row for row in told if "micro_batch_size" in row["fields"])
-        self.preemptions = dict(connection.execute(_PREEMPTIONS, {"trials": ids}).tuples().all())
+        self.preemptions = {trial: n for trial, n in connection.execute(_PREEMPTIONS, {"trials": ids})}
         ended = [row["id"] for row in rows if row["state"] in TERMINAL_STATES]
         saved = [trial for trial in ended if trial in self.checkpoints]
         self.last = reads.last_values(connection, ended)

@@ -129,7 +129,7 @@ def everything(connection: Connection, study: RowMapping, home: Home) -> Iterato
 def unsent(connection: Connection, trial: Pending, revision: int) -> set[tuple[str, int]]:
     """(key, step) of the points of a trial that a cursor at `revision` has not passed."""
     newer = (reports.c.trial_id == trial.trial_id) & (reports.c.revision > revision)
-    rows = connection.execute(select(reports.c.key, reports.c.step, reports.c.fold).where(newer)).tuples()
+    rows = connection.execute(select(reports.c.key, reports.c.step, reports.c.fold).where(newer))
     found = {(metric_key(name, fold), step) for key, step, fold in rows for name in (key, "epoch")}
     return found | {(point.key, point.step) for point in trial.batch.points if point.key.startswith("objective")}
 
