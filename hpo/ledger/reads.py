@@ -170,7 +170,7 @@ def configs(connection: Connection, trial_ids: Sequence[int]) -> dict[int, dict[
     for start in range(0, len(trial_ids), PAGE):
         some = asks.c.trial_id.in_(trial_ids[start : start + PAGE])
         rows = connection.execute(select(asks.c.trial_id, asks.c.config).where(some))
-        found |= {trial: config for trial, config in rows}
+        found |= {row.trial_id: row.config for row in rows}
     return found
 
 

@@ -81,7 +81,7 @@ _STOPS = (
     .order_by(decisions.c.trial_id, decisions.c.step)
 )
 _PREEMPTIONS = (
-    select(attempts.c.trial_id, func.count())
+    select(attempts.c.trial_id, func.count().label("times"))
     .where(attempts.c.trial_id.in_(bindparam("trials", expanding=True)), attempts.c.outcome == "preempted")
     .group_by(attempts.c.trial_id)
 )
@@ -97,7 +97,7 @@ class Facts:
         told = connection.execute(_EVENTS, {"trials": ids}).mappings().all()
         self.artifacts = _grouped(row for row in told if row["kind"] == "artifact")
         self.shrunk = _grouped(row for row in told if "micro_batch_size" in row["fields"])
-        self.preemptions = {trial: n for trial, n in connection.execute(_PREEMPTIONS, {"trials": ids})}
+        self.preemptions = {row.trial_id: row.times for row in connection.execute(_PREEMPTIONS, {"trials": ids})}
         ended = [row["id"] for row in rows if row["state"] in TERMINAL_STATES]
         saved = [trial for trial in ended if trial in self.checkpoints]
         self.last = reads.last_values(connection, ended)
