@@ -25,5 +25,5 @@ def best_of(scores: Tensor, worth: Tensor, n: int) -> float:
 
 
 def sizes(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`."""
-    return [1 << i for i in range(most.bit_length())]
+    """1, 2, 4, ... and `most` itself."""
+    return sorted({1 << i for i in range(most.bit_length())} | {most})

@@ -149,7 +149,7 @@ def test_the_best_of_n_by_true_scores_is_the_largest():
     worth = torch.tensor([[1.0, 4.0, 2.0, 3.0], [0.0, 1.0, 5.0, 2.0]])
     assert [best_of(worth, worth, n) for n in (1, 2, 4)] == [2.25, (4 + 3 + 1 + 5) / 4, 4.5]
     assert best_of(-worth, worth, 4) == 0.5
-    assert sizes(16) == [1, 2, 4, 8, 16] and sizes(9) == [1, 2, 4, 8]
+    assert sizes(16) == [1, 2, 4, 8, 16] and sizes(9) == [1, 2, 4, 8, 9]
 
 
 def test_the_bound_is_the_divergence_where_no_two_answers_are_alike():
@@ -176,8 +176,8 @@ def test_a_reward_model_picks_better_answers(tmp_path):
 
 
 def test_the_best_answer_to_each_prompt_is_written_with_its_score():
-    """The file against the metrics: its answers are the best of 4 by the scores that a pass over each gives."""
-    it = task(preset="reward", **{"data.generated": 40, "evaluation.prompts": 5, "evaluation.best_of": 4})
+    """The file against the metrics: its answers are the best of 3 by the scores that a pass over each gives."""
+    it = task(preset="reward", **{"data.generated": 40, "evaluation.prompts": 5, "evaluation.best_of": 3})
     model = perturbed(it)
     with torch.no_grad():
         found = it.evaluate(model)
@@ -190,7 +190,8 @@ def test_the_best_answer_to_each_prompt_is_written_with_its_score():
             assert one["score"] == pytest.approx(float(model(tokens, labels)), abs=1e-4)
     assert name == "picked/epoch-0002.jsonl"
     assert [one["prompt"] for one in records] == [one["prompt"] for one in it._records[1][:5]]
-    assert np.mean([true_reward(one["response"]) for one in records]) == pytest.approx(found["val/best_of_4"])
+    assert np.mean([true_reward(one["response"]) for one in records]) == pytest.approx(found["val/best_of_3"])
+    assert found["val/kl_share"] == pytest.approx((math.log(3) - 2 / 3) / it.config.evaluation.most_kl)
     assert task(**{"data.generated": 40}).artifacts(model) == {}
 
 
