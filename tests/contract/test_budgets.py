@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from driven import driven
 
-from hpo.driver import Driver
-from hpo.executors.inline import Inline
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.opening import Options
-from hpo.run import Request, declare
+from hpo.run import Request
 from hpo.search.promotion import Promoting
 from hpo.search.strategy import BRINGS, STRATEGIES, make_strategy
 
@@ -36,22 +35,14 @@ POPULATIONS = ("pbt", "pb2")
 def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) -> list[int]:
     """Run the study under a strategy: what each trial has trained, by its number."""
     spec, sampler = {"name": name, **OPTIONS.get(name, {})}, BRINGS.get(name, "random")
-    ledger = Ledger(home.create().storage)
-    file = home.root / "kept.py"
+    file = home.create().root / "kept.py"
     file.write_text(KEPT.read_text().replace('sampler="random"', f"sampler={sampler!r}, strategy={spec!r}"))
-    try:
-        study, declared = declare(Request(home, reference=str(file), seed=seed), ledger, workers=workers)
-        assert declared.strategy == make_strategy(spec).model_dump()
-        driver = Driver(ledger, study, declared, Options(home, ledger.url, home.tracking_uri, **bound), Inline())
-        driver.acquire()
-        try:
-            assert driver.run() == "complete"
-        finally:
-            driver.release()
-        with ledger.read() as connection:
-            return [row["epoch"] - row["from_epoch"] for row in reads.trial_rows(connection, 1)]
-    finally:
-        ledger.close()
+    with closing(Ledger(home.storage)) as ledger:
+        study, state = driven(ledger, Request(home, reference=str(file), seed=seed), workers=workers, **bound)
+        declared = ledger.look(lambda c: reads.study_row(c, study))["spec"]
+        assert state == "complete" and declared["strategy"] == make_strategy(spec).model_dump()
+        rows = ledger.look(lambda c: reads.trial_rows(c, 1))
+        return [row["epoch"] - row["from_epoch"] for row in rows]
 
 
 def assert_epochs_kept(trained: list[int], epochs: int, name: str) -> None:

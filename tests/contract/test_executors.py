@@ -6,11 +6,13 @@ import dataclasses
 import os
 import signal
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from driven import driven
 from sqlalchemy import select
 
 from hpo.driver import Driver
@@ -47,21 +49,12 @@ def drive(
     home: Home, executor: Executor, trials: int = TRIALS, storage: str = "", **flags
 ) -> tuple[str, reads.Status, str]:
     """Run a study without its mirror: (digest, status, the state the driver left it in)."""
-    ledger = Ledger(storage or home.create().storage)
-    try:
-        study, spec = declare(Request(home, **{"reference": STUDY, "window": 4} | flags), ledger, workers=1)
-        options = Options(home, ledger.url, home.tracking_uri, trials=trials, lease_timeout=20)
-        driver = Driver(ledger, study, spec, options, executor)
-        driver.acquire()
-        try:
-            state = driver.run()
-        finally:
-            driver.release()
+    with closing(Ledger(storage or home.create().storage)) as ledger:
+        request = Request(home, **{"reference": STUDY, "window": 4} | flags)
+        name, state = driven(ledger, request, executor, trials=trials, lease_timeout=20)
         with ledger.read() as connection:
-            row = reads.study_row(connection, spec.name)
-            return reads.digest(connection, row), reads.status(connection, spec.name), state
-    finally:
-        ledger.close()
+            row = reads.study_row(connection, name)
+            return reads.digest(connection, row), reads.status(connection, name), state
 
 
 def check(tmp_path: Path, executor: str, sampler: str, strategy: str) -> None:

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from driven import driven
 from sqlalchemy import select
 
-from hpo.driver import Driver
-from hpo.executors.inline import Inline
 from hpo.home import Home
 from hpo.ledger import Ledger, driving, reads, tables
-from hpo.opening import Options
-from hpo.run import Request, declare
+from hpo.run import Request
 from hpo.search.strategy import STRATEGIES
 
 STUDY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
@@ -30,11 +28,8 @@ def drive(home: Home, strategy: str, trials: int, on_tick: Callable[[Ledger], No
     """Run the tiny study to its end in this process; its ledger."""
     ledger = Ledger(home.create().storage)
     flags = {"reference": STUDY, "window": 1, "sampler": "random", "strategy": strategy, "overrides": PINNED}
-    study, spec = declare(Request(home, **flags), ledger, workers=1)
-    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=trials), Inline())
-    driver.acquire()
-    assert driver.run(lambda: on_tick(ledger)) == "complete"
-    driver.release()
+    ended = driven(ledger, Request(home, **flags), tick=lambda _: on_tick(ledger), trials=trials)
+    assert ended == ("tiny", "complete")
     return ledger
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from driven import driven
 
-from hpo.driver import Driver
 from hpo.enqueue import read
 from hpo.errors import DriftError, SpaceError, UserError
-from hpo.executors.inline import Inline
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.opening import Options
 from hpo.run import Request, declare
 from hpo.search.samplers import MODELS, SAMPLERS
 
@@ -22,20 +21,13 @@ GOOD = {"lr": 0.01, "optimizer": "adamw", "num_heads": 4, "hidden_size": 64}
 
 def drive(home, trials, **flags):
     """Run a study without its mirror: (params by number, digest)."""
-    ledger = Ledger(home.create().storage)
-    try:
-        study, spec = declare(Request(home, **{"reference": STUDY, "window": 4} | flags), ledger, workers=1)
-        driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=trials), Inline())
-        driver.acquire()
-        try:
-            assert driver.run() == "complete"
-        finally:
-            driver.release()
+    with closing(Ledger(home.create().storage)) as ledger:
+        request = Request(home, **{"reference": STUDY, "window": 4} | flags)
+        name, state = driven(ledger, request, trials=trials)
+        assert state == "complete"
         with ledger.read() as connection:
-            row = reads.study_row(connection, spec.name)
+            row = reads.study_row(connection, name)
             return [trial["params"] for trial in reads.trial_rows(connection, row["id"])], reads.digest(connection, row)
-    finally:
-        ledger.close()
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "gp"])

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from driven import driven
 from mirrored import ENVIRONMENT, ME, Made
 from sqlalchemy import select, update
 from test_rungs import PROMOTE, digest
@@ -22,13 +24,11 @@ from hpo.analysis.diagnose import Look, Subject, diagnosis
 from hpo.clock import FakeClock, SystemClock
 from hpo.driver import Driver
 from hpo.errors import UserError
-from hpo.executors.inline import Inline
 from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads, writes
 from hpo.ledger.tables import attempts, checkpoints, events, studies, trials
-from hpo.opening import Options
 from hpo.results import Results
-from hpo.run import Request, declare
+from hpo.run import Request
 from hpo.tracking.draining import MAX_PAUSE, Mirror
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.trained import trained
@@ -53,23 +53,16 @@ def drive(
 ) -> str:
     """Drive the tiny study in this process; the state it is left in, interrupted, or what is to be done `then`, `after`
     so many ticks."""
-    ledger, ticks = Ledger(storage), 0
-    study, spec = declare(Request(home.create(), reference=TINY, **flags), ledger, workers=1)
-    options = Options(home, storage, home.tracking_uri, trials=bound, checkpoints=bucket, lease_timeout=20)
-    driver = Driver(ledger, study, spec, options, Inline())
+    ticks, options = 0, {"trials": bound, "checkpoints": bucket, "lease_timeout": 20}
 
-    def tick() -> None:
+    def tick(driver: Driver) -> None:
         nonlocal ticks
         ticks += 1
         if ticks == after:
             (then or driver.request_stop)()
 
-    driver.acquire()
-    try:
-        return driver.run(tick)
-    finally:
-        driver.release()
-        ledger.close()
+    with closing(Ledger(storage)) as ledger:
+        return driven(ledger, Request(home.create(), reference=TINY, **flags), tick=tick, **options)[1]
 
 
 def differences(ledger: Ledger, home: Home) -> list[str]:

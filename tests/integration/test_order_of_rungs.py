@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driven import driven
 from rich.console import Console
 from sqlalchemy import select
 
@@ -264,14 +265,11 @@ def test_uneven_trials_end_as_one_after_another(tmp_path):
 
     def drive(home: Home, executor: Any) -> tuple[str, reads.Status, int]:
         ledger = Ledger(home.create().storage)
-        study, spec = declare(Request(home, reference=str(path), window=12), ledger, workers=1)
-        driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=30), executor)
-        driver.acquire()
-        assert driver.run() == "complete"
-        driver.release()
+        name, state = driven(ledger, Request(home, reference=str(path), window=12), executor, trials=30)
+        assert state == "complete"
         with ledger.read() as connection:
-            row = reads.study_row(connection, spec.name)
-            found = reads.digest(connection, row), reads.status(connection, spec.name)
+            row = reads.study_row(connection, name)
+            found = reads.digest(connection, row), reads.status(connection, name)
             compared = (
                 connection.execute(select(decisions.c.reason).where(decisions.c.verdict == "stop")).scalars().all()
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from driven import driven
 from sqlalchemy import select, update
 
 from hpo import asking
@@ -42,20 +43,9 @@ def drive(
 ):
     """Drive the tiny study to its end or its interruption: the ledger, and the state it is left in."""
     ledger = Ledger(home.create().storage)
-    study, spec = declare(Request(home, reference=reference, **flags), ledger, workers=workers)
-    bound = bound or {"trials": 14}
-    driver = Driver(
-        ledger,
-        study,
-        spec,
-        Options(home, ledger.url, home.tracking_uri, **bound, allow_drift=allow_drift, lease_timeout=20),
-        executor or Inline(),
-    )
-    driver.acquire()
-    try:
-        return ledger, driver.run(lambda: tick(driver))
-    finally:
-        driver.release()
+    options = {**(bound or {"trials": 14}), "allow_drift": allow_drift, "lease_timeout": 20}
+    request = Request(home, reference=reference, **flags)
+    return ledger, driven(ledger, request, executor, workers=workers, tick=tick, **options)[1]
 
 
 def rows(ledger: Ledger, *columns) -> list[tuple]:
