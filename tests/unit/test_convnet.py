@@ -1,4 +1,4 @@
-"""The convnet study's parts: pictures, CIFAR's bytes, augmentation, mixup, the net, the table of recipes."""
+"""The convnet study's parts: pictures, CIFAR's bytes, augmentation, mixup, what a net needs, the table of recipes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from studies.convnet import recipes, shapes, source
 from studies.convnet.augment import GREY, Crop, Erase, Flip, augmentation
 from studies.convnet.config import AugmentConfig, Config, DataConfig, LossConfig, ModelConfig, PicturesConfig
 from studies.convnet.data import num_classes, split
-from studies.convnet.model import ResNet
 from studies.convnet.task import ConvnetTask
 from trainer.config import TrainConfig
 from trainer.errors import DataError
@@ -360,26 +359,7 @@ def test_what_a_loss_does_not_read_is_refused(fields, sentence):
         LossConfig(**fields)
 
 
-# --- Net
-
-
-@pytest.mark.parametrize(("size", "num_blocks"), [(24, 1), (32, 2), (9, 1)])
-def test_the_net_halves_twice_and_classifies(size, num_blocks):
-    net = ResNet(7, width=4, num_blocks=num_blocks, dropout=0.0, channels_last=False)
-    x = torch.randint(256, (5, 3, size, size), dtype=torch.uint8)
-    assert net(x).shape == (5, 7)
-    quarter = -(-size // 4)
-    assert net.blocks(net.stem(x.float())).shape == (5, 16, quarter, quarter)
-    assert len(net.blocks) == 3 * num_blocks
-
-
-def test_how_images_lie_in_memory_changes_nothing_but_rounding():
-    nets = [ResNet(7, width=8, num_blocks=1, dropout=0.0, channels_last=last) for last in (False, True)]
-    nets[1].load_state_dict(nets[0].state_dict())
-    assert nets[1].stem.weight.is_contiguous(memory_format=torch.channels_last)
-    x = torch.randint(256, (5, 3, 16, 16), dtype=torch.uint8)
-    torch.testing.assert_close(nets[0](x), nets[1](x), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(nets[0](x), nets[0](x.float()))
+# --- What a net needs
 
 
 def test_channels_last_is_refused_where_torch_would_damage_memory():
