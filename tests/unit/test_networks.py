@@ -56,8 +56,18 @@ def test_a_network_runs_by_itself_where_there_is_torch_alone(study, tmp_path):
     assert run.stdout.strip() == shape, run.stderr
 
 
+def imported(study: str, file: str) -> set[str]:
+    """What a file of a study imports, wherever in it."""
+    tree = ast.parse((Path(hpo.__file__).parents[1] / "studies" / study / file).read_text())
+    names = {"." * n.level + (n.module or "") for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    return names | {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+
+
+@pytest.mark.parametrize("study", NETWORKS)
+def test_a_network_imports_torch_and_the_standard_library_alone(study):
+    """Also not what torch has imported, as numpy."""
+    assert {name.partition(".")[0] for name in imported(study, "model.py")} - sys.stdlib_module_names == {"torch"}
+
+
 def test_what_writes_needs_the_network_beside_it_and_torch():
-    tree = ast.parse((Path(hpo.__file__).parents[1] / "studies" / "gpt" / "generate.py").read_text())
-    names = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    names |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
-    assert names == {"__future__", "collections.abc", "torch", "studies.gpt.model"}
+    assert imported("gpt", "generate.py") == {"__future__", "collections.abc", "torch", "studies.gpt.model"}
