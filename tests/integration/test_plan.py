@@ -135,6 +135,30 @@ def test_a_model_is_planned_for_from_its_config_alone(shape):
     assert float(peak) == pytest.approx(peaks["nf4"] / 2**20, abs=0.01)
 
 
+def test_what_of_lora_fits_six_gigabytes_is_printed_with_all_that_it_may_change():
+    """Of the model that the study has where none is given: every number of a row is that of its configuration."""
+    text = plan("--study", "lora", "--memory", "6GB")
+    first, head, *lines = text.splitlines()
+    assert first == f"lora: what fits {6e9 / 2**30:.2f} GiB, with a tenth left free"
+    names = re.split(r" {2,}", head.strip())
+    rows = [dict(zip(names, line.split()[1:], strict=True)) for line in lines if re.match(r"\d+  ", line)]
+    runs = [dict(re.findall(r"-o (\S+)=(\S+)", line)) for line in lines if re.match(r"\d+:  ", line)]
+    assert len(rows) == len(runs) > 0
+    for row, run in zip(rows, runs, strict=True):
+        for path in ("model.base", "data.max_length", "model.rank"):
+            assert row[path.rpartition(".")[2]] == run[path]
+        assert row["checkpoint"] == run["train.activations.checkpoint"]
+        assert row["micro_batch_size"] == run["train.micro_batch_size"]
+        assert int(row["micro_batch_size"]) * int(row["accumulation"]) == 16  # the study's batch
+        study = load("lora").configure(run)
+        task = study.task_class()(study.config)
+        needs = estimate(task, study.config.train, task.largest_batch(int(row["micro_batch_size"])), accumulates=True)
+        assert 0 < needs.peak <= 0.9 * 6e9
+        for name, size in vars(needs).items():
+            assert float(row["peak GiB" if name == "peak" else name]) == pytest.approx(size / 2**30, abs=0.0051), name
+    assert set(runs[0]) == set(load("lora").plan)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
