@@ -74,7 +74,8 @@ class Ours:
             history = TableHistory(number, epoch, self._curves, self._states, visible)
             kind = self._strategy.decide(history).kind
         if done:
-            self._states[number] = "complete" if math.isfinite(loss) else "infeasible"
+            finite = any(math.isfinite(loss) for _, loss in self._curves[number])
+            self._states[number] = "complete" if finite else "infeasible"
         elif kind == "continue":
             return True
         else:
@@ -87,7 +88,7 @@ class Ours:
         from hpo.search.sampler import TrialRecord
 
         state, curve = self._states[number], self._curves[number]
-        values = (curve[-1][1],) if state == "complete" else None
+        values = (min(loss for _, loss in curve if math.isfinite(loss)),) if state == "complete" else None
         return TrialRecord(number, state, self._coordinates[number], values, list(curve))
 
 

@@ -82,6 +82,21 @@ def test_what_pauses_goes_on_where_it_was():
     assert "paused" in method._states.values() and max(map(len, method._curves.values())) > 3
 
 
+def test_a_trial_is_told_by_its_best_finite_value_as_the_product_judges_it():
+    """`select="best"` of an objective; where no value is finite the trial is infeasible."""
+    method = Ours("random", "none", 2, 0)
+    for curve in ([3.0, 1.0, 2.0], [5.0, 4.0, NAN], [NAN, NAN, NAN]):
+        number, _ = method.next()
+        for epoch, loss in enumerate(curve, start=1):
+            method.report(number, epoch, loss, epoch == len(curve))
+    told = [method._record(number) for number in range(3)]
+    assert [(one.state, one.values) for one in told] == [
+        ("complete", (1.0,)),
+        ("complete", (4.0,)),
+        ("infeasible", None),
+    ]
+
+
 def test_in_ordered_mode_the_workers_change_nothing_but_the_time():
     """With one window for both, 1 and 4 workers start the same trials, and stop them at the same epochs."""
     found = []
