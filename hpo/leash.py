@@ -24,7 +24,7 @@ def main(command: Sequence[str]) -> int:
     """The exit code of `python -m MODULE ARGUMENT...`. Signals to the group are the program's affair."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    program = subprocess.Popen([sys.executable, "-m", *command])
+    program = subprocess.Popen([sys.executable, "-P", "-m", *command])
     while True:
         try:
             return program.wait(_LOOK)

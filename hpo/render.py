@@ -238,7 +238,7 @@ def summary(progress: Progress, result: Result) -> str:
     states = progress.states
     counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     ended = portion(progress.ended, progress.requested, "trial")
-    lines = [f"{progress.name}: {result.state}, {ended} ended ({counts})"]
+    lines = [f"{progress.name}: {result.state}, {ended} ended" + (f" ({counts})" if counts else "")]
     lines[0] += f" in {duration(progress.elapsed)}"
     lines[0] += f", perturbed {counted(progress.replaced, 'time')}" if progress.replaced else ""
     for best in progress.best[:MOST_SHOWN]:

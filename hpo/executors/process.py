@@ -35,6 +35,9 @@ def begin_logs(directory: Path, study: str, who: str) -> str:
 def spawn(module: str, arguments: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
     """Start `python -m module` in a session of its own, its output appended to `log`.
 
+    It does not import from the current directory, which `-m` alone would add: the `hpo` command does not either, and a
+    study is to find its modules alike under every executor.
+
     What is secret, such as a URL with a password, goes through `environ`: other users can read arguments.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +45,7 @@ def spawn(module: str, arguments: Sequence[str], log: Path, **environ: str) -> s
     environment = os.environ | ONE | {_PARENT: str(os.getpid())} | environ
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hpo.errors import UserError
-from hpo.executors.process import begin_logs
+from hpo.executors.process import begin_logs, spawn
 from hpo.home import Home
 
 
@@ -39,3 +39,12 @@ def test_logs_of_the_newest_runs_stay(tmp_path):
     mirrors = sorted(path.name[8:10] for path in tmp_path.glob("s.*.mirror.log"))
     assert mirrors == [f"{day:02}" for day in range(6, 15)]
     assert all((tmp_path / name).exists() for name in others)
+
+
+def test_a_process_of_the_platform_imports_from_where_the_command_does(tmp_path, monkeypatch):
+    """From PYTHONPATH, and not from the current directory: a study finds its modules alike under every executor."""
+    (tmp_path / "only_here.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert spawn("only_here", [], tmp_path / "log").wait(60) == 1
+    assert "No module named only_here" in (tmp_path / "log").read_text()
+    assert spawn("only_here", [], tmp_path / "log", PYTHONPATH=str(tmp_path)).wait(60) == 0

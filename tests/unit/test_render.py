@@ -375,6 +375,11 @@ def test_the_summary_says_what_to_do_next(ledger):
     assert "behind" not in complete
 
 
+def test_before_any_trial_has_ended_nothing_is_counted(ledger):
+    said = summary(Progress(ledger, "crafted", FakeClock()), Result("crafted", "interrupted", "", 0, 2))
+    assert said.startswith("crafted: interrupted, 0 of 10 trials ended in 0:00")
+
+
 def test_of_configurations_that_were_listed_none_is_called_the_best(tmp_path):
     ledger = open_crafted(tmp_path / "ledger.db", listed=[{"label": "as found", "params": {"train.seed": 1}}])
     put_trial(ledger, 0, "complete", (0.5,), params={"train.seed": 1})
