@@ -19,7 +19,9 @@ def named(text: str, field: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{where}.".startswith(f"{error.name}."):
             raise
-        raise ConfigError(f"{field}={text!r}: there is no module {where!r}; it must be importable.") from error
+        raise ConfigError(
+            f"{field}={text!r}: there is no module {where!r}; put it beside the study's file or on PYTHONPATH."
+        ) from error
     if not hasattr(module, name):
         raise ConfigError(f"{field}={text!r}: {module.__file__} has no {name!r}.")
     return getattr(module, name)
