@@ -364,9 +364,9 @@ class Fit:
         """Commit the save that is durable by now; make the memory for copies of the state, once there is all of it."""
         if self.saver.ready:
             self._settle()
-        if not self.reserved and self.state.optimizer.state:
+        if not self.reserved and self.ranks.keeper(self.state.optimizer).state:
             self.reserved = True
-            self.saver.reserve(self.state.state_dict())
+            self.saver.reserve(self.ranks.own(self.state.state_dict()))
 
     def _settle(self) -> None:
         """Wait for the save that goes on, if one does, and commit it. So whatever follows, a rollback or an end, finds

@@ -339,12 +339,31 @@ def reads() -> Iterator[list[int]]:
         Part.read = read  # type: ignore[method-assign]
 
 
+@contextmanager
+def reservations() -> Iterator[dict[str, int]]:
+    """By the name of each file of this rank, the bytes of memory that it makes beforehand for copies of its tensors."""
+    sizes: dict[str, int] = {}
+    reserve = Saver.reserve
+
+    def noted(self: Saver, state: dict[str, Any]) -> None:
+        for name, tensors in files.pack(state, self.ranks.mine).tensors.items():
+            sizes[f"{name}{self.ranks.suffix}.safetensors"] = sum(tensor.nbytes for tensor in tensors.values())
+        reserve(self, state)
+
+    Saver.reserve = noted  # type: ignore[method-assign]
+    try:
+        yield sizes
+    finally:
+        Saver.reserve = reserve  # type: ignore[method-assign]
+
+
 def run(
     directory: str, task: str = "Smooth", cut: int = 0, stop: int = 0, fate: str = "", **config: Any
 ) -> dict[str, Any]:
     """One run in `directory`, where it goes on from what lies there: every window's loss, how it ended, the weights at
-    its end, and how many bytes of checkpoints were read. After `cut` windows all ranks drop everything and start again;
-    at epoch `stop` comes a verdict; in the sixth window rank 1 suffers `fate`, once."""
+    its end, and the bytes of checkpoints that were read, and of memory that was made for copies. After `cut` windows
+    all ranks drop everything and start again; at epoch `stop` comes a verdict; in the sixth window rank 1 suffers
+    `fate`, once."""
     losses: list[float] = []
     verdict = (lambda step, metrics, epoch: Verdict("stop" if epoch == stop else "continue")) if stop else None
     trial = Trial(Path(directory), task=globals()[task], verdict=verdict, **PARITY | config)
@@ -358,7 +377,7 @@ def run(
         if fate and rank() == 1 and len(losses) == 6:
             suffer(fate)
 
-    with at_each_window(look), reads() as sizes:
+    with at_each_window(look), reads() as sizes, reservations() as reserved:
         outcome = trial.attempt() or trial.attempt()
     assert outcome is not None
     committed = trial.reporter.committed  # rank 0's alone
@@ -370,6 +389,7 @@ def run(
     return {"losses": losses, "outcome": asdict(outcome), "weights": weights, "read": sum(sizes)} | {
         "events": trial.reporter.events,
         "artifacts": trial.reporter.artifacts,
+        "reserved": reserved,
         "communication": [v for (_, key), v in trial.reporter.values.items() if key == "time/communication_share"],
     }
 

@@ -61,6 +61,7 @@ RECOMPUTED = {"activations": {"checkpoint": "full", "offload": "disk"}}
 RECOMPUTED_BY = ("ddp", "zero3", "tensor", "pipeline")
 SHARDED = [name for name, known in OPTIMIZERS.items() if known.sharded]
 TAKEN = ("zero3", "tensor", "pipeline")  # where a rank holds a part
+NAMED = ("zero1", *TAKEN)  # which start from one process's checkpoint
 JUMPS = ("none", "zero3", "pipeline")
 FINITE = ("none", "zero1", "zero3", "pipeline")
 RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 5}}
@@ -95,6 +96,7 @@ CUT: dict[str, Any] = {  # and resumed, besides all ways
     "powersgd": {"parallel": POWERSGD},
     "powersgd zero1": {"parallel": POWERSGD | {"shard": "zero1"}},
 }
+BEHIND = WAYS[2] | {"powersgd zero1": CUT["powersgd zero1"]["parallel"]}  # train.parallel of saves in the background
 REDUCED = ("ddp", "zero1", "zero2", "zero3")
 RULED = [(2, "zero3"), (2, "tensor"), (2, "pipeline"), (4, "zero3 tensor")]
 SLOW = {2: (), 4: (pytest.mark.slow,)}  # what four ranks do is, but for the sample
@@ -133,7 +135,7 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         doubled = {"task": "Double", "parallel": WAYS[2]["none"]}
         runs |= {name: doubled | {"optim": optim} for name, optim in OF_EIGENVECTORS.items()}
         runs |= {
-            f"background {way}": RESUMED | BACKGROUND | {"parallel": kind, "cut": 6} for way, kind in WAYS[2].items()
+            f"background {way}": RESUMED | BACKGROUND | {"parallel": kind, "cut": 6} for way, kind in BEHIND.items()
         }
         ddp = WAYS[2]["none"]
         runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
@@ -171,7 +173,7 @@ def ran(tmp_path_factory):
             named, flawed = (str(shutil.copytree(newest, directory / name)) for name in ("named", "flawed"))
             Path(flawed, "optimizer.safetensors").write_bytes(b"")
             runs |= {"resharded": {"parallel": KINDS[2]["zero3"]}}
-            runs |= {f"from {way}": {"parallel": WAYS[2][way], "resume_from": named} for way in TAKEN}
+            runs |= {f"from {way}": {"parallel": WAYS[2][way], "resume_from": named} for way in NAMED}
             runs |= {"from flawed": {"parallel": KINDS[2]["zero3"], "resume_from": flawed}}
             job |= {"sharded": ["adamw", "muon", "sm3"], "low_rank": True}
             job["reductions"] = {"directory": str(directory), "ways": {name: KINDS[2][name] for name in REDUCED}}
@@ -337,7 +339,7 @@ def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, way, ran):
     assert cut["weights"] == whole["weights"]
 
 
-@pytest.mark.parametrize("way", WAYS[2])
+@pytest.mark.parametrize("way", BEHIND)
 def test_saves_in_the_background_change_nothing_on_any_rank(way, ran):
     """After the cut it goes on from the save before, or from an older one if its end was not heard of."""
     whole, cut = (ran(2)[1][0][f"{name} {way}"] for name in ("whole", "background"))
@@ -345,6 +347,40 @@ def test_saves_in_the_background_change_nothing_on_any_rank(way, ran):
     assert cut["losses"][:6] == whole["losses"][:6]
     assert again == whole["losses"][-len(again) :]
     assert cut["weights"] == whole["weights"]
+
+
+@pytest.mark.parametrize("way", BEHIND)
+def test_each_rank_makes_beforehand_the_memory_to_copy_what_it_saves(way, ran):
+    job, results = ran(2)
+    newest = max(Path(job["directory"], f"background {way}").glob("step-*"))
+    written = {path.name: tensors_in(path) for path in newest.glob("*.safetensors")}
+    reserved = [one[f"background {way}"]["reserved"] for one in results]
+    assert reserved[0].keys().isdisjoint(reserved[1])
+    assert reserved[0] | reserved[1] == written
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_under_zero1_a_rank_saves_its_share_of_the_optimizers_state_and_no_other_does(ranks, ran):
+    [newest] = Path(ran(ranks)[0]["directory"], "stopped zero1").glob("step-00000008.*")
+    shares = {path.name: load_file(path) for path in newest.glob("optimizer*")}
+    others = {f"optimizer-{i:05d}-of-{ranks:05d}.safetensors" for i in range(2, ranks + 1)}
+    assert shares.keys() == {"optimizer.safetensors"} | others
+    whole = rank_runs.Smooth(None).model().state_dict()
+    found = sorted(key for share in shares.values() for key in share)
+    assert found == sorted(f"state/{name}/{key}" for name in whole for key in ("step", "exp_avg", "exp_avg_sq"))
+    weights = {path.name: load_file(path) for path in newest.glob("model*")}
+    assert [*weights] == ["model.safetensors"] and weights["model.safetensors"].keys() == whole.keys()
+
+
+def test_replicas_save_what_each_of_them_has_left_out(ran):
+    newest = max(Path(ran(2)[0]["directory"], "whole powersgd").glob("step-*"))
+    first, second = (load_file(newest / f"compression{rank}.safetensors") for rank in ("", "-00002-of-00002"))
+    left_out = {key for key in first if key.startswith("left_out/")}
+    assert left_out == second.keys() == {f"left_out/{name}.weight" for name in ("0", "4", "6", "8")}
+    assert all(share[key].shape[0] == 1 for share in (first, second) for key in left_out)
+    kept = files.read(newest, None)[0]["compression"]["left_out"]
+    for key in left_out:
+        assert kept[key.removeprefix("left_out/")].equal(torch.cat([first[key], second[key]]))
 
 
 @pytest.mark.parametrize(
@@ -415,7 +451,11 @@ def test_each_rank_stores_what_is_frozen_once(way, ran, solo):
 
 def stored(checkpoint: Path) -> int:
     """Bytes of all tensors."""
-    return sum(part.nbytes for path in checkpoint.glob("*.safetensors") for part in load_file(path).values())
+    return sum(tensors_in(path) for path in checkpoint.glob("*.safetensors"))
+
+
+def tensors_in(path: Path) -> int:
+    return sum(part.nbytes for part in load_file(path).values())
 
 
 @pytest.mark.parametrize(
@@ -430,7 +470,7 @@ def test_a_rank_reads_of_a_checkpoint_what_it_holds(run, way, ran):
     assert max(read) < (0.7 if way != "tensor" else 0.8) * total
 
 
-@pytest.mark.parametrize("way", TAKEN)
+@pytest.mark.parametrize("way", NAMED)
 def test_ranks_start_from_a_checkpoint_that_a_user_names(way, ran, solo):
     alone, result = ran(2)[0]["alone"], ran(2)[1][0][f"from {way}"]
     assert_equal(result | {"losses": alone["losses"] + result["losses"]}, solo("Smooth"), 1e-6)

@@ -69,10 +69,6 @@ class Parts(Several):
     def local(self, tensors: list[Tensor]) -> list[Tensor]:
         return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
-    @property
-    def suffix(self) -> str:  # type: ignore[override]
-        return f"-{self.member.rank + 1:05d}-of-{self.ranks:05d}"
-
     def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
         """Of what several ranks hold alike, the first of them saves it. Raises ConfigError for addends, which are no
         part of anything: such as the `amax` of a divided tensor over the dimension along which it is divided."""
@@ -82,6 +78,8 @@ class Parts(Several):
                 f"reduced yet ({', '.join(map(str, tensor.placements))}): keep its full_tensor(), or train with shard "
                 "none or zero1 and tensor 1."
             )
+        if tensor.is_meta:
+            return super().mine(tensor)
         first = all(self.mesh.get_local_rank(dim) == 0 for dim in ("data", "tensor") if not _divided(tensor, dim))
         if not isinstance(tensor, DTensor):
             return (tensor if first else None), None

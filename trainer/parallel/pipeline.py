@@ -44,6 +44,7 @@ from trainer.config import OptimConfig
 from trainer.errors import ConfigError, TrainerError
 from trainer.gradients import Window
 from trainer.parallel.parts import Parts, alike, plan_explained
+from trainer.parallel.several import outline
 from trainer.parallel.sharded import reduce_in_backward, shard
 from trainer.parallel.solo import NO_GRADIENT, put_back, values_of
 from trainer.parallel.split import parallelize
@@ -261,13 +262,10 @@ class Pipeline(Parts):
         self.beat()
         model, kept = state["model"], state["optimizer"]["state"]
         stages: list[Any] | None = [None] * self.config.pipeline if self._place == 0 else None
-        dist.gather_object(tree_map(_outline, (model, kept)), stages, group=self._group, group_dst=0)
+        dist.gather_object(tree_map(outline, (model, kept)), stages, group=self._group, group_dst=0)
         for others_model, others_kept in stages or []:
             model, kept = others_model | model, others_kept | kept
         return state | {"model": model, "optimizer": state["optimizer"] | {"state": kept}}
-
-    def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
-        return (None, [0] * tensor.ndim) if tensor.is_meta else super().mine(tensor)
 
     def take(self, path: tuple[str, ...], stored: Stored) -> Tensor | None:  # type: ignore[override]
         """Nothing of what other stages hold, which `part` leaves out."""
@@ -325,11 +323,6 @@ class _Kind:
             return local
         placements, shape, stride = self.part_of
         return DTensor.from_local(local, mesh["tensor"], placements, run_check=False, shape=shape, stride=stride)
-
-
-def _outline(value: Any) -> Any:
-    """A tensor's shape, which another rank saves."""
-    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
 
 
 def _shapes(batch: Any) -> tuple[Any, ...]:

@@ -70,9 +70,9 @@ class PowerSGD:
         self._add_up(tensors)
         return [t / self._shares for t in tensors]
 
-    def state(self, gather: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """With what all replicas have left out, which `gather` stacks up on the first."""
-        return {"left_out": {name: gather(e) for name, e in self._left_out.items()}, "right": dict(self._right)}
+    def state(self, stacked: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """With what all replicas have left out, `stacked` on top of one another."""
+        return {"left_out": {name: stacked(e) for name, e in self._left_out.items()}, "right": dict(self._right)}
 
     def load(self, state: dict[str, Any], share: int) -> None:
         """Of what was left out, replica `share` takes its own; of another number of replicas, the mean."""

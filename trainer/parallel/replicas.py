@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.errors import ConfigError
@@ -110,8 +111,22 @@ class Replicas(Several):
         self.beat()
         return nullcontext()
 
-    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        return state if self._low_rank is None else state | {"compression": self._low_rank.state(self._stacked)}
+    @property
+    def suffix(self) -> str:  # type: ignore[override]
+        """None of rank 0's, which writes what all hold alike, as one process does."""
+        return "" if self.first else super().suffix
+
+    def own(self, state: dict[str, Any]) -> dict[str, Any]:
+        mine = state if self.first else {}
+        if self._low_rank is None:
+            return mine
+        kept = self._low_rank.state(self._stacked)
+        return mine | {"compression": kept if self.first else {"left_out": kept["left_out"]}}
+
+    def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
+        if isinstance(tensor, DTensor):  # of `_stacked`
+            return tensor.to_local(), [self.share, *[0] * (tensor.ndim - 1)]
+        return super().mine(tensor)
 
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
         if self._low_rank is not None and "compression" in state:
@@ -119,8 +134,5 @@ class Replicas(Several):
         return state
 
     def _stacked(self, tensor: Tensor) -> Tensor:
-        """All ranks' on rank 0; on the others, their own."""
-        self.beat()
-        found = [torch.empty_like(tensor) for _ in range(self.shares)] if self.first else None
-        dist.gather(tensor, found, dst=0)
-        return tensor if found is None else torch.stack(found)
+        """All replicas' on top of one another, of which this one holds its own."""
+        return DTensor.from_local(tensor.unsqueeze(0), self.mesh["data"], [Shard(0)], run_check=False)

@@ -103,8 +103,12 @@ class Several(Solo):
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
+    @property
+    def suffix(self) -> str:  # type: ignore[override]
+        return f"-{self.member.rank + 1:05d}-of-{self.ranks:05d}"
+
     def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
-        return (tensor if self.first else None), None
+        return (None, [0] * tensor.ndim) if tensor.is_meta else (tensor, None)
 
     def gather(self, value: Any) -> list[Any] | None:
         values = [None] * self.ranks if self.first else None
@@ -117,6 +121,11 @@ class Several(Solo):
     def beat(self) -> None:
         """Show that this rank has got on; called before it waits for the others."""
         self.member.page.beat(self.member.rank)
+
+
+def outline(value: Any) -> Any:
+    """A tensor's shape, which another rank saves."""
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
 
 
 class _Reporter:

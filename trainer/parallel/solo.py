@@ -127,9 +127,13 @@ class Solo(Alone):
         """The norm of each of them."""
         return torch._foreach_norm([*gradients])
 
-    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state of the whole model, of this rank's: what one process would have."""
+    def own(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Of this rank's state, what it saves; found without the others."""
         return state
+
+    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The same, and on rank 0 a name for all that the others save: what one process would have."""
+        return self.own(state)
 
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
         """This rank's of such a state."""

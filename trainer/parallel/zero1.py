@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from trainer import optim
 from trainer.config import OptimConfig
 from trainer.parallel.replicas import Replicas
+from trainer.parallel.several import outline
 
 
 class Zero1(Replicas):
@@ -28,13 +30,15 @@ class Zero1(Replicas):
     def keeper(self, optimizer: Optimizer) -> Optimizer:
         return optimizer.optim  # type: ignore[attr-defined]
 
+    def own(self, state: dict[str, Any]) -> dict[str, Any]:
+        return super().own(state) | {"optimizer": state["optimizer"]}
+
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Rank 0's is whole; the others' stays as it is."""
         self.beat()
-        state = super().whole(state)
-        mine = state["optimizer"]["state"]
-        parts: list[Any] | None = [None] * self.ranks if self.member.rank == 0 else None
-        dist.gather_object(mine, parts, dst=0)
-        for part in parts or []:
-            mine = mine | part
-        return state | {"optimizer": state["optimizer"] | {"state": mine}}
+        mine = self.own(state)
+        kept = mine["optimizer"]["state"]
+        of_all: list[Any] | None = [None] * self.ranks if self.first else None
+        dist.gather_object(tree_map(outline, kept), of_all, dst=0)
+        for others in of_all or []:
+            kept = others | kept
+        return mine | {"optimizer": mine["optimizer"] | {"state": kept}}
