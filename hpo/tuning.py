@@ -16,7 +16,6 @@ from sqlalchemy.engine import RowMapping
 from hpo import demands
 from hpo.budget import last_epoch
 from hpo.config import as_json
-from hpo.dimensions import Float
 from hpo.driver import Driver
 from hpo.errors import UserError
 from hpo.executing import SCHEDULERS, one_of
@@ -24,6 +23,7 @@ from hpo.executors.ray_tune import RayTune
 from hpo.ledger import driving, external, reads
 from hpo.ledger.tables import OPEN_STATES
 from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
+from hpo.search.population import changing
 from hpo.space import Space
 from hpo.study import Study, lanes_of
 
@@ -235,11 +235,14 @@ def make_scheduler(name: str | None, study: Study) -> Any:
     epochs = last_epoch(as_json(study.config))
     if not isinstance(epochs, int):
         raise UserError(f"--scheduler {name} must know how long a trial trains: give the study train.num_epochs.")
-    floats = {path: one for path, one in study.space.dimensions.items() if isinstance(one, Float)}
+    floats = changing(study.space)
     if name in POPULATIONS:
         demands.whole(f"--scheduler {name}", as_json(study.config))
     if name in POPULATIONS and not floats:
-        raise UserError(f"--scheduler {name} perturbs dimensions that are Float, and the space has none.")
+        raise UserError(
+            f"--scheduler {name} perturbs every Float that may change in the middle of training, and the space "
+            f"({', '.join(study.space.paths) or 'which is empty'}) has none: choose another scheduler."
+        )
     population = {"time_attr": "epoch", "perturbation_interval": max(1, epochs // 5)}
     match name:
         case "fifo":

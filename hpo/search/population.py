@@ -119,15 +119,15 @@ class Generations(BaseModel):
 
     def changeable(self, space: Space) -> tuple[str, ...]:
         """The paths of the dimensions that may change. Raises UserError where there is none, or one cannot."""
-        settled = {path for path in space.paths if _matches(path, SETTLED)}
         if self.perturb is None:
-            found = {path for path, one in space.dimensions.items() if isinstance(one, Float)} - settled
-            found = {path for path in found if not _deciding(path, found, space)}
+            found = set(changing(space))
         else:
             found = {path for path in space.paths if _matches(path, self.perturb)}
             unused = [one for one in self.perturb if not any(fnmatchcase(path, one) for path in space.paths)]
             wrong = [f"{one} matches no dimension of the space" for one in unused]
-            wrong += [f"{path} cannot change in the middle of training" for path in sorted(found & settled)]
+            wrong += [
+                f"{path} cannot change in the middle of training" for path in sorted(found) if _matches(path, SETTLED)
+            ]
             for path in sorted(found):
                 wrong += [f"{path} decides over {other}, which is to stay" for other in _deciding(path, found, space)]
             if wrong:
@@ -139,6 +139,14 @@ class Generations(BaseModel):
                 "option perturb."
             )
         return tuple(sorted(found))
+
+
+def changing(space: Space) -> dict[str, Float]:
+    """Path -> Float, of those that may change in the middle of training: all but those that the trainer cannot change
+    (SETTLED), and those that decide over a dimension which is to stay."""
+    floats = {path: one for path, one in space.dimensions.items() if isinstance(one, Float)}
+    found = {path for path in floats if not _matches(path, SETTLED)}
+    return {path: floats[path] for path in floats if path in found and not _deciding(path, found, space)}
 
 
 def _matches(path: str, patterns: Sequence[str]) -> bool:
