@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpo.analysis.listed import SEED, Found, Repeat, Spread
+from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
 from hpo.errors import SpaceError, UserError
 from hpo.words import aligned, counted
 
@@ -82,11 +82,15 @@ class Ablated:
 
 @dataclass(frozen=True)
 class Ablation:
-    """By one objective: the variants, what was found first, then by what they cost."""
+    """By one objective: the variants, what was found first, then by what they cost.
+
+    `changed`: the trial's parameters changed in the middle of training, and what was found are the last ones.
+    """
 
     study: str
     name: str
     trial: int
+    changed: bool
     metric: str
     rows: Sequence[Ablated]
 
@@ -101,7 +105,7 @@ def ablations(
         sign = 1.0 if objective.direction == "minimize" else -1.0
         rows = [_ablated(of, trial, one, values.get(one.label, []), values[FOUND], sign) for one in tried]
         rows.sort(key=lambda row: (row.label != FOUND, row.worse is None, -row.worse.mean if row.worse else 0.0))
-        ablated.append(Ablation(of.name, name, trial["number"], objective.metric, rows))
+        ablated.append(Ablation(of.name, name, trial["number"], trial["changed"], objective.metric, rows))
     return ablated
 
 
@@ -141,6 +145,7 @@ def _described(found: Ablation) -> str:
     lines.append(
         f"trial {found.trial} of study {found.study}, over {counted(seeds, 'seed')} it was not selected by, paired"
     )
+    lines += not_repeated([found.trial] if found.changed else [])
     if seeds == 1:
         lines.append("One seed cannot tell a small difference from chance: --seeds 3 can.")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpo.analysis.listed import SEED, Found, Repeat, Spread
+from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
 from hpo.errors import UserError
 from hpo.objective import Objective, best_of, rank
 from hpo.words import aligned, counted
@@ -51,9 +51,13 @@ def held_out(of: Found, given: str | None) -> list[str | None]:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """One configuration: its value when it was selected, and what it came to under other seeds."""
+    """One configuration: its value when it was selected, and what it came to under other seeds.
+
+    `changed`: its parameters changed in the middle of training, and here the last ones train it from the beginning.
+    """
 
     trial: int
+    changed: bool
     selected: float
     again: Spread | None
     held_out: Spread | None
@@ -95,10 +99,10 @@ def confirmations(
     means = {number: [_mean(own, place) for place in range(len(of.objectives))] for number, own in runs.items()}
     known = {number: own for number, own in means.items() if None not in own}
     front = best_of(of.spec.objectives, known)  # pyright: ignore[reportArgumentType]
-    selected = {one["number"]: one["values"] for one in of.ranked}
+    trials = {one["number"]: one for one in of.ranked}
     confirmed = []
     for place, (objective, hold_out) in enumerate(zip(of.objectives, hold_outs, strict=True)):
-        rows = [_confirmed(number, selected[number][place], own, place) for number, own in runs.items()]
+        rows = [_confirmed(trials[number], own, place) for number, own in runs.items()]
         rows.sort(key=lambda row: rank(objective.to_json(), row.trial, row.again.mean if row.again else None))
         gap = Spread.of([row.gap for row in rows])
         ahead = _ahead(objective, place, *(runs[row.trial] for row in rows[:2])) if len(rows) > 1 else None
@@ -117,10 +121,11 @@ def _mean(runs: Sequence[Repeat], place: int) -> float | None:
     return None if spread is None else spread.mean
 
 
-def _confirmed(number: int, selected: float, runs: Sequence[Repeat], place: int) -> Confirmed:
+def _confirmed(trial: Mapping[str, Any], runs: Sequence[Repeat], place: int) -> Confirmed:
     values = [run.values[place] for run in runs]
     held = Spread.of([run.held_out[place] for run in runs])
-    return Confirmed(number, selected, Spread.of(values), held, values.count(None))
+    which = trial["number"], trial["changed"], trial["values"][place]
+    return Confirmed(*which, Spread.of(values), held, values.count(None))
 
 
 def to_json(found: Sequence[Confirmation]) -> str:
@@ -155,6 +160,7 @@ def _said(found: Confirmation, known: bool) -> list[str]:
     runs = max((row.again.count for row in found.rows if row.again), default=0)
     mean = f"mean ± standard error over {runs} seeds" if runs > 1 else "of one seed, which says nothing of its spread"
     lines = [f"{mean}; selected: the value in study {found.study}"]
+    lines += not_repeated([row.trial for row in found.rows if row.changed])
     if known:
         lines.append(f"gap: {found.hold_out} minus the value it was selected by; nothing here is chosen by it")
         if found.gap and found.gap.error is not None:

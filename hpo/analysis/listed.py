@@ -34,7 +34,8 @@ SEED = "train.seed"
 @dataclass(frozen=True)
 class Found:
     """A study as it stands: what was declared and asked for, its own configuration, flat, and its complete trials,
-    best first, each with `number`, `values`, `params` and its whole `config`, flat."""
+    best first, each with `number`, `values`, `params`, its whole `config`, flat, and `changed`: whether its parameters
+    changed in the middle of training, so that they alone do not give it again."""
 
     name: str
     study: Study
@@ -77,11 +78,6 @@ def found(ledger: Ledger, name: str) -> Found:
         raise UserError(
             f"study {name!r} has no complete trial: `{command(f'status --study {name}')}` shows how its trials stand."
         )
-    if born := [one["number"] for one in best if one["parent"] is not None]:
-        raise UserError(
-            f"trial {born[0]} of study {name!r} went on from another one's checkpoint, so its parameters alone do not "
-            "give it again: enqueue them in a study of their own, and confirm that."
-        )
     base = flatten(as_json(study.config))
     if SEED not in base:
         raise UserError(f"study {name!r} has no field {SEED}, by which a training could be repeated otherwise.")
@@ -91,11 +87,30 @@ def found(ledger: Ledger, name: str) -> Found:
             "values": one["values"],
             "params": one["params"],
             "config": flatten(configs[one["id"]]),
+            "changed": _changed(of, one),
         }
         for one in best
     ]
     at = places.url(row) or None
     return Found(name, study, spec, Placement.of(row["environment"]), at, base, rows)
+
+
+def _changed(of: Mapping[int, Mapping[str, Any]], one: Mapping[str, Any]) -> bool:
+    """Whether a trial that it descends from was trained with other parameters."""
+    before = one
+    while before["parent"] is not None and before["params"] == one["params"]:
+        before = of[before["parent"]]
+    return before["params"] != one["params"]
+
+
+def not_repeated(trials: Sequence[int]) -> list[str]:
+    """A line on those whose parameters changed in the middle of training; none where there is no such one."""
+    if not trials:
+        return []
+    named = f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, sorted(trials)))}"
+    return [
+        f"not repeated: the parameters of {named} changed in the middle of training; here the last ones train it all"
+    ]
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import optuna
 import pytest
-from crafted import open_crafted, put_trial
 from optuna.trial import TrialState, create_trial
 from typer.testing import CliRunner
 
-from hpo.analysis import importance, plots, ticks
+from hpo.analysis import ablate, importance, plots, ticks
 from hpo.analysis.listed import Driven, Spread, found, request
 from hpo.cli import app
 from hpo.errors import UserError
@@ -29,6 +29,7 @@ from trainer.durable import sha256
 # MLflow 3.17 with SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 
+POPULATION = Path(__file__).parents[1] / "harness" / "population_study.py"
 FIXED = {"train.num_epochs": 2, "model.num_layers": 1, "train.batch_size": 256}
 
 
@@ -485,13 +486,40 @@ def test_a_derived_study_is_driven_as_the_one_it_comes_from(home, confirmed):
         request(of, "x", [], Driven(home, Placement("ray-tune"), None, None))
 
 
-def test_what_went_on_from_another_trial_is_not_trained_again_by_its_parameters(tmp_path):
-    ledger = open_crafted(tmp_path / "ledger.db")
-    put_trial(ledger, 0, curve=(0.5,))
-    put_trial(ledger, 1, curve=(0.9,), parent=0)
-    with pytest.raises(UserError, match="trial 1 of study 'crafted' went on from another one's checkpoint"):
-        found(ledger, "crafted")
+def test_of_a_population_it_is_said_whose_training_is_not_repeated(tmp_path):
+    """Each generation replaces one of three, so some have trained with the same parameters from the first on."""
+    at = Home.at(tmp_path / "home")
+    flags = {"reference": str(POPULATION), "name": "bred", "executor": "inline", "overrides": {"pause": 0.0}}
+    assert run(Request(home=at, trials=12, **flags), lambda *_: lambda notice="": None).state == "complete"
+    shown = hpo(at, "confirm", "--study", "bred", "--top", "3", "--seeds", "1", "--json")
+    assert shown.exit_code == 0, shown.output
+    confirmed = {row["trial"]: row for row in json.loads(shown.stdout)["rows"]}
+    ledger = Ledger(at.storage, create=False)
+    with ledger.read() as connection:
+        bred, again = (
+            reads.trial_rows(connection, reads.study_row(connection, name)["id"]) for name in ("bred", "bred-confirm")
+        )
     ledger.close()
+    lines: dict[int, set[str]] = {}  # of each trial the parameters that it and those before it trained with
+    for row in bred:
+        lines[row["number"]] = lines.get(row["parent"], set()) | {json.dumps(row["params"], sort_keys=True)}
+    assert {number: row["changed"] for number, row in confirmed.items()} == {n: len(lines[n]) > 1 for n in (9, 10, 11)}
+    changed = [number for number in confirmed if confirmed[number]["changed"]]
+    assert 0 < len(changed) < 3
+    assert {(row["parent"], row["epoch"]) for row in again} == {(None, 4)}, "from the beginning to the end"
+    text = hpo(at, "confirm", "--study", "bred", "--top", "3", "--seeds", "1").stdout
+    assert re.findall(r"not repeated: the parameters of trials? ([\d, ]+) changed", text) == [
+        ", ".join(map(str, sorted(changed)))
+    ]
+
+
+def test_an_ablation_says_of_a_trial_whose_parameters_changed_that_it_is_another_training():
+    rows = [ablate.Ablated(ablate.FOUND, None, None, None, None, "")]
+    texts = [
+        ablate.describe([ablate.Ablation("bred", "bred-ablate", 9, changed, "val/loss", rows)])
+        for changed in (False, True)
+    ]
+    assert ["not repeated: the parameters of trial 9 changed" in text for text in texts] == [False, True]
 
 
 def test_a_mean_is_of_what_there_is():
