@@ -11,7 +11,7 @@ from typing import Any
 from hpo.config import near
 from hpo.errors import UserError
 from hpo.executors.base import Executor
-from hpo.executors.resources import NOTHING_SAID, Resources, host_gpus, needs
+from hpo.executors.resources import NOTHING_SAID, Resources, gpus_each, host_gpus, needs
 from hpo.study import Study
 
 # name -> where it is. To add one is to add its line here.
@@ -55,8 +55,7 @@ class Placement:
         name = self.executor or "local"
         one_of("--executor", name, tuple(EXECUTORS))
         workers = self.workers if self.workers is not None else (1 if name == "inline" else 2)
-        elsewhere = name in ("ray", "ray-tune") and os.environ.get("RAY_ADDRESS")
-        most = MAX_WORKERS if elsewhere else MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
+        most = MAX_WORKERS if elsewhere(name) else MAX_WORKERS_PER_CORE * (os.cpu_count() or 1)
         if not 1 <= workers <= most:
             raise UserError(f"--workers {workers}: give 1 to {most} on this host; others can join by `hpo worker`.")
         if (nodes := os.environ.get("HPO_NODES", "1")) != "1" and workers > 1:
@@ -84,8 +83,11 @@ class Settled:
         return getattr(import_module(module), attribute)(self.workers, self.resources)
 
     def check(self, study: Study) -> None:
-        """Raise UserError where the study's workers are to have GPUs that this host has not."""
-        if self.executor == "local":
+        """Raise UserError where this host has not the GPUs that the study's workers are to have, or where those could
+        not use them. How many a cluster has is not asked: it may grow."""
+        if elsewhere(self.executor):
+            gpus_each(self.resources.gpus, needs(study), self.workers, present=0)
+        elif self.executor != "inline":
             host_gpus(self.resources.gpus, needs(study), self.workers)
 
     def to_json(self) -> dict[str, Any]:
@@ -96,6 +98,11 @@ class Settled:
 
 
 INLINE = Settled()
+
+
+def elsewhere(executor: str) -> bool:
+    """Whether its workers run on a cluster that is there already, and not on this host."""
+    return executor in ("ray", "ray-tune") and bool(os.environ.get("RAY_ADDRESS"))
 
 
 def one_of(flag: str, value: str, known: tuple[str, ...]) -> None:

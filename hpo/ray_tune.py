@@ -39,6 +39,7 @@ from hpo.config import as_json, config_hash
 from hpo.ending import has_value
 from hpo.errors import HpoError, NoLedger, UserError
 from hpo.executors.cluster import carried_environ
+from hpo.executors.resources import gpu_share, keep_to_share
 from hpo.home import Home
 from hpo.identity import check_worker
 from hpo.ledger import Ledger, external, reads, writes
@@ -136,6 +137,8 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
         os.environ.setdefault(key, value)  # by the first trial, before this process goes elsewhere
     if job.directory.is_dir():
         os.chdir(job.directory)
+    os.environ.update(gpu_share(tune.get_context().get_trial_resources().required_resources.get("GPU", 0.0)))
+    keep_to_share()
     with ExitStack() as stack:
         ledger = Ledger(job.storage, create=False, patience=PATIENCE)
         stack.callback(ledger.close)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-import torch
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
@@ -26,7 +25,7 @@ from hpo import places, ranks
 from hpo.attempt import attempt  # and with it torch: a worker is ready before it claims
 from hpo.errors import HpoError, UserError
 from hpo.executors.process import FAULT
-from hpo.executors.resources import GPU_SHARE
+from hpo.executors.resources import keep_to_share
 from hpo.fusion import Fusion, Hands
 from hpo.home import Home
 from hpo.identity import check_loaded, check_worker
@@ -207,12 +206,6 @@ def serve(worker: Worker, among: Callable[[], Collection[int] | None], idle: flo
         return FENCED
     worker.close()
     return 0
-
-
-def keep_to_share() -> None:
-    """Take no more of the GPU's memory than the executor has given this process, if it has said so."""
-    if share := os.environ.get(GPU_SHARE):
-        torch.cuda.set_per_process_memory_fraction(float(share))
 
 
 def main() -> int:

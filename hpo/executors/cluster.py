@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 
 from hpo.errors import UserError
 from hpo.executors.base import WorkerContext
+from hpo.executors.resources import Resources, devices, gpus_each, needs
 from hpo.loading import CARRIED
 from hpo.study import Study
 from trainer.threads import ONE
@@ -46,23 +47,30 @@ class Cluster:
         self.carried: Path | None = None  # the directory whose code every process of the cluster has been given
         self._scratch: str | None = None
 
-    def open(self, context: WorkerContext, cpus: int, gpus: int) -> None:
-        """Connect; a Ray of this host gets so many slots. UserError where workers could not reach the ledger."""
+    def open(self, context: WorkerContext, workers: int, resources: Resources) -> tuple[int, float]:
+        """Connect; a Ray of this host gets the CPUs of so many workers. The CPUs and the GPUs of each of them, by the
+        GPUs of all nodes together.
+
+        Raises UserError where workers could not reach the ledger, or cannot have the GPUs that are asked for.
+        """
+        wanted = needs(context.study)
+        cpus = resources.cpus or wanted.ranks * wanted.threads
         self._scratch = tempfile.mkdtemp(prefix="hpo-ray-", dir=os.environ.get("RAY_TMPDIR"))
         try:
             with _handlers_kept():
-                self._connect(context.study, cpus, gpus)
+                self._connect(context.study, workers * cpus)
             check_reach(context.storage, self._hosts(), self.address)
+            return cpus, gpus_each(resources.gpus, wanted, workers, self._gpus())
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, study: Study, cpus: int, gpus: int) -> None:
+    def _connect(self, study: Study, cpus: int) -> None:
         import ray
 
         shared = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
         if not self.address:
-            sizes = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": _STORE}
+            sizes = {"num_cpus": cpus, "num_gpus": len(devices()), "object_store_memory": _STORE}
             ray.init(address="local", _temp_dir=self._scratch, _node_ip_address="127.0.0.1", **sizes, **shared)
             return
         environment: dict[str, object] = {"env_vars": ONE | _STAYS}
@@ -78,6 +86,11 @@ class Cluster:
         import ray
 
         return {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+
+    def _gpus(self) -> int:
+        import ray
+
+        return int(ray.cluster_resources().get("GPU", 0))
 
     def close(self) -> None:
         import ray

@@ -23,7 +23,7 @@ from hpo.executors.base import WorkerContext
 from hpo.executors.cluster import Cluster, carried_environ, prepare
 from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
-from hpo.executors.resources import NOTHING_SAID, Resources, devices, gpu_share, gpus_each, needs
+from hpo.executors.resources import NOTHING_SAID, Resources, gpu_share
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.process import Process, start_time
@@ -108,14 +108,8 @@ class Ray(Crew):
         self._told = False
 
     def start(self, context: WorkerContext) -> None:
-        wanted, present = needs(context.study), len(devices())
-        self._cpus = self._resources.cpus or wanted.ranks * wanted.threads
-        self._cluster.open(context, self._count * self._cpus, present)
+        self._cpus, self._gpus = self._cluster.open(context, self._count, self._resources)
         try:
-            import ray
-
-            found = int(ray.cluster_resources().get("GPU", 0))
-            self._gpus = gpus_each(self._resources.gpus, wanted, self._count, found)
             self._place = _Place(Path.cwd(), self._cluster.carried)
             self._groups = [self._reserve() for _ in range(self._count)]
             super().start(context)

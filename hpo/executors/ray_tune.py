@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpo.executors.base import WorkerContext
 from hpo.executors.cluster import Cluster, prepare
-from hpo.executors.resources import NOTHING_SAID, Resources, devices, gpus_each, needs
+from hpo.executors.resources import NOTHING_SAID, Resources
 
 
 class RayTune:
@@ -29,10 +29,7 @@ class RayTune:
         return self._cluster.carried
 
     def start(self, context: WorkerContext) -> None:
-        wanted, present = needs(context.study), len(devices())
-        cpus = self._resources.cpus or wanted.threads
-        self._cluster.open(context, self._count * cpus, present)
-        gpus = gpus_each(self._resources.gpus, wanted, self._count, present)
+        cpus, gpus = self._cluster.open(context, self._count, self._resources)
         self.each = {"cpu": cpus, "gpu": gpus}
 
     def step(self) -> bool:

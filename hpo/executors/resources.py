@@ -1,4 +1,5 @@
-"""What a worker has to itself: CPUs, GPUs, or a share of one. Pure but for `devices`, and torch-free."""
+"""What a worker has to itself: CPUs, GPUs, or a share of one. Pure but for `devices` and `keep_to_share`, which alone
+imports torch."""
 
 from __future__ import annotations
 
@@ -99,6 +100,14 @@ def host_gpus(asked: float | None, wanted: Needs, workers: int) -> list[dict[str
 def gpu_share(each: float) -> dict[str, str]:
     """The environment that keeps a worker within its part of a GPU's memory; empty where it has a whole one."""
     return {GPU_SHARE: repr(each)} if 0 < each < 1 else {}
+
+
+def keep_to_share() -> None:
+    """Take no more of the GPU's memory than the executor has given this process, if it has said so."""
+    if share := os.environ.get(GPU_SHARE):
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(float(share))
 
 
 def cpu_slots(workers: int, each: int, usable: Sequence[int] | None) -> list[list[int]]:

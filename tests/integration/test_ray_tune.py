@@ -6,16 +6,18 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from sqlalchemy import select
 
 import hpo
 from hpo import asking
-from hpo.dimensions import Int
+from hpo.dimensions import Float, Int
 from hpo.errors import UserError
 from hpo.executing import Settled
 from hpo.home import Home
@@ -24,6 +26,7 @@ from hpo.ledger.process import Process
 from hpo.ledger.tables import OPEN_STATES, asks, decisions, events, reports, trials
 from hpo.opening import Options, open_study
 from hpo.run import Request, declare, run
+from hpo.search.strategy import make_strategy
 from hpo.tuning import TuneDriver
 from trainer.report import Outcome
 
@@ -135,6 +138,67 @@ def test_a_population_in_a_tuner_of_ones_own_is_in_the_ledger_with_its_lineage(t
     at = Run(tmp_path / "home")
     at.finished(at.start("sync"))
     assert re.match("0 differences", at.finished(at.start("verify")))
+
+
+@pytest.fixture
+def with_gpus(_ray_nodes, ray_cluster) -> Iterator[str]:
+    """The Ray that is there, with a node that says that it has two GPUs; nobody looks whether it has."""
+    sizes = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+    node = _ray_nodes.add_node(num_cpus=4, num_gpus=2, **sizes)
+    yield ray_cluster
+    _ray_nodes.remove_node(node)
+
+
+GPUS = '__import__("ray").get_runtime_context().get_assigned_resources().get("GPU", 0)'
+CARRIED = 'float("/runtime_resources/" in __file__)'
+
+
+def test_a_trial_of_tune_has_its_part_of_the_gpus_of_the_cluster_and_the_code_that_was_carried(
+    tmp_path, with_gpus, monkeypatch
+):
+    """On the driver's host there are none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    mine = tmp_path / "mine.py"
+    curves = STUDY.with_name("curves_study.py").read_text()
+    mine.write_text(curves.replace('"time/epoch": 1.0', f'"val/gpus": {GPUS}, "val/carried": {CARRIED}'))
+    home = Home(tmp_path / "home").create()
+    ledger = Ledger(home.storage)
+    study, spec = declare(Request(home, str(mine), strategy="none", order="async"), ledger, workers=1)
+    placement = Settled("ray-tune", 2, scheduler="fifo")
+    options = Options(home, ledger.url, home.tracking_uri, trials=1, placement=placement)
+    driver = TuneDriver(ledger, study, spec, options, placement.make())
+    driver.acquire()
+    assert driver.run() == "complete"
+    driver.release()
+    ledger.close()
+    said = rows(tmp_path / "home", select(reports.c.key, reports.c.value).where(reports.c.key.like("val/%")).distinct())
+    assert {key: value for key, value in said if key != "val/loss"} == {"val/gpus": 1.0, "val/carried": 1.0}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch takes a share of a GPU that is there")
+def test_a_trial_of_tune_keeps_to_its_share_of_a_gpu(tmp_path, with_gpus):
+    """torch is asked to keep to it: where there is no GPU, as here, it refuses."""
+    import ray
+    from ray import tune
+
+    from hpo import ray_tune
+
+    study = hpo.load(str(STUDY.with_name("curves_study.py")))
+    trainable = ray_tune.as_trainable(study, tmp_path / "home")
+    ray.init(address=with_gpus, log_to_driver=False, logging_level="ERROR")
+    try:
+        [result] = tune.Tuner(
+            tune.with_resources(trainable, {"cpu": 1, "gpu": 0.5}),
+            param_space=ray_tune.param_space(study),
+            tune_config=tune.TuneConfig(metric="val/loss", mode="min", num_samples=1),
+            run_config=tune.RunConfig(
+                storage_path=str(tmp_path / "tune"), callbacks=[ray_tune.Recorder(trainable)], verbose=0
+            ),
+        ).fit()
+    finally:
+        ray.shutdown()
+    assert re.search("CUDA|NVIDIA", str(result.error)), result.error
+    assert rows(tmp_path / "home", select(trials.c.number)) == [], "before anything of the trial is begun"
 
 
 @pytest.mark.timeout(600)
@@ -300,6 +364,34 @@ def test_a_population_of_folds_is_refused(name):
 
     with pytest.raises(UserError, match=f"train.folds=2: under --scheduler {name} a trial goes on from another's"):
         make_scheduler(name, hpo.load("mlp").configure({"train.folds": 2}))
+
+
+FLOATS = {
+    "train.optim.lr": Float(1e-3, 1e-1, log=True),
+    "train.optim.weight_decay": Float(0.0, 0.1),
+    "train.init.std": Float(0.01, 0.1),
+    "train.average.decay": Float(0.9, 0.999),
+    "train.batch_size": Int(16, 64),
+}
+
+
+@pytest.mark.parametrize("name", ["pbt", "pb2"])
+def test_tunes_populations_change_what_the_own_ones_do(name):
+    """What training has behind it, or a checkpoint is bound to, is the donor's."""
+    from ray.tune.schedulers import PopulationBasedTraining
+    from ray.tune.schedulers.pb2 import PB2
+
+    from hpo.tuning import make_scheduler
+
+    study = replace(hpo.load("mlp"), space=FLOATS)
+    scheduler = make_scheduler(name, study)
+    assert type(scheduler) is {"pbt": PopulationBasedTraining, "pb2": PB2}[name]
+    changed = scheduler._hyperparam_mutations if name == "pbt" else scheduler._hyperparam_bounds
+    assert sorted(changed) == ["train.optim.lr", "train.optim.weight_decay"]
+    assert tuple(sorted(changed)) == make_strategy(name).changeable(study.space)
+    settled = {path: one for path, one in FLOATS.items() if path not in changed}
+    with pytest.raises(UserError, match=rf"--scheduler {name} perturbs every Float that may change .*train\.init\.std"):
+        make_scheduler(name, replace(study, space=settled))
 
 
 def test_whole_numbers_are_drawn_as_the_space_has_them():

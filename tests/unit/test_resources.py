@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from hpo import load
 from hpo.errors import UserError
-from hpo.executing import Placement
+from hpo.executing import Placement, Settled
 from hpo.executors.cluster import carried_environ, carry, check_reach
 from hpo.executors.local import Local
 from hpo.executors.resources import Needs, Resources, cpu_slots, devices, gpu_slots, gpus_each, needs
+from hpo.home import Home
+from hpo.run import Request, run
 
 ONE_RANK = Needs(ranks=1, threads=1, gpu=True)
 
@@ -111,7 +114,6 @@ def test_a_local_worker_is_bound_to_its_cpus_and_sees_its_devices(tmp_path, monk
 
 def _context(tmp_path):
     from hpo.executors.base import WorkerContext
-    from hpo.home import Home
 
     return WorkerContext("sqlite://", Home(tmp_path), 1, "mlp", load("mlp"))
 
@@ -157,3 +159,24 @@ def test_ray_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"--executor ray needs Ray: pip install 'hpo\[ray\]'"):
         Placement("ray").settled()
+    assert Placement("local").settled().executor == "local", "which needs none"
+
+
+def test_gpus_that_workers_cannot_have_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    """A Ray of this host has those of this host; a cluster may grow, but no rank does with a part of a GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    ranks = {"train.parallel.data": 2, "train.device": "auto"}
+
+    def asked(executor: str, gpus: float, **of) -> str:
+        request = Request(Home(tmp_path / "home"), "mlp", trials=1, executor=executor, workers=2, **of)
+        with pytest.raises(UserError) as error:
+            run(replace(request, resources=Resources(gpus=gpus)), lambda *_: lambda _: None)
+        assert not (tmp_path / "home").exists()
+        return str(error.value)
+
+    said = "2 workers with 1 GPUs each need 2, and this host shows 1: ask for fewer"
+    assert all(said in asked(executor, 1.0) for executor in ("local", "ray", "ray-tune"))
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
+    assert "--gpus-per-worker 0.5: train.parallel asks for 2 ranks" in asked("ray", 0.5, overrides=ranks)
+    for executor in ("ray", "ray-tune"):
+        Settled(executor, 2, Resources(gpus=1.0)).check(load("mlp"))
