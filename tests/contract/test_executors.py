@@ -22,9 +22,9 @@ from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.executors.ray import Ray
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, reads, tables
 from hpo.ledger.process import Process
-from hpo.ledger.tables import attempts, workers
+from hpo.ledger.tables import attempts, reports, workers
 from hpo.opening import Options
 from hpo.run import Request, declare
 from hpo.worker import Worker
@@ -126,8 +126,12 @@ def test_what_decides_a_study_changes_its_digest(tmp_path, other):
 
 
 def test_asynchronous_order_ends_complete_with_every_trial_told_once(tmp_path):
-    _, status, state = drive(Home(tmp_path / "home"), Local(2), sampler="tpe", strategy="asha", order="async")
+    home = Home(tmp_path / "home")
+    _, status, state = drive(home, Local(2), sampler="tpe", strategy="asha", order="async")
     assert (state, sum(status.trials.values())) == ("complete", TRIALS)
+    with closing(Ledger(home.storage)) as ledger:
+        told = ledger.look(lambda connection: connection.execute(select(tables.trials.c.told)).scalars().all())
+    assert sorted(told) == list(range(TRIALS)), "each has one of the places in the order of tells, and none is left out"
 
 
 def test_a_study_on_postgresql_has_the_digest_of_one_on_sqlite(tmp_path, postgres_database):
@@ -216,6 +220,18 @@ def test_an_actor_that_is_killed_is_replaced_and_the_study_is_the_same(tmp_path,
     made_way = ended.pop("preempted", 0)  # at its rung the other one may take the lost trial, and give up its own
     assert ended.pop("lost") == 1 and made_way <= 1
     assert ended.total() == 4 and ended.keys() <= {"complete", "pruned"}
+
+
+def test_a_study_of_ones_own_is_loaded_from_where_ray_has_carried_it(tmp_path, ray_cluster):
+    """And not from where it was declared, which every node of one host sees too."""
+    mine = tmp_path / "mine.py"
+    text = Path(STUDY).read_text()
+    mine.write_text(text.replace("floor + c.num_heads / epoch", 'float("/runtime_resources/" in __file__)'))
+    home = Home(tmp_path / "home")
+    assert drive(home, Ray(1), 1, reference=str(mine), strategy="none")[2] == "complete"
+    with closing(Ledger(home.storage)) as ledger:
+        loss = select(reports.c.value).where(reports.c.key == "val/loss")
+        assert set(ledger.look(lambda connection: connection.execute(loss).scalars().all())) == {1.0}
 
 
 def test_a_home_that_ray_does_not_see_is_refused_in_one_sentence(tmp_path, ray_cluster, monkeypatch):
