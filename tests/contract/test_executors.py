@@ -131,7 +131,7 @@ def test_asynchronous_order_ends_complete_with_every_trial_told_once(tmp_path):
     assert (state, sum(status.trials.values())) == ("complete", TRIALS)
     with closing(Ledger(home.storage)) as ledger:
         told = ledger.look(lambda connection: connection.execute(select(tables.trials.c.told)).scalars().all())
-    assert sorted(told) == list(range(TRIALS)), "each has one of the places in the order of tells, and none is left out"
+    assert Counter(told) == Counter(range(TRIALS)), "each has a place in the order of tells, none is left out"
 
 
 def test_a_study_on_postgresql_has_the_digest_of_one_on_sqlite(tmp_path, postgres_database):
