@@ -168,9 +168,12 @@ def test_a_trial_of_tune_has_its_part_of_the_gpus_of_the_cluster_and_the_code_th
     options = Options(home, ledger.url, home.tracking_uri, trials=1, placement=placement)
     driver = TuneDriver(ledger, study, spec, options, placement.make())
     driver.acquire()
-    assert driver.run() == "complete"
-    driver.release()
-    ledger.close()
+    try:
+        state = driver.run()
+    finally:
+        driver.release()
+        ledger.close()
+    assert state == "complete"
     said = rows(tmp_path / "home", select(reports.c.key, reports.c.value).where(reports.c.key.like("val/%")).distinct())
     assert {key: value for key, value in said if key != "val/loss"} == {"val/gpus": 1.0, "val/carried": 1.0}
 
