@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hpo.errors import UserError
+from hpo.search.population import breeding
 from hpo.search.promotion import promoting
 from hpo.search.strategy import History, Strategy, make_strategy
 from trainer.report import CONTINUE, Verdict
@@ -38,7 +39,7 @@ class Patient(BaseModel):
     def _spelled_out(cls, given: Any) -> Any:
         if not isinstance(given, str | Mapping):
             return given
-        if promoting(given):
+        if promoting(given) or breeding(given):
             raise UserError(f"strategy 'patient' cannot ask {_spec(given)['name']!r}: its trials pause; give another.")
         return _spec(given)
 

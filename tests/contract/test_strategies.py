@@ -258,6 +258,8 @@ def test_what_is_not_finite_ranks_behind_everything(value):
         ({"name": "patient", "strategy": "medain"}, ["unknown strategy 'medain'", "did you mean 'median'"]),
         ({"name": "patient", "strategy": {"name": "asha", "eta": 1}}, ["strategy 'asha'", "eta=1"]),
         ({"name": "patient", "strategy": "asha-promote"}, ["cannot ask 'asha-promote'", "give another"]),
+        ({"name": "patient", "strategy": "pbt"}, ["cannot ask 'pbt'", "give another"]),
+        ({"name": "patient", "strategy": {"name": "pb2", "interval": 2}}, ["cannot ask 'pb2'", "give another"]),
         ({"name": "patient", "strategy": 3}, ["strategy 'patient'", "strategy=3"]),
         ({"name": "threshold", "lower": 2.0, "upper": 1.0}, ["lower=2", "above upper=1"]),
         ({"name": "threshold", "upper": math.nan}, ["upper=nan", "finite"]),
