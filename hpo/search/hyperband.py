@@ -21,12 +21,15 @@ class Hyperband(BaseModel):
 
     min_epochs   r, the first rung of bracket 0
     eta          the reduction factor, 2 or more
-    max_epochs   R, the full length of a trial; None takes the longest complete trial's, and stops nothing before one
+    max_epochs   R, the full length of a trial; None takes that of the longest one complete so far, and stops nothing
+                 before there is one
     seed         another one deals the trials out anew
 
     There are floor(log_eta(R / r)) + 1 brackets. Bracket b gets the share of trials that algorithm 1 gives
-    s = s_max - b: n = ceil((s_max + 1) eta^s / (s + 1)). Which trial goes where is a function of its number and `seed`,
-    so that it is the same after any restart; trials are held against those of their own bracket. Decides as
+    s = s_max - b: n = ceil((s_max + 1) eta^s / (s + 1)). Which trial goes where is a function of its number, `seed` and
+    how many brackets there are. With `max_epochs` that is once and for all; without it a longer complete trial may add
+    a bracket, and all trials are dealt out anew: give it where their lengths differ. A decision is the same after any
+    restart; it holds a trial against those that are in its bracket as of then. Decides as
     optuna.pruners.HyperbandPruner does for a study named by `seed`, where every epoch is reported.
     """
 

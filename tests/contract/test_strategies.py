@@ -431,6 +431,17 @@ def test_hyperband_takes_the_full_length_of_complete_trials():
     assert Hyperband().decide(TableHistory(99, 1, good | {99: own}, states)).kind == "stop"
 
 
+def test_hyperband_keeps_its_brackets_where_the_full_length_is_given():
+    """Without it trial 0 is in bracket 1 of 3 while the longest complete trial has 9 epochs, and in 3 of 4 at 27."""
+    assert [Hyperband().bracket(0, Hyperband().brackets(length)) for length in (9, 26, 27)] == [1, 1, 3]
+    good = {n: [(3, 0.1)] for n in range(100, 130)}
+    for length, freely in ((9, "stop"), (27, "continue")):  # bracket 1 has a rung at epoch 3, bracket 3 has none yet
+        tables = good | {99: [(length, 0.1)], 0: [(3, 0.9)]}
+        history = TableHistory(0, 3, tables, {99: "complete"})
+        assert Hyperband().decide(history).kind == freely
+        assert Hyperband(max_epochs=9).decide(history).kind == "stop"
+
+
 SEVERAL = [spec for spec in SPECS if getattr(make_strategy(spec), "several", False)]
 
 
