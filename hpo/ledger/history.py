@@ -1,4 +1,5 @@
-"""What a strategy may read, from the ledger: the objectives' curves, as losses (lower is better).
+"""What a strategy may read, from the ledger: the objectives' curves, as losses (lower is better, NaN where a value is
+not finite).
 
 Only closed epochs of fold 0 count. A trial that has ended never changes, so its curve is read once.
 """
@@ -134,7 +135,7 @@ class Curves:
     def _curve(self, rows: Iterable[Any]) -> Curve:
         if len(self._read_keys) == 1 and not self._bounds:  # each row is a point
             [sign] = self._signs
-            return [(epoch, math.nan if value is None else sign * value) for _, epoch, _, value in rows]
+            return [(epoch, _signed(sign, value)) for _, epoch, _, value in rows]
         return [(epoch, beyond(loss, self._violation(held))) for _, epoch, loss, held in self._points(rows)]
 
     def _violation(self, held: Mapping[str, float]) -> float:
@@ -161,8 +162,8 @@ class Curves:
         return self.flipped([values[metric] for metric in self.metrics])
 
     def flipped(self, values: Sequence[float]) -> Any:
-        """Values as a loss, and a loss's parts as values."""
-        signed = [sign * value for sign, value in zip(self._signs, values, strict=True)]
+        """Values as a loss, and a loss's parts as values; NaN for what is not finite."""
+        signed = [_signed(sign, value) for sign, value in zip(self._signs, values, strict=True)]
         return tuple(signed) if len(signed) > 1 else signed[0]
 
     def refresh(self, connection: Connection, last: int | None, own: int | None = None) -> None:
@@ -291,6 +292,11 @@ class Curves:
             error += f"{near(metric, shown) or '.'} Reported were {', '.join(shown) or 'nothing'}: "
             error += "name one of them in the study, or report it with the others."
         return _ended(outcome, "user_error", error)
+
+
+def _signed(sign: float, value: float | None) -> float:
+    """A value of an objective as a loss: were an infinity one, it would be ahead of every other in one direction."""
+    return sign * value if value is not None and math.isfinite(value) else math.nan
 
 
 def _parts(loss: Any) -> tuple[float, ...]:

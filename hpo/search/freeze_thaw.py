@@ -43,8 +43,8 @@ class FreezeThaw(AshaPromote):
     longest, on what the model (`hpo.search.curve_model`) expects of the best trial there. Were it held against the best
     loss seen, all would improve on it by training on, and the shortest stretch would always win (docs/log.md).
 
-    With fewer than eight trials seen, and once no more trials come, it does as `asha-promote` does, so that a study
-    ends with its winner trained in full.
+    With fewer than eight trials seen or no finite loss among them it does as `asha-promote` does; and so it does once
+    no more trials come, so that a study ends with its winner trained in full.
     """
 
     name: Literal["freeze-thaw"] = "freeze-thaw"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -71,6 +71,8 @@ class FreezeThaw(AshaPromote):
         if not any(room.get(self._reached(board, number), 0) > 0 for number in waiting):
             return []
         worth = improvement(board, {number: board.points[number] for number in waiting}, self.eta)
+        if not worth:
+            return super().promote(board, last)
         found: list[int] = []
         for rung in sorted(room, reverse=True):
             here = [number for number in waiting if self._reached(board, number) == rung]
@@ -95,12 +97,15 @@ class FreezeThaw(AshaPromote):
 
 
 def improvement(board: Board, points: Mapping[int, Point], eta: int = 3) -> dict[int, float]:
-    """The expected improvement of the trials with these features, by number; a number of no trial is a new one."""
+    """The expected improvement of the trials with these features, by number; a number of no trial is a new one. Empty
+    where no trial that has ended or waits has a finite loss, and so nothing to make a model of."""
     from hpo.search.curve_model import Model, observe
 
     known = {n: curve for n, curve in board.curves.items() if board.states[n] != "failed"}
     growing = {n for n in known if board.states[n] in _GOING}
     numbers, trials = observe(board.points, known, growing, board.by_best)
+    if not numbers:
+        return {}
     whole = [curve[-1][0] for n, curve in board.curves.items() if curve and board.states[n] == "complete"]
     epoch = max(whole) if whole else eta * max(curve[-1][0] for curve in board.curves.values() if curve)
     place = {number: index for index, number in enumerate(numbers)}

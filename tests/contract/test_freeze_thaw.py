@@ -136,6 +136,20 @@ def test_as_many_go_on_as_under_asha_though_not_the_same():
     assert strategy.promote(Board(curves, states | full, points), last=False) == []
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_where_nothing_finite_is_known_asha_promote_says_who_goes_on(last):
+    """As of a loop of the user's own that pauses at its own will: there is nothing to make a model of."""
+    points, curves = {n: (n / 20, 0.5) for n in range(20)}, {n: [(1, math.nan)] for n in range(20)}
+    states = dict.fromkeys(curves, "paused") | {3: "failed", 4: "running"}
+    curves |= {3: [(1, 0.5)], 4: [(1, 0.4)]}  # of these the model takes nothing
+    board = Board(curves, states, points)
+    found, expected = (
+        make_strategy({"name": name, "min_epochs": 1, "eta": 2}).promote(board, last)
+        for name in ("freeze-thaw", "asha-promote")
+    )
+    assert found == expected and len(found) == 8
+
+
 def test_what_still_trains_is_seen_where_it_came_to_a_mark():
     """So that its next epoch alone makes no other model; nothing of it is the worst of all."""
     points = {n: (n / 4,) for n in range(4)}

@@ -9,9 +9,14 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mirrored import Made
 from optuna.trial import TrialState, create_trial
 
+from hpo.dimensions import Float
 from hpo.errors import UserError
+from hpo.home import Home
+from hpo.ledger.history import Curves, LedgerHistory
+from hpo.objective import Objective
 from hpo.search.asha import Asha
 from hpo.search.halving import Halving
 from hpo.search.hyperband import Hyperband
@@ -20,10 +25,13 @@ from hpo.search.paced import Paced
 from hpo.search.patient import Patient
 from hpo.search.percentile import Percentile
 from hpo.search.population import Breeding
-from hpo.search.promotion import Promoting
+from hpo.search.promotion import Board, Promoting
+from hpo.search.sampler import TrialRecord
+from hpo.search.samplers import Random
 from hpo.search.strategy import STRATEGIES, TableHistory, check_several, has_rungs, make_strategy
 from hpo.search.threshold import Threshold
 from hpo.search.wilcoxon import Wilcoxon
+from hpo.space import Space
 from trainer.report import CONTINUE
 
 SPECS = [
@@ -242,6 +250,63 @@ def test_what_is_not_finite_ranks_behind_everything(value):
         assert verdict.kind == "stop" and verdict.reason
         bad = {n: [(1, value)] for n in range(6)}
         assert strategy.decide(TableHistory(6, 1, bad | {6: [(1, 0.5)]}, states)) == CONTINUE
+
+
+# Of a study of 16 trials: in each third trial some losses are not finite.
+WHOLE_LENGTH, ENDS = 10, ("complete", "complete", "paused", "pruned")
+SPACE = Space({"lr": Float(0.0, 1.0)})
+
+
+def in_ledger(home, objective, odd):
+    """The study, told with `odd` wherever a loss is not finite: numbers, trial ids, and what reads its curves."""
+    made, sign, rng, ids = Made(home), -1.0 if objective.direction == "maximize" else 1.0, random.Random(5), []
+    made.ask(16)
+    for number in range(16):
+        taken, end = made.claim(), ENDS[number % len(ENDS)]
+        ids.append(taken.trial_id)
+        last = WHOLE_LENGTH if end == "complete" else rng.randint(1, WHOLE_LENGTH)
+        for epoch in range(1, last + 1):
+            spoilt, loss = number % 3 == 1 and rng.random() < 0.4, rng.random() + 1 / epoch
+            made.report(taken, epoch, {"val/loss": odd if spoilt else sign * loss}, epoch=epoch)
+        made.finish(taken, end, last, [0.5])
+    return made, ids, Curves(made.id, [objective])
+
+
+@pytest.fixture(scope="module", params=["minimize", "maximize"])
+def told(request, tmp_path_factory):
+    """The study with NaN, with infinity and with minus infinity."""
+    objective, home = Objective("val/loss", request.param), tmp_path_factory.mktemp(request.param)
+    odds = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+    return {name: in_ledger(Home(home / name), objective, odd) for name, odd in odds.items()}
+
+
+def everything_decided(strategy, made, ids, curves):
+    """Every verdict, and what goes on or is bred from the whole study."""
+    found = []
+    with made.ledger.read() as connection:
+        whole = curves.upto(connection, None)
+        for number, (_, curve) in whole.items():
+            for epoch in [epoch for epoch, _ in curve if strategy.wants(epoch)]:
+                history = LedgerHistory(curves, connection, ids[number], number, epoch, None)
+                found.append((number, epoch, strategy.decide(history)))
+    if isinstance(strategy, Promoting):
+        points = {number: (number / 16,) for number in whole}
+        board = Board(curves.curves, curves.states, points, curves.order)
+        found += [list(strategy.promote(board, last)) for last in (False, True)]
+    if isinstance(strategy, Breeding):
+        sampler = strategy.sampler(Random(SPACE, curves.objectives, 0), SPACE, curves.objectives, 0)
+        begin = strategy.begin(len(whole))
+        for number in range(begin):
+            values = [(epoch, curves.flipped([loss])) for epoch, loss in whole[number][1]]
+            sampler.tell(TrialRecord(number, "pruned", {"lr": number / 16}, curve=values))
+        found += [sampler.ask(number) for number in range(begin, begin + strategy.population)]
+    return found
+
+
+@pytest.mark.parametrize("odd", ["inf", "-inf"])
+def test_an_infinity_of_either_sign_is_decided_as_nan_is(strategy, told, odd):
+    """A value that is not finite is none, whichever way it points: so the ledger says it to every strategy."""
+    assert everything_decided(strategy, *told[odd]) == everything_decided(strategy, *told["nan"])
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,63 @@ def test_one_worker_interrupted_and_resumed_again_and_again_ends_the_same(tmp_pa
     assert digest(ledger) == digest(golden)
 
 
+# A curve without training; where x is below `odd_below` it is `odd` from end to end.
+ODD = """
+from pydantic import BaseModel, ConfigDict
+from hpo import Float, Objective, Study
+from trainer.report import ENDS, Outcome
+
+class Train(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    num_epochs: int = 6
+
+class Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    train: Train = Train()
+    x: float = 0.5
+    odd: str = "nan"
+    odd_below: float = 0.6
+
+class Odd:
+    def __init__(self, config):
+        self.config = config
+
+    def fit(self, reporter, checkpoints):
+        c = self.config
+        for epoch in range(1, c.train.num_epochs + 1):
+            loss = float(c.odd) if c.x < c.odd_below else c.x + 1 / epoch
+            verdict = reporter.report(epoch, {"val/loss": loss}, epoch=epoch).kind
+            if verdict in ENDS:
+                return Outcome(ENDS[verdict], epoch, epoch)
+        return Outcome("complete", c.train.num_epochs, c.train.num_epochs)
+
+STUDY = Study("odd", Config(), Odd, {"x": Float(0.0, 1.0)}, [Objective("val/loss")], strategy=STRATEGY)
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "odd", "below", "stopped"),
+    [("freeze-thaw", "inf", 2.0, 12), ("asha", "inf", 2.0, 12), ("asha", "-inf", 0.6, None)],
+)
+def test_an_infinite_objective_ends_a_study_as_nan_does(tmp_path, strategy, odd, below, stopped):
+    """At the first rung, epoch 4, such a trial stops, and none is ahead of a finite one for it."""
+    (tmp_path / "odd.py").write_text(ODD.replace("STRATEGY", repr({"name": strategy, "min_epochs": 4})))
+    flags = {"reference": str(tmp_path / "odd.py")}
+    flags |= {} if strategy == "freeze-thaw" else {"sampler": "random"}
+    found = {}
+    for value in ("nan", odd):
+        overrides = {"odd": value, "odd_below": below}
+        ledger, state = drive(Home(tmp_path / value), bound={"trials": 12}, overrides=overrides, **flags)
+        ends = rows(ledger, trials.c.number, trials.c.state, trials.c.epoch)
+        found[value] = state, ends, rows(ledger, decisions.c.trial_id, decisions.c.step, decisions.c.reason)
+    assert found[odd] == found["nan"]
+    ends = [(state, epoch) for _, state, epoch in found[odd][1]]
+    if stopped:
+        assert ends == [("pruned", 4)] * stopped
+    else:
+        assert {("pruned", 4), ("complete", 6)} == set(ends), "and the best third of the finite ones goes on"
+
+
 def test_two_workers_share_the_rungs(tmp_path):
     ledger, state = drive(Home(tmp_path / "home"), Local(2), workers=2, **PROMOTE)
     assert state == "complete"
