@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from operator import itemgetter
 from pathlib import Path
 
 import mlflow
@@ -18,8 +19,9 @@ from hpo.executors.local import Local
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.history import Curves
-from hpo.ledger.tables import trials
+from hpo.ledger.tables import decisions, trials
 from hpo.objective import Constraint, Objective
+from hpo.search.hyperband import Hyperband
 from hpo.search.strategy import STRATEGIES, check_several, make_strategy
 from hpo.study import load
 from trainer.report import Outcome
@@ -253,6 +255,43 @@ def test_at_a_rung_what_breaks_a_bound_is_behind_what_keeps_to_it(tmp_path, stra
     if strategy == "asha-promote":  # its rungs are those of all trials, whatever the order they came in
         kept = [n for n in order if rows[n]["epoch"] > 1]
         assert kept and all(rows[n]["params"]["size"] <= 12 for n in kept)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "asha", "eta": 2},
+        {"name": "halving", "eta": 2},
+        {"name": "hyperband", "eta": 3, "max_epochs": 9, "seed": 5},
+    ],
+    ids=itemgetter("name"),
+)
+def test_what_breaks_a_bound_passes_no_rung_that_stops_what_keeps_to_it(tmp_path, strategy):
+    """As the study ran: of each three trials one is good, one bad, and one better than both but for its size."""
+    from test_driver import drive
+
+    good, bad, broken = {"x": 0.1, "y": 0.1, "size": 8}, {"x": 0.5, "y": 0.9, "size": 8}, {"x": 0, "y": 0, "size": 16}
+    home, count = Home(tmp_path / "home"), 18
+    study = tmp_path / "bounded.py"
+    study.write_text(
+        "from dataclasses import replace\nfrom hpo.study import load\n"
+        f"STUDY = replace(load({SEVERAL!r}), task='several_study:Several', strategy={strategy!r})\n"
+    )
+    enqueue = [good, bad, broken] * (count // 3)
+    drive(home, trials=count, reference=str(study), sampler="random", enqueue=enqueue)
+    with Ledger(home.storage).read() as connection:
+        epochs = {row["number"]: row["epoch"] for row in reads.trial_rows(connection, 1)}
+        query = select(trials.c.number, decisions.c.step).join(trials).where(decisions.c.verdict == "stop")
+        stopped = dict(connection.execute(query).tuples().all())  # a step is an epoch
+    asha, dealt = make_strategy(strategy), dict.fromkeys(epochs, 0)
+    if isinstance(asha, Hyperband):
+        dealt = {number: asha.bracket(number, asha.brackets(9)) for number in epochs}
+    seen = set()
+    for bracket, epoch in {(dealt[number], epoch) for number, epoch in stopped.items() if number % 3 == 1}:
+        came = [n for n in epochs if n % 3 == 2 and dealt[n] == bracket and epochs[n] >= epoch]
+        assert {stopped.get(number) for number in came} <= {epoch}, (bracket, epoch)
+        seen |= {bracket for _ in came}
+    assert seen == set(dealt.values()) - {2}, "the last of three brackets has no rung before the end"
 
 
 # The judge
