@@ -96,7 +96,17 @@ def test_two_workers_give_the_same_study(golden, tmp_path):
     assert (state, digest(ledger)) == ("complete", digest(golden))
 
 
-def test_interrupted_and_resumed_again_and_again_ends_the_same(golden, tmp_path):
+@pytest.mark.parametrize("strategy", ["pbt", "pb2"])
+def test_interrupted_and_resumed_again_and_again_ends_the_same(golden, tmp_path, strategy):
+    flags = {}
+    if strategy == "pb2":
+        (tmp_path / "pb2.py").write_text(
+            "from dataclasses import replace\nfrom hpo.study import load\n"
+            f"STUDY = replace(load({STUDY!r}), strategy={{'name': 'pb2', 'population': {SIZE}}})\n"
+        )
+        flags = {"reference": str(tmp_path / "pb2.py"), "strategy": None}
+        golden, _ = bred(Home(tmp_path / "golden"), **flags)
+        assert {strategy for (strategy,) in rows(golden, decisions.c.strategy)} == {"pb2"}
     home, state, stops = Home(tmp_path / "home"), "interrupted", 0
     while state == "interrupted":
         ticks = 0
@@ -107,7 +117,7 @@ def test_interrupted_and_resumed_again_and_again_ends_the_same(golden, tmp_path)
             if ticks == 2:
                 driver.request_stop()
 
-        ledger, state = bred(home, tick=stop)
+        ledger, state = bred(home, tick=stop, **flags)
         stops += state == "interrupted"
         gc.collect(ledger, home, "tiny")  # which takes nothing that is still to be gone on from
     assert stops > 3

@@ -108,12 +108,22 @@ def test_what_went_on_is_what_never_paused(tmp_path):
     assert sum(map(len, parts.values())) < sum(map(len, full.values())) / 2
 
 
-@pytest.mark.parametrize("flags", [PROMOTE, THAW], ids=["asha-promote", "freeze-thaw"])
-def test_one_worker_interrupted_and_resumed_again_and_again_ends_the_same(tmp_path, golden, flags):
-    if flags is THAW:
+@pytest.mark.parametrize(
+    ("flags", "sampler"),
+    [
+        (PROMOTE, "tpe"),
+        (THAW, "freeze-thaw"),
+        ({"strategy": "pasha", "sampler": "tpe", "overrides": FULL}, "tpe"),
+        ({"strategy": "hyperband-promote", "sampler": "tpe", "overrides": FULL}, "tpe"),
+        ({"strategy": "bohb", "overrides": FULL}, "bohb"),
+    ],
+    ids=["asha-promote", "freeze-thaw", "pasha", "hyperband-promote", "bohb"],
+)
+def test_one_worker_interrupted_and_resumed_again_and_again_ends_the_same(tmp_path, golden, flags, sampler):
+    if flags is not PROMOTE:
         golden, _ = drive(Home(tmp_path / "golden"), **flags)
         assert "paused" in [outcome for (outcome,) in rows(golden, attempts.c.outcome)]
-        assert {sampler for (sampler,) in rows(golden, studies.c.spec["sampler"].as_string())} == {"freeze-thaw"}
+        assert rows(golden, studies.c.spec["sampler"].as_string()) == [(sampler,)]
     home, state, stops = Home(tmp_path / "home"), "interrupted", 0
     while state == "interrupted":
         ticks = 0
