@@ -90,14 +90,17 @@ class Among:
         return self._history.curve
 
     def at(self, epoch: int) -> Mapping[int, Any]:
-        return {number: loss for number, loss in self._history.at(epoch).items() if self._counts(number)}
+        known = self._history.at(epoch)
+        return {number: known[number] for number in filter(self._counts, known)}
 
     def order(self, epoch: int, beyond: float) -> Sequence[int]:
-        curves = {**self.curves(STATES), self.number: self.curve}
-        return ranked(first_losses(curves, epoch, beyond))
+        if isinstance(self.value, tuple):  # the fronts of some are not those of all
+            return ranked(first_losses({**self.curves(STATES), self.number: self.curve}, epoch, beyond))
+        return list(filter(self._counts, self._history.order(epoch, beyond)))
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
-        return {number: curve for number, curve in self._history.curves(states).items() if self._counts(number)}
+        known = self._history.curves(states)
+        return {number: known[number] for number in filter(self._counts, known)}
 
     def checkpoint(self, number: int) -> str | None:
         return self._history.checkpoint(number)

@@ -4,6 +4,8 @@ import heapq
 import json
 import math
 import random
+import sys
+from collections import Counter
 from itertools import combinations
 from unittest.mock import patch
 
@@ -12,9 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpo.curves import first_loss, first_losses
+from hpo.domination import Ranking, beyond
 from hpo.errors import UserError
 from hpo.run import Request, declare
 from hpo.search import freeze_thaw
+from hpo.search.hyperband import Hyperband
 from hpo.search.hyperband_promote import HyperbandPromote
 from hpo.search.promotion import Board, Promoting
 from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
@@ -242,6 +247,97 @@ def test_brackets_of_hyperband_are_studies_of_their_own(seed, last):
         alone = make_strategy({"name": "asha-promote", "min_epochs": 3**bracket})
         mine = {n: curve for n, curve in simulation.seen.items() if strategy.bracket(n) == bracket}
         assert {n for n in found if n in mine} == set(alone.promote(Board(mine, dict.fromkeys(mine, "paused")), last))
+
+
+class Kept:
+    """Trials that report in any order, and what the ledger keeps of them: the order of each span, as losses come."""
+
+    def __init__(self, several: bool, seed: int) -> None:
+        self.rng, self.several = random.Random(seed), several
+        self.curves: dict[int, list] = {}
+        self.states: dict[int, str] = {}
+        self._rankings: dict[tuple[int, float], Ranking] = {}
+
+    def loss(self):
+        value = self.rng.choice([0.1, 0.5, math.nan, math.inf, self.rng.random(), self.rng.random()])
+        return beyond((value, self.rng.random()) if self.several else value, self.rng.choice([0.0, 0.0, 0.0, 1.0]))
+
+    def report(self) -> TableHistory:
+        """The next epoch of a trial that runs, or the first of another."""
+        number = self.rng.choice([n for n, state in self.states.items() if state == "running"] + [len(self.states)])
+        epoch = len(self.curves.get(number, [])) + 1
+        self.curves[number] = [*self.curves.get(number, []), (epoch, self.loss())]
+        self.states[number] = "running"
+        for span, ranking in self._rankings.items():
+            ranking.put(number, first_loss(self.curves[number], *span))
+        return KeptHistory(self, number, epoch)
+
+    def order(self, epoch: int, beyond: float) -> list[int]:
+        span = (epoch, beyond)
+        if span not in self._rankings:
+            self._rankings[span] = Ranking(first_losses(self.curves, *span))
+        return self._rankings[span].order
+
+
+class KeptHistory(TableHistory):
+    def __init__(self, kept: Kept, number: int, epoch: int) -> None:
+        super().__init__(number, epoch, kept.curves, kept.states)
+        object.__setattr__(self, "order", kept.order)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_hyperband_keeps_decides_as_each_bracket_ranked_anew_by_itself(several, seed):
+    """One strategy through all events on orders of all trials, against `asha-promote` on the bracket's trials alone."""
+    one, kept = make_strategy({"name": "hyperband-promote", "eta": 2, "seed": seed}), Kept(several, seed)
+    alone = [make_strategy({"name": "asha-promote", "min_epochs": 2**bracket, "eta": 2}) for bracket in range(3)]
+    dealing, kinds, went_on = Hyperband(eta=2, seed=seed), set(), 0
+    for _ in range(200):
+        history = kept.report()
+        number, epoch = history.number, history.epoch
+        dealt = {n: dealing.bracket(n, dealing.brackets(4)) for n in kept.curves}
+        mine = [{n: curve for n, curve in kept.curves.items() if dealt[n] == bracket} for bracket in range(3)]
+        verdict = one.decide(history)
+        own = TableHistory(number, epoch, mine[dealt[number]], kept.states)
+        assert verdict == alone[dealt[number]].decide(own)
+        kinds.add(verdict.kind)
+        ended = "complete" if epoch == 9 else "running"
+        kept.states[number] = {"pause": "paused", "stop": "pruned"}.get(verdict.kind, ended)
+        for last in (True, False):
+            boards = [Board(curves, {n: kept.states[n] for n in curves}) for curves in mine]
+            found = [n for bracket in range(3) for n in alone[bracket].promote(boards[bracket], last)]
+            found.sort(key=lambda n: -len(kept.curves[n]))
+            assert one.promote(Board(kept.curves, kept.states, known=kept.order), last) == found
+            assert one.promote(Board(kept.curves, kept.states), last) == found
+        if found and kept.rng.random() < 0.5:
+            kept.states[found[0]], went_on = "running", went_on + 1
+    assert kinds == {"continue", "pause", "stop"} and went_on > 5
+
+
+def test_hyperband_computes_nothing_for_each_trial_at_a_decision():
+    """Calls of Python functions, which no load of the machine changes, where 20 and 2000 trials have paused."""
+
+    def calls(trials: int) -> int:
+        strategy, kept = make_strategy("hyperband-promote"), Kept(False, 0)
+        for number in range(trials):
+            kept.curves[number] = [(epoch, -number + 0.1) for epoch in range(1, 3 ** strategy.bracket(number) + 1)]
+        kept.states = dict.fromkeys(kept.curves, "paused")
+        number = next(n for n in kept.curves if strategy.bracket(n) == 0)
+        board, counted = Board(kept.curves, dict.fromkeys(kept.curves, "running"), known=kept.order), Counter()
+
+        def decide() -> None:
+            strategy.promote(board, True)
+            assert strategy.decide(KeptHistory(kept, number, 1)).kind == "pause"
+
+        decide()
+        sys.setprofile(lambda frame, event, given: counted.update([event]))
+        try:
+            decide()
+        finally:
+            sys.setprofile(None)
+        return counted["call"]
+
+    assert calls(2000) == calls(20)
 
 
 def test_the_brackets_of_hyperband_have_the_shares_of_algorithm_1():
