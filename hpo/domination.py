@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 Losses = tuple[float, ...]
@@ -67,8 +68,11 @@ def beyond(loss: Any, violation: float) -> Any:
 
 
 def dominates(a: Losses, b: Losses) -> bool:
-    (beyond_a, _), (beyond_b, _) = _placed(a), _placed(b)
-    return beyond_a < beyond_b if beyond_a != beyond_b else a != b and all(map(operator.le, a, b))
+    if isinstance(a, _Beyond) or isinstance(b, _Beyond):
+        (beyond_a, _), (beyond_b, _) = _placed(a), _placed(b)
+        if beyond_a != beyond_b:
+            return beyond_a < beyond_b
+    return a != b and all(map(operator.le, a, b))
 
 
 def is_nan(loss: Any) -> bool:
@@ -108,12 +112,14 @@ def front(losses: Mapping[int, Losses]) -> list[int]:
 
 def _above(losses: Mapping[int, Losses], front: Sequence[int], point: Losses) -> bool:
     """Whether one of a front, in lexicographic order, dominates the point. With two losses its last does if any."""
-    among = front[-1:] if len(point) <= 2 else reversed(front)
-    return any(dominates(losses[other], point) for other in among)
+    if len(point) <= 2:
+        return bool(front) and dominates(losses[front[-1]], point)
+    return any(dominates(losses[other], point) for other in reversed(front))
 
 
-def spread(losses: Mapping[int, Losses]) -> list[int]:
-    """The keys of a front, from the one that is best by the first loss on each the farthest from those before it.
+def spread(losses: Mapping[int, Losses]) -> Iterator[int]:
+    """The keys of a front, from the one that is best by the first loss on each the farthest from those before it; each
+    is looked for as it is asked for.
 
     So any number of the first cover the front as an epsilon-net does (Salinas et al. 2021, "A Multi-objective
     Perspective on Jointly Tuning Hardware and Hyperparameters"; found best for rungs by Schmucker et al. 2021,
@@ -126,14 +132,27 @@ def spread(losses: Mapping[int, Losses]) -> list[int]:
         for key in sorted(losses)
     }
     nearest = dict.fromkeys(points, math.inf)
-    order: list[int] = []
-    while nearest:
-        far = max(nearest.values())
-        key = min((k for k, gap in nearest.items() if gap == far), key=lambda k: (losses[k] if not order else (), k))
-        order.append(key)
+    key = min(points, key=lambda k: (losses[k], k))
+    while True:
+        yield key
         del nearest[key]
+        if not nearest:
+            return
         nearest = {k: min(gap, math.dist(points[k], points[key])) for k, gap in nearest.items()}
-    return order
+        far = max(nearest.values())
+        key = min(k for k, gap in nearest.items() if gap == far)
+
+
+def ahead(losses: Mapping[int, Losses], number: int) -> int:
+    """How many come before a number in the order of `ranked`, those of its own loss left out; its own has no NaN."""
+    sound = {key: loss for key, loss in losses.items() if not is_nan(loss)}
+    found = 0
+    for front in fronts(sound):
+        if number in front:
+            before = takewhile(number.__ne__, spread({key: sound[key] for key in front}))
+            return found + sum(sound[key] != sound[number] for key in before)
+        found += len(front)
+    raise AssertionError("what has no NaN is in a front")
 
 
 def _scaled(loss: float, low: float, span: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpo.domination import is_nan, ranked
+from hpo.domination import ahead, is_nan
 from hpo.search.strategy import History
 from trainer.report import CONTINUE, Verdict
 
@@ -78,5 +78,4 @@ def _ahead(others: Mapping[int, Any], number: int, loss: Any) -> int:
     """How many of the others a trial with this loss comes behind; of equal losses none is ahead of the other."""
     if not isinstance(loss, tuple):
         return sum(other < loss for other in others.values())
-    order = ranked({**others, number: loss})
-    return sum(others[other] != loss for other in order[: order.index(number)])
+    return ahead({**others, number: loss}, number)

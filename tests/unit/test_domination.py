@@ -2,12 +2,18 @@
 
 import math
 import random
+import sys
+from collections import Counter
 
 import pytest
 
-from hpo.domination import Ranking, beyond, dominates, front, fronts, ranked, spread
+from hpo.domination import Ranking, ahead, beyond, dominates, front, fronts, ranked, spread
 from hpo.errors import StudyError
 from hpo.objective import Constraint, best_of, placed
+from hpo.search.asha import Asha
+from hpo.search.halving import Halving
+from hpo.search.hyperband import Hyperband
+from hpo.search.strategy import TableHistory
 
 
 def brute_fronts(losses):
@@ -102,13 +108,59 @@ def test_one_loss_ranks_as_it_did_and_nan_is_behind_everything():
 
 def test_a_front_is_ordered_so_that_its_first_trials_cover_it():
     line = {key: (key / 10, 1 - key / 10) for key in range(11)}
-    assert spread(line)[:3] == [0, 10, 5], "an end, the other end, the middle"
+    assert list(spread(line))[:3] == [0, 10, 5], "an end, the other end, the middle"
     shuffled = {key: line[key] for key in random.Random(0).sample(range(11), 11)}
-    assert spread(shuffled) == spread(line)
+    assert list(spread(shuffled)) == list(spread(line))
     stretched = {key: (1000 * a, b) for key, (a, b) in line.items()}
-    assert spread(stretched) == spread(line), "in whatever unit"
-    assert spread({3: (1.0, 2.0), 1: (1.0, 2.0)}) == [1, 3]
+    assert list(spread(stretched)) == list(spread(line)), "in whatever unit"
+    assert list(spread({3: (1.0, 2.0), 1: (1.0, 2.0)})) == [1, 3]
     assert sorted(spread({0: (0.0, math.inf), 1: (1.0, 0.0), 2: (0.5, 1.0)})) == [0, 1, 2]
+
+
+def brute_spread(losses):
+    """Always the farthest of those left from the nearest of those taken; the lowest key of equals."""
+    low, high = (tuple(map(edge, zip(*losses.values(), strict=True))) for edge in (min, max))
+    points = {
+        key: tuple((x - a) / ((b - a) or 1.0) for x, a, b in zip(loss, low, high, strict=True))
+        for key, loss in losses.items()
+    }
+    order = [min(losses, key=lambda key: (losses[key], key))]
+    while left := sorted(losses.keys() - order):
+        order.append(max(left, key=lambda key: (min(math.dist(points[key], points[o]) for o in order), -key)))
+    return order
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("seed", range(15))
+def test_how_many_are_ahead_is_counted_in_the_order_of_all(size, seed):
+    rng = random.Random(seed)
+    grid = [0.0, 0.5, 1.0, 2.0] if seed % 2 else [rng.random() for _ in range(30)]
+    sound = {key: tuple(rng.choice(grid) for _ in range(size)) for key in rng.sample(range(40), 25)}
+    order = [key for one in brute_fronts(sound) for key in brute_spread({key: sound[key] for key in one})]
+    losses = {90: (math.nan,) * size, **sound, 91: (0.0, math.nan, 0.0)[:size]}
+    assert ranked(losses) == [*order, 90, 91]
+    for place, number in enumerate(order):
+        assert ahead(losses, number) == sum(losses[other] != losses[number] for other in order[:place])
+
+
+@pytest.mark.parametrize("strategy", [Asha(), Halving(min_epochs=1), Hyperband(max_epochs=2)], ids=lambda one: one.name)
+def test_a_rung_orders_the_front_of_its_trial_alone(strategy):
+    """In the transaction of its report: of n on a front that takes n^2 / 2 distances."""
+    rng = random.Random(0)
+    losses, counted = {number: (rng.random(), rng.random()) for number in range(300)}, Counter()
+    own = next(one for one in fronts(losses)[9])
+    history = TableHistory(own, 1, {number: [(1, loss)] for number, loss in losses.items()}, dict.fromkeys(losses, "x"))
+    most = len(fronts(losses)[9])
+
+    def count(frame, event, called):
+        counted.update([called] if event == "c_call" else [])
+
+    sys.setprofile(count)
+    try:
+        assert strategy.decide(history).kind == "stop"
+    finally:
+        sys.setprofile(None)
+    assert counted[math.dist] <= most * (most - 1) // 2
 
 
 OBJECTIVES = [{"metric": "loss", "direction": "minimize"}, {"metric": "accuracy", "direction": "maximize"}]
