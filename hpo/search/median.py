@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from hpo.curves import first_losses
 from hpo.search.paced import Paced
 from hpo.search.strategy import History
 from trainer.report import CONTINUE, Verdict
@@ -34,7 +35,7 @@ class AgainstComplete(Paced):
         best = min((loss for _, loss in history.curve if not math.isnan(loss)), default=math.nan)
         if math.isnan(best):
             return Verdict("stop", reason=f"no finite loss up to epoch {epoch}")
-        at_epoch = [loss for other in complete.values() for reached, loss in other if reached == epoch]
+        at_epoch = first_losses(complete, epoch, epoch + 1).values()
         finite = [loss for loss in at_epoch if not math.isnan(loss)]
         if len(at_epoch) < self.n_min_trials or not finite:
             return CONTINUE

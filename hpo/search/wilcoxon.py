@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,31 +32,37 @@ class Wilcoxon(BaseModel):
     n_startup_epochs: int = Field(default=2, ge=0)
 
     def wants(self, epoch: int) -> bool:
-        return epoch >= max(2, self.n_startup_epochs)
+        wanted = epoch >= max(2, self.n_startup_epochs)
+        if wanted:
+            _signed_rank()  # a decision holds the ledger's write lock
+        return wanted
 
     def decide(self, history: History) -> Verdict:
-        own = dict(history.curve)
-        complete = history.curves(("complete",)).items()
-        means = {number: _mean(curve) for number, curve in complete if curve and _finite(curve)}
-        if not means or not _finite(history.curve):
+        own, mean = dict(history.curve), _mean(history.curve)
+        complete = history.curves(("complete",))
+        known = {number: _mean(curve) for number, curve in complete.items() if curve}
+        means = {number: other for number, other in known.items() if math.isfinite(other)}
+        if not means or not math.isfinite(mean):
             return CONTINUE
         number = min(means, key=lambda number: (means[number], number))
-        best = dict(history.curves(("complete",))[number])
+        best = dict(complete[number])
         differences = [own[epoch] - best[epoch] for epoch in sorted(own.keys() & best.keys())]
-        if len(differences) < max(2, self.n_startup_epochs) or _mean(history.curve) <= means[number]:
+        if len(differences) < max(2, self.n_startup_epochs) or mean <= means[number]:
             return CONTINUE
-        from scipy.stats import wilcoxon
-
-        test: Any = wilcoxon(differences, alternative="greater", zero_method="zsplit")
+        test = _signed_rank()(differences, alternative="greater", zero_method="zsplit")
         p = float(test.pvalue)
         if p < self.p_threshold:
             return Verdict("stop", reason=f"above trial {number} in {len(differences)} epochs, p = {p:.2g}")
         return CONTINUE
 
 
-def _finite(curve: Curve) -> bool:
-    return all(math.isfinite(loss) for _, loss in curve)
+@cache
+def _signed_rank() -> Callable[..., Any]:
+    from scipy.stats import wilcoxon
+
+    return wilcoxon
 
 
 def _mean(curve: Curve) -> float:
-    return sum(loss for _, loss in curve) / len(curve)
+    """Not finite where a loss is not."""
+    return sum([loss for _, loss in curve]) / len(curve)

@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import subprocess
+import sys
 import warnings
 
 import optuna
@@ -450,6 +452,41 @@ def test_wilcoxon_holds_no_trial_against_one_that_is_not_finite():
         "above trial 1 in 8 epochs"
         in Wilcoxon().decide(TableHistory(2, 8, {0: spoilt, 1: fair, 2: own}, states)).reason
     )
+
+
+IMPORTS = """
+import sys
+from hpo.search.strategy import TableHistory, make_strategy
+
+strategy = make_strategy("wilcoxon")
+assert not strategy.wants(1) and "scipy" not in sys.modules
+assert strategy.wants(8)
+known = set(sys.modules)
+curves = {n: [(epoch, n + epoch / 10) for epoch in range(1, 9)] for n in (0, 1)}
+assert strategy.decide(TableHistory(1, 8, curves, {0: "complete"})).kind == "stop"
+assert known == set(sys.modules), sorted(set(sys.modules) - known)
+"""
+
+
+def test_wilcoxon_imports_nothing_as_it_decides():
+    """Other trials' reports wait for a decision, which holds the ledger's write lock."""
+    ran = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+class Long(list):
+    """A curve that is looked up in."""
+
+    def __iter__(self):
+        raise AssertionError("it was read from end to end")
+
+
+@pytest.mark.parametrize("name", ["median", "percentile"])
+def test_one_epoch_of_complete_curves_is_looked_up(name):
+    complete = {n: Long((epoch, n / epoch) for epoch in range(1, 200)) for n in range(6)}
+    states = dict.fromkeys(complete, "complete")
+    verdict = make_strategy(name).decide(TableHistory(9, 50, complete | {9: [(50, 0.2)]}, states))
+    assert verdict.kind == "stop" and "of 6 trials at epoch 50" in verdict.reason
 
 
 @pytest.mark.parametrize(("min_epochs", "eta"), [(1, 2), (1, 3), (2, 3), (1, 4)])
