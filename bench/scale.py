@@ -33,6 +33,7 @@ from bench.machine import machine
 
 STUDY = str(Path(__file__).with_name("noop.py"))
 SEED = 30  # real trials that are multiplied
+STRATEGIES = ["none", "median", "asha", "hyperband", "asha-promote", "hyperband-promote", "pasha"]
 
 
 class Clocked:
@@ -154,9 +155,9 @@ def growth(directory: Path, strategy: str, trials: int, measured: int) -> None:
         cost = {part: 1e3 * (many[part] - few[part]) / (measured - measured // 4) for part in many}
         costs.append(cost)
         parts = ", ".join(f"{part} {cost[part]:.2f}" for part in ("driver", "ticks", "worker", "ask"))
-        print(f"growth  {strategy:13} {before:6} trials: {parts} ms a trial")
+        print(f"growth  {strategy:17} {before:6} trials: {parts} ms a trial")
     own = [cost["driver"] + cost["ticks"] for cost in costs]
-    print(f"growth  {strategy:13} the driver's at the end over that at the start: {own[1] / own[0]:.2f}")
+    print(f"growth  {strategy:17} the driver's at the end over that at the start: {own[1] / own[0]:.2f}")
 
 
 def waiting(directory: Path, strategy: str) -> None:
@@ -179,12 +180,14 @@ def waiting(directory: Path, strategy: str) -> None:
         connection.execute(update(trials).where(stopped).values(state="paused", told=None))
     with ledger.read() as connection:
         curves.refresh(connection, None)
-        number, curve = next((n, curve) for n, curve in curves.curves.items() if curves.states[n] == "paused")
+        paused = [number for number, state in curves.states.items() if state == "paused"]
+        number = min(paused, key=lambda number: curves.curves[number][-1][0])  # at the first rung, where most are
+        epoch = curves.curves[number][-1][0]
         trial = connection.execute(trials.select().where(trials.c.number == number)).one()
         board = Board(curves.curves, curves.states, {}, curves.order)
 
         def decide() -> None:
-            promotes.decide(LedgerHistory(curves, connection, trial.id, number, curve[0][0], None))
+            promotes.decide(LedgerHistory(curves, connection, trial.id, number, epoch, None))
 
         for name, call in (("a decision", decide), ("who goes on", lambda: promotes.promote(board, False))):
             took = []
@@ -192,7 +195,7 @@ def waiting(directory: Path, strategy: str) -> None:
                 start = time.thread_time()
                 call()
                 took.append(time.thread_time() - start)
-            print(f"waiting {strategy:13} {len(board.paused)} of {len(board.states)}: {name} {1e3 * min(took):.2f} ms")
+            print(f"waiting {strategy:17} {len(board.paused)} of {len(board.states)}: {name} {1e3 * min(took):.2f} ms")
     ledger.close()
 
 
@@ -310,7 +313,7 @@ def main() -> None:
     parser.add_argument("--measured", type=int, default=100)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--strategies", nargs="*", default=["none", "asha", "asha-promote", "pasha"])
+    parser.add_argument("--strategies", nargs="*", default=STRATEGIES)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
