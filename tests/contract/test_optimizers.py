@@ -437,6 +437,15 @@ def test_a_model_without_parameters_is_refused():
         optim.build(OptimConfig(), nn.Sequential(nn.ReLU()))
 
 
+def test_muon_takes_attention_of_many_heads_and_leaves_a_models_heads_alone():
+    heads = lambda: {"head": nn.Linear(4, 4), "lm_head": nn.Linear(4, 4), "heads": nn.Sequential(nn.Linear(4, 4))}  # noqa: E731
+    net = nn.ModuleDict({"layer": nn.TransformerDecoderLayer(4, 2, 8), "inner": nn.ModuleDict(heads()), **heads()})
+    muon = by_name(net, optim.param_groups(net, OptimConfig(name="muon")), "muon")
+    attention = [f"{kind}.{name}" for kind in ("self_attn", "multihead_attn") for name in ("in_proj_", "out_proj.")]
+    expected = {f"layer.{name}weight" for name in (*attention, "linear1.", "linear2.")}
+    assert {name for name, mine in muon.items() if mine} == expected
+
+
 def test_muon_takes_hidden_matrices_and_refuses_a_model_without():
     net = Blocks()
     muon = by_name(net, optim.param_groups(net, OptimConfig(name="muon")), "muon")

@@ -78,7 +78,7 @@ OPTIMIZERS: dict[str, Known] = {
             "ns_steps": 5,
             "betas": (0.9, 0.95),
             "eps": 1e-8,
-            "adamw": ("*embed*", "*head*", "*classifier*"),
+            "adamw": ("*embed*", "head*", "*.head*", "*_head.*", "*classifier*"),  # no multihead_attn
         },
         ("single",),
     ),
