@@ -413,14 +413,15 @@ def test_nothing_is_sent_of_what_cannot_be_pickled():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="runs where torch finds a GPU")
-def test_batches_for_a_gpu_are_pinned_and_the_same():
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_for_a_gpu_are_pinned_and_the_same(num_workers):
     class Reading(Task):
         def train_set(self):
             return TensorDataset(x=torch.arange(40.0).view(20, 2), y=torch.arange(20))
 
     device = torch.device("cuda")
     torch.zeros(1, device=device)  # CUDA is up before the workers are forked, as in a fit
-    config = TrainConfig(num_workers=2, batch_size=3)
+    config = TrainConfig(num_workers=num_workers, batch_size=3)
     made, plain = Loader(Reading(None), config, device), Loader(Reading(None), TrainConfig(batch_size=3), CPU)
     for [batch], [expected] in zip(made.epoch(0, 0), plain.epoch(0, 0), strict=True):
         assert batch["x"].is_pinned() and batch["y"].is_pinned()

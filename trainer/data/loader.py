@@ -179,7 +179,7 @@ class Loader:
         timeout, prefetch = self._config.data_timeout, self._config.prefetch
         if num_workers:
             return Workers(self._fetch, num_workers, timeout, self._pin, prefetch)
-        return InProcess(self._fetch, timeout)
+        return InProcess(self._fetch, timeout, self._pin)
 
     def epoch(self, epoch: int, position: int) -> Iterator[list[Any]]:
         """The windows of `epoch` from `position` on: each the list of its micro-batches, still on the host.

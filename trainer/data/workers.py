@@ -65,13 +65,21 @@ def _what(request: Request) -> str:
     return f"indices [{shown}] of epoch {epoch}"
 
 
+def _pinned(batches: Iterator[Any], pin: bool) -> Iterator[Any]:
+    """The same, where `pin` says so in memory from which a copy to the GPU is not waited for."""
+    return (map_leaves(batch, torch.Tensor, torch.Tensor.pin_memory) for batch in batches) if pin else batches
+
+
 class InProcess:
     """Reads where it is called. In the main thread, a read that takes longer than `timeout` is ended by a DataError."""
 
-    def __init__(self, read: Read, timeout: float | None) -> None:
-        self._read, self._timeout = read, timeout
+    def __init__(self, read: Read, timeout: float | None, pin: bool = False) -> None:
+        self._read, self._timeout, self._pin = read, timeout, pin
 
     def map(self, requests: Iterable[Request]) -> Iterator[Any]:
+        return _pinned(self._map(requests), self._pin)
+
+    def _map(self, requests: Iterable[Request]) -> Iterator[Any]:
         if self._timeout is None or threading.current_thread() is not threading.main_thread():
             yield from map(self._read, requests)
             return
@@ -145,8 +153,7 @@ class Workers:
         try:
             for worker in self._workers:
                 worker.drain(self._timeout)  # what an epoch that was left early has asked for
-            for batch in self._map(iter(requests)):
-                yield map_leaves(batch, torch.Tensor, torch.Tensor.pin_memory) if self._pin else batch
+            yield from _pinned(self._map(iter(requests)), self._pin)
         except WorkerLost:
             self.close()
             raise
