@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -537,6 +538,8 @@ def low_rank() -> dict[str, Any]:
 def suffer(fate: str) -> None:
     if fate == "error":
         raise ValueError("a bug of the user's")
+    if fate == "hang":
+        threading.Event().wait()
     os.kill(os.getpid(), getattr(signal, fate))
 
 

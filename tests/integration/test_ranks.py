@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from trainer.checkpoint import files
+from trainer.checkpoint.store import load
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.config.optim import OPTIMIZERS
 from trainer.errors import ConfigError, TrainerError
@@ -29,6 +31,7 @@ KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it
     2: {"ddp": {"data": 2}, "fp16": {"data": 2, "compression": "fp16"}, "buckets": {"data": 2, "bucket_mb": 0.001}}
     | {shard: {"data": 2, "shard": shard} for shard in ("zero1", "zero2", "zero3")}
     | {"offload": {"data": 2, "shard": "zero3", "offload": True}}
+    | {"static": {"data": 2, "static_graph": True}, "unused": {"data": 2, "find_unused": True}}
     | {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "gpipe": {"pipeline": 2, "schedule": "gpipe"}},
     4: {"ddp": {"data": 4}, "zero3": {"data": 4, "shard": "zero3"}, "data tensor": {"data": 2, "tensor": 2}}
     | {f"{shard} tensor": {"data": 2, "shard": shard, "tensor": 2} for shard in ("zero2", "zero3")}
@@ -54,6 +57,13 @@ ON_A_MESH = ("sm3", "muon")
 RULES = {  # what is done to gradients besides
     "clip": {"norm": 0.5, "per_parameter": 0.3, "adaptive": 0.05},
     "gradients": {"centralize": True, "normalize": "parameter"},
+}
+KEPT: dict[str, dict[str, Any]] = {  # what keeps a state of its own beside the optimizer's
+    "loss_scale": {"precision": "fp16", "loss_scale": {"init": 2.0**22, "growth_interval": 5}},
+    "ema": {"average": {"name": "ema", "decay": 0.9}},
+    "swa": {"average": {"name": "swa", "start": 0.5}},
+    "lookahead": {"optim": {"wrap": "lookahead", "lookahead": {"k": 3}}},
+    "ranger": {"optim": {"name": "ranger"}},
 }
 PENALTY = {"gradients": {"penalty": 1.0}}
 PENALISED = ("ddp", "zero1")
@@ -95,6 +105,7 @@ CUT: dict[str, Any] = {  # and resumed, besides all ways
     "offload": {"parallel": KINDS[2]["offload"]},
     "powersgd": {"parallel": POWERSGD},
     "powersgd zero1": {"parallel": POWERSGD | {"shard": "zero1"}},
+    "bf16": {"parallel": {"data": 2} | DDP, "precision": "bf16"},
 }
 BEHIND = WAYS[2] | {"powersgd zero1": CUT["powersgd zero1"]["parallel"]}  # train.parallel of saves in the background
 REDUCED = ("ddp", "zero1", "zero2", "zero3")
@@ -139,6 +150,7 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         }
         ddp = WAYS[2]["none"]
         runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
+        runs |= {name: {"parallel": ddp} | run for name, run in KEPT.items()}
         runs |= {f"recomputed {way}": RECOMPUTED | {"parallel": KINDS[2][way]} for way in RECOMPUTED_BY}
         runs |= {f"penalty {way}": PENALTY | {"parallel": KINDS[2][way]} for way in PENALISED}
         runs |= {f"whole {name}": RESUMED | run for name, run in CUT.items()}
@@ -281,6 +293,20 @@ def test_a_penalty_on_gradients_goes_over_all_replicas(way, ran, solo):
 @pytest.mark.parametrize("name", TWO_PASSES)
 def test_an_optimizer_of_two_passes_sees_all_ranks_gradients_in_both(name, ran, tmp_path):
     assert_equal(ran(2)[1][0][name], rank_runs.run(str(tmp_path), optim=TWO_PASSES[name]), 1e-5)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_beside_the_optimizer_is_on_ranks_what_it_is_in_one_process(name, ran, tmp_path):
+    """fp16's loss scale moves with the same overflows; averages and Lookahead's slow weights are the same."""
+    job, results = ran(2)
+    tolerance = 1e-2 if name == "loss_scale" else 1e-6
+    assert_equal(results[0][name], rank_runs.run(str(tmp_path), **KEPT[name]), tolerance)
+    ours, theirs = (load(max(Path(at).glob("step-*"))) for at in (f"{job['directory']}/{name}", tmp_path))
+    item = {"ema": "average", "swa": "average", "ranger": "lookahead"}.get(name, name)
+    assert ours[item]
+    torch.testing.assert_close(ours[item], theirs[item], rtol=tolerance, atol=1e-6)
+    if name == "loss_scale":
+        assert ours[item] == theirs[item] and ours[item]["factor"] < 2.0**22
 
 
 @pytest.mark.parametrize("name", OF_EIGENVECTORS)
@@ -556,9 +582,27 @@ def test_a_killed_rank_is_named_and_the_rest_ended(tmp_path):
 
 def test_a_stopped_rank_is_named_within_the_timeout(tmp_path):
     timeout = 8.0
-    with pytest.raises(RankLost, match=r"^rank 1 \(pid \d+\) has been stopped for \d+ s \(SIGSTOP\)\.$"):
+    with pytest.raises(RankLost, match=r"^rank 1 \(pid \d+\) has been stopped for \d+ s \(SIGSTOP\)\.$") as caught:
         strike("SIGSTOP", tmp_path, timeout)
+    assert timeout <= seconds_of(caught) < 1.5 * timeout
     assert_nothing_left()
+
+
+def test_a_rank_that_hangs_is_named_within_the_timeout(tmp_path):
+    """The other one waits for it in a collective, and has shown one sign of life more."""
+    timeout = 8.0
+    with pytest.raises(
+        RankLost, match=r"^rank 1 \(pid \d+\) showed no progress for \d+ s, train\.parallel\.t"
+    ) as caught:
+        strike("hang", tmp_path, timeout)
+    assert timeout <= seconds_of(caught) < 1.5 * timeout
+    assert_nothing_left()
+
+
+def seconds_of(caught: pytest.ExceptionInfo[RankLost]) -> int:
+    """How long the rank has shown no progress, as its sentence says."""
+    [seconds] = re.findall(r" for (\d+) s", str(caught.value))
+    return int(seconds)
 
 
 def test_an_error_on_one_rank_ends_all_with_its_traceback(tmp_path):
