@@ -27,6 +27,7 @@ class Window:
     terms: dict[str, Tensor]
     noise: tuple[Tensor, Tensor] | None = None  # estimates of |G|^2 and tr(Sigma), where they were asked for
     met: Tensor | None = None  # the norm that clipping by norm met, where another rule had changed the gradient
+    answered: Tensor | None = None  # whether fp16's loss scale alone answers a gradient that is not finite
 
     def times(self, factor: float | Tensor) -> Window:
         """The same with its sums multiplied, and the trace, which is in the unit of the count."""

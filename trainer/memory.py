@@ -35,7 +35,7 @@ from trainer.parallel.member import this
 from trainer.parallel.rehearsal import rehearsals
 from trainer.parallel.solo import ALONE, Solo
 from trainer.penalty import differentiable, penalised
-from trainer.precision import autocast, prepare
+from trainer.precision import autocast, prepare, underflow
 from trainer.runtime import pick_device
 from trainer.task import Loss, Task
 
@@ -223,6 +223,8 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
             if sam is not None:
                 with sam.perturbed():
                     passes(count)
+            if config.precision == "fp16":
+                underflow([p.grad for p in params if p.grad is not None])
             peaks["passes"], live.peak = max(peaks["passes"], live.peak), live.now
             live.any_value = 1.0  # of a norm, or the number of the step
             optimizer.step()

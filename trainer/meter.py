@@ -24,8 +24,8 @@ class Meter:
     Windows are kept as the tensors they are, on their device, and read in blocks (`drain`), so no step waits for the
     device. They are added one by one in float64 and in order, so when they are read changes no sum.
 
-    `consecutive` is the number of windows in a row, up to the last, whose loss or gradient was not finite;
-    `gave_up` says that it has reached the guard's limit.
+    `consecutive` is the number of windows in a row, up to the last, whose loss or gradient was not finite, less the
+    overflows that fp16's loss scale answers; `gave_up` says that it has reached the guard's limit.
     """
 
     def __init__(self, clip: ClipConfig, guard: GuardConfig) -> None:
@@ -47,13 +47,15 @@ class Meter:
         values = _read([[*row.values()] for row in rows])
         return [self._take(**dict(zip(row, read, strict=True))) for row, read in zip(rows, values, strict=True)]
 
-    def _take(self, *, loss: float, count: float, norm: float, met: float, **others: float) -> bool:
+    def _take(
+        self, *, loss: float, count: float, norm: float, met: float, answered: float = False, **others: float
+    ) -> bool:
         sums = self.sums
         if count == 0:
             sums["empty_steps"] = sums.get("empty_steps", 0) + 1
             return False
         if not (math.isfinite(norm) and math.isfinite(loss)):
-            self.consecutive += 1
+            self.consecutive += not (answered and math.isfinite(loss))
             self.gave_up |= self.consecutive >= self.limit
             sums["skipped_steps"] = sums.get("skipped_steps", 0) + 1
             return False
@@ -102,6 +104,7 @@ def _row(window: Window, norm: float | Tensor) -> dict[str, float | Tensor]:
     """What is read of a window, by the name of the argument of `Meter._take` that it becomes."""
     row: dict[str, float | Tensor] = {"loss": window.loss, "count": window.count, "norm": norm}
     row["met"] = norm if window.met is None else window.met
+    row |= {} if window.answered is None else {"answered": window.answered}
     row |= dict(zip(NOISE, window.noise, strict=True)) if window.noise else {}
     return row | {f"term/{name}": value for name, value in window.terms.items()}
 

@@ -29,6 +29,7 @@ from trainer.optim.groups import NORMS
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 _FP16_NORMAL = 2.0**-14  # the smallest number that fp16 holds with its whole mantissa
+_AT_ONCE = 1 << 20  # numbers that are looked at together, since comparing and counting takes copies of them
 
 
 def settled(config: TrainConfig, device: torch.device) -> TrainConfig:
@@ -113,6 +114,11 @@ class LossScale:
         self.factor = torch.where(finite, torch.where(grown, 2 * self.factor, self.factor), 0.5 * self.factor)
         self.good_steps = torch.where(grown, 0.0, good)
 
+    @property
+    def answers(self) -> Tensor:
+        """Whether an overflow now is met by halving alone: the factor is dynamic, and above 1 after it as well."""
+        return (self.factor > 2.0) & self.config.dynamic
+
     def state(self) -> dict[str, float]:
         return {"factor": self.factor.item(), "good_steps": self.good_steps.item()}
 
@@ -123,9 +129,12 @@ class LossScale:
 
 def underflow(grads: list[Tensor]) -> Tensor:
     """The share of the non-zero elements of scaled gradients that fp16 holds with less than its whole mantissa."""
-    magnitudes = torch._foreach_abs(grads)
-    small = sum(((g > 0) & (g < _FP16_NORMAL)).sum() for g in magnitudes)
-    return torch.as_tensor(small / sum((g > 0).sum() for g in magnitudes).clamp(min=1))  # type: ignore[union-attr]
+    small = held = torch.zeros((), dtype=torch.int64, device=grads[0].device)
+    for part in (part for g in grads for part in g.flatten().split(_AT_ONCE)):
+        nonzero = part.count_nonzero()
+        held = held + nonzero
+        small = small + (part.abs() < _FP16_NORMAL).count_nonzero() - (part.numel() - nonzero)
+    return small / held.clamp(min=1)
 
 
 def matmul_precision(precision: str) -> str:
@@ -135,5 +144,18 @@ def matmul_precision(precision: str) -> str:
 
 def check(config: TrainConfig, device: torch.device) -> None:
     """Raise ConfigError where `device` cannot compute in what the configuration names."""
-    if config.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+    if device.type != "cuda":
+        return
+    if config.precision == "bf16" and not torch.cuda.is_bf16_supported():
         raise ConfigError("train.precision 'bf16' is not what this GPU computes in: use fp16 or fp32.")
+    if config.precision == "fp8":
+        check_float8(torch.cuda.get_device_capability(device))
+
+
+def check_float8(capability: tuple[int, int]) -> None:
+    """Raise ConfigError where a GPU of that compute capability has no products in float8."""
+    if capability < (8, 9):
+        raise ConfigError(
+            f"train.precision 'fp8' needs a GPU of compute capability 8.9 or more and this one has "
+            f"{capability[0]}.{capability[1]}: use bf16."
+        )

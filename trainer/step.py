@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -65,9 +66,7 @@ class Stepper:
             group["lr"] = lr * group["lr_scale"]
         self.statistics.remember()
         window, norm = self._gradient(batches)
-        if self.config.rollback.enabled and s.spikes.is_spike(
-            loss := float(window.loss) / (float(window.count) or 1.0)
-        ):
+        if self.config.rollback.enabled and s.spikes.is_spike(loss := _mean(window)):
             self.statistics.restore()
             return loss, float(norm)
         s.meter.add(window, norm)
@@ -120,8 +119,8 @@ class Stepper:
         norm = self.rules.apply(window, s.step, wait=not self.deferred)
         if isinstance(s.optimizer, Sophia):
             norm = norm + 0.0 * self._curvature(s.optimizer, batches, window)  # nothing, or NaN
-        if lost is not None:
-            window = window.times(1 / self._scale)
+        if s.loss_scale is not None and lost is not None:
+            window = replace(window.times(1 / self._scale), answered=s.loss_scale.answers)
             window.terms["underflow"] = lost * window.count
         return window, norm
 

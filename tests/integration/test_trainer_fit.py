@@ -711,6 +711,51 @@ def test_fp16_finds_its_scale_and_counts_what_is_lost(tmp_path):
     assert values[8, "train/loss"] == pytest.approx(fp32.reporter.values[8, "train/loss"], rel=0.2)
 
 
+class OfTokens(Plain):
+    """Each sample's loss counts 4096 of them, so that its sum is as much larger than fp16's scale allows for."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch).times(4096)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_overflows_that_only_halve_fp16s_scale_do_not_end_a_fit(on_device, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "skips_on_device", lambda optimizer, device: on_device)
+    given = {"task": OfTokens, "num_epochs": 4, "guard": {"max_consecutive": 2}, "micro_batch_size": None}
+    trial = Trial(tmp_path, precision="fp16", **given)
+    assert trial.attempt().kind == "complete"
+    skipped = sum(curve(trial, "train/skipped_steps"))
+    assert skipped > 2 and curve(trial, "train/loss_scale")[-1] == 2.0 ** (16 - skipped)
+    assert all(p.isfinite().all() for p in trial.task.net.parameters())
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    ("what", "scale", "steps"),
+    [
+        ("gradient", {"init": 32.0}, 4 + 3),  # 32 to 4 are answered, 2 to 0.5 are not
+        ("gradient", {"init": 32.0, "dynamic": False}, 3),
+        ("loss", {"init": 32.0}, 3),  # no scale mends that
+    ],
+)
+def test_what_is_never_finite_ends_an_fp16_fit_and_leaves_the_weights(
+    what, scale, steps, on_device, tmp_path, monkeypatch
+):
+    def change(step, model, loss):
+        zero = (model[2].weight * 0).sum()
+        return Loss(loss.sum + (zero.sqrt() if what == "gradient" else zero / zero), loss.count)
+
+    monkeypatch.setattr(step, "skips_on_device", lambda optimizer, device: on_device)
+    given = {"guard": {"max_consecutive": 3}, "num_epochs": 4, "micro_batch_size": None, "precision": "fp16"}
+    trial = Trial(tmp_path, task=changing(change), loss_scale=scale, **given)
+    outcome = trial.attempt()
+    assert outcome.kind == "nonfinite"
+    assert steps <= outcome.step < steps + (3 if on_device else 1), "read every third step"
+    seed_all(derive(0, "init"))
+    for p, q in zip(trial.task.net.parameters(), Plain(None).model().parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 def test_the_average_is_what_is_evaluated(tmp_path):
     plain, ema = uninterrupted(tmp_path / "a"), uninterrupted(tmp_path / "b", average={"name": "ema", "decay": 0.9})
     for key in ("train/loss", "train/grad_norm"):

@@ -157,10 +157,24 @@ def high_water_mark_of_fit(task: Task, config: TrainConfig) -> int:
     return peak
 
 
+HALF: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16", "loss_scale": {"init": 1.0}},  # no step overflows: each takes its own
+}
+
+
+class InFull(Regression):
+    """The loss is summed up in fp32, whatever the model computes in."""
+
+    def loss(self, model, batch):
+        x, y = batch
+        return Loss(((model(x).float() - y) ** 2).sum(), len(x))
+
+
 def check_copies(given: dict[str, Any], family, width: int, size: int) -> tuple[int, Estimate]:
     batch = batch_of(family, size)
     task, config = (
-        Regression(family(width), batch),
+        InFull(family(width), batch),
         TrainConfig.model_validate({"batch_size": size, "num_epochs": 9} | given),
     )
     found = estimate(task, config, tuple(t[: config.fixed_micro_batch_size] for t in batch))
@@ -175,6 +189,24 @@ def test_copies_of_the_weights_are_in_the_estimate(name):
     _, found = check_copies(COPIES[name], perceptron, 512, 8)
     kept = {"ema": 1, "swa": 1, "lookahead": 1, "ranger": 2}.get(name, 0)
     assert found.copies == pytest.approx(kept * found.parameters, rel=1e-4)
+
+
+OF_HALVES = [(name, family, width) for name in HALF for family, width in ((perceptron, 512), (transformer, 128))]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("name", "family", "width"), [*OF_HALVES, ("bf16", convolution, 160)])
+def test_what_half_precision_takes_is_in_the_estimate(name, family, width, optimizer):
+    """But for fp16's convolutions, whose kernel on a CPU unfolds its input for itself."""
+    check_copies(HALF[name] | {"optim": {"name": optimizer}}, family, width, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("name", "family"), [("bf16", perceptron), ("bf16", transformer), ("fp16", perceptron)])
+def test_what_half_precision_takes_of_large_states_is_in_the_estimate(name, family, optimizer):
+    width = {perceptron: 3072, transformer: 512}[family]
+    assert check_copies(HALF[name] | {"optim": {"name": optimizer}}, family, width, 32)[0] > 100 * MIB
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.config import LossScaleConfig, TrainConfig
 from trainer.errors import ConfigError
-from trainer.precision import LossScale, autocast, prepare, quiet_torchao, settled, underflow
+from trainer.precision import LossScale, autocast, check_float8, prepare, quiet_torchao, settled, underflow
 
 CPU = torch.device("cpu")
 
@@ -99,6 +99,17 @@ def test_underflow_counts_what_fp16_cannot_hold_whole():
     grads = [torch.tensor([0.0, 1.0, 2.0**-14, 2.0**-15]), torch.tensor([-(2.0**-20)])]
     assert underflow(grads).item() == 2 / 4
     assert underflow([torch.zeros(3)]).item() == 0.0
+    large = torch.full((3, 1 << 20), 2.0**-15)  # more than are looked at together
+    large[0, :] = 1.0
+    assert underflow([large, torch.zeros(3)]).item() == pytest.approx(2 / 3)
+
+
+def test_fp8_is_refused_by_name_on_a_gpu_without_it():
+    for capability in ((8, 9), (9, 0), (12, 0)):
+        check_float8(capability)
+    for major, minor in ((8, 6), (7, 5)):
+        with pytest.raises(ConfigError, match=rf"'fp8' needs .* 8\.9 or more .* has {major}\.{minor}: use bf16"):
+            check_float8((major, minor))
 
 
 def test_fp8_needs_a_layer_that_its_kernels_can_compute():
