@@ -62,7 +62,7 @@ class Source:
         if pa.types.is_null(self.table[name].type):
             return np.full(self.table.num_rows, np.nan)
         self._refuse_text(name)
-        values = self.table[name].cast(pa.float64()).to_numpy().astype(np.float64)
+        values = self.table[name].cast(pa.float64(), safe=False).to_numpy().astype(np.float64)  # rounds above 2^53
         return np.where(np.isfinite(values), values, np.nan)
 
     def numbers(self, name: str) -> np.ndarray:

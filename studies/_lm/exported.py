@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
@@ -32,8 +33,17 @@ def exported(file: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return json.loads(about["config"]), weights
 
 
+def vacant(directory: str) -> Path:
+    """A directory to write a model into. Raises DataError where something lies there, which may be what was trained
+    from."""
+    place = Path(directory)
+    if place.is_dir() and any(place.iterdir()):
+        raise DataError(f"{directory} is not empty, and nothing in it is overwritten: name a new directory.")
+    return place
+
+
 def save_adapter(file: str, directory: str) -> None:
-    """Write the adapters of an exported model, as `PeftModel.from_pretrained` reads them, into a directory."""
+    """Write the adapters of an exported model, as `PeftModel.from_pretrained` reads them, into a new directory."""
     from studies._lm.adapter import adapted
 
     config, weights = exported(file)
@@ -45,7 +55,7 @@ def save_adapter(file: str, directory: str) -> None:
         )
     model: Any = adapted(ModelConfig.model_validate(config["model"]))
     model.load_state_dict(weights)
-    model.save_pretrained(directory)
+    model.save_pretrained(vacant(directory))
 
 
 if __name__ == "__main__":
@@ -53,5 +63,6 @@ if __name__ == "__main__":
         if len(sys.argv) != 3:
             raise ConfigError("give FILE, which `hpo export` wrote, and the DIRECTORY to write to.")
         save_adapter(*sys.argv[1:])
+        print(f"wrote {sys.argv[2]}")
     except (ConfigError, DataError) as problem:
         sys.exit(f"error: {problem}")

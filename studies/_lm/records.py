@@ -26,16 +26,17 @@ def check_inputs(
     check_modules(model)
     records = read_jsonl(data.path, fields) if data.path else generated(data.generated, data.seed)
     if (length := _lengths(model)) is not None:
-        for record in records:
+        for number, record in enumerate(records, 1):
             if (count := length(record["prompt"])) >= data.max_length:
-                raise too_long(record["prompt"], count, data.max_length)
+                where = f"data.path={str(data.path)!r}, record {number}: " if data.path else ""
+                raise too_long(record["prompt"], count, data.max_length, where)
 
 
-def too_long(prompt: str, count: int, most: int) -> DataError:
+def too_long(prompt: str, count: int, most: int, where: str = "") -> DataError:
     """What is raised for a prompt of `count` tokens."""
     return DataError(
-        f"the prompt {prompt[:40]!r} has {count} tokens and data.max_length is {most}, so nothing of its response is "
-        "left: raise data.max_length, or shorten it."
+        f"{where}the prompt {prompt[:40]!r} has {count} tokens and data.max_length is {most}, so nothing of its "
+        "response is left: raise data.max_length, or shorten it."
     )
 
 
@@ -70,7 +71,8 @@ def read_jsonl(path: str | Path, fields: Sequence[str]) -> list[Record]:
     records = [_record(f"{path}, line {n}", line, fields) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if len(records) < 2:
         raise DataError(
-            f"data.path={str(path)!r} holds {len(records)} records: give at least 2, one of them to validate."
+            f"data.path={str(path)!r} holds {'one record' if records else 'no records'}: give at least 2, one of them "
+            "to validate."
         )
     return records
 

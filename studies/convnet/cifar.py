@@ -50,6 +50,9 @@ def find(directory: Path) -> Cifar | None:
     batches = tuple(sorted(directory.glob("data_batch_*.bin")))
     ten, train, test = (directory / f"{name}.bin" for name in ("test_batch", "train", "test"))
     if batches and ten.is_file():
+        numbered = [directory / f"data_batch_{n}.bin" for n in range(1, len(batches) + 1)]
+        if missing := sorted({*numbered} - {*batches}):
+            raise DataError(f"{missing[0]} is not there, and the training pictures after it are: put it back.")
         return Cifar({"train": batches, "test": (ten,)}, 1, 10)
     if train.is_file() and test.is_file():
         return Cifar({"train": (train,), "test": (test,)}, 2, 100)

@@ -22,9 +22,20 @@ Corpus = dict[str, dict[str, Text]]  # domain -> part -> its text; the target do
 def check(config: Config) -> dict[str, Any]:
     """Refuse, as DataError, texts that no trial could use; the data report. Called before a study is written."""
     llama.check(config)
+    if config.data.tokenizer_file:
+        _check_tokenizer(config.data)
     corpus = prepare(config.data)
     sizes = {f"{domain}_{part}_bytes": text.bytes for domain, parts in corpus.items() for part, text in parts.items()}
     return sizes | report(config)
+
+
+def _check_tokenizer(data: DataConfig) -> None:
+    from trainer.data.text import BPE  # which imports torch
+
+    try:
+        BPE.load(data.tokenizer_file, data.end_token)
+    except DataError as error:
+        raise DataError(f"data.tokenizer_file, data.end_token: {error}") from error
 
 
 def prepare(data: DataConfig) -> Corpus:

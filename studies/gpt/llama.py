@@ -2,7 +2,7 @@
 weights are touched.
 
 python -m studies.gpt.llama show DIR               # what to give `hpo run --study gpt` to start from DIR
-python -m studies.gpt.llama save FILE DIR          # of what `hpo export --study gpt --format safetensors` wrote
+python -m studies.gpt.llama save FILE NEW          # of what `hpo export --study gpt --format safetensors` wrote
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from studies._lm.exported import exported
+from studies._lm.exported import exported, vacant
 from studies.gpt.config import Config, ModelConfig
 from trainer.errors import ConfigError, DataError
 
@@ -158,16 +158,21 @@ def flags(directory: str | Path) -> list[str]:
 
 
 def _save_exported(file: str, directory: str) -> None:
-    """What `hpo export` wrote, with the trial's configuration in its header; and the tokenizer, where there is one."""
+    """What `hpo export` wrote, with the trial's configuration in its header; and the tokenizer, where there is one, as
+    transformers' AutoTokenizer opens it."""
     from studies.gpt.data import tokenizer_of
     from trainer.data.text import BPE
 
     found, weights = exported(file)
     config = Config.model_validate(found)
     tokenizer = tokenizer_of(config.data)
-    save(weights, config, directory, tokenizer.end)
+    place = vacant(directory)
+    save(weights, config, place, tokenizer.end)
     if isinstance(tokenizer, BPE):
-        tokenizer.save(Path(directory) / "tokenizer.json")
+        tokenizer.save(place / "tokenizer.json")
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token}
+        (place / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    print(f"wrote {directory}")
 
 
 def main(arguments: list[str]) -> None:
@@ -176,7 +181,7 @@ def main(arguments: list[str]) -> None:
     elif len(arguments) == 3 and arguments[0] == "save":
         _save_exported(*arguments[1:])
     else:
-        raise ConfigError("give `show DIR` or `save FILE DIR`: see studies/gpt/README.md.")
+        raise ConfigError("give `show DIR` or `save FILE NEW`: see studies/gpt/README.md.")
 
 
 if __name__ == "__main__":

@@ -229,6 +229,8 @@ def test_what_a_trial_leaves_loads_in_plain_peft(searched, directory, tmp_path):
     exported = hpo("export", str(best["number"]), "--study", "lora", "--to", file, home=searched)
     assert exported.exit_code == 0, exported.output
     save_adapter(file, str(tmp_path / "adapter"))
+    with pytest.raises(DataError, match="adapter is not empty"):
+        save_adapter(file, str(tmp_path / "adapter"))
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
         plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(directory), tmp_path / "adapter").eval()
     tokens = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(0))
@@ -368,7 +370,9 @@ def test_layers_and_prompts_of_a_directory_are_looked_at_without_torch(tmp_path,
     code = "import sys, hpo; hpo.load('lora').configure({}).check_data(); assert 'torch' not in sys.modules"
     given = {"model.path": str(place), "data.path": str(file)}
     subprocess.run([sys.executable, "-c", code.format(given | {"data.max_length": 6})], check=True)
-    with pytest.raises(DataError, match=r"the prompt 'say 0 a b' has 5 tokens and data.max_length is 5"):
+    with pytest.raises(
+        DataError, match=r"mine\.jsonl', record 1: the prompt 'say 0 a b' has 5 tokens and data.max_length is 5"
+    ):
         load("lora").configure(given | {"data.max_length": 5}).check_data()
     names = ("q_proj", "0.mlp.up_proj", "lm_head", "nothing,v_proj", "mlp", "norm", "proj", "foo")
     for model in (ModelConfig(path=path, modules=(*one.split(","),)) for one in names for path in ("", str(place))):

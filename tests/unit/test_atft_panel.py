@@ -24,6 +24,7 @@ from studies.atft.split import blocks, walk_forward
 from studies.atft.table import REQUIRED, Table, clean, read_table
 from studies.atft.task import INPUTS, AtftTask
 from trainer.errors import DataError
+from trainer.tables import read
 
 SPLIT = SplitConfig(val_days=40, test_days=20, min_train_days=40)
 
@@ -114,6 +115,12 @@ def test_broken_and_missing_parquet_files_are_refused(tmp_path):
     pyarrow.parquet.write_table(pa.table({"date": ["2020-01-06"], "code": ["A"]}), thin)
     with pytest.raises(DataError, match="'open', 'high', 'low', 'close', 'volume'"):
         read_table(str(thin))
+
+
+def test_whole_numbers_beyond_those_that_float64_holds_are_rounded(tmp_path):
+    path = tmp_path / "large.parquet"
+    pyarrow.parquet.write_table(pa.table({"volume": [10**17 + 1, 3]}), path)
+    assert read(path).floats("volume").tolist() == [float(10**17), 3.0]
 
 
 def test_codes_keep_their_zeros_and_dates_come_in_any_form(csv):

@@ -132,6 +132,10 @@ def cut(directory: Path) -> None:
     (directory / "data_batch_2.bin").write_bytes((directory / "data_batch_2.bin").read_bytes()[:-1])
 
 
+def lacking(directory: Path) -> None:
+    (directory / "data_batch_1.bin").unlink()
+
+
 def emptied(directory: Path) -> None:
     (directory / "test_batch.bin").write_bytes(b"")
 
@@ -156,6 +160,7 @@ def gone(directory: Path) -> None:
     ("damage", "num_val", "sentence"),
     [
         (cut, 3, r".*data_batch_2\.bin has 12291 bytes, which is no number of records of 3073"),
+        (lacking, 3, r".*data_batch_1\.bin is not there, and the training pictures after it are: put it back"),
         (emptied, 3, r".*test_batch\.bin has 0 bytes"),
         (mislabelled, 3, r".*test_batch\.bin: record 2 has the label 17, and there are 10 classes"),
         (pickled, 3, r"data\.path=.* holds CIFAR's python version, whose pickles .* cifar-10-binary\.tar\.gz"),

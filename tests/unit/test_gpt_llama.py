@@ -83,7 +83,23 @@ def test_what_is_loaded_has_the_logits_it_had_there(tie, transformers, tmp_path)
     torch.testing.assert_close(model(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_an_exported_trial_is_written_with_its_tokenizer(tmp_path, monkeypatch):
+def test_a_directory_in_which_something_lies_is_not_written_into(tmp_path):
+    """It may hold the weights that the trial began with."""
+    from safetensors.torch import save_model
+
+    config = config_of(True)
+    save_model(Llama(257, **sizes(config)), str(tmp_path / "a.safetensors"), {"config": config.model_dump_json()})
+    llama.main(["save", str(tmp_path / "a.safetensors"), str(tmp_path / "there")])
+    before = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+    save_model(Llama(257, **sizes(config)), str(tmp_path / "a.safetensors"), {"config": config.model_dump_json()})
+    with pytest.raises(
+        DataError, match=r"there is not empty, and nothing in it is overwritten: name a new directory\."
+    ):
+        llama.main(["save", str(tmp_path / "a.safetensors"), str(tmp_path / "there")])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == before
+
+
+def test_an_exported_trial_is_written_with_its_tokenizer(tmp_path, transformers):
     from safetensors.torch import save_model
 
     config = config_of(True, tokenizer="bpe", vocab_size=280)
@@ -100,6 +116,17 @@ def test_an_exported_trial_is_written_with_its_tokenizer(tmp_path, monkeypatch):
     assert other.tokens.tokenizer.encode("abc def") == task.tokens.tokenizer.encode("abc def")
     kept = json.loads((tmp_path / "there" / "config.json").read_text())
     assert kept["eos_token_id"] == task.tokens.tokenizer.end
+    opened = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    ids = task.tokens.tokenizer.encode("abc def")
+    assert (opened.eos_token_id, opened("abc def", add_special_tokens=False)["input_ids"]) == (
+        kept["eos_token_id"],
+        ids,
+    )
+    other_end = again.model_copy(update={"data": again.data.model_copy(update={"end_token": "</s>"})})
+    with pytest.raises(
+        DataError, match=r"tokenizer\.json: the tokenizer has no token '</s>' .* ones are '<\|end\|>'\.$"
+    ):
+        check(other_end)
     with pytest.raises(DataError, match=r"has 280 tokens and data.vocab_size is 270: set it to 280"):
         GptTask(config_of(True, tokenizer="bpe", vocab_size=270, tokenizer_file=again.data.tokenizer_file)).train_set()
 
@@ -154,7 +181,7 @@ def test_what_is_no_such_llama_is_refused(tmp_path, capsys):
         llama.read_config(tmp_path / "none")
     with pytest.raises(DataError, match="cannot be read as safetensors"):
         llama.main(["save", str(tmp_path / "none"), str(tmp_path)])
-    with pytest.raises(ConfigError, match="give `show DIR` or `save FILE DIR`"):
+    with pytest.raises(ConfigError, match="give `show DIR` or `save FILE NEW`"):
         llama.main([])
     (tmp_path / "model.safetensors").write_bytes(b"no")
     with pytest.raises(DataError, match="its safetensors cannot be read"):

@@ -42,12 +42,14 @@ class BPE:
     END = "<|end|>"
 
     def __init__(self, tokenizer: Any, end_token: str = END) -> None:
-        self._tokenizer, self._end_token = tokenizer, end_token
+        self._tokenizer, self.end_token = tokenizer, end_token
         self.vocab_size: int = tokenizer.get_vocab_size()
         end = tokenizer.token_to_id(end_token)
         if end is None:
+            own = [repr(one.content) for one in tokenizer.get_added_tokens_decoder().values() if one.special]
             raise DataError(
-                f"the tokenizer has no token {end_token!r}: train it with trainer.data.text.BPE, or name its own."
+                f"the tokenizer has no token {end_token!r} to end a document with; its special ones are "
+                f"{', '.join(own) or 'none'}."
             )
         self.end: int = end
 
@@ -74,11 +76,13 @@ class BPE:
         """Read what `save` wrote, or another `tokenizer.json`."""
         tokenizers = _library()
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)), end_token)
-        except DataError:
-            raise
+            found = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no class of its own
             raise DataError(f"{path} is not the JSON of a tokenizer ({error}).") from error
+        try:
+            return cls(found, end_token)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
 
     def save(self, path: str | Path) -> None:
         publish(Path(path), self._tokenizer.to_str().encode())
@@ -90,7 +94,7 @@ class BPE:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def __getstate__(self) -> tuple[str, str]:
-        return self._tokenizer.to_str(), self._end_token
+        return self._tokenizer.to_str(), self.end_token
 
     def __setstate__(self, state: tuple[str, str]) -> None:
         self.__init__(_library().Tokenizer.from_str(state[0]), state[1])
