@@ -322,7 +322,7 @@ LINES = [json.dumps({"prompt": f"say {i}", "response": str(i)}) for i in range(4
         ([LINES[0], "", "{"], ["line 3 is not JSON"]),
         ([*LINES, "[1]"], ["line 5 holds list"]),
         ([*LINES, '{"prompt": "a", "response": 3}'], ["line 5: response is 3", "text that is not empty"]),
-        ([LINES[0]], ["holds 1 records", "at least 2"]),
+        ([LINES[0]], ["holds one record", "at least 2"]),
     ],
 )
 def test_records_that_cannot_be_used(home, tmp_path, lines, words):
