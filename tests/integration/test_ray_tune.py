@@ -178,7 +178,7 @@ def test_a_trial_of_tune_has_its_part_of_the_gpus_of_the_cluster_and_the_code_th
     assert {key: value for key, value in said if key != "val/loss"} == {"val/gpus": 1.0, "val/carried": 1.0}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="torch takes a share of a GPU that is there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs where torch finds no GPU, whose share it would take")
 def test_a_trial_of_tune_keeps_to_its_share_of_a_gpu(tmp_path, with_gpus):
     """torch is asked to keep to it: where there is no GPU, as here, it refuses."""
     import ray
