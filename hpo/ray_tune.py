@@ -139,6 +139,8 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
         os.chdir(job.directory)
     os.environ.update(gpu_share(tune.get_context().get_trial_resources().required_resources.get("GPU", 0.0)))
     keep_to_share()
+    from hpo.attempt import attempt  # before a trial is claimed, whose lease nothing renews until it trains
+
     with ExitStack() as stack:
         ledger = Ledger(job.storage, create=False, patience=PATIENCE)
         stack.callback(ledger.close)
@@ -149,7 +151,7 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
         given = tune.get_checkpoint()
         origin = None if given is None else _origin(Path(stack.enter_context(given.as_directory())), job.uid)
         claim = _begin(ledger, opened, config, job, origin)
-        reporter, outcome = (None, None) if claim is None else _attempt(ledger, opened, claim, job, origin)
+        reporter, outcome = (None, None) if claim is None else _attempt(attempt, ledger, opened, claim, job, origin)
         last = ledger.look(lambda c: external.newest(c, opened.id, tune.get_context().get_trial_id()))
     if reporter and outcome and outcome.kind == "complete":
         reporter.send_last()
@@ -193,10 +195,9 @@ def _begin(ledger: Ledger, opened: Opened, config: Mapping[str, Any], job: Job, 
 
 
 def _attempt(
-    ledger: Ledger, opened: Opened, claim: Claim, job: Job, origin: _Origin | None
+    attempt: Callable[..., Outcome], ledger: Ledger, opened: Opened, claim: Claim, job: Job, origin: _Origin | None
 ) -> tuple[_Results, Outcome]:
     """Train the trial to its end, and end it in the ledger."""
-    from hpo.attempt import attempt  # and with it torch
 
     def renew_lease() -> None:
         ledger.transact(lambda connection: renew(connection, claim))

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -160,22 +161,33 @@ def bucket(_s3_server, tmp_path, monkeypatch) -> str:
 
 
 @pytest.fixture(scope="session")
-def _ray_nodes(tmp_path_factory) -> Iterator[object]:
-    """A Ray of two CPUs beside this process, which dies with it."""
+def ray_of() -> Callable[..., AbstractContextManager[str]]:
+    """Gives the address of a Ray of so much beside this process, which dies with it."""
     from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
-    scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of Ray's sockets must be short
-    Path(get_ray_address_file(None)).parent.mkdir(exist_ok=True)  # a Cluster writes there, whatever temp_dir says
-    sizes = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=sizes | {"temp_dir": scratch})
-    yield cluster
-    cluster.shutdown()
-    shutil.rmtree(scratch, ignore_errors=True)
+    @contextmanager
+    def ray(**sizes: int) -> Iterator[str]:
+        scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of Ray's sockets must be short
+        Path(get_ray_address_file(None)).parent.mkdir(exist_ok=True)  # a Cluster writes there, whatever temp_dir says
+        given = {"object_store_memory": 80 * 2**20, "include_dashboard": False, "temp_dir": scratch}
+        given |= {"_system_config": {"worker_niceness": 0}}  # at Ray's 15, tests beside these leave nothing to them
+        cluster = Cluster(initialize_head=True, head_node_args=sizes | given)
+        yield cluster.address
+        cluster.shutdown()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    return ray
+
+
+@pytest.fixture(scope="session")
+def _ray_address(ray_of) -> Iterator[str]:
+    with ray_of(num_cpus=2, num_gpus=0) as address:
+        yield address
 
 
 @pytest.fixture
-def ray_cluster(_ray_nodes, monkeypatch) -> str:
-    """The address of a Ray that is there, given to the executors."""
-    monkeypatch.setenv("RAY_ADDRESS", _ray_nodes.address)
-    return _ray_nodes.address
+def ray_cluster(_ray_address, monkeypatch) -> str:
+    """The address of a Ray of two CPUs that is there, given to the executors."""
+    monkeypatch.setenv("RAY_ADDRESS", _ray_address)
+    return _ray_address

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+import pytest
 import sqlalchemy as sa
 from sqlalchemy import exists, func, select
 
@@ -37,6 +39,7 @@ STEPS = 4  # of an epoch
 LANES = 4
 LOST = {"driver": WORKERS, "worker": 1, "mirror": 0}  # workers that die with what is killed
 _started: list[subprocess.Popen[str]] = []
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -152,13 +155,21 @@ def golden_run(home: Path, *extra: str, **of: Any) -> Golden:
     return Golden(digest, values, last - first)
 
 
+def wait_until(what: Callable[[], T], process: subprocess.Popen[str], seconds: float = 240, pause: float = 0.05) -> T:
+    """What `what` gives once that is something, which must be while the process runs; else its output is told."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        if process.poll() is not None or time.monotonic() > deadline:
+            ended = process.poll()
+            process.kill()
+            pytest.fail(f"not within {seconds:g} s; exit code {ended}; {process.communicate()[0]}")
+        time.sleep(pause)
+    return found
+
+
 def first_claim(run: Run, process: subprocess.Popen[str]) -> None:
     """Wait for the first attempt."""
-    deadline = time.monotonic() + 60
-    while not run.query(select(attempts.c.fence).limit(1)):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: run.query(select(attempts.c.fence).limit(1)), process, 60, pause=0.01)
 
 
 def pid_of(target: str, run: Run, driver: subprocess.Popen[str], rng: random.Random) -> int | None:

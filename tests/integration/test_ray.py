@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ import pytest
 from sqlalchemy import select
 
 sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
-from kill import STUDY, Run
+from kill import STUDY, Run, wait_until
 
 from hpo.ledger.tables import attempts, trials, workers
 
@@ -41,15 +40,6 @@ def busy(run: Run) -> list[int]:
     return [pid for (pid,) in run.query(query)]
 
 
-def wait_until(what, process: subprocess.Popen[str], seconds: float = 240):
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
-
-
 def of(scratch: Path) -> list[psutil.Process]:
     """The processes that have anything to do with this test's Ray."""
     found = []
@@ -64,7 +54,8 @@ def of(scratch: Path) -> list[psutil.Process]:
 def test_ctrl_c_leaves_no_process_of_ray_and_the_study_goes_on(tmp_path, scratch, twice):
     run = Run(tmp_path / "home", trials=4, extra=("--executor", "ray", "--workers", "1", "--window", "4", *PAUSE))
     process = run.run()
-    wait_until(lambda: busy(run), process)
+    [worker] = wait_until(lambda: busy(run), process)
+    assert psutil.Process(worker).nice() == os.nice(0)
     os.killpg(process.pid, signal.SIGINT)
     if twice:
         wait_until(lambda: process.poll() is None, process)

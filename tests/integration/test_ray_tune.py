@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from hpo.executing import Settled
 from hpo.home import Home
 from hpo.ledger import Ledger, claims, driving, external, writes
 from hpo.ledger.process import Process
-from hpo.ledger.tables import OPEN_STATES, asks, decisions, events, reports, trials
+from hpo.ledger.tables import OPEN_STATES, asks, attempts, decisions, events, reports, trials
 from hpo.opening import Options, open_study
 from hpo.run import Request, declare, run
 from hpo.search.strategy import make_strategy
@@ -31,7 +32,7 @@ from hpo.tuning import TuneDriver
 from trainer.report import Outcome
 
 sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
-from kill import STUDY, Run
+from kill import STUDY, Run, wait_until
 
 PINNED = {"train.optim.name": "adamw", "model.hidden_size": 8, "pause": 0.0}
 FLAGS = tuple(word for path, value in PINNED.items() for word in ("-o", f"{path}={value}"))
@@ -140,13 +141,34 @@ def test_a_population_in_a_tuner_of_ones_own_is_in_the_ledger_with_its_lineage(t
     assert re.match("0 differences", at.finished(at.start("verify")))
 
 
+@pytest.fixture(scope="module")
+def _with_gpus(ray_of) -> Iterator[str]:
+    """A Ray of its own that says that it has two GPUs; nobody looks whether it has."""
+    with ray_of(num_cpus=4, num_gpus=2) as address:
+        yield address
+
+
 @pytest.fixture
-def with_gpus(_ray_nodes, ray_cluster) -> Iterator[str]:
-    """The Ray that is there, with a node that says that it has two GPUs; nobody looks whether it has."""
-    sizes = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
-    node = _ray_nodes.add_node(num_cpus=4, num_gpus=2, **sizes)
-    yield ray_cluster
-    _ray_nodes.remove_node(node)
+def with_gpus(_with_gpus, monkeypatch) -> str:
+    """Its address, given to the executors."""
+    monkeypatch.setenv("RAY_ADDRESS", _with_gpus)
+    return _with_gpus
+
+
+@contextmanager
+def driving_tune(home: Home, reference: str, workers: int = 1, **given: Any) -> Iterator[TuneDriver]:
+    """A driver in this process, which holds the study's lease."""
+    ledger = Ledger(home.create().storage)
+    study, spec = declare(Request(home, reference, strategy="none", order="async"), ledger, workers=1)
+    placement = Settled("ray-tune", workers, scheduler=given.pop("scheduler", "fifo"))
+    options = Options(home, ledger.url, home.tracking_uri, placement=placement, **given)
+    driver = TuneDriver(ledger, study, spec, options, placement.make())
+    driver.acquire()
+    try:
+        yield driver
+    finally:
+        driver.release()
+        ledger.close()
 
 
 GPUS = '__import__("ray").get_runtime_context().get_assigned_resources().get("GPU", 0)'
@@ -161,19 +183,8 @@ def test_a_trial_of_tune_has_its_part_of_the_gpus_of_the_cluster_and_the_code_th
     mine = tmp_path / "mine.py"
     curves = STUDY.with_name("curves_study.py").read_text()
     mine.write_text(curves.replace('"time/epoch": 1.0', f'"val/gpus": {GPUS}, "val/carried": {CARRIED}'))
-    home = Home(tmp_path / "home").create()
-    ledger = Ledger(home.storage)
-    study, spec = declare(Request(home, str(mine), strategy="none", order="async"), ledger, workers=1)
-    placement = Settled("ray-tune", 2, scheduler="fifo")
-    options = Options(home, ledger.url, home.tracking_uri, trials=1, placement=placement)
-    driver = TuneDriver(ledger, study, spec, options, placement.make())
-    driver.acquire()
-    try:
-        state = driver.run()
-    finally:
-        driver.release()
-        ledger.close()
-    assert state == "complete"
+    with driving_tune(Home(tmp_path / "home"), str(mine), workers=2, trials=1) as driver:
+        assert driver.run() == "complete"
     said = rows(tmp_path / "home", select(reports.c.key, reports.c.value).where(reports.c.key.like("val/%")).distinct())
     assert {key: value for key, value in said if key != "val/loss"} == {"val/gpus": 1.0, "val/carried": 1.0}
 
@@ -226,15 +237,36 @@ def test_failures_end_a_study_and_not_the_command(tmp_path, ray_cluster):
     assert re.match("0 differences", at.finished(at.start("verify")))
 
 
+NOTES_WHEN_IT_COMES = """
+import sys, time
+WHEN = [0.0] if "hpo.attempt" in sys.modules else []
+class Notes:
+    def find_spec(self, name, *_):
+        if name == "hpo.attempt":
+            WHEN.append(time.time())
+sys.meta_path.insert(0, Notes())
+"""
+
+
+def test_what_trains_is_imported_before_a_trial_is_claimed(tmp_path, ray_cluster):
+    """On a busy host that outlasts the lease, which nothing renews yet: the trial would be lost, and again."""
+    mine = tmp_path / "mine.py"
+    curves = STUDY.with_name("curves_study.py").read_text()
+    mine.write_text(NOTES_WHEN_IT_COMES + curves.replace('"time/epoch": 1.0', '"imported": WHEN[0]'))
+    with driving_tune(Home(tmp_path / "home"), str(mine), trials=1) as driver:
+        assert driver.run() == "complete"
+    [(imported,)] = rows(tmp_path / "home", select(reports.c.value).where(reports.c.key == "imported").distinct())
+    [(claimed,)] = rows(tmp_path / "home", select(attempts.c.started_at))
+    assert imported < claimed
+
+
 @pytest.mark.timeout(600)
 def test_a_study_that_was_interrupted_is_resumed_to_its_end(tmp_path, ray_cluster):
     at = Run(tmp_path / "home")
     told = ("run", "--study", str(STUDY), "--trials", "3", "--executor", "ray-tune", "--scheduler", "fifo")
     process = at.start(*told, "-o", "train.optim.name=adamw", "-o", "model.hidden_size=8", "-o", "train.num_epochs=3")
-    deadline = time.monotonic() + 240
-    while not at.query(select(reports.c.epoch).where(reports.c.epoch.is_not(None)).limit(1)):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    begun = select(reports.c.epoch).where(reports.c.epoch.is_not(None)).limit(1)
+    wait_until(lambda: at.query(begun), process)
     process.send_signal(signal.SIGINT)
     at.finished(process, code=130, timeout=240)
     left = {number for (number,) in at.query(select(trials.c.number).where(trials.c.state.in_(OPEN_STATES)))}
@@ -305,51 +337,48 @@ def test_a_bound_that_tune_would_not_keep_to_is_refused_on_resume(tmp_path, boun
 
 def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path, monkeypatch):
     """Trials end out of order, and a child of one takes the number that the sampler has counted on."""
-    home = Home(tmp_path / "home").create()
-    ledger = Ledger(home.storage)
-    study, spec = declare(Request(home, str(STUDY), strategy="none", order="async"), ledger, workers=1)
-    placement = Settled("ray-tune", 1, scheduler="asha")
-    options = Options(home, ledger.url, home.tracking_uri, trials=40, placement=placement)
-    driver = TuneDriver(ledger, study, spec, options, placement.make())
     me, made, make = Process.current(), [], asking.make_sampler
     monkeypatch.setattr(asking, "make_sampler", lambda *given: made.append(given) or make(*given))
-    ledger.transact(lambda c: writes.register(c, me, "ray-tune"))
-    driver.acquire()
 
-    def row_of(number: int):
-        return ledger.look(lambda c: driving.rows(c, 1, [number]))[0]
+    with driving_tune(Home(tmp_path / "home"), str(STUDY), trials=40, scheduler="asha") as driver:
+        ledger = driver._ledger
+        ledger.transact(lambda c: writes.register(c, me, "ray-tune"))
 
-    def end(number: int) -> None:
-        taken = ledger.transact(lambda c: claims.take(c, me.id, f"token{number}", row_of(number)["id"]))
-        loss = (number * 7 % 11) / 11
-        lane = writes.LaneReport(taken, 1, {"val/loss": loss}, epoch=1)
-        ledger.transact(lambda c: writes.commit(c, [lane]))
-        ledger.transact(lambda c: writes.finish(c, taken, Outcome("complete", 1, 1), [loss]))
+        def row_of(number: int):
+            return ledger.look(lambda c: driving.rows(c, 1, [number]))[0]
 
-    def child_first(ask, number: int, told: int):
-        found, parent = ask(number, told=told), row_of(3)
-        child = writes.Ask(number, 0, 1, told, parent["params"], parent["coordinates"], {}, "h" * 64)
-        ledger.transact(lambda c: external.insert(c, 1, lambda _: child, "child"))
-        return found
+        def end(number: int) -> None:
+            taken = ledger.transact(lambda c: claims.take(c, me.id, f"token{number}", row_of(number)["id"]))
+            loss = (number * 7 % 11) / 11
+            lane = writes.LaneReport(taken, 1, {"val/loss": loss}, epoch=1)
+            ledger.transact(lambda c: writes.commit(c, [lane]))
+            ledger.transact(lambda c: writes.finish(c, taken, Outcome("complete", 1, 1), [loss]))
 
-    for place in range(16):
-        if place == 12:
-            monkeypatch.setattr(driver._asking, "ask", partial(child_first, driver._asking.ask))
-        proposed = driver._proposed(f"key{place}")
-        rows = {
-            row["number"]: row for row in ledger.look(lambda c: c.execute(driving.ALL, {"study": 1}).mappings().all())
-        }
-        number = max(rows)
-        assert number == place + (place >= 12) and rows.pop(number)["params"] == proposed
-        told = [n for _, n in sorted((row["told"], n) for n, row in rows.items() if row["told"] is not None)]
-        anew = asking.Asking(ledger, study, spec, driver._curves, rows, told, 0).ask(number, told=len(told))
-        assert anew.params == proposed
-        if place % 3 == 2:
-            end(place), end(place - 2)
-    assert len(told) == 10
-    assert len(made) == 16 + 2, "once, and again once another had the number that it believed its own"
-    driver.release()
-    ledger.close()
+        def child_first(ask, number: int, told: int):
+            found, parent = ask(number, told=told), row_of(3)
+            child = writes.Ask(number, 0, 1, told, parent["params"], parent["coordinates"], {}, "h" * 64)
+            ledger.transact(lambda c: external.insert(c, 1, lambda _: child, "child"))
+            return found
+
+        for place in range(16):
+            if place == 12:
+                monkeypatch.setattr(driver._asking, "ask", partial(child_first, driver._asking.ask))
+            proposed = driver._proposed(f"key{place}")
+            rows = {
+                row["number"]: row
+                for row in ledger.look(lambda c: c.execute(driving.ALL, {"study": 1}).mappings().all())
+            }
+            number = max(rows)
+            assert number == place + (place >= 12) and rows.pop(number)["params"] == proposed
+            told = [n for _, n in sorted((row["told"], n) for n, row in rows.items() if row["told"] is not None)]
+            anew = asking.Asking(ledger, driver._study, driver._spec, driver._curves, rows, told, 0).ask(
+                number, told=len(told)
+            )
+            assert anew.params == proposed
+            if place % 3 == 2:
+                end(place), end(place - 2)
+        assert len(told) == 10
+        assert len(made) == 16 + 2, "once, and again once another had the number that it believed its own"
 
 
 def test_several_objectives_are_refused(tmp_path):
