@@ -16,15 +16,13 @@ Record = dict[str, str]
 T = TypeVar("T")
 
 
-def check_inputs(
-    model: ModelConfig, data: DataConfig, fields: Sequence[str], generated: Callable[[int, int], Sequence[Record]]
-) -> None:
+def check_inputs(model: ModelConfig, data: DataConfig, records_of: Callable[[DataConfig], Sequence[Record]]) -> None:
     """Raise ConfigError or DataError, in a sentence, for packages, a model, its layers or records that are not there,
-    and for prompts as long as a record may be. `generated`: (count, seed) -> the records without a file."""
+    and for prompts as long as a record may be."""
     check_model(model)
     check_weights(model)
     check_modules(model)
-    records = read_jsonl(data.path, fields) if data.path else generated(data.generated, data.seed)
+    records = records_of(data)
     if (length := _lengths(model)) is not None:
         for number, record in enumerate(records, 1):
             if (count := length(record["prompt"])) >= data.max_length:

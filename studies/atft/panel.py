@@ -170,12 +170,13 @@ def _leaks(grid: Grid, returns: np.ndarray, train: np.ndarray, config: DataConfi
     """The file's own features that rank the training days' returns better than anything known that day can."""
     found = []
     for name in config.features:
+        by_horizon = {}
         for j, h in enumerate(config.horizons):
             daily = daily_ic(grid.columns[name][train], returns[train, :, j], config.min_stocks)[0]
-            mean = float(np.mean(daily[np.isfinite(daily)])) if np.isfinite(daily).any() else 0.0
-            if abs(mean) > LEAK_RANK_IC:
-                found.append(f"{name} (RankIC {mean:.2f} with the return over {h} days)")
-                break
+            by_horizon[h] = float(np.mean(daily[np.isfinite(daily)])) if np.isfinite(daily).any() else 0.0
+        h, most = max(by_horizon.items(), key=lambda one: abs(one[1]))
+        if abs(most) > LEAK_RANK_IC:
+            found.append(f"{name} (RankIC {most:.2f} with the return over {h} days)")
     return found
 
 

@@ -40,7 +40,7 @@ class Folders:
 
 def find(directory: Path, size: int | None) -> Folders | None:
     """What lies in `train` and `test` of a directory, else in the directory itself; None where no folder has a file.
-    Raises DataError for a class to test that there is none of to train on."""
+    Raises DataError for a class without a file, and for one to test that there is none of to train on."""
     train, test = directory / "train", directory / "test"
     named = train.is_dir()
     classes = _classes(train if named else directory)
@@ -55,13 +55,16 @@ def find(directory: Path, size: int | None) -> Folders | None:
 
 
 def _classes(directory: Path) -> dict[str, list[Path]]:
-    """The files of each folder, by name; what is hidden, and folders without files, are passed over."""
+    """The files of each folder, by name, if any has one; what is hidden is passed over."""
     found = {
         folder.name: sorted(file for file in folder.iterdir() if file.is_file() and file.name[0] != ".")
         for folder in sorted(directory.iterdir())
         if folder.is_dir() and folder.name[0] != "."
     }
-    return {name: files for name, files in found.items() if files}
+    empty = [name for name, files in found.items() if not files]
+    if 0 < len(empty) < len(found):
+        raise DataError(f"{directory / empty[0]} has no file, so none of its class: put images there, or remove it.")
+    return {} if empty else found
 
 
 def _pixels(file: Path, size: int | None) -> np.ndarray:

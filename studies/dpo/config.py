@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from studies._lm.config import DataConfig, ModelConfig
-from studies._lm.records import check_inputs
+from studies._lm.records import Record, check_inputs, read_jsonl
 from studies.dpo.pairs import preferences
 from trainer.config import CheckpointConfig, Frozen, OptimConfig, Positive, ScheduleConfig, TrainConfig
+from trainer.errors import DataError
 
 FIELDS = ("prompt", "chosen", "rejected")  # of a record
 KTO_LEAST = 8  # samples of a micro-batch
@@ -78,4 +79,18 @@ class Config(Frozen):
 
 def check(config: Config) -> None:
     """What is refused before a study is written: see `check_inputs`."""
-    check_inputs(config.model, config.data, FIELDS, preferences)
+    check_inputs(config.model, config.data, records)
+
+
+def records(data: DataConfig) -> list[Record]:
+    """The user's preferences, or generated ones. Raises DataError for one that prefers an answer to itself."""
+    if not data.path:
+        return preferences(data.generated, data.seed)
+    found = read_jsonl(data.path, FIELDS)
+    for number, record in enumerate(found, 1):
+        if (answer := record["chosen"]) == record["rejected"]:
+            raise DataError(
+                f"data.path={str(data.path)!r}, record {number}: chosen and rejected are both {answer[:40]!r}, which "
+                "prefers nothing: leave it out."
+            )
+    return found

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from studies._lm.config import depth_of, rows_at_once
-from studies._lm.records import Record, read_jsonl, split
+from studies._lm.records import Record, split
 from studies._lm.text import IGNORED, batches, padded, tokenizer, tokens_of
 from studies.dpo import best_of
-from studies.dpo.config import FIELDS, Config
+from studies.dpo.config import Config, records
 from studies.dpo.model import (
     answers,
     in_parts,
@@ -25,7 +25,7 @@ from studies.dpo.model import (
     reward_model,
     unwrapped,
 )
-from studies.dpo.pairs import preferences, true_reward
+from studies.dpo.pairs import true_reward
 from trainer.data import Padded
 from trainer.data.text import Tokenizer
 from trainer.losses import LOSSES
@@ -183,8 +183,7 @@ class DpoTask(Task):
     @cached_property
     def _records(self) -> tuple[list[Record], list[Record]]:
         data = self.config.data
-        records = read_jsonl(data.path, FIELDS) if data.path else preferences(data.generated, data.seed)
-        return split(records, data.val_share, data.seed)
+        return split(records(data), data.val_share, data.seed)
 
     @property
     def _rows(self) -> int:

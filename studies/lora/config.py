@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from studies._lm.config import DataConfig, ModelConfig
-from studies._lm.records import check_inputs
+from studies._lm.records import Record, check_inputs, read_jsonl
 from studies._lm.words import instructions
 from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, Positive, ScheduleConfig, TrainConfig
 
@@ -37,4 +37,9 @@ class Config(Frozen):
 
 def check(config: Config) -> None:
     """What is refused before a study is written: see `check_inputs`."""
-    check_inputs(config.model, config.data, FIELDS, instructions)
+    check_inputs(config.model, config.data, records)
+
+
+def records(data: DataConfig) -> list[Record]:
+    """The user's, or generated ones."""
+    return read_jsonl(data.path, FIELDS) if data.path else instructions(data.generated, data.seed)

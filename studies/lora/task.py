@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from studies._lm.adapter import adapted
 from studies._lm.base import shapes_only
 from studies._lm.config import depth_of, rows_at_once
-from studies._lm.records import read_jsonl, split
+from studies._lm.records import split
 from studies._lm.text import IGNORED, Samples, batches, padded, tokenizer, tokens_of
-from studies._lm.words import instructions
-from studies.lora.config import FIELDS, Config
+from studies.lora.config import Config, records
 from trainer.data import Padded
 from trainer.data.text import Tokenizer
 from trainer.losses import causal_contrastive, cross_entropy, weighted_sum
@@ -81,8 +80,7 @@ class LoraTask(Task):
     @cached_property
     def _samples(self) -> tuple[Samples, Samples]:
         data = self.config.data
-        records = read_jsonl(data.path, FIELDS) if data.path else instructions(data.generated, data.seed)
-        train, val = split(records, data.val_share, data.seed)
+        train, val = split(records(data), data.val_share, data.seed)
         return self._tokens(train), self._tokens(val)
 
     def _tokens(self, records: list[dict[str, str]]) -> Samples:

@@ -278,6 +278,7 @@ def test_pairs_of_ones_own_are_learnt_from_the_command_line(home, tmp_path):
     ("override", "words"),
     [
         ("data.path={file}", ["line 2 lacks the field 'rejected'", "it has prompt, chosen"]),
+        ("data.path={equal}", ["record 2: chosen and rejected are both 'b'", "leave it out"]),
         ("loss.beta=0", ["loss.beta='0'", "greater than 0"]),
         ("loss.name=ppo", ["loss.name='ppo'", "'kto'"]),
         ("data.max_length=5", ["?' has 5 tokens and data.max_length is 5"]),
@@ -286,10 +287,11 @@ def test_pairs_of_ones_own_are_learnt_from_the_command_line(home, tmp_path):
     ],
 )
 def test_what_cannot_be_used(home: Home, tmp_path, override, words):
-    file = tmp_path / "pairs.jsonl"
+    file, equal = tmp_path / "pairs.jsonl", tmp_path / "equal.jsonl"
     one = {"prompt": "a", "chosen": "b", "rejected": "c"}
     file.write_text(json.dumps(one) + "\n" + json.dumps({"prompt": "a", "chosen": "b"}) + "\n")
-    arguments = ["run", "--study", "dpo", "--trials", "1", "-o", override.format(file=file)]
+    equal.write_text(json.dumps(one) + "\n" + json.dumps(one | {"rejected": "b"}) + "\n")
+    arguments = ["run", "--study", "dpo", "--trials", "1", "-o", override.format(file=file, equal=equal)]
     result = CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
     assert result.exit_code == 2, result.output
     [line] = result.stderr.strip().splitlines()

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select
 
 sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
-from kill import STUDY, Run
+from kill import STUDY, Run, wait_until
 from test_rungs import drive
 
 from hpo import load
@@ -122,7 +122,7 @@ def test_killed_at_every_level_it_is_the_same_study(golden, tmp_path):
     worker.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert not alive, "ranks die with their worker"
-    wait_for_values(run, 2)
+    wait_until(lambda: len(run.query(select(attempts.c.fence))) > 2, driver)  # the trial is taken up once more
     driver.send_signal(signal.SIGINT)
     run.finished(driver, code=130)
     run.finished(run.start("resume", "--study", "tiny", "--workers", "1"), timeout=240)

@@ -199,11 +199,12 @@ def test_check_reports_and_prepares_from_a_file_as_from_the_market(tmp_path):
 @pytest.fixture
 def extended(tmp_path):
     """The market as pandas leaves it: an index, a text, a column from tomorrow, beside a feature of the day."""
-    returns = forward_returns(to_grid(clean(market().table)[0]), (1,))[..., 0]
+    returns = forward_returns(to_grid(clean(market().table)[0]), (1, 5))
     table = clean(market().table)[0]
     row_day = np.unique(table.dates, return_inverse=True)[1]
     path = write(table, tmp_path / "extended.parquet")
-    raw = pyarrow.parquet.read_table(path).append_column("label", pa.array(returns[row_day, table.codes]))
+    raw = pyarrow.parquet.read_table(path).append_column("label", pa.array(returns[row_day, table.codes, 0]))
+    raw = raw.append_column("week", pa.array(returns[row_day, table.codes, 1]))
     raw = raw.append_column("news", pa.array(["none"] * len(table)))
     raw = raw.append_column("__index_level_0__", pa.array(np.arange(len(table))))
     pyarrow.parquet.write_table(raw, path)
@@ -214,14 +215,15 @@ def test_only_named_columns_become_features_and_the_report_lists_the_rest(extend
     plain, decoy = prepare(small(path=extended)), prepare(small(path=extended, features=("decoy_00",)))
     assert plain.feature_names == NAMES and decoy.feature_names == (*NAMES, "decoy_00")
     assert plain.report["columns_used"] == [*REQUIRED, "sector"]
-    assert {"label", "news", "__index_level_0__", "decoy_00"} <= set(plain.report["columns_unused"])
+    assert {"label", "week", "news", "__index_level_0__", "decoy_00"} <= set(plain.report["columns_unused"])
     assert decoy.report["columns_used"] == [*REQUIRED, "sector", "decoy_00"]
     assert "decoy_00" not in decoy.report["columns_unused"] and "suspected_leaks" not in decoy.report
 
 
 def test_a_feature_that_knows_tomorrow_is_reported(extended):
-    assert prepare(small(path=extended, features=("label", "decoy_00"))).report["suspected_leaks"] == [
-        "label (RankIC 1.00 with the return over 1 days)"
+    assert prepare(small(path=extended, features=("label", "week", "decoy_00"))).report["suspected_leaks"] == [
+        "label (RankIC 1.00 with the return over 1 days)",
+        "week (RankIC 1.00 with the return over 5 days)",
     ]
 
 

@@ -238,6 +238,10 @@ def unknown(directory: Path) -> None:
     (directory / "test/dog").rename(directory / "test/fox")
 
 
+def empty(directory: Path) -> None:
+    (directory / "train/fox").mkdir()
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
@@ -246,6 +250,7 @@ def unknown(directory: Path) -> None:
         (sixteen_bits, r".*test/dog/c\.png has more than 8 bits a pixel \(mode I;16\): save it with 8"),
         (larger, r".*dog/z\.png has 36 x 40 pixels and .*cat/a\.png has 32 x 32: set data\.image_size"),
         (unknown, r".*test/fox has no folder beside it in .*train"),
+        (empty, r".*train/fox has no file, so none of its class: put images there, or remove it"),
     ],
 )
 def test_an_image_that_cannot_be_used_is_named_in_one_sentence(folders, damage, sentence):
