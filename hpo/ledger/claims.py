@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from sqlalchemy.engine import Connection, Row
 
 from hpo.ledger import statements as sql
-from hpo.ledger.tables import trials
+from hpo.ledger.tables import attempts, trials
 from trainer.errors import Fenced
 
 Alike = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
@@ -140,6 +140,17 @@ def _committed(connection: Connection, row: Row) -> tuple[tuple[Mapping[str, Any
     since = [kept for kept in own if kept["fence"] > restart.obeyed]
     before = [kept for kept in own if kept["fence"] <= restart.obeyed]
     return (*since, start, *before, *first), restart.params
+
+
+def begin_earlier(connection: Connection, taken: Claim) -> None:
+    """Say where the attempt begins after all, now that a checkpoint which it was to begin from is damaged."""
+    columns = (trials.c.id, trials.c.study_id, trials.c.number, trials.c.start, trials.c.fence)
+    row = connection.execute(select(*columns).where(trials.c.id == taken.trial_id)).one()
+    kept, _ = _committed(connection, row)
+    step = kept[0]["step"] if kept else 0
+    this = (attempts.c.trial_id == taken.trial_id) & (attempts.c.fence == taken.fence)
+    unmoved = attempts.c.step == attempts.c.from_step
+    connection.execute(update(attempts).where(this, unmoved).values(from_step=step, step=step))
 
 
 def _source(connection: Connection, study_id: int, checkpoint: str) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from sqlalchemy import case, false, select, update
 from sqlalchemy.engine import Connection
 
 from hpo.ledger import statements as sql
-from hpo.ledger.claims import Claim, fenced, source
+from hpo.ledger.claims import Claim, begin_earlier, fenced, source
 from hpo.ledger.plain import plain, text
 from hpo.ledger.process import Process
 from hpo.ledger.tables import (
@@ -301,6 +301,8 @@ def set_checkpoints(connection: Connection, taken: Claim, changes: Mapping[str, 
         row = (checkpoints.c.trial_id == taken.trial_id) & (checkpoints.c.path == path)
         if left:
             connection.execute(update(checkpoints).where(row).values(revision=revision, **left))
+    if any(values.get("state") == "damaged" for values in changes.values()):
+        begin_earlier(connection, taken)
     return needed
 
 

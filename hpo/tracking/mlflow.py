@@ -127,7 +127,8 @@ class MlflowTracker:
                 elif not database.exists():
                     raise Unreachable(f"MLflow's database {database} is gone: `{command('sync')}` makes it anew.")
                 elif not writable(database):
-                    uri = str(read_only_url(make_url(uri), database))
+                    # With the driver's name, since MLflow makes the directory of what follows a bare `sqlite:///`.
+                    uri = str(read_only_url(make_url(uri), database).set(drivername="sqlite+pysqlite"))
             self._client: MlflowClient = _open(uri, artifacts, made=create and self._is_database)
             self._models = Models(self._client, _directory)
 

@@ -304,7 +304,12 @@ def read_only(home: Home) -> dict[str, str]:
         f"{python} {command} --study mlp --home {home.root}; echo rc $?; echo ---" for command in READING
     )
     script = f"mount --bind {home.root} {home.root} && mount -o remount,ro,bind {home.root} || exit 77; {commands}"
-    ran = subprocess.run(["unshare", "-Urm", "bash", "-c", script], capture_output=True, text=True, timeout=120)
+    beside = home.root.parent
+    before = set(beside.iterdir())
+    ran = subprocess.run(
+        ["unshare", "-Urm", "bash", "-c", script], cwd=beside, capture_output=True, text=True, timeout=120
+    )
+    assert set(beside.iterdir()) == before
     if ran.returncode in (1, 77) and not ran.stdout:
         pytest.skip(f"runs as root, or with the right to mount in a namespace of its own: {ran.stderr.strip()}")
     assert ran.stderr == ""
@@ -328,7 +333,7 @@ def test_a_home_that_may_only_be_read_says_the_same(ended):
     assert "points" in found["verify"] and "behind" not in found["verify"]
 
 
-def test_a_home_whose_files_take_no_changes_says_the_same(ended, monkeypatch):
+def test_a_home_whose_files_take_no_changes_says_the_same(ended, tmp_path, monkeypatch):
     """As above where mounting is not allowed: the files are taken as read-only, and none of them changes."""
 
     def files() -> dict[str, bytes]:
@@ -338,10 +343,11 @@ def test_a_home_whose_files_take_no_changes_says_the_same(ended, monkeypatch):
     before = files()
     for module in (store, mlflow):
         monkeypatch.setattr(module, "writable", lambda path: False)
+    monkeypatch.chdir(tmp_path)
     for command in READING:
         found = hpo(*command.split(), "--study", "mlp", home=ended)
         assert (found.exit_code, found.stdout) == (0, allowed[command])
-    assert files() == before
+    assert files() == before and not list(tmp_path.iterdir())
 
 
 def test_beside_a_writer_what_it_has_committed_is_read(ended, tmp_path):
@@ -415,7 +421,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(home, digest, d
     assert subprocess.run(command, env=killed, capture_output=True, timeout=120).returncode == -signal.SIGKILL
     trial = json.loads(hpo("show", "0", "--study", "mlp", "--json", home=home).stdout)
     kept = [Path(one["path"]) for one in trial["checkpoints"] if one["state"] == "kept"]
-    assert len(kept) >= 2
+    *_, before, _ = [one["step"] for one in trial["checkpoints"] if one["state"] == "kept"]
     victim = kept[-1] / "manifest.json" if damage == "manifest" else next(kept[-1].glob("*.safetensors"))
     content = bytearray(victim.read_bytes())
     if damage == "truncate":
@@ -427,7 +433,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(home, digest, d
     assert digest_of(home) == digest
     trial = json.loads(hpo("show", "0", "--study", "mlp", "--json", home=home).stdout)
     assert [event["kind"] for event in trial["events"]].count("checkpoint_damaged") == 1
-    assert trial["attempts"][-1]["from_step"] < trial["checkpoints"][-1]["step"]
+    assert trial["attempts"][-1]["from_step"] == before
     verified = hpo("verify", home=home)
     assert verified.exit_code == 0, verified.output
 
