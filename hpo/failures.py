@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.engine import Connection, RowMapping
 
+from hpo.errors import HpoError, UserError
 from hpo.ledger.tables import events
+from trainer.errors import TrainerError
 
 MAX_EQUAL_FAILURES = 3  # in a row, with one and the same traceback
 _HERE = Path(__file__).parents[1]
@@ -55,6 +58,19 @@ def place(error: BaseException) -> str:
     """`sine.py:31, in loss`: the innermost frame of the study's own code; empty where there is none."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _studys(Path(frame.filename))]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}, in {own[-1].name}" if own else ""
+
+
+@contextmanager
+def own_code() -> Iterator[None]:
+    """What the study's own code raises within becomes a UserError that says where."""
+    try:
+        yield
+    except (HpoError, TrainerError):
+        raise
+    except Exception as error:
+        if not (where := place(error)):
+            raise
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _studys(file: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ def check(study: Study, spec: StudySpec) -> None:
     study.check_task()
     values = flatten(as_json(study.config))
     _check_sizes(values)
+    _check_unread(study, values)
+    if values.get("train.precision") == "fp8" and find_spec("torchao") is None:
+        raise UserError("train.precision 'fp8' needs torchao: pip install 'hpo[fp8]'.")
     monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}
     _check_metrics(study, {path: name for path, name in monitors.items() if isinstance(name, str) and name})
     if path := values.get(RESUME_FROM):
@@ -51,6 +55,27 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
     for path, (most, why) in _MOST.items():
         if isinstance(given := values.get(path), int) and given > most:
             raise UserError(f"{path}={given}: {why}, so give {most} or less.")
+
+
+# What is read only where another field says so: path -> that field, and its values which do.
+_READ_WITH = {
+    "train.optim.sam.rho": ("train.optim.wrap", ("sam",)),
+    "train.optim.sam.adaptive": ("train.optim.wrap", ("sam",)),
+    "train.average.decay": ("train.average.name", ("ema",)),
+    "train.average.start": ("train.average.name", ("swa",)),
+    "train.average.every_steps": ("train.average.name", ("ema", "swa")),
+}
+
+
+def _check_unread(study: Study, values: Mapping[str, Any]) -> None:
+    """What was set by hand is read by some trial."""
+    for path in study.overrides.keys() & _READ_WITH.keys():
+        other, meant = _READ_WITH[path]
+        if values.get(other) not in meant and other not in study.space.paths:
+            raise UserError(
+                f"{path} is set, and {other} is {values.get(other)!r}, which does not read it: set {other} to "
+                f"{' or '.join(meant)}, or leave {path} out."
+            )
 
 
 def _check_metrics(study: Study, monitors: dict[str, str]) -> None:

@@ -58,10 +58,15 @@ class Estimate:
     def metrics(self) -> dict[str, float]:
         return {f"memory/{name}_bytes": float(value) for name, value in asdict(self).items()}
 
+    @property
+    def parts(self) -> dict[str, int]:
+        """What the peak is made of; `scratch` is what only lives within the step."""
+        parts = {name: size for name, size in asdict(self).items() if name != "peak"}
+        return parts | {"scratch": max(0, self.peak - sum(parts.values()))}
+
     def __str__(self) -> str:
-        parts = asdict(self)
-        peak = parts.pop("peak")
-        return f"{_spelled(peak)} at its peak: " + ", ".join(f"{name} {_spelled(size)}" for name, size in parts.items())
+        parts = ", ".join(f"{name} {_spelled(size)}" for name, size in self.parts.items())
+        return f"{_spelled(self.peak)} at its peak: {parts}"
 
 
 class Live(TorchDispatchMode):

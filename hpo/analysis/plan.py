@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, log, prod
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpo.config import as_json, flatten
-from hpo.errors import UserError
+from hpo.errors import HpoError, UserError
 from hpo.study import Study, load
 from hpo.words import aligned, counted
 from trainer.config.fields import size
@@ -168,10 +168,20 @@ def _fields(study: Study, pinned: Set[str]) -> dict[str, Sequence[Any]]:
     most = flatten(as_json(study.config))["train.batch_size"]
     fields: dict[str, Sequence[Any]] = {path: values for path, values in study.plan.items() if path not in pinned}
     if MICRO_BATCH in fields:
-        fields[MICRO_BATCH] = sorted({min(size, most) for size in fields[MICRO_BATCH]}, reverse=True)
+        sizes = sorted({min(size, most) for size in fields[MICRO_BATCH]}, reverse=True)
+        fields[MICRO_BATCH] = [size for size in sizes if _allowed(study, size)] or sizes
     elif not study.plan and MICRO_BATCH not in pinned:
         fields[MICRO_BATCH] = list(_halves(most))
     return fields
+
+
+def _allowed(study: Study, size: int) -> bool:
+    """Whether the study's own rules take such a micro-batch, in all that it searches."""
+    try:
+        study.configure({**study.overrides, MICRO_BATCH: size})
+    except HpoError:
+        return False
+    return True
 
 
 def _halves(size: int) -> Iterator[int]:
@@ -183,13 +193,12 @@ def _halves(size: int) -> Iterator[int]:
 
 def describe(found: Plan) -> str:
     """The configurations that fit with what each part takes, how to run them, and what the estimate leaves out."""
-    parts = [name for name in asdict(found.rows[0].needs) if name != "peak"]
+    parts = list(found.rows[0].needs.parts)
     power, unit = (30, "GiB") if found.rows[0].needs.peak >= 2**30 else (20, "MiB")
     head = ["", *(path.rpartition(".")[2] for path in found.rows[0].overrides), "accumulation", f"peak {unit}", *parts]
     table = [head]
     for n, row in enumerate(found.rows, 1):
-        needs = asdict(row.needs)
-        sizes = [f"{needs[name] / 2**power:.2f}" for name in ("peak", *parts)]
+        sizes = [f"{size / 2**power:.2f}" for size in (row.needs.peak, *row.needs.parts.values())]
         table.append([str(n), *map(str, row.overrides.values()), str(row.accumulation), *sizes])
     lines = [f"{found.study}: what fits {_gib(found.memory)}, with a tenth left free", *aligned(table)]
     for n, row in enumerate(found.rows, 1):

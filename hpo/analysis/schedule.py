@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
+from hpo.failures import own_code
 from hpo.study import load
 from hpo.words import counted
 
@@ -44,10 +45,11 @@ def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | N
     epochs = Epochs.of(samples, train)
     lr = scaled_lr(train.schedule, optim.learning_rate(train.optim), train.batch_size)
     total = int(epochs.step(train.num_epochs))
-    lr_at = schedule(train.schedule, lr, total, epochs)
+    with own_code():
+        lr_at = schedule(train.schedule, lr, total, epochs)
+        rates = [lr_at(step) * task.lr_scale(step / total) for step in range(total)]
     given = train.schedule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
     settings = " ".join([train.schedule.name, *(f"{field}={value}" for field, value in given.items())])
-    rates = [lr_at(step) * task.lr_scale(step / total) for step in range(total)]
     return Curve(f"{study.name}: {settings}", rates, epochs)
 
 

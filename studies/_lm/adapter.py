@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from studies._lm.base import base_model, shapes_only, tiny_sha256
-from studies._lm.config import ModelConfig, no_such_modules
+from studies._lm.config import ModelConfig, check_packages, no_such_modules
 
 BASE = "base_sha256"  # the buffer with the digest of the tiny base
 
@@ -25,8 +25,9 @@ def adapted(config: ModelConfig) -> nn.Module:
 def lora(config: ModelConfig) -> nn.Module:
     """The frozen model with fresh adapters, B = 0, so that it gives what it gave; a peft.PeftModel on the CPU.
 
-    Raises ConfigError for modules that the model does not have.
+    Raises ConfigError for packages that are missing, and for modules that the model does not have.
     """
+    check_packages()
     from peft import LoraConfig, get_peft_model
 
     settings = LoraConfig(

@@ -79,10 +79,15 @@ def rows_at_once(train: TrainConfig) -> int:
     return min(asked or -(-train.batch_size // train.parallel.data), 64)
 
 
-def check_model(model: ModelConfig) -> None:
-    """Raise ConfigError, in a sentence, where packages are missing or `path` holds no model. Imports none of them."""
+def check_packages() -> None:
+    """Raise ConfigError, in a sentence, where packages are missing. Imports none of them."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ConfigError(f"language models need {', '.join(missing)}: pip install 'hpo[llm]'.")
+
+
+def check_model(model: ModelConfig) -> None:
+    """Raise ConfigError, in a sentence, where packages are missing or `path` holds no model. Imports none of them."""
+    check_packages()
     if model.path:
         directory = Path(model.path).expanduser()
         if not directory.is_dir():

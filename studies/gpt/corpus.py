@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from studies.gpt.budget import report
 from studies.gpt.config import Config, DataConfig
 from studies.gpt.source import Text, generate
 from trainer import tables
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 
 PARTS = ("train", "val", "test")
 TABLES = (*tables.PARQUET, *tables.ARROW, *tables.JSON, ".csv")
@@ -20,10 +21,13 @@ Corpus = dict[str, dict[str, Text]]  # domain -> part -> its text; the target do
 
 
 def check(config: Config) -> dict[str, Any]:
-    """Refuse, as DataError, texts that no trial could use; the data report. Called before a study is written."""
+    """Refuse, as DataError or ConfigError, texts that no trial could use, and a tokenizer whose package is missing; the
+    data report. Called before a study is written."""
     llama.check(config)
     if config.data.tokenizer_file:
         _check_tokenizer(config.data)
+    elif config.data.tokenizer == "bpe" and find_spec("tokenizers") is None:
+        raise ConfigError("data.tokenizer='bpe' needs tokenizers: pip install 'hpo[text]'.")
     corpus = prepare(config.data)
     sizes = {f"{domain}_{part}_bytes": text.bytes for domain, parts in corpus.items() for part, text in parts.items()}
     return sizes | report(config)

@@ -98,6 +98,11 @@ def run(*arguments: str, home: Home) -> str:
         (["--study", "mlp", "--storage", "mysql://me:secret@host/db"], ["mysql://me:***@host/db", "sqlite:///"]),
         (["--study", "mlp", "--storage", "nonsense"], ["'nonsense'", "sqlite:///"]),
         (["--study", "mlp", "--storage", "sqlite://"], ["sqlite:///PATH"]),
+        (["--study", "mlp", "-o", "train.optim.sam.rho=0.1"], ["train.optim.wrap is 'none'", "to sam, or leave"]),
+        (
+            ["--study", "mlp", "-o", "train.average.decay=0.5", "-o", "train.average.name=swa"],
+            ["train.average.decay is set, and train.average.name is 'swa'", "to ema, or leave"],
+        ),
         (["--study", "mlp", "-o", f"train.num_epochs={'9' * 5000}"], ["train.num_epochs='9", "(5002 characters)"]),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
@@ -108,6 +113,24 @@ def test_flags(home, tmp_path, monkeypatch, arguments, words):
     sentence = run(*arguments, home=home)
     for word in words:
         assert word in sentence
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "words"),
+    [
+        ("hpo.preflight", ["--study", "mlp", "-o", "train.precision=fp8"], "needs torchao: pip install 'hpo[fp8]'"),
+        (
+            "studies.gpt.corpus",
+            ["--study", "gpt", "-o", "data.tokenizer=bpe", "-o", "data.vocab_size=300"],
+            "data.tokenizer='bpe' needs tokenizers: pip install 'hpo[text]'",
+        ),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named_before_a_study_is_written(
+    home, monkeypatch, module, arguments, words
+):
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    assert words in run(*arguments, home=home)
 
 
 @pytest.mark.parametrize(

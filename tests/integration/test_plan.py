@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hpo import load
-from hpo.analysis.plan import frontier
+from hpo.analysis.plan import MICRO_BATCH, _fields, frontier
 from hpo.cli import app
 from studies._lm.base import base_model
 from studies._lm.config import ModelConfig
@@ -154,6 +154,7 @@ def test_what_of_lora_fits_six_gigabytes_is_printed_with_all_that_it_may_change(
         task = study.task_class()(study.config)
         needs = estimate(task, study.config.train, task.largest_batch(int(row["micro_batch_size"])), accumulates=True)
         assert 0 < needs.peak <= 0.9 * 6e9
+        assert needs.peak <= sum(needs.parts.values())
         for name, size in vars(needs).items():
             assert float(row["peak GiB" if name == "peak" else name]) == pytest.approx(size / 2**30, abs=0.0051), name
     assert set(runs[0]) == set(load("lora").plan)
@@ -178,6 +179,13 @@ def test_what_cannot_be_planned_is_one_sentence(arguments, words):
     assert len(sentence.strip().splitlines()) == 1
     for word in words:
         assert word in sentence
+
+
+def test_no_micro_batch_is_tried_that_the_space_refuses():
+    """KTO, which is searched, wants eight."""
+    declared, pinned = load("dpo"), load("dpo").configure({"loss.name": "dpo"})
+    assert _fields(declared, set())[MICRO_BATCH] == [16]
+    assert _fields(pinned, {"loss.name"})[MICRO_BATCH] == [16, 4, 1]
 
 
 def test_four_bit_weights_take_what_is_estimated(shape):

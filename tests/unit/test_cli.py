@@ -429,6 +429,14 @@ def test_a_study_of_the_home_is_meant_by_its_name_there(tmp_path):
     assert hpo("schedule", "--study", "his", home=home).exit_code == 2
 
 
+def test_a_schedule_of_ones_own_that_raises_is_named_by_its_line(tmp_path, monkeypatch):
+    (tmp_path / "falls.py").write_text("def down(config, run):\n    return lambda step: 1 / (step - step)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = ("-o", "train.schedule.name=falls:down", "--steps-per-epoch", "5")
+    said = refused(hpo("schedule", "--study", "mlp", *named), 2)
+    assert said == "error: falls.py:2, in <lambda>: ZeroDivisionError: division by zero"
+
+
 def test_how_long_a_trial_trained_is_told_from_how_long_it_took(crafted, home):
     put_trial(crafted, 0, "complete", (0.5,))
     with crafted.write() as connection:
