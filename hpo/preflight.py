@@ -10,11 +10,13 @@ from typing import Any
 
 from hpo.config import as_json, flatten, near
 from hpo.errors import UserError
+from hpo.failures import own_code
 from hpo.search.samplers import ONE_OBJECTIVE
 from hpo.search.strategy import check_several, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import RESUME_FROM, Study
 from trainer import manifest
+from trainer.dotted import named
 
 # What the trainer and the reporter add to what a task reports.
 _TRAINERS_OWN = ("train/*", "time/*")
@@ -32,6 +34,10 @@ def check(study: Study, spec: StudySpec) -> None:
     values = flatten(as_json(study.config))
     _check_sizes(values)
     _check_unread(study, values)
+    for path in ("train.optim.name", "train.schedule.name"):
+        if ":" in str(values.get(path)):
+            with own_code():
+                named(values[path], path)
     if values.get("train.precision") == "fp8" and find_spec("torchao") is None:
         raise UserError("train.precision 'fp8' needs torchao: pip install 'hpo[fp8]'.")
     monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}

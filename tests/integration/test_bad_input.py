@@ -98,6 +98,11 @@ def run(*arguments: str, home: Home) -> str:
         (["--study", "mlp", "--storage", "mysql://me:secret@host/db"], ["mysql://me:***@host/db", "sqlite:///"]),
         (["--study", "mlp", "--storage", "nonsense"], ["'nonsense'", "sqlite:///"]),
         (["--study", "mlp", "--storage", "sqlite://"], ["sqlite:///PATH"]),
+        (["--study", "mlp", "-o", "train.optim.name=no_such:SignSGD"], ["no module 'no_such'", "PYTHONPATH"]),
+        (
+            ["--study", "mlp", "-o", "train.schedule.name=json:down"],
+            ["train.schedule.name='json:down'", "has no 'down'"],
+        ),
         (["--study", "mlp", "-o", "train.optim.sam.rho=0.1"], ["train.optim.wrap is 'none'", "to sam, or leave"]),
         (
             ["--study", "mlp", "-o", "train.average.decay=0.5", "-o", "train.average.name=swa"],
