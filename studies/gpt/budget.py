@@ -55,7 +55,7 @@ def report(config: Config) -> dict[str, Any]:
     """The model's size and what it takes to train it on 20 tokens for each parameter."""
     size = parameters(config.model, config.data.vocab_size)
     tokens = TOKENS_PER_PARAMETER * size
-    return {"parameters": size, "compute_optimal_tokens": tokens, "compute_optimal_flops": flops(size, tokens)}
+    return {"parameters": size, "compute_optimal_tokens": tokens, "compute_optimal_flops": round(flops(size, tokens))}
 
 
 def _operations(text: str) -> float:
