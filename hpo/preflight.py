@@ -75,9 +75,8 @@ _READ_WITH = {
 
 def _check_unread(study: Study, values: Mapping[str, Any]) -> None:
     """What was set by hand is read by some trial."""
-    for path in study.overrides.keys() & _READ_WITH.keys():
-        other, meant = _READ_WITH[path]
-        if values.get(other) not in meant and other not in study.space.paths:
+    for path, (other, meant) in _READ_WITH.items():
+        if path in study.overrides and values.get(other) not in meant and other not in study.space.paths:
             raise UserError(
                 f"{path} is set, and {other} is {values.get(other)!r}, which does not read it: set {other} to "
                 f"{' or '.join(meant)}, or leave {path} out."
