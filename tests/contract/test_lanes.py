@@ -1161,3 +1161,17 @@ def test_configurations_of_one_group_differ_in_nothing_else():
         lane = TrainConfig.model_validate({"lanes": 4} | changed).model_dump(mode="json")
         assert shared({"train": lane}) != shared({"train": one}), changed
     assert shared({}) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_round_alike_wherever_their_operands_begin(dtype):
+    def placed(matrix: torch.Tensor, offset: int) -> torch.Tensor:
+        memory = torch.zeros(matrix.numel() + offset, dtype=dtype)
+        return memory[offset:].view(matrix.shape).copy_(matrix)
+
+    draws = torch.Generator().manual_seed(0)
+    for m, k, n in ((10, 13, 7), (13, 10, 6), (20, 9, 5), (64, 13, 13)):
+        a, b = (torch.randn(*shape, generator=draws, dtype=dtype) for shape in ((m, k), (n, k)))
+        expected = a @ b.t()
+        for offset, other in ((1, 0), (0, 1), (5, 2), (13, 4)):
+            assert torch.equal(placed(a, offset) @ placed(b, other).t(), expected), (m, k, n, offset, other)
