@@ -13,8 +13,16 @@ HPO := $(BIN)/hpo
 NAME := $(patsubst %.py,%,$(subst .py:,-,$(notdir $(HPO_STUDY))))
 BEST := $(HPO_HOME)/$(NAME)-best.yaml
 ONE_TRIAL := --trials 1 --sampler random --strategy none
-# A checksum of HPO_ARGS and of the file $(1): other arguments, or another best, are trained under another name.
-sum = $$(printf '%s\n' "$$HPO_ARGS" | cat $(1) - | cksum | cut -d' ' -f1)
+# A checksum of the file $(1) and of what HPO_ARGS says of the training, not of where it runs: another configuration is
+# trained under another name.
+WHERE := workers|executor|cpus-per-worker|gpus-per-worker|tracking-uri
+sum = $$(printf '%s\n' "$$HPO_ARGS" | sed -E 's/(^| +)--($(WHERE))[ =]+[^ ]+//g; s/^ +//' | cat $(1) - | cksum | cut -d' ' -f1)
+# Commands that take none of HPO_ARGS are to find the same home.
+$(foreach flag,home storage,$(if $(findstring --$(flag),$(HPO_ARGS)),$(error --$(flag) in HPO_ARGS is not seen \
+by all commands of a target: give HPO_$(if $(filter home,$(flag)),HOME,STORAGE)=... instead)))
+
+# What has come of the study $$name: its value, what was held out, and where its checkpoint and metrics lie.
+LEFT := best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
 	train-integrated-safe test test-slow lint format bench clean
@@ -48,13 +56,11 @@ smoke: $(READY)  ## four trials of one epoch
 train-optimized: $(READY)  ## train the best configuration found, with nothing to stop it early
 	$(HPO) best --study $(NAME) --save "$(BEST)"
 	name=$(NAME)-optimized-$(call sum,"$(BEST)"); \
-	$(HPO) run --study $(HPO_STUDY) --name $$name $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS) && \
-	echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/$$name/00000/metrics.json"
+	$(HPO) run --study $(HPO_STUDY) --name $$name $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS) && $(LEFT)
 
 train-atft: $(READY)  ## train atft without a search; HPO_ARGS='-o preset=full' for its full size
 	name=atft-train-$(sum); \
-	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 $(HPO_ARGS) && \
-	echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/$$name/00000/metrics.json"
+	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 $(HPO_ARGS) && $(LEFT)
 
 train-integrated:  ## search, then train the best configuration
 	$(MAKE) hpo-run
@@ -70,7 +76,7 @@ train-integrated-safe: $(READY)  ## search, walk-forward folds of the best (whic
 		$(HPO) run --study atft --name atft-fold-$$fold-$$sum $(ONE_TRIAL) --config "$(HPO_HOME)/atft-best.yaml" $(HPO_ARGS) \
 			-o data.split.num_folds=3 -o data.split.fold=$$fold -o data.split.test=true || exit; \
 	done; \
-	echo "metrics and checkpoints: $(HPO_HOME)/checkpoints/atft-fold-{0,1,2}-$$sum/00000/metrics.json"
+	for fold in 0 1 2; do name=atft-fold-$$fold-$$sum; $(LEFT) || exit; done
 
 test: lint  ## what CI runs: style, types, imports, tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not slow'

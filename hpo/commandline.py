@@ -305,6 +305,7 @@ def drive(request: Request, *, quiet: bool = False) -> None:
 def _drive(request: Request, begun: Callable[[], None]) -> None:
     from rich.console import Console
 
+    from hpo.config import flatten
     from hpo.render import View, summary
     from hpo.run import run
 
@@ -315,7 +316,8 @@ def _drive(request: Request, begun: Callable[[], None]) -> None:
     def watch(ledger: Ledger, name: str, workers: int) -> Any:
         begun()
         ledgers.append(ledger)
-        views.append(View(ledger, name, console, workers=workers).start())
+        given = flatten(request.overrides) if request.reference else None
+        views.append(View(ledger, name, console, workers=workers, given=given).start())
         return views[0].tick
 
     try:

@@ -16,6 +16,12 @@ def read(files: Sequence[str | Path]) -> list[dict[str, Any]]:
     return [flatten(load_yaml(file)) for file in files]
 
 
+def within(entries: Sequence[Mapping[str, Any]], declared: Space, searched: Space) -> list[dict[str, Any]]:
+    """The entries without the dimensions that a tier leaves out: they keep their value."""
+    beyond = declared.dimensions.keys() - searched.dimensions.keys()
+    return [{path: value for path, value in flatten(entry).items() if path not in beyond} for entry in entries]
+
+
 def fitting(
     entries: Sequence[Mapping[str, Any]], declared: Space, searched: Space, config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:

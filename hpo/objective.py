@@ -89,6 +89,12 @@ def check_judged(where: str, objectives: Sequence[Any], constraints: Sequence[An
             )
 
 
+def hold_out_of(metric: str) -> str | None:
+    """What no trial is selected by that stands beside `metric`: `test/x` of `val/x`, None of any other."""
+    area, slash, rest = metric.partition("/")
+    return f"test/{rest}" if slash and area == "val" else None
+
+
 def rank(objective: Mapping[str, Any], number: int, value: float | None) -> tuple[bool, float, int]:
     """By this a trial's value is placed among others, best first: the lowest number among equals, what has none last.
 

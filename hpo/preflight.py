@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hpo.config import as_json, flatten, near
+from hpo.dimensions import Choice
 from hpo.errors import UserError
 from hpo.failures import own_code
 from hpo.search.samplers import ONE_OBJECTIVE
@@ -16,14 +17,18 @@ from hpo.search.strategy import check_several, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import RESUME_FROM, Study
 from trainer import manifest
-from trainer.dotted import named
+from trainer.config import TrainConfig
+from trainer.config.optim import OPTIMIZERS
+from trainer.config.schedule import OWN_FIELDS
+from trainer.dotted import check_call, named
 
 # What the trainer and the reporter add to what a task reports.
 _TRAINERS_OWN = ("train/*", "time/*")
 
 
-def check(study: Study, spec: StudySpec) -> None:
-    """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with."""
+def check(study: Study, spec: StudySpec, *, here: bool = True) -> None:
+    """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with. `here`:
+    this host's devices are those of the workers."""
     check_several(make_strategy(spec.strategy), len(spec.objectives))
     if len(spec.objectives) > 1 and spec.sampler in ONE_OBJECTIVE:
         raise UserError(
@@ -34,10 +39,10 @@ def check(study: Study, spec: StudySpec) -> None:
     values = flatten(as_json(study.config))
     _check_sizes(values)
     _check_unread(study, values)
-    for path in ("train.optim.name", "train.schedule.name"):
-        if ":" in str(values.get(path)):
-            with own_code():
-                named(values[path], path)
+    for config in study.tried():
+        if isinstance(train := getattr(config, "train", None), TrainConfig):
+            _check_own(train)
+            _check_bound(train, here)
     if values.get("train.precision") == "fp8" and find_spec("torchao") is None:
         raise UserError("train.precision 'fp8' needs torchao: pip install 'hpo[fp8]'.")
     monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}
@@ -63,24 +68,62 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
             raise UserError(f"{path}={given}: {why}, so give {most} or less.")
 
 
-# What is read only where another field says so: path -> that field, and its values which do.
-_READ_WITH = {
-    "train.optim.sam.rho": ("train.optim.wrap", ("sam",)),
-    "train.optim.sam.adaptive": ("train.optim.wrap", ("sam",)),
-    "train.average.decay": ("train.average.name", ("ema",)),
-    "train.average.start": ("train.average.name", ("swa",)),
-    "train.average.every_steps": ("train.average.name", ("ema", "swa")),
+def _check_own(train: TrainConfig) -> None:
+    """An optimizer and a schedule of the user's own are there and take what they will be given."""
+    with own_code():
+        if train.schedule.name not in OWN_FIELDS:
+            from trainer.schedule import users_own
+
+            users_own(train.schedule.name)
+        if (name := train.optim.name) not in OPTIMIZERS:
+            field = "train.optim.name"
+            given = {key: value for key, value in train.optim.hyperparameters.items() if key != "adamw"}
+            fix = f"let it take {', '.join(given)}, or change train.optim.options"
+            check_call(named(name, field), f"{field}={name!r}", fix, [], **given)
+
+
+def _check_bound(train: TrainConfig, here: bool) -> None:
+    if train.micro_batch_size == "auto" and (here or train.device == "cpu"):
+        from trainer.runtime import check_bound, pick_device
+
+        check_bound(train, pick_device(train.device))
+
+
+# What is read only where another field says so: the path or what it begins with -> each such field, and its values
+# which do.
+_READ_WITH: dict[str, dict[str, tuple[Any, ...]]] = {
+    "train.optim.sam.": {"train.optim.wrap": ("sam",)},
+    "train.optim.lookahead.": {"train.optim.wrap": ("lookahead",), "train.optim.name": ("ranger",)},
+    "train.average.decay": {"train.average.name": ("ema",)},
+    "train.average.start": {"train.average.name": ("swa",)},
+    "train.average.every_steps": {"train.average.name": ("ema", "swa")},
+    "train.rollback.": {"train.rollback.enabled": (True,)},
 }
 
 
 def _check_unread(study: Study, values: Mapping[str, Any]) -> None:
-    """What was set by hand is read by some trial."""
-    for path, (other, meant) in _READ_WITH.items():
-        if path in study.overrides and values.get(other) not in meant and other not in study.space.paths:
+    """What was set by hand is read by some trial, and nothing is asked for twice."""
+    for begin, others in _READ_WITH.items():
+        set_by_hand = (path for path in study.overrides if path.startswith(begin) and path not in others)
+        read = any(value in meant for other, meant in others.items() for value in _possible(study, values, other))
+        if not read and (path := next(set_by_hand, None)):
+            other, meant = next(iter(others.items()))
             raise UserError(
                 f"{path} is set, and {other} is {values.get(other)!r}, which does not read it: set {other} to "
-                f"{' or '.join(meant)}, or leave {path} out."
+                f"{' or '.join(map(str, meant))}, or leave {path} out."
             )
+    twice = {"train.optim.name": "ranger", "train.optim.wrap": "lookahead"}
+    if all([*_possible(study, values, path)] == [value] for path, value in twice.items()):
+        raise UserError(
+            "train.optim.wrap is 'lookahead', and train.optim.name is 'ranger', which is RAdam within Lookahead: leave "
+            "wrap out (train.optim.lookahead.k is ranger's too), or choose another optimizer."
+        )
+
+
+def _possible(study: Study, values: Mapping[str, Any], path: str) -> Sequence[Any]:
+    """What a field that chooses may be in a trial."""
+    searched = study.space.dimensions.get(path)
+    return searched.options if isinstance(searched, Choice) else (values.get(path),)
 
 
 def _check_metrics(study: Study, monitors: dict[str, str]) -> None:

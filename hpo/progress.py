@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,19 @@ from hpo.budget import spelled
 from hpo.clock import Clock
 from hpo.config import near
 from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import TERMINAL_STATES, UNSETTLED, asks, decisions, machine_dependent, reports, trials
+from hpo.ledger.tables import (
+    TERMINAL_STATES,
+    UNSETTLED,
+    asks,
+    decisions,
+    events,
+    machine_dependent,
+    reports,
+    trials,
+)
 from hpo.objective import best_of
 from hpo.search.strategy import make_strategy
-from hpo.words import counted
+from hpo.words import command, counted
 
 
 @dataclass
@@ -36,6 +45,7 @@ class Trial:
     step: int = -1  # up to which the curve has been read
     from_epoch: int = 0
     child: bool = False  # it goes on from another one's checkpoint
+    judged: reads.Judged | None = None  # of the best ones: where, and what else was measured there
     undecided: bool = False  # its last report closed an epoch, by all objectives, and has no verdict
 
     @property
@@ -176,14 +186,42 @@ class Progress:
         if scored and not self.spec.get("listed"):  # of what a list has asked for none is chosen
             values: dict[int, Any] = {trial.number: trial.values for trial in (*self.best, *scored)}
             self.best = [self.trials[number] for number in best_of(self.spec["objectives"], values)]
+            self._look_at([trial for trial in self.best if trial.judged is None])
         if not self._heard:
             self._listen(fresh)
         return [trial for trial in fresh if trial.state in TERMINAL_STATES or trial.number in paused]
+
+    def _look_at(self, found: Sequence[Trial]) -> None:
+        """Read where trials were judged."""
+        mine = trials.c.number.in_([trial.number for trial in found]) & (trials.c.study_id == self._id)
+
+        def look(connection: Connection) -> dict[int, reads.Judged]:
+            rows = connection.execute(select(trials).where(mine)).mappings().all()
+            judged = reads.judged(connection, reads.study_row(connection, self.name), rows)
+            return {row["number"]: judged[row["id"]] for row in rows if row["id"] in judged}
+
+        judged = self._ledger.look(look)
+        for trial in found:
+            trial.judged = judged.get(trial.number)
 
     def untold(self) -> str:
         """What the user is to be told, once."""
         text, self._untold = self._untold, ""
         return text
+
+    def remarks(self) -> Iterator[str]:
+        """What befell trials that went on all the same."""
+        found = {row.kind: row for row in self._ledger.look(lambda to: to.execute(_BEFELL, {"study": self._id}).all())}
+        if cold := found.get("warmup_not_over"):
+            yield (
+                f"in {counted(cold.trials, 'trial')} the warmup was longer than the run, so train.optim.lr was never "
+                "reached: shorten train.schedule.warmup_*, or train for longer"
+            )
+        if skipped := found.get("skipped_step"):
+            yield (
+                f"in {counted(skipped.trials, 'trial')} steps were skipped whose loss or gradient was not finite: "
+                f"`{command(f'show {skipped.first} --study {self.name}')}` counts them"
+            )
 
     def _listen(self, fresh: Sequence[Trial]) -> None:
         """A misspelt objective is told of after an epoch, and not when the first trial fails by it.
@@ -253,6 +291,18 @@ _REPORTED = (
     .where(reports.c.fold == 0, reports.c.epoch.is_not(None))
     .distinct()
     .order_by(reports.c.key)
+)
+
+_BEFELL = (
+    select(
+        events.c.kind,
+        func.count(events.c.trial_id.distinct()).label("trials"),
+        func.min(trials.c.number).label("first"),
+    )
+    .join(trials, trials.c.id == events.c.trial_id)
+    .where(events.c.study_id == bindparam("study"), events.c.kind.in_(("warmup_not_over", "skipped_step")))
+    .where(trials.c.state.not_in(("failed", "infeasible")))
+    .group_by(events.c.kind)
 )
 
 # A union, since SQLite would look at every trial of the study for an OR.

@@ -5,8 +5,9 @@ Two refreshes a second at most, of what is new in the ledger. The driver calls `
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,14 @@ from rich.text import Text
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.ledger.tables import STATES
+from hpo.objective import hold_out_of
 from hpo.progress import Progress, Trial
 from hpo.search import auto
 from hpo.search.strategy import by_default
 from hpo.words import command, counted, endings, portion
 
 if TYPE_CHECKING:
+    from hpo.ledger.reads import Judged
     from hpo.run import Result
 
 REFRESH_SECONDS = 0.5
@@ -50,11 +53,19 @@ class View:
     """Shows a study's progress on `console`, from `start` to `stop`; the driver calls `tick`."""
 
     def __init__(
-        self, ledger: Ledger, name: str, console: Console, *, workers: int, clock: Clock | None = None
+        self,
+        ledger: Ledger,
+        name: str,
+        console: Console,
+        *,
+        workers: int,
+        given: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        """`given` are the overrides of a command that names a declaration; what it leaves out, the study keeps."""
         self._clock = clock or SystemClock()
         self._console = console
-        self._workers = workers
+        self._workers, self._given = workers, given
         self._due = self._told = 0.0
         self._said_begins = False
         self.progress = Progress(ledger, name, self._clock)
@@ -63,6 +74,8 @@ class View:
     def start(self) -> View:
         for why in unasked(self.progress.spec, self._workers):
             self._line(why)
+        if kept := kept_overrides(self.progress.spec, self._given):
+            self._line(kept)
         for line in data_report(self.progress.data):
             self._line(line)
         if self._live:
@@ -127,6 +140,15 @@ class View:
     def _line(self, text: str) -> None:
         self._told = self._clock.monotonic()
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> str:
+    """The overrides with which the study was begun and that this command does not repeat; a preset replaces all."""
+    if given is None or "preset" in given:
+        return ""
+    kept = {path: value for path, value in spec["overrides"].items() if path not in given}
+    told = " ".join(f"{path}={json.dumps(value)}" for path, value in kept.items())
+    return f"overrides kept from before: {told}; a study without them takes another --name" if kept else ""
 
 
 def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
@@ -242,14 +264,14 @@ def summary(progress: Progress, result: Result) -> str:
     lines[0] += f" in {duration(progress.elapsed)}"
     lines[0] += f", perturbed {counted(progress.replaced, 'time')}" if progress.replaced else ""
     for best in progress.best[:MOST_SHOWN]:
-        judged = zip(progress.metrics, best.values, strict=True)
-        text = ", ".join(f"{metric} {number(value)}" for metric, value in judged)
+        text = judgement(dict(zip(progress.metrics, best.values, strict=True)), best.judged, best.epoch)
         lines.append(f"{'best' if len(progress.metrics) == 1 else 'on the front'}: trial {best.number}, {text}")
         lines += (
             [f"  {path} = {number(value)}" for path, value in best.params.items()] if len(progress.best) == 1 else []
         )
     if more := progress.best[MOST_SHOWN:]:
         lines.append(f"and {counted(len(more), 'more trial')} on the front")
+    lines += progress.remarks()
     if result.behind:
         behind = counted(result.behind, "transaction")
         lines.append(f"MLflow is behind by {behind}: `{command('sync')}` sends what is missing; nothing is lost.")
@@ -266,6 +288,22 @@ def summary(progress: Progress, result: Result) -> str:
     following[pages if pages.startswith("http") else command("ui")] = "everything in MLflow"
     width = max(map(len, following))
     return "\n".join([*lines, *(f"{command:<{width}}  {what}" for command, what in following.items())])
+
+
+def number(value: Any) -> str:
+    """A float to four significant digits; anything else as it is written."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def judgement(values: Mapping[str, Any], judged: Judged | None, last: int, shown: Callable[[Any], str] = number) -> str:
+    """`val/loss 0.21, test/loss 0.23 (epoch 3 of 4)`: a trial's values, beside each what was held out where that was
+    measured, and of which of its epochs they are, if not of the last."""
+    beside = filter(None, map(hold_out_of, values))
+    found = {**values, **({key: judged.metrics.get(key) for key in beside} if judged else {})}
+    text = ", ".join(
+        f"{metric} {shown(value)}" for metric, value in found.items() if value is not None and value == value
+    )
+    return text if judged is None or judged.epoch == last else f"{text} (epoch {judged.epoch} of {last})"
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
@@ -296,11 +334,6 @@ def short_params(params: dict[str, Any]) -> str:
     """`lr=0.003 batch_size=32`: as much of each path as tells it apart."""
     ends = endings(params)
     return " ".join(f"{ends[path]}={number(value)}" for path, value in params.items())
-
-
-def number(value: Any) -> str:
-    """A float to four significant digits; anything else as it is written."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def epochs(trial: Trial) -> str:

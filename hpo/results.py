@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,12 @@ def text(
     study: RowMapping,
     trial: RowMapping,
     values: Mapping[str, float],
+    judged: reads.Judged | None,
     kept: Sequence[RowMapping],
     place: Callable[[RowMapping], str],
 ) -> str:
-    """The file's content. `kept` are the rows of the checkpoints kept, `place` says where one is, from the file."""
+    """The file's content: `values` are each metric's last, `judged` those of where the objectives' values come from,
+    `kept` the rows of the checkpoints kept; `place` says where one is, from the file."""
     names = [objective["metric"] for objective in study["spec"]["objectives"]]
     bounded = [one["metric"] for one in study["spec"].get("constraints", ())]
     best = next((row for row in kept if row["best"]), None)
@@ -61,6 +64,7 @@ def text(
         "epoch": trial["epoch"],
         "objective": dict(zip(names, trial["values"], strict=False)) if trial["values"] else {},
         **({"violations": dict(zip(bounded, trial["violations"] or (), strict=False))} if bounded else {}),
+        "judged": judged and asdict(judged) | {"metrics": dict(sorted(judged.metrics.items()))},
         "metrics": dict(sorted(values.items())),
         "best": best and _checkpoint(best, place),
         "last": _checkpoint(kept[-1], place) if kept else None,
@@ -83,13 +87,14 @@ def texts(connection: Connection, study: RowMapping, ended: Sequence[RowMapping]
     for start in range(0, len(ended), reads.PAGE):
         page = ended[start : start + reads.PAGE]
         ids = [row["id"] for row in page]
-        values = reads.last_values(connection, ids)
+        values, judged = reads.last_values(connection, ids), reads.judged(connection, study, page)
         kept: dict[int, list[RowMapping]] = {}
         for row in connection.execute(_KEPT, {"trials": ids}).mappings():
             kept.setdefault(row["trial_id"], []).append(row)
         for row in page:
             own = kept.get(row["id"], [])
-            found[row["number"]] = text(study, row, values.get(row["id"], {}), own, lambda one: one["path"])
+            last, at = values.get(row["id"], {}), judged.get(row["id"])
+            found[row["number"]] = text(study, row, last, at, own, lambda one: one["path"])
     return found
 
 

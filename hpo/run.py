@@ -13,8 +13,9 @@ from hpo import demands, places, preflight, warm
 from hpo.budget import Budget, spelled
 from hpo.config import as_json, flatten
 from hpo.driver import Driver
+from hpo.enqueue import within
 from hpo.errors import NoLedger, StudyError, UserError
-from hpo.executing import Placement, Settled, one_of
+from hpo.executing import Placement, Settled, elsewhere, one_of
 from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.home import Home, check_name
 from hpo.ledger import Ledger, reads
@@ -105,7 +106,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     checkpoints = places.settled(request.checkpoints, _row(known, spec.name), placement.executor)
     placement.check(study)
-    preflight.check(study, spec)
+    preflight.check(study, spec, here=not elsewhere(placement.executor))
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()
     home = request.home.create()
@@ -260,9 +261,10 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
         assert stored is not None
         study = load(stored.reference)
     tier = request.tier or (stored.tier if stored else None)
-    if tier is not None:
-        study = study.upto(tier)
     enqueue = stored.enqueue if stored and request.enqueue is None else request.enqueue
+    if tier is not None:
+        declared, study = study.space, study.upto(tier)
+        enqueue = None if enqueue is None else within(enqueue, declared, study.space)
     study = study.configure(_overrides(request.overrides, stored), enqueue)
     strategy = request.strategy and _strategy(request.strategy, study)
     chosen = strategy or (stored.strategy if stored else study.strategy)

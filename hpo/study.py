@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from hpo.config import as_json, assign, check_path, config_hash, flatten, from_json, near, resolve
 from hpo.dimensions import Choice, Dimension
-from hpo.enqueue import fitting
+from hpo.enqueue import fitting, within
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
 from hpo.identity import json_sha256, tree_sha256
@@ -162,7 +162,8 @@ class Study:
 
     def upto(self, tier: int) -> Study:
         """The study that searches the dimensions up to a tier. Raises SpaceError where that is none."""
-        return replace(self, space=self.space.upto(tier))
+        space = self.space.upto(tier)
+        return replace(self, space=space, enqueue=within(self.enqueue, self.space, space))
 
     def configure(self, overrides: Mapping[str, Any], enqueue: Sequence[Mapping[str, Any]] | None = None) -> Study:
         """The study with `overrides` applied: path -> JSON value, or text read by the field's type.
@@ -196,7 +197,7 @@ class Study:
             enqueue=fitting(entries, self.space, bound, flatten(as_json(config))) if entries else (),
             overrides={**({} if preset is None else {"preset": preset}), **values},
         )
-        study._try_out()
+        list(study.tried())
         return study
 
     def _judged(self, config: BaseModel) -> tuple[Objective, ...]:
@@ -207,8 +208,8 @@ class Study:
             return self.objectives
         return tuple(replace(objective, select="last") for objective in self.objectives)
 
-    def _try_out(self) -> None:
-        """Build some configurations of the space: its ends, its middle, and there each option of each choice.
+    def tried(self) -> Iterator[BaseModel]:
+        """Some configurations of the space: its ends, its middle, and there each option of each choice.
 
         Raises SpaceError where the configuration's own rules refuse one, so that no trial has to meet it.
         """
@@ -218,7 +219,7 @@ class Study:
         options = [{**middle, path: i} for path, one in choices.items() for i in range(len(one.options))]
         entries = [space.encode(entry, middle) for entry in self.enqueue]
         for coordinates in (low, middle, high, *options, *entries):
-            self.build(space.decode(coordinates))
+            yield self.build(space.decode(coordinates))
 
     def fixed(self) -> Mapping[str, Any]:
         """Values of the fields that conditions and divisors of the space name and that are not searched."""

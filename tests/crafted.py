@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,12 @@ def put_trial(
     state: str = "complete",
     curve: tuple[float | None, ...] = (),
     *,
-    metrics: dict[str, float] | None = None,
+    metrics: Mapping[str, float | tuple[float, ...]] | None = None,
     params: dict[str, Any] | None = None,
     **columns: Any,
 ) -> int:
-    """Write a trial of the first study; its objective took the values of `curve`, one per epoch of 10 steps. Its id."""
+    """Write a trial of the first study; its objective took the values of `curve`, one per epoch of 10 steps, and
+    `metrics` theirs, or one and the same. Its id."""
     terminal = state in tables.TERMINAL_STATES
     params = {"train.optim.lr": 0.1 / (number + 1)} if params is None else params
     values = {"values": [curve[-1] if curve else None]} if terminal else {}
@@ -73,7 +75,8 @@ def put_trial(
         attempt = {"trial_id": trial, "fence": 1, "worker_id": "w", "started_at": 0.0, "step": 10 * len(curve)}
         connection.execute(insert(tables.attempts).values(attempt))
         for epoch, value in enumerate(curve, start=1):
-            for key, point in {"val/accuracy": value, **(metrics or {})}.items():
+            others = {k: one[epoch - 1] if isinstance(one, tuple) else one for k, one in (metrics or {}).items()}
+            for key, point in {"val/accuracy": value, **others}.items():
                 report = {"trial_id": trial, "step": 10 * epoch, "key": key, "fold": 0, "epoch": epoch, "value": point}
                 connection.execute(insert(tables.reports).values(**report, fence=1, revision=1, at=0.0))
     return trial

@@ -28,7 +28,7 @@ SPEC = {
     "sampler": "random",
     "seed": 3,
     "strategy": {"name": "asha"},
-    "objectives": [{"metric": "val/loss", "direction": "minimize"}],
+    "objectives": [{"metric": "val/loss", "direction": "minimize", "select": "last"}],
     "metrics": ["val/*"],
 }
 ENVIRONMENT = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from typing import Any
 
@@ -25,3 +26,18 @@ def named(text: str, field: str) -> Any:
     if not hasattr(module, name):
         raise ConfigError(f"{field}={text!r}: {module.__file__} has no {name!r}.")
     return getattr(module, name)
+
+
+def check_call(found: Any, what: str, fix: str, *args: Any, **kwargs: Any) -> None:
+    """Raise ConfigError, `what` then `fix`, where `found` does not take these arguments; it is not called. What python
+    cannot see the signature of, as of some classes written in C, passes."""
+    if not callable(found):
+        raise ConfigError(f"{what} is {found!r}, which cannot be called: {fix}.")
+    try:
+        signature = inspect.signature(found)
+    except ValueError:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"{what} does not take what it is given ({error}): {fix}.") from error

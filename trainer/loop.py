@@ -25,7 +25,7 @@ from trainer.parallel import Solo, join
 from trainer.precision import LossScale, autocast, prepare, settled
 from trainer.report import ENDS, CheckpointRef, Outcome, OutcomeKind, Report, Reporter, Verdict, hand_over
 from trainer.runtime import memory_plan, out_of_memory, runtime
-from trainer.schedule import Plateau, scaled_lr, schedule
+from trainer.schedule import Plateau, never_warm, scaled_lr, schedule
 from trainer.seeding import derive, seed_all
 from trainer.stability import RECENT, Spikes, as_json, loudest
 from trainer.state import TrainState
@@ -90,6 +90,8 @@ class Fit:
         epochs = self.loader.sampler.epochs
         self.total = int(epochs.step(config.num_epochs))
         self.lr_at = schedule(config.schedule, lr, self.total, epochs)
+        if said := never_warm(config.schedule, self.total, epochs):
+            self.reporter.event("warmup_not_over", step=0, reason=said)
         optimizer = ranks.optimizer(config.optim, model)
         self.state = TrainState(
             model=model,
@@ -239,17 +241,14 @@ class Fit:
         report |= spikes.report(loss, norm)
         details = {"recent_losses": spikes.losses[-RECENT:], "largest_gradients": loudest(s.model, self.ranks)}
         details["samples"] = self.loader.sampler.indices(s.epoch, s.position)
-        ended, action = None, "the trial ends"
-        if spikes.exhausted:
-            said = f"the loss jumped once more after {spikes.rollbacks} rollbacks: {loss:.4g}."
-            ended = self.ended("nonfinite", said)
-        else:
+        said, action = spikes.exhausted(loss), "the trial ends"
+        if not said:
             action = self._restore_weights()
             spikes.rolled_back(s.step)
         file = f"anomalies/step-{s.step:08d}.json"
         hand_over(self.reporter, file, as_json(report | {"action": action} | details))
         self.reporter.event("loss_jumped", **report, action=action, report=file)
-        return ended
+        return self.ended("nonfinite", said) if said else None
 
     def _restore_weights(self) -> str:
         """Take the weights and the optimizer of the last scheduled checkpoint; in words, what was done."""

@@ -78,6 +78,12 @@ def memory_limit(config: TrainConfig, device: torch.device) -> int | None:
     return config.memory_limit
 
 
+def check_bound(config: TrainConfig, device: torch.device) -> None:
+    """Raise ConfigError where the micro-batch is to be what fits, and nothing bounds it."""
+    if config.micro_batch_size == "auto" and config.memory_limit is None and device.type == "cpu":
+        raise ConfigError("train.micro_batch_size=auto needs a bound on a CPU: set train.memory_limit, to 8GiB say.")
+
+
 def memory_plan(
     task: Task,
     config: TrainConfig,
@@ -95,12 +101,9 @@ def memory_plan(
     auto = config.micro_batch_size == "auto"
     if ranks.ranks > 1 and config.memory_limit is None and not auto:
         return None
+    check_bound(config, device)
     limit = memory_limit(config, device)
     if limit is None:
-        if auto:
-            raise ConfigError(
-                "train.micro_batch_size=auto needs a bound on a CPU: set train.memory_limit, to 8GiB say."
-            )
         return None
     from trainer.memory import plan  # torch's fake tensors, which nobody else needs
 

@@ -16,7 +16,7 @@ schedule at s = W.
     step             gamma^k after k * step_size epochs (He et al. 2016, arXiv 1512.03385)
     multi_step       gamma^k after k of the milestones, epochs (ibid.)
     inverse_sqrt     sqrt(tau/(s - W + tau)), tau = `timescale` or W + 1 (Vaswani et al. 2017, arXiv 1706.03762, eq. 3,
-                     whose step is s + 1 and whose warmup W + 1)
+                     whose step is s + 1 and whose warmup W + 1; so without either it is 1/sqrt(s + 1))
     wsd              1, and in the last `decay_ratio` of the run, with progress q, 1 - sqrt q, 1 - q or
                      (1 + cos pi q)/2, down to min_lr (Hu et al. 2024, arXiv 2404.06395; Hägele et al. 2024, arXiv
                      2405.18392)
@@ -34,12 +34,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import PlateauConfig, ScheduleConfig
-from trainer.dotted import named
+from trainer.dotted import check_call, named
 from trainer.epochs import Epochs
 from trainer.errors import ConfigError
 from trainer.monitor import improved
 
 Rate = Callable[[float], float]  # step -> learning rate
+FIELD = "train.schedule.name"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,17 @@ def warmup_length(config: ScheduleConfig, total: int, lengths: Epochs) -> float:
     if config.warmup_ratio is not None:
         return round(config.warmup_ratio * total)
     return max(config.one_cycle.pct_start * total - 1, 0.0) if config.name == "one_cycle" else 0
+
+
+def never_warm(config: ScheduleConfig, total: int, lengths: Epochs) -> str:
+    """That the warmup is not over when the run is, in words; empty where it is."""
+    length = warmup_length(config, total, lengths)
+    if length < total:
+        return ""
+    return (
+        f"the warmup of {length:g} steps outlasts the run of {total}, so train.optim.lr is never reached: shorten "
+        "train.schedule.warmup_*, or train for longer"
+    )
 
 
 def scaled_lr(config: ScheduleConfig, lr: float, batch_size: int) -> float:
@@ -222,16 +234,25 @@ def cyclical(c: ScheduleConfig, run: Run) -> Rate:
     return rate
 
 
+def users_own(name: str) -> Callable[[ScheduleConfig, Run], Any]:
+    """The user's `package.module:function`: called as the others are, with the configuration and the run. Raises
+    ConfigError where it cannot be."""
+    make = named(name, FIELD)
+    check_call(make, f"{FIELD}={name!r}", "let it take two arguments, the configuration and the run", None, None)
+    return make
+
+
 def _own(c: ScheduleConfig, run: Run) -> Rate:
-    """The user's `package.module:function`: called as the others are, with the configuration and the run."""
-    field = "train.schedule.name"
-    rate: Any = named(c.name, field)(c, run)
+    rate: Any = users_own(c.name)(c, run)
     if not callable(rate):
-        raise ConfigError(f"{field}={c.name!r} returns {rate!r}: return a function of the step.")
+        raise ConfigError(f"{FIELD}={c.name!r} returns {rate!r}: return a function of the step.")
+    check_call(rate, f"what {FIELD}={c.name!r} returns", "let it take one argument, the step", 0)
     for at in (run.warmup, run.total):
         value: Any = rate(at)
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{field}={c.name!r} gives the rate {value} at step {at}: make it finite and at least 0.")
+        if not hasattr(value, "__float__") or not 0 <= value < math.inf:
+            raise ConfigError(
+                f"{FIELD}={c.name!r} gives the rate {value!r} at step {at}: make it a number, finite and at least 0."
+            )
     return rate  # type: ignore[return-value]
 
 

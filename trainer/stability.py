@@ -63,9 +63,14 @@ class Spikes:
         self.rollbacks += 1
         self.cut_until = step + self.config.cooldown
 
-    @property
-    def exhausted(self) -> bool:
-        return self.rollbacks >= self.config.max_rollbacks
+    def exhausted(self, loss: float) -> str:
+        """That this jump, to `loss`, is one too many, in words; empty where it is not."""
+        if (most := self.config.max_rollbacks) > self.rollbacks:
+            return ""
+        return (
+            f"the loss jumped once more after {self.rollbacks} rollbacks: {loss:.4g}; train.rollback.max_rollbacks is "
+            f"{most}: lower train.optim.lr or set train.clip.norm, or raise it."
+        )
 
     def lr_scale(self, step: int) -> float:
         return self.config.lr_factor if step < self.cut_until else 1.0

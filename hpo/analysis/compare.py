@@ -61,8 +61,11 @@ def compare(connection: Connection, name: str, top: int | None = None) -> Compar
     objectives = study["spec"]["objectives"]
 
     trials, fronts = _ordered(reads.trial_rows(connection, study["id"]), objectives)
-    last = reads.last_values(connection, [trial["id"] for trial in trials[:top]])
-    rows = [_row(trial, objectives, fronts.get(trial["number"]), last.get(trial["id"], {})) for trial in trials[:top]]
+    shown = trials[:top]
+    metrics = reads.last_values(connection, [trial["id"] for trial in shown])
+    for trial_id, at in reads.judged(connection, study, shown).items():
+        metrics[trial_id] |= at.metrics
+    rows = [_row(trial, objectives, fronts.get(trial["number"]), metrics.get(trial["id"], {})) for trial in shown]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     leading = [column for column in columns if not column.startswith(("params.", "metrics."))]
     columns = leading + sorted(column for column in columns if column not in leading)

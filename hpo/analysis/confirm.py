@@ -13,7 +13,7 @@ from typing import Any
 
 from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
 from hpo.errors import UserError
-from hpo.objective import Objective, best_of, rank
+from hpo.objective import Objective, best_of, hold_out_of, rank
 from hpo.words import aligned, counted
 
 
@@ -39,8 +39,7 @@ def held_out(of: Found, given: str | None) -> list[str | None]:
     Raises UserError where one is given for several objectives.
     """
     if given is None:
-        parts = [one.metric.partition("/") for one in of.objectives]
-        return [f"test/{rest}" if slash and area == "val" else None for area, slash, rest in parts]
+        return [hold_out_of(one.metric) for one in of.objectives]
     if len(of.objectives) > 1:
         raise UserError(
             f"--hold-out {given}: study {of.name!r} has {len(of.objectives)} objectives, each with a held-out "

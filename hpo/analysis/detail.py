@@ -18,7 +18,7 @@ from hpo.failures import own_part
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
-from hpo.render import duration, number, sparkline
+from hpo.render import duration, judgement, number, sparkline
 from hpo.words import aligned, command, counted, endings
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         there = f"it has trials 0 to {count - 1}" if count else "it has none yet"
         raise UserError(f"study {name!r} has no trial {number}: {there}.")
     metrics = [objective["metric"] for objective in study["spec"]["objectives"]]
+    judged = reads.judged(connection, study, [row]).get(row["id"])
     place = places.place(home, study)
     tries = [dict(one) for one in connection.execute(_ATTEMPTS, {"trial": row["id"]}).mappings()]
     curves: dict[str, list[list[Any]]] = {}
@@ -66,6 +67,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         **{column: row[column] for column in _TRIAL},
         "lineage": _lineage(connection, study["id"], row),
         "values": dict(zip(metrics, row["values"] or [None] * len(metrics), strict=True)),
+        "judged": judged and _plainly(judged),
         "seconds": None if None in (row["started_at"], row["ended_at"]) else row["ended_at"] - row["started_at"],
         "seconds_trained": sum(one["ended_at"] - one["started_at"] for one in tries if one["ended_at"] is not None),
         "params": row["params"],
@@ -81,6 +83,11 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "decisions": [dict(one) for one in connection.execute(_DECISIONS, {"trial": row["id"]}).mappings()],
         "events": [dict(one) for one in connection.execute(_EVENTS, {"trial": row["id"]}).mappings()],
     }
+
+
+def _plainly(judged: reads.Judged) -> dict[str, Any]:
+    metrics = {key: _plain(value) for key, value in sorted(judged.metrics.items())}
+    return {"step": judged.step, "epoch": judged.epoch, "metrics": metrics}
 
 
 def _folds(connection: Connection, trial_id: int, metrics: Sequence[str]) -> dict[int, dict[str, list[list[Any]]]]:
@@ -172,6 +179,7 @@ def _best_trial(connection: Connection, home: Home, study: RowMapping, found: re
         "number": found.number,
         "value": found.value,
         "values": found.values,
+        "judged": trial["judged"],
         "params": found.params,
         "epoch": trial["epoch"],
         "folds": len(trial["folds"]),
@@ -218,7 +226,8 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     overrides = f"--config {shlex.quote(saved)}" if saved else overrides
     reference, name = shlex.quote(best["reference"]), f"{best['study']}-best"
     gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
-    judged = ", ".join(f"{metric} {value:.6g}" for metric, value in best["values"].items())
+    at = best["judged"] and reads.Judged(**best["judged"])
+    judged = judgement(best["values"], at, best["epoch"], lambda value: f"{value:.6g}")
     return "\n".join(
         [
             f"{best['study']}, trial {best['number']}: {judged}",
@@ -289,7 +298,11 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
         yield f"generation {trial['generation']}: descends from {' <- '.join(map(str, trial['lineage']))}{origin}"
     if trial["error"]:
         yield f"error: {trial['error']}"
-    yield from (f"{metric}: {number(value)}" for metric, value in trial["values"].items() if value is not None)
+    skipped = sum(value or 0 for _, _, value in trial["curves"].get("train/skipped_steps", ()))
+    if skipped and not trial["folds"]:  # of which a trial has the mean of each fold's best epoch
+        yield f"{counted(int(skipped), 'step')} skipped, whose loss or gradient was not finite"
+    if values := {metric: value for metric, value in trial["values"].items() if value is not None}:
+        yield judgement(values, trial["judged"] and reads.Judged(**trial["judged"]), trial["epoch"])
     yield from _section("parameters", _parameters(trial, base))
     if isinstance(base, str):
         yield f"  ({base})"

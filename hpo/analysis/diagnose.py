@@ -46,13 +46,14 @@ _CURVES = ("train/loss", "val/loss", "time/data_share")
 @dataclass(frozen=True)
 class Subject:
     """What is looked at: a configuration of a study, and of a trial also its checkpoint and what it has reported by
-    epoch, as `curves[name][i]`."""
+    epoch, as `curves[name][epoch]`; `error` is why it failed or is infeasible."""
 
     title: str
     study: Study
     config: Any
     checkpoint: Path | None = None
-    curves: dict[str, list[float]] = field(default_factory=dict)
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    error: str | None = None
     held: Row | None = None  # of a trial: its id, and the fence that it had
     place: Disk = DISK  # of the checkpoint
     sha256: str | None = None  # of its manifest
@@ -60,6 +61,13 @@ class Subject:
     @property
     def of_trial(self) -> bool:
         return self.held is not None
+
+    @property
+    def losses(self) -> tuple[list[int], list[float], list[float]]:
+        """The epochs that have reported both, and their training and validation loss."""
+        train, validation = (self.curves.get(key, {}) for key in _CURVES[:2])
+        epochs = sorted(train.keys() & validation)
+        return epochs, [train[epoch] for epoch in epochs], [validation[epoch] for epoch in epochs]
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,7 @@ class Diagnosis:
     def to_json(self) -> str:
         seen = self.seen
         body: dict[str, Any] = {"of": self.subject.title, "findings": [asdict(one) for one in self.findings]}
+        body |= {"error": self.subject.error} if self.subject.error else {}
         if seen is not None:
             body |= {"step": seen.step, "epoch": seen.epoch, "lr": seen.lr}
             body["layers"] = [asdict(layer) for layer in seen.layers]
@@ -100,13 +109,14 @@ def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
     study = load(spec.reference).configure(spec.overrides)
     config = alone(apply(study.rebuild(trial["config"], trial["config_hash"]), changes))
     kept = kept_checkpoint(trial)
-    found: dict[str, list[float]] = {}
+    found: dict[str, dict[int, float]] = {}
     for _, key, _, epoch, value in rows:
         if epoch is not None:
-            found.setdefault(key, []).append(value)
+            found.setdefault(key, {})[epoch] = value
     checkpoint = home.checkpoints(name, number) / Path(kept["path"]).name if kept else None
     at, sha256 = places.place(home, row), kept["sha256"] if kept else None
-    return Subject(f"{name}, trial {number}", study, config, checkpoint, found, held, at, sha256)
+    error = trial["error"] and f"{trial['state']}: {trial['error']}"
+    return Subject(f"{name}, trial {number}", study, config, checkpoint, found, error, held, at, sha256)
 
 
 @dataclass(frozen=True)
@@ -179,12 +189,13 @@ def _reported(subject: Subject) -> list[Finding]:
         return [unmeasured(check, "nothing was reported: name a trial") for check in curves.CHECKS]
     by_epoch = subject.curves
     if missing := [key for key in _CURVES[:2] if key not in by_epoch]:
-        return [unmeasured(check, f"{' and '.join(missing)} was not reported") for check in curves.CHECKS]
-    found = curves.findings(by_epoch["train/loss"], by_epoch["val/loss"])
+        return [unmeasured(check, f"no {' and no '.join(missing)} was reported") for check in curves.CHECKS]
+    epochs, train, validation = subject.losses
+    found = curves.findings(train, validation, epochs)
     if shares := by_epoch.get("time/data_share"):
         from trainer.diagnose.trial import loading
 
-        found.append(loading(fmean(shares), subject.config.train))
+        found.append(loading(fmean(shares.values()), subject.config.train))
     return found
 
 
@@ -199,11 +210,10 @@ def _pictures(subject: Subject, seen: Examined | None) -> Iterator[tuple[str, An
         if seen.landscape is not None and np.isfinite(seen.landscape.losses).any():
             yield "landscape.png", pictures.landscape(at, seen.landscape)
             yield "landscape_lines.png", pictures.lines(at, seen.landscape)
-    train, validation = (subject.curves.get(key, []) for key in _CURVES[:2])
-    if (epochs := min(len(train), len(validation))) and any(map(math.isfinite, validation)):
-        shown = range(1, epochs + 1)
-        best = curves.best_epoch(validation)
-        yield "curves.png", pictures.curves(subject.title, shown, train[:epochs], validation[:epochs], best)
+    epochs, train, validation = subject.losses
+    if any(map(math.isfinite, validation)):
+        best = epochs[curves.best(validation)]
+        yield "curves.png", pictures.curves(subject.title, epochs, train, validation, best)
 
 
 def describe(found: Diagnosis) -> str:
@@ -212,6 +222,8 @@ def describe(found: Diagnosis) -> str:
     if seen is not None:
         at = f"the checkpoint of step {seen.step} (epoch {seen.epoch})" if seen.step else "an untrained model"
         lines[0] += f": {at}, trained on at a learning rate of {seen.lr:.3g}"
+    if found.subject.error:
+        lines.append(f"  {found.subject.error}")
     width = max(len(one.check) for one in found.findings)
     state = max(len(one.verdict) for one in found.findings)
     for one in found.findings:

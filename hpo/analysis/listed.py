@@ -23,8 +23,6 @@ from hpo.trained import declared
 from hpo.words import command, counted
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-
     from hpo.home import Home
     from hpo.ledger import Ledger
 
@@ -176,33 +174,15 @@ def repeats(ledger: Ledger, name: str, hold_outs: Sequence[str | None] = ()) -> 
     with ledger.read() as connection:
         row = reads.study_row(connection, name)
         listed = row["spec"]["listed"]
-        metrics = [one["metric"] for one in row["spec"]["objectives"]]
         grouped: dict[str, list[Repeat]] = {one["label"]: [] for one in listed}
-        curves = _curves(connection, row["id"], [*metrics, *filter(None, hold_outs)])
-        for trial in reads.trial_rows(connection, row["id"]):
-            if trial["state"] in TERMINAL_STATES:
-                number = trial["number"]
-                complete = trial["state"] == "complete" and trial["values"]
-                values = trial["values"] if complete else [None] * len(metrics)
-                at = _step(curves.get((number, metrics[0]), {}), values[0])
-                held = [None if at is None else curves.get((number, key or ""), {}).get(at) for key in hold_outs]
-                grouped[listed[number]["label"]].append(Repeat(values, held))
+        trials = [one for one in reads.trial_rows(connection, row["id"]) if one["state"] in TERMINAL_STATES]
+        judged = reads.judged(connection, row, [one for one in trials if one["state"] == "complete"])
+        for trial in trials:
+            at, complete = judged.get(trial["id"]), trial["state"] == "complete" and trial["values"]
+            values = trial["values"] if complete else [None] * len(row["spec"]["objectives"])
+            held = [at.metrics.get(key or "") if at else None for key in hold_outs]
+            grouped[listed[trial["number"]]["label"]].append(Repeat(values, held))
     return grouped
-
-
-def _curves(connection: Connection, study_id: int, keys: Sequence[str]) -> dict[tuple[int, str], dict[int, float]]:
-    found: dict[tuple[int, str], dict[int, float]] = {}
-    for number, key, step, _, value in reads.curves(connection, study_id, keys):
-        found.setdefault((number, key), {})[step] = value
-    return found
-
-
-def _step(curve: Mapping[int, float], value: float | None) -> int | None:
-    """The step at which the trial was judged: the last one, if it has the trial's value, else the first that has."""
-    if value is None or not curve:
-        return None
-    last = max(curve)
-    return last if curve[last] == value else next((step for step in sorted(curve) if curve[step] == value), None)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,12 @@ WIDTH, ROWS = 72, 11
 
 @dataclass(frozen=True)
 class Curve:
-    """`rates[s]` is the learning rate of update s; `settings` names what it was made of."""
+    """`rates[s]` is the learning rate of update s; `settings` names what it was made of, `notes` what else to know."""
 
     settings: str
     rates: list[float]
     epochs: Epochs
+    notes: Sequence[str] = ()
 
 
 def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | None = None) -> Curve:
@@ -33,7 +35,7 @@ def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | N
     from trainer import optim
     from trainer.config import TrainConfig
     from trainer.epochs import Epochs
-    from trainer.schedule import scaled_lr, schedule
+    from trainer.schedule import never_warm, scaled_lr, schedule
 
     study = load(reference).configure(overrides)
     config: Any = study.config
@@ -50,7 +52,11 @@ def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | N
         rates = [lr_at(step) * task.lr_scale(step / total) for step in range(total)]
     given = train.schedule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
     settings = " ".join([train.schedule.name, *(f"{field}={value}" for field, value in given.items())])
-    return Curve(f"{study.name}: {settings}", rates, epochs)
+    notes = filter(None, [never_warm(train.schedule, total, epochs)])
+    if train.schedule.name == "plateau":
+        own = train.schedule.plateau
+        notes = [*notes, f"falls to {own.factor:g} of itself at each plateau of {own.monitor}, which only a run knows"]
+    return Curve(f"{study.name}: {settings}", rates, epochs, [*notes])
 
 
 def describe(found: Curve) -> str:
@@ -63,11 +69,12 @@ def describe(found: Curve) -> str:
     bars = "".join(BARS[min(int(rate / top * len(BARS)), len(BARS) - 1)] for rate in line)
     later = [f", {steps} from epoch {epoch} on" for epoch, steps in found.epochs.later]
     of = "".join([f"{counted(len(rates), 'step')} of {found.epochs.steps} an epoch", *later])
-    return "\n".join([f"{found.settings} ({of})", bars, f"{'step':>8}  {'epoch':>8}  lr", *rows])
+    return "\n".join([f"{found.settings} ({of})", *found.notes, bars, f"{'step':>8}  {'epoch':>8}  lr", *rows])
 
 
 def draw(found: Curve, path: Path) -> None:
     """Write a picture of the curve."""
     from trainer import plots
 
-    plots.save(plots.learning_rates(found.settings, found.rates, found.epochs), path)
+    title = "\n".join([found.settings, *(line for note in found.notes for line in textwrap.wrap(note, 80))])
+    plots.save(plots.learning_rates(title, found.rates, found.epochs), path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, select
+from sqlalchemy import and_, bindparam, func, select, tuple_
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
@@ -194,6 +194,54 @@ def last_values(connection: Connection, trial_ids: Sequence[int]) -> dict[int, d
     for start in range(0, len(trial_ids), PAGE):
         for trial_id, key, value in connection.execute(_LAST, {"trials": list(trial_ids[start : start + PAGE])}):
             found.setdefault(trial_id, {})[key] = math.nan if value is None else value
+    return found
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Where a trial was judged: the step, the epoch that it closes, and all that was reported there (fold 0)."""
+
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+
+
+_OBJECTIVES = (
+    select(*(reports.c[name] for name in ("trial_id", "step", "epoch", "key", "value")))
+    .where(_of_fold_0, reports.c.epoch.is_not(None), reports.c.key.in_(bindparam("metrics", expanding=True)))
+    .order_by(reports.c.trial_id, reports.c.step)
+)
+_AT = select(reports.c.trial_id, reports.c.key, reports.c.value).where(
+    reports.c.trial_id.in_(bindparam("trials", expanding=True)),  # SQLite finds no index for pairs alone
+    tuple_(reports.c.trial_id, reports.c.step).in_(bindparam("places", expanding=True)),
+    reports.c.fold == 0,
+)
+
+
+def judged(connection: Connection, study: RowMapping, rows: Sequence[Mapping[Any, Any]]) -> dict[int, Judged]:
+    """Trial id -> where it was judged, for the rows of trials that have values.
+
+    That is the step whose objectives are these values: the last one, or by `select="best"` the first, as they were
+    chosen (`Curves.judge`).
+    """
+    objectives = study["spec"]["objectives"]
+    metrics, first = [one["metric"] for one in objectives], objectives[0]["select"] == "best"
+    values = {row["id"]: list(row["values"]) for row in rows if row["values"]}
+    found: dict[int, Judged] = {}
+    for start in range(0, len(values), PAGE):
+        points: dict[tuple[int, int, int], dict[str, float]] = {}
+        where = {"trials": list(values)[start : start + PAGE], "metrics": metrics}
+        for trial_id, step, epoch, key, value in map(tuple, connection.execute(_OBJECTIVES, where)):
+            points.setdefault((trial_id, step, epoch), {})[key] = value
+        at: dict[int, Judged] = {}
+        for (trial_id, step, epoch), point in points.items():
+            if [point.get(metric) for metric in metrics] == values[trial_id] and not (first and trial_id in at):
+                at[trial_id] = Judged(step, epoch, {})
+        places = [(trial_id, one.step) for trial_id, one in at.items()]
+        looked_up = {"trials": list(at), "places": places}
+        for trial_id, key, value in connection.execute(_AT, looked_up) if at else ():
+            at[trial_id].metrics[key] = math.nan if value is None else value
+        found |= at
     return found
 
 

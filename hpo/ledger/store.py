@@ -157,7 +157,7 @@ def _engine(url: str, create: bool) -> Engine:
         try:
             return sa.create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
         except ModuleNotFoundError as error:
-            raise StorageError("PostgreSQL needs psycopg: pip install 'hpo[postgres]'.") from error
+            raise UserError("PostgreSQL needs psycopg: pip install 'hpo[postgres]'.") from error
     raise UserError(
         f"--storage {parsed.render_as_string(hide_password=True)} is not supported: use sqlite:///PATH or postgresql+psycopg://..."
     )

@@ -90,7 +90,7 @@ _PREEMPTIONS = (
 class Facts:
     """The rows that belong to some trials, read in one query per table."""
 
-    def __init__(self, connection: Connection, tracker: str, rows: Sequence[RowMapping]) -> None:
+    def __init__(self, connection: Connection, tracker: str, study: RowMapping, rows: Sequence[RowMapping]) -> None:
         ids = [row["id"] for row in rows]
         self.values = _grouped(connection.execute(_VALUES, {"tracker": tracker, "trials": ids}).mappings())
         self.checkpoints = _grouped(connection.execute(_CHECKPOINTS, {"trials": ids}).mappings())
@@ -98,9 +98,10 @@ class Facts:
         self.artifacts = _grouped(row for row in told if row["kind"] == "artifact")
         self.shrunk = _grouped(row for row in told if "micro_batch_size" in row["fields"])
         self.preemptions = {row.trial_id: row.times for row in connection.execute(_PREEMPTIONS, {"trials": ids})}
-        ended = [row["id"] for row in rows if row["state"] in TERMINAL_STATES]
+        over = [row for row in rows if row["state"] in TERMINAL_STATES]
+        ended = [row["id"] for row in over]
         saved = [trial for trial in ended if trial in self.checkpoints]
-        self.last = reads.last_values(connection, ended)
+        self.last, self.judged = reads.last_values(connection, ended), reads.judged(connection, study, over)
         self.saved = _grouped(connection.execute(_SAVED, {"trials": saved}).mappings()) if saved else {}
         pruned = [row["id"] for row in rows if row["state"] == "pruned"]
         self.stops = _grouped(connection.execute(_STOPS, {"trials": pruned}).mappings()) if pruned else {}

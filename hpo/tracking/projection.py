@@ -109,7 +109,7 @@ def pending(
     rows = connection.execute(PENDING, where).mappings().all()
     if not rows:
         return []
-    facts = Facts(connection, tracker, rows)
+    facts = Facts(connection, tracker, study, rows)
     place = places.place(home, study)
     batches = [_batch(study, row, facts, home, place) for row in rows]
     return [
@@ -223,8 +223,8 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
         models = artifacts.models(study, trial, found, _reported(facts.saved.get(trial["id"], [])), root)
     if ended:
         kept = [row for row in found if row["state"] == "kept"]
-        last = facts.last.get(trial["id"], {})
-        texts[results.NAME] = results.text(study, trial, last, kept, lambda row: checkpoint_name(row["step"]))
+        last, judged = facts.last.get(trial["id"], {}), facts.judged.get(trial["id"])
+        texts[results.NAME] = results.text(study, trial, last, judged, kept, lambda row: checkpoint_name(row["step"]))
     return Batch(
         points=_points(study, trial, facts.values.get(trial["id"], [])),
         params={path: _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},

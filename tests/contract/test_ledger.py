@@ -34,7 +34,7 @@ from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 
 SPEC = {
-    "objectives": [{"metric": "val/loss", "direction": "minimize"}],
+    "objectives": [{"metric": "val/loss", "direction": "minimize", "select": "last"}],
     "metrics": ["train/loss", "val/*"],
     "strategy": {"name": "none"},
 }

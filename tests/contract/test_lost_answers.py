@@ -18,7 +18,7 @@ from trainer.errors import Fenced
 from trainer.report import CheckpointRef, Outcome, Verdict
 
 ME = Process.current()
-SPEC = {"objectives": [{"metric": "val/loss", "direction": "minimize"}], "metrics": ["val/*"]}
+SPEC = {"objectives": [{"metric": "val/loss", "direction": "minimize", "select": "last"}], "metrics": ["val/*"]}
 
 
 def lose_next_answer(ledger: Ledger, then: Callable[[], Any] = lambda: None) -> list[int]:

@@ -20,7 +20,7 @@ from trainer.config import Frozen, PlateauConfig, ScheduleConfig, TrainConfig
 from trainer.config.schedule import OWN_FIELDS
 from trainer.epochs import Epochs
 from trainer.errors import ConfigError
-from trainer.schedule import SCHEDULES, WARMUPS, Plateau, Run, scaled_lr, schedule, warmup_length
+from trainer.schedule import SCHEDULES, WARMUPS, Plateau, Run, never_warm, scaled_lr, schedule, warmup_length
 
 NAMES = tuple(OWN_FIELDS)
 LR = 0.3
@@ -451,9 +451,37 @@ def test_a_function_of_the_users_own(monkeypatch):
         ("nowhere.at_all:f", "no module 'nowhere.at_all'"),
         ("mine:negative", "gives the rate -1.0 at step 0"),
         ("mine:number", "returns 1.0: return a function of the step"),
+        ("mine:alone", r"too many positional arguments\): let it take two arguments, the configuration and the run"),
+        ("mine:a_text", "gives the rate '0.1' at step 0: make it a number"),
+        ("mine:of_two", r"missing a required argument: 'b'\): let it take one argument, the step"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused(monkeypatch, name, message):
-    module_with(monkeypatch, negative=lambda c, run: lambda step: -1.0, number=lambda c, run: 1.0)
+    module_with(
+        monkeypatch,
+        negative=lambda c, run: lambda step: -1.0,
+        number=lambda c, run: 1.0,
+        alone=lambda step: 0.1,
+        a_text=lambda c, run: lambda step: "0.1",
+        of_two=lambda c, run: lambda a, b: 0.1,
+    )
     with pytest.raises(ConfigError, match=message):
         schedule(ScheduleConfig(name=name), LR, 10, Epochs(1))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"warmup_steps": 40}, True),
+        ({"warmup_steps": 39}, False),  # the last of the 40 updates is at the peak
+        ({"warmup_epochs": 4}, True),
+        ({"warmup_ratio": 0.5}, False),
+        ({"name": "one_cycle"}, False),
+        ({}, False),
+    ],
+)
+def test_a_warmup_that_outlasts_the_run_is_told_where_the_peak_is_never_reached(given, told):
+    config, lengths = ScheduleConfig(**given), Epochs(10)
+    lr_at = schedule(config, LR, 40, lengths)
+    assert bool(never_warm(config, 40, lengths)) is told
+    assert (max(lr_at(s) for s in range(40)) < LR * (1 - 1e-9)) is told

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,13 +20,14 @@ from pydantic import BaseModel
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
-from hpo import Int, Objective, Study, preflight
+from hpo import Choice, Int, Objective, Study, preflight
 from hpo.cli import app
-from hpo.errors import HomeError
+from hpo.errors import HomeError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, store, tables
 from hpo.spec import StudySpec
 from hpo.tracking import mlflow
+from studies.mlp.config import Config as MlpConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
 
@@ -57,6 +59,11 @@ def never_started(home: Home) -> None:
     assert not (home.root / "logs").exists()
     assert not (home.root / "mlflow.db").exists()
     assert not (home.root / "ledger.db").exists()
+
+
+def spec_of(study: Study) -> StudySpec:
+    judged = {"objectives": [one.to_json() for one in study.objectives], "metrics": []}
+    return StudySpec(reference="own", name="own", sampler="tpe", strategy={"name": "none"}, window=1, **judged)
 
 
 def run(*arguments: str, home: Home) -> str:
@@ -105,6 +112,23 @@ def run(*arguments: str, home: Home) -> str:
         ),
         (["--study", "mlp", "-o", "train.optim.sam.rho=0.1"], ["train.optim.wrap is 'none'", "to sam, or leave"]),
         (
+            ["--study", "mlp", "-o", "train.optim.lookahead.k=3"],
+            ["train.optim.lookahead.k is set", "'none', which does not read it", "to lookahead, or leave"],
+        ),
+        (
+            ["--study", "mlp", "-o", "train.optim.name=ranger", "-o", "train.optim.wrap=lookahead"],
+            ["train.optim.wrap is 'lookahead'", "'ranger', which is RAdam within Lookahead"],
+        ),
+        (
+            ["--study", "mlp", "-o", "train.rollback.max_rollbacks=3"],
+            ["train.rollback.max_rollbacks is set", "set train.rollback.enabled to True"],
+        ),
+        (
+            ["--study", "mlp", "-o", "train.micro_batch_size=auto", "-o", "train.device=cpu"],
+            ["train.micro_batch_size=auto needs a bound on a CPU", "train.memory_limit"],
+        ),
+        (["--study", "mlp", "-o", "train.micro_batch_size=auto"], ["train.micro_batch_size=auto needs a bound"]),
+        (
             ["--study", "mlp", "-o", "train.average.decay=0.5", "-o", "train.average.name=swa"],
             ["train.average.decay is set, and train.average.name is 'swa'", "to ema, or leave"],
         ),
@@ -118,6 +142,62 @@ def test_flags(home, tmp_path, monkeypatch, arguments, words):
     sentence = run(*arguments, home=home)
     for word in words:
         assert word in sentence
+
+
+OF_ONES_OWN = """
+import torch
+
+class Signs(torch.optim.Optimizer):
+    def __init__(self, params, lr, weight_decay, beta=0.9):
+        raise RuntimeError("nothing is made of it yet")
+
+def of_the_step(step):
+    return 0.1
+
+a_number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"optim.name": "given_of_mine:Signs", "optim.options.betta": "0.5"},
+            ["train.optim.name='given_of_mine:Signs'", "'betta'): let it take lr, weight_decay, betta, or change"],
+        ),
+        ({"optim.name": "given_of_mine:a_number"}, ["is 3, which cannot be called"]),
+        (
+            {"schedule.name": "given_of_mine:of_the_step"},
+            ["train.schedule.name='given_of_mine:of_the_step'", "two arguments, the configuration and the run"],
+        ),
+        ({"schedule.name": "given_of_mine:a_number"}, ["is 3, which cannot be called"]),
+    ],
+)
+def test_what_a_part_of_ones_own_does_not_take_is_told_before_a_study_is_written(
+    home, tmp_path, monkeypatch, given, words
+):
+    (tmp_path / "given_of_mine.py").write_text(OF_ONES_OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    sentence = run("--study", "mlp", *(f"-otrain.{path}={value}" for path, value in given.items()), home=home)
+    for word in words:
+        assert word in sentence
+
+
+@pytest.mark.parametrize("searched", ["train.optim.name", "train.optim.wrap"])
+def test_what_some_trial_reads_may_be_set(searched):
+    """Lookahead's steps where Ranger is among the optimizers, or Lookahead among the wraps; not where neither is."""
+    options = {"train.optim.name": ["adamw", "ranger"], "train.optim.wrap": ["none", "lookahead"]}
+    for choices, refused in ((options[searched], False), (options[searched][:1], True)):
+        space = {searched: Choice([*choices, *(["sgd"] if searched == "train.optim.name" else ["sam"])])}
+        declared = Study("own", MlpConfig(), type("Task", (), {}), space, [Objective("val/loss")])
+        with pytest.raises(UserError, match=r"lookahead\.k is set") if refused else nullcontext():
+            preflight.check(study := declared.configure({"train.optim.lookahead.k": 3}), spec_of(study))
+
+
+def test_a_bound_of_the_memory_is_not_asked_for_where_the_workers_are_elsewhere():
+    declared = Study("own", MlpConfig(), type("Task", (), {}), {"train.seed": Int(1, 4)}, [Objective("val/loss")])
+    study = declared.configure({"train.micro_batch_size": "auto"})
+    preflight.check(study, spec_of(study), here=False)
 
 
 @pytest.mark.parametrize(
@@ -518,6 +598,4 @@ def test_a_monitor_of_the_users_own_need_not_be_a_metric():
         nested: dict[str, bool] = {"monitor": True}
 
     study = Study("own", Config(), type("Task", (), {}), {"monitor": Int(1, 4)}, [Objective("val/loss")])
-    judged = {"objectives": [one.to_json() for one in study.objectives], "metrics": []}
-    spec = StudySpec(reference="own", name="own", sampler="tpe", strategy={"name": "none"}, window=1, **judged)
-    preflight.check(study, spec)
+    preflight.check(study, spec_of(study))

@@ -177,6 +177,68 @@ def test_what_is_not_finite_is_named():
     assert "parameter 4.bias is not finite" in seen.findings[0].advice
 
 
+def test_a_loss_that_jumps_is_looked_at_and_not_passed_over():
+    class Jumps(Toy):
+        def loss(self, model: nn.Module, batch) -> Loss:
+            loss = super().loss(model, batch)
+            return Loss(loss.sum * (math.nan if self.step == 3 else 1.0), loss.count)
+
+    rollback = {"enabled": True, "min_history": 2}
+    seen = examine(Jumps(None), config(rollback=rollback), steps=6, points=0)
+    assert seen.findings[0].verdict == "not finite"
+    assert "1 of 6 steps" in seen.findings[0].figure
+
+
+FAILS = """
+from torch import nn
+import torch
+from hpo import Float, Objective, Study
+from trainer.config import Frozen, TrainConfig
+from trainer.data import TensorDataset
+from trainer.task import Loss, Task
+
+class Config(Frozen):
+    train: TrainConfig = TrainConfig(num_epochs=8)
+
+class Fails(Task):
+    def model(self):
+        return nn.Linear(2, 1)
+    def train_set(self):
+        return TensorDataset(torch.ones(8, 2))
+    def loss(self, model, batch):
+        if self.step >= STEP:
+            raise ValueError("not today")
+        out = model(batch[0])
+        return Loss(out.square().sum(), len(out))
+    def evaluate(self, model):
+        return {"val/loss": 0.5}
+
+STUDY = Study("fails", Config(), Fails, {"train.optim.lr": Float(1e-4, 1e-2)}, [Objective("val/loss")])
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "said"), [(0, "no train/loss and no val/loss was reported"), (2, "2 epochs are too few")]
+)
+def test_of_a_trial_that_failed_its_error_is_said(tmp_path, step, said):
+    """Before its first checkpoint and after; there what it would do next fails in the same way."""
+    file, home = tmp_path / "fails.py", ("--home", str(tmp_path / "home"))
+    file.write_text(FAILS.replace("STEP", str(step)))
+    assert hpo("run", "--study", str(file), "--trials", "1", "--executor", "inline", *home).exit_code == 1
+    file.write_text(FAILS.replace("STEP", "10**9"))
+    shown = hpo("diagnose", "0", *home, "--print-only", "--points", "0")
+    assert shown.exit_code == 0, shown.output
+    assert "\n  failed: " in shown.stdout and "not today" in shown.stdout
+    assert said in shown.stdout
+    assert "not today" in json.loads(hpo("diagnose", "0", *home, "--print-only", "--json").stdout)["error"]
+
+
+def test_a_checkpoint_to_start_from_that_is_none_is_named_by_its_field(tmp_path):
+    shown = hpo("diagnose", "--study", "mlp", "--steps", "1", "-o", f"train.resume_from={tmp_path}/nowhere")
+    assert shown.exit_code == 2, shown.output
+    assert shown.stderr.startswith(f"error: train.resume_from: checkpoint {tmp_path}/nowhere cannot be used")
+
+
 def test_a_loss_that_takes_its_time_over_data_is_told_to_use_workers():
     class Slow(Toy):
         def augment(self, sample, generator):

@@ -37,7 +37,8 @@ STUDY = replace(MLP, name="better", enqueue=[STILL, QUICK])
 # Keeps what it is asked; its best is what $FOUND says.
 ASKED = """#!/bin/sh
 printf '%s\\n' "$*" >> "$HPO_HOME/asked"
-[ "$1" = best ] && echo "$FOUND" > "$5"
+[ "$1 $4" = "best --save" ] && echo "$FOUND" > "$5"
+[ "$1 $4" = "best " ] && echo "$3, trial 0: val/a 1, test/a 2" && echo "metrics: $HPO_HOME/checkpoints/$3/metrics.json"
 exit 0
 """
 
@@ -52,10 +53,12 @@ def make(home: Path, target: str, *given: str, arguments: str = QUICK, bin: Path
     return done.stdout
 
 
-def left(said: str) -> Path:
-    """The metrics that the last line of a target names."""
-    (path,) = re.findall(r"^metrics and checkpoints: (.+)$", said, re.MULTILINE)
-    return Path(path)
+def left(said: str) -> list[tuple[str, Path]]:
+    """(the trained study and what came of it, its metrics), as the last lines of a target name them."""
+    found = re.findall(r"^(\S+, trial 0: .+)\n(?:checkpoint: .+\n)?metrics: (.+)\n", said, re.MULTILINE)
+    last = [line for line in said.splitlines() if not line.startswith("make")][-1]  # a target of targets says it leaves
+    assert last == f"metrics: {found[-1][1]}"
+    return [(line, Path(path)) for line, path in found]
 
 
 @pytest.fixture
@@ -84,33 +87,43 @@ def test_one_name_is_one_configuration(target, asked):
         said, commands = asked(target, "HPO_STUDY=mlp", **other)
         found = [command[command.index("--name") + 1] for command in commands if "--name" in command]
         if target in TRAINED:
-            shown = str(left(said)).replace("{0,1,2}", "2")
-            assert shown.endswith(f"/checkpoints/{found[-1]}/00000/metrics.json")
+            assert [line for line, _ in left(said)] == [f"{name}, trial 0: val/a 1, test/a 2" for name in found]
             assert found[0].startswith(TRAINED[target])
         return found
 
     first = names()
     assert len(set(first)) == len(first) == (3 if target == "train-integrated-safe" else 1)
     assert names() == first, "the same configuration is there already"
+    assert names(arguments=f"--workers 3 {QUICK} --cpus-per-worker=2") == first, "the same, trained elsewhere"
     assert not {*first} & {*names(arguments=f"{QUICK} -o train.seed=1")}
     if target in ("train-optimized", "train-integrated-safe"):
         assert not {*first} & {*names(best="model: {dropout: 0.2}")}
 
 
+def test_a_home_that_only_some_of_the_commands_would_see_is_refused(tmp_path):
+    for flag, variable in (("--home", "HPO_HOME"), ("--storage=", "HPO_STORAGE")):
+        call = ["make", "READY=", f"HPO_ARGS=--workers 2 {flag} {tmp_path}", "train-optimized"]
+        done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and f"give {variable}=... instead" in done.stderr and not done.stdout
+
+
 @pytest.mark.parametrize("target", ["hpo-run", "hpo-resume", "hpo-status", "hpo-ui", "train-integrated", *TRAINED])
 @pytest.mark.parametrize("study", ["mlp", "somewhere/mine.py"])
 def test_what_is_asked_can_be_asked(target, study, asked):
-    """The flags exist; a study in a file is found again by the name it was run under."""
+    """The flags exist; a study in a file is found again by the name it was run under, and so is what is trained."""
     _, commands = asked(target, f"HPO_STUDY={study}", arguments="")
     assert commands
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
+    known = {Path(study).stem}
     for command in commands:
         name, sub, rest = group.resolve_command(group.make_context("hpo", command[:1], resilient_parsing=True), command)
         assert sub, command
         params = sub.make_context(name, rest).params
-        if name != "run" and "study" in params and not target.endswith("safe"):
-            assert params["study"] == Path(study).stem
+        if name == "run":
+            known.add(params["name"] or params["study"])
+        elif "study" in params:
+            assert params["study"] in known
 
 
 @pytest.mark.slow
@@ -119,9 +132,9 @@ def test_the_best_is_trained_again_when_it_is_another_one(tmp_path):
     home, study = tmp_path / "home", tmp_path / "better.py"
     study.write_text(BETTER)
     make(home, "hpo-run", f"HPO_STUDY={study}", "HPO_TRIALS=1")
-    first = left(make(home, "train-optimized", f"HPO_STUDY={study}"))
+    [(_, first)] = left(make(home, "train-optimized", f"HPO_STUDY={study}"))
     make(home, "hpo-run", f"HPO_STUDY={study}", "HPO_TRIALS=2")
-    second = left(make(home, "train-optimized", f"HPO_STUDY={study}"))
+    [(_, second)] = left(make(home, "train-optimized", f"HPO_STUDY={study}"))
     assert first != second and first.is_file() and second.is_file()
     accuracies = [json.loads(path.read_text())["metrics"]["val/accuracy"] for path in (first, second)]
     assert accuracies[0] < 0.5 < accuracies[1]
@@ -129,7 +142,8 @@ def test_the_best_is_trained_again_when_it_is_another_one(tmp_path):
 
 @pytest.mark.slow
 def test_another_configuration_of_atft_is_trained_beside_the_first(tmp_path):
-    paths = [left(make(tmp_path, "train-atft", arguments=f"{SMALL} -o model.dropout={x}")) for x in (0.1, 0.2)]
+    said = [make(tmp_path, "train-atft", arguments=f"{SMALL} -o model.dropout={x}") for x in (0.1, 0.2)]
+    paths = [left(one)[0][1] for one in said]
     assert paths[0] != paths[1] and all("val/rank_ic_5d" in path.read_text() for path in paths)
 
 
@@ -144,13 +158,18 @@ def test_a_search_is_resumed_looked_at_and_tried_out(tmp_path):
 
 @pytest.mark.slow
 def test_a_search_and_its_best_are_one_target(tmp_path):
-    best = left(make(tmp_path, "train-integrated", "HPO_STUDY=mlp", "HPO_TRIALS=2"))
-    assert "val/accuracy" in best.read_text()
+    [(said, best)] = left(make(tmp_path, "train-integrated", "HPO_STUDY=mlp", "HPO_TRIALS=2"))
+    assert "val/accuracy" in said and "val/accuracy" in best.read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_best_of_atft_is_trained_on_every_fold(tmp_path):
-    shown = left(make(tmp_path, "train-integrated-safe", "HPO_TRIALS=1", arguments=SMALL))
-    folds = [Path(str(shown).replace("{0,1,2}", fold)) for fold in "012"]
-    assert all("test/rank_ic_5d" in path.read_text() for path in folds)
+    """What is said at the end of each fold is of the epoch that it is judged by, on the test days too."""
+    folds = left(make(tmp_path, "train-integrated-safe", "HPO_TRIALS=1", arguments=f"{SMALL} -o train.num_epochs=3"))
+    assert [line.split("-")[2] for line, _ in folds] == ["0", "1", "2"]
+    for line, path in folds:
+        judged = json.loads(path.read_text())["judged"]
+        said = (f"{name} {judged['metrics'][name]:.6g}" for name in ("val/rank_ic_5d", "test/rank_ic_5d"))
+        of = "" if judged["epoch"] == 3 else f" (epoch {judged['epoch']} of 3)"
+        assert line.endswith(f", trial 0: {', '.join(said)}{of}")

@@ -93,6 +93,7 @@ def test_too_many_jumps_end_the_trial_and_say_so(tmp_path):
     ended = trial.attempt()
     assert ended.kind == "nonfinite"
     assert "once more after 2 rollbacks" in ended.error
+    assert "train.rollback.max_rollbacks is 2: lower train.optim.lr" in ended.error
     assert [kind for kind, _ in trial.reporter.events].count("loss_jumped") == 3
 
 

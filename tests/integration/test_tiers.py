@@ -12,9 +12,13 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from hpo.cli import app
+from hpo.config import as_json, flatten
+from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import asks, trials
+from hpo.run import Request, declare
+from hpo.study import load
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
 
@@ -67,3 +71,19 @@ def test_the_second_tier_is_searched_around_the_best_of_the_first(tmp_path, monk
         assert {path: row["config"][path] for path in best["params"]} == best["params"]
         assert SECOND <= row["params"].keys() <= SECOND | (FIRST - best["params"].keys())
     assert len({(row["params"]["num_heads"], row["params"]["hidden_size"]) for row in two}) > 3
+
+
+def test_a_dimension_that_is_pinned_beyond_the_tier_keeps_its_value_whatever_is_enqueued(tmp_path):
+    """Both by the declaration, which enqueues its defaults, and by a file; a field that is no dimension is refused."""
+    ledger = Ledger(Home(tmp_path).create().storage)
+    study = load("gpt")
+    beyond = next(path for path in study.enqueue[0] if path not in study.upto(1).space.paths)
+    pinned = 2 * int(dict(study.enqueue[0])[beyond])
+    for enqueue in (None, [{beyond: pinned // 2}]):
+        request = Request(Home(tmp_path), "gpt", overrides={beyond: pinned}, tier=1, enqueue=enqueue)
+        declared, _ = declare(request, ledger, workers=1)
+        assert flatten(as_json(declared.config))[beyond] == pinned
+        assert all(beyond not in entry for entry in declared.enqueue)
+    with pytest.raises(UserError, match="is no dimension of the space"):
+        declare(Request(Home(tmp_path), "gpt", tier=1, enqueue=[{"model.hiden": 1}]), ledger, workers=1)
+    ledger.close()

@@ -226,6 +226,14 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(given, on_device, t
     assert all(math.isfinite(loss) for loss in curve(trial, "train/loss"))
 
 
+@pytest.mark.parametrize("warmup", [1, 1000])
+def test_a_warmup_that_outlasts_the_run_is_an_event_once(warmup, tmp_path):
+    trial = uninterrupted(tmp_path, task=Plain, num_epochs=2, schedule={"warmup_steps": warmup})
+    trial.attempt()  # which has nothing left to train
+    told = [fields for kind, fields in trial.reporter.events if kind == "warmup_not_over"]
+    assert [one["step"] for one in told] == ([0] if warmup == 1000 else [])
+
+
 class BadInThePass(Plain):
     """The loss is not finite in the window of step 0, in the pass of that number alone."""
 

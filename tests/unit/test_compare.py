@@ -44,7 +44,10 @@ def test_complete_trials_come_first_best_first_then_by_number(ledger):
 
 
 def test_minimised_objectives_are_sorted_ascending(tmp_path):
-    objectives = [{"metric": "val/loss", "direction": "minimize"}, {"metric": "val/accuracy", "direction": "maximize"}]
+    objectives = [
+        {"metric": "val/loss", "direction": "minimize", "select": "last"},
+        {"metric": "val/accuracy", "direction": "maximize"},
+    ]
     ledger = open_crafted(tmp_path / "two.db", objectives=objectives)
     put_trial(ledger, 0, "complete", values=[0.5, 0.1])
     put_trial(ledger, 1, "complete", values=[0.2, 0.0])
@@ -81,6 +84,18 @@ def put_wide(ledger) -> dict[str, set[str]]:
         metrics = {"val/loss": float(i)} | {f"val/metric_{j}": i + j / 100 for j in range(12)}
         put_trial(ledger, i, "complete", (0.1 * i,), params=params, metrics=metrics | {"time/epoch_seconds": 1.5})
     return {path: set(values) for path, values in given.items()}
+
+
+def test_metrics_are_those_of_the_epoch_that_a_trial_is_judged_by(tmp_path):
+    best = {"metric": "val/accuracy", "direction": "maximize", "select": "best"}
+    opened = open_crafted(tmp_path / "best.db", objectives=[best])
+    held_out = {"test/accuracy": (0.4, 0.6, 0.3)}
+    put_trial(opened, 0, "complete", (0.5, 0.9, 0.7), metrics=held_out, values=[0.9])
+    put_trial(opened, 1, "failed", (0.5, 0.9, 0.7), metrics=held_out, values=None)
+    judged, failed = table(opened).rows
+    opened.close()
+    assert (judged["metrics.val/accuracy"], judged["metrics.test/accuracy"]) == (0.9, 0.6)
+    assert (failed["metrics.val/accuracy"], failed["metrics.test/accuracy"]) == (0.7, 0.3), "it is judged nowhere"
 
 
 def test_a_path_is_headed_by_as_much_of_it_as_tells_it_apart():

@@ -268,6 +268,18 @@ def test_curves_get_the_verdicts_they_were_made_for(train, validation, fit, plat
     assert [one.verdict for one in found] == [fit, plateau], found
 
 
+def test_an_epoch_is_called_by_its_own_number():
+    """Of a run that goes on from epoch 20, and where the least loss lies within the epochs that brought little."""
+    epochs = range(21, 33)
+    risen = [1.0, 0.5, 0.4, *(0.4 + 0.1 * e for e in range(1, 10))]
+    fit, still = curves.findings(falling(12), risen, epochs)
+    assert epochs[curves.best(risen)] == 23
+    assert "since epoch 23: stop there" in fit.advice and "since epoch 23: stop there" in still.advice
+    flat = [*[1.0] * 9, 0.9999, *[1.0] * 2]
+    _, still = curves.findings(falling(12), flat, epochs)
+    assert "since epoch 28 (the least loss is epoch 30's): stop there" in still.advice
+
+
 def test_names_are_few():
     layers = [flow.Layer("big", 1.0, 1.0, 1e-3, None), *[flow.Layer(f"l{i}", 1.0, 0.0, 1e-3, None) for i in range(10)]]
     assert "l0, l1, l2 and 7 more" in advice(layers)

@@ -14,16 +14,19 @@ from rich.console import Console
 from sqlalchemy import event, insert, select, update
 
 from hpo import Float, Objective, Study
+from hpo.analysis.detail import describe, detail
 from hpo.analysis.status import line
 from hpo.clock import FakeClock
+from hpo.home import Home
 from hpo.ledger import reads
-from hpo.ledger.tables import asks, reports, studies, trials
+from hpo.ledger.tables import asks, events, reports, studies, trials
 from hpo.progress import Progress
 from hpo.render import (
     REFRESH_SECONDS,
     View,
     data_report,
     duration,
+    kept_overrides,
     screen,
     short_params,
     sparkline,
@@ -122,7 +125,7 @@ def test_rates_count_what_this_process_saw_and_the_rest_is_extrapolated(ledger):
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_only_complete_trials_with_a_number_can_be_best(tmp_path, direction):
-    objectives = [{"metric": "val/accuracy", "direction": direction}]
+    objectives = [{"metric": "val/accuracy", "direction": direction, "select": "last"}]
     ledger = open_crafted(tmp_path / "one.db", objectives=objectives)
     put_trial(ledger, 0, "complete", (None,))
     put_trial(ledger, 1, "pruned", (-9.0,))
@@ -375,6 +378,35 @@ def test_the_summary_says_what_to_do_next(ledger):
     assert "behind" not in complete
 
 
+def test_the_summary_says_in_how_many_trials_steps_were_skipped_or_the_warmup_was_too_long(ledger):
+    """Once, however often it happened; of a trial that ended by it, its error has said so."""
+    for number, state in enumerate(("complete", "complete", "pruned", "infeasible")):
+        trial = put_trial(ledger, number, state, (0.5,))
+        kinds = ["skipped_step"] * 2 * (number > 0) + ["warmup_not_over"] * (number == 0)
+        with ledger.write() as connection:
+            study = connection.execute(select(studies.c.id)).scalar_one()
+            for i, kind in enumerate(kinds):
+                row = {"study_id": study, "trial_id": trial, "kind": kind, "fields": {}, "revision": 1, "at": 0.0}
+                connection.execute(insert(events).values(**row, uid=f"{number}.{i}"))
+    said = summary(Progress(ledger, "crafted", FakeClock()), Result("crafted", "complete", "", 0, None)).splitlines()
+    (skipped,) = (line for line in said if "skipped" in line)
+    assert skipped.startswith("in 2 trials steps were skipped") and "`hpo show 1 --study crafted`" in skipped
+    (cold,) = (line for line in said if "warmup" in line)
+    assert cold.startswith("in 1 trial the warmup was longer than the run")
+
+
+@pytest.mark.parametrize(("skipped", "said"), [((0.0, 0.0), []), ((1.0, 0.0), ["1 step"]), ((3.0, 2.0), ["5 steps"])])
+def test_a_trial_says_how_many_steps_it_skipped(ledger, tmp_path, skipped, said):
+    trial = put_trial(ledger, 0, "complete", (0.5, 0.6))
+    with ledger.write() as connection:
+        for epoch, value in enumerate(skipped, start=1):
+            row = {"trial_id": trial, "step": 10 * epoch, "key": "train/skipped_steps", "fold": 0, "epoch": epoch}
+            connection.execute(insert(reports).values(**row, value=value, fence=1, revision=1, at=0.0))
+    text = ledger.look(lambda c: describe(detail(c, Home.at(tmp_path), "crafted", 0), ""))
+    lines = [line for line in text.splitlines() if "skipped, whose" in line]
+    assert lines == [f"{count} skipped, whose loss or gradient was not finite" for count in said]
+
+
 def test_before_any_trial_has_ended_nothing_is_counted(ledger):
     said = summary(Progress(ledger, "crafted", FakeClock()), Result("crafted", "interrupted", "", 0, 2))
     assert said.startswith("crafted: interrupted, 0 of 10 trials ended in 0:00")
@@ -442,3 +474,10 @@ def test_a_refresh_costs_the_same_after_1000_trials_as_after_10(tmp_path):
         cost[count] = len(instructions)
         ledger.close()
     assert 0 < cost[1000] < 1.2 * cost[10]
+
+
+def test_a_run_says_which_overrides_the_study_keeps_that_it_was_not_given_again():
+    spec = {"overrides": {"train.num_epochs": 2, "train.optim.name": "sgd"}}
+    assert 'kept from before: train.optim.name="sgd";' in kept_overrides(spec, {"train.num_epochs": 2})
+    assert kept_overrides(spec, spec["overrides"]) == ""
+    assert kept_overrides(spec, {"preset": "small"}) == kept_overrides(spec, None) == ""  # replaced; nothing was named

@@ -40,6 +40,19 @@ def test_the_batch_size_rule_and_the_optimizers_default_count():
     assert curve("mlp", given, steps_per_epoch=3).rates == [0.1 * 64 / 256] * 30
 
 
+def test_what_only_a_run_knows_is_said_beside_the_curve(tmp_path, monkeypatch):
+    given = ["-o", "train.schedule.name=plateau", "-o", "train.schedule.plateau.monitor=val/loss"]
+    given += ["-o", "train.schedule.warmup_steps=10", "--steps-per-epoch", "1"]
+    _, cold, note, bars, *rows = schedule(*given).stdout.splitlines()
+    assert cold.startswith("the warmup of 10 steps outlasts the run of 10, so train.optim.lr is never reached")
+    assert note == "falls to 0.5 of itself at each plateau of val/loss, which only a run knows"
+    assert set(bars) <= set(BARS) and rows
+    titles = []
+    monkeypatch.setattr(plots, "learning_rates", lambda title, *rest: titles.append(title) or plots.figure(title)[0])
+    assert schedule(*given, "--save", str(tmp_path / "a.png")).exit_code == 0
+    assert note in titles[0] and "outlasts" in titles[0]
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_picture_is_written(tmp_path, suffix):
     path = tmp_path / f"lr.{suffix}"

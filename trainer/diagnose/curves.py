@@ -17,36 +17,37 @@ EPOCHS = 6  # that are needed to judge
 CHECKS = ("over/underfitting", "plateau")
 
 
-def findings(train: Sequence[float], validation: Sequence[float]) -> list[Finding]:
-    """What is said of losses (lower is better) of the same epochs; NaN counts as worst."""
+def findings(train: Sequence[float], validation: Sequence[float], epochs: Sequence[int] = ()) -> list[Finding]:
+    """What is said of losses (lower is better) of the same `epochs`, by default from 1 on; NaN counts as worst."""
     n = min(len(train), len(validation))
+    epochs = epochs or range(1, n + 1)
     if n < EPOCHS:
         return [unmeasured(check, f"{n} epochs are too few to judge by, {EPOCHS} are needed") for check in CHECKS]
     if not np.isfinite(train[:n]).all() or not np.isfinite(validation[:n]).any():
         return [unmeasured(check, "the losses are not finite") for check in CHECKS]
     last = max(n // 3, 3)
-    return [_fitting(train[:n], validation[:n], last), _plateau(validation[:n], last)]
+    return [_fitting(train[:n], validation[:n], epochs, last), _plateau(validation[:n], epochs, last)]
 
 
-def best_epoch(validation: Sequence[float]) -> int:
-    """Of the least loss, from 1."""
-    return int(np.nanargmin(validation)) + 1
+def best(validation: Sequence[float]) -> int:
+    """The index of the least loss."""
+    return int(np.nanargmin(validation))
 
 
-def _fitting(train: Sequence[float], validation: Sequence[float], last: int) -> Finding:
-    n, best, slope = len(train), best_epoch(validation), _slope(train[-last:])
+def _fitting(train: Sequence[float], validation: Sequence[float], epochs: Sequence[int], last: int) -> Finding:
+    n, least, slope = len(train), best(validation), _slope(train[-last:])
     at_end = float(np.median(validation[-last:]))
     gap = (at_end - float(np.median(train[-last:]))) / max(abs(at_end), 1e-12)
-    risen = (at_end - validation[best - 1]) / max(abs(validation[best - 1]), 1e-12)
+    risen = (at_end - validation[least]) / max(abs(validation[least]), 1e-12)
     fallen = (train[0] - min(train)) / max(abs(train[0]), 1e-12)
     figure = (
         f"over the last {last} epochs the validation loss lies {abs(gap):.0%} of itself "
         f"{'above' if gap >= 0 else 'below'} the training loss (overfitting: over {GAP:.0%} above), "
         f"which changes by {slope:+.1%} an epoch (underfitting under {-SLOPE:.0%})"
     )
-    if best <= n - last and risen > SLOPE * last and gap > GAP / 2:
+    if least < n - last and risen > SLOPE * last and gap > GAP / 2:
         advice = (
-            f"the validation loss has risen by {risen:.0%} since epoch {best}: stop there "
+            f"the validation loss has risen by {risen:.0%} since epoch {epochs[least]}: stop there "
             "(train.early_stopping.monitor), or raise dropout or train.optim.weight_decay."
         )
         return Finding(CHECKS[0], "overfitting", figure, gap, advice)
@@ -65,7 +66,7 @@ def _fitting(train: Sequence[float], validation: Sequence[float], last: int) -> 
     return Finding(CHECKS[0], "healthy", figure, gap)
 
 
-def _plateau(validation: Sequence[float], last: int) -> Finding:
+def _plateau(validation: Sequence[float], epochs: Sequence[int], last: int) -> Finding:
     values = np.where(np.isfinite(validation), validation, math.inf)
     before, after = float(values[:-last].min()), float(values[-last:].min())
     gain = (before - after) / max(abs(before), 1e-12) if math.isfinite(before) else math.inf
@@ -74,9 +75,11 @@ def _plateau(validation: Sequence[float], last: int) -> Finding:
     )
     if gain >= GAIN:
         return Finding(CHECKS[1], "healthy", figure, gain)
-    since = min(best_epoch(validation), len(validation) - last)
+    least, before_last = best(validation), len(validation) - last - 1
+    best_of_all = f" (the least loss is epoch {epochs[least]}'s)" if least > before_last else ""
     advice = (
-        f"little has come since epoch {since}: stop there (train.early_stopping.monitor=val/loss), or "
+        f"little has come since epoch {epochs[min(least, before_last)]}{best_of_all}: stop there "
+        "(train.early_stopping.monitor=val/loss), or "
         "lower the learning rate then (train.schedule.name=plateau)."
     )
     return Finding(CHECKS[1], "plateau", figure, gain, advice)

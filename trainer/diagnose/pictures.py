@@ -84,7 +84,7 @@ def curves(title: str, epochs: Sequence[int], train: Sequence[float], validation
     axes.plot(epochs, train, linewidth=2, label="training")
     axes.plot(epochs, validation, linewidth=2, label="validation")
     if best:
-        axes.axvline(best, color="black", linestyle=":", label=f"best: epoch {best}")
+        axes.axvline(best, color="black", linestyle=":", label=f"least validation loss: epoch {best}")
     axes.legend(frameon=False)
     axes.set(xlabel="epoch", ylabel="loss")
     return drawn

@@ -17,14 +17,14 @@ from torch.profiler import record_function
 from trainer import optim
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.store import load
-from trainer.config import TrainConfig
+from trainer.config import RollbackConfig, TrainConfig
 from trainer.data.loader import to_device
 from trainer.diagnose import flow, landscape
 from trainer.diagnose.finding import Finding, unmeasured
 from trainer.diagnose.nonfinite import first_nonfinite
 from trainer.diagnose.profile import Cost, profiled
 from trainer.diagnose.range_test import RangeTest, range_test
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
 from trainer.loop import Fit
 from trainer.parallel import Solo
 from trainer.precision import autocast
@@ -41,9 +41,10 @@ DATA = "data loading"
 
 @contextmanager
 def fresh(task: Task, config: TrainConfig) -> Iterator[Fit]:
-    """A fit of `task` in this process, before its first step."""
+    """A fit of `task` in this process, before its first step. A loss that jumps is looked at, not rolled back."""
     if config.parallel.ranks > 1:
         raise ConfigError("a diagnosis runs in one process: leave train.parallel out.")
+    config = config.model_copy(update={"rollback": RollbackConfig()})
     with runtime(config) as device, tempfile.TemporaryDirectory() as directory:
         fit = Fit(task, config, Silent(), CheckpointStore(Path(directory), fence=1), device, Solo())
         try:
@@ -132,7 +133,12 @@ def examine(
     what is `shown`, cannot be read.
     """
     with fresh(task, config) as fit:
-        around, untrained = _around(fit, checkpoint or config.resume_from, shown, points)
+        try:
+            around, untrained = _around(fit, checkpoint or config.resume_from, shown, points)
+        except CheckpointError as error:
+            if checkpoint is not None:
+                raise
+            raise ConfigError(f"train.resume_from: {error}") from error
         step, epoch = fit.state.step, fit.state.epoch
         taken = Steps(fit, steps + profile_steps)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
