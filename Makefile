@@ -15,14 +15,14 @@ BEST := $(HPO_HOME)/$(NAME)-best.yaml
 ONE_TRIAL := --trials 1 --sampler random --strategy none
 # A checksum of the file $(1) and of what HPO_ARGS says of the training, not of where it runs: another configuration is
 # trained under another name.
-WHERE := workers|executor|cpus-per-worker|gpus-per-worker|tracking-uri
+WHERE := workers|executor|cpus-per-worker|gpus-per-worker|tracking-uri|checkpoints
 sum = $$(printf '%s\n' "$$HPO_ARGS" | sed -E 's/(^| +)--($(WHERE))[ =]+[^ ]+//g; s/^ +//' | cat $(1) - | cksum | cut -d' ' -f1)
 # Commands that take none of HPO_ARGS are to find the same home.
-$(foreach flag,home storage,$(if $(findstring --$(flag),$(HPO_ARGS)),$(error --$(flag) in HPO_ARGS is not seen \
-by all commands of a target: give HPO_$(if $(filter home,$(flag)),HOME,STORAGE)=... instead)))
+ONE_HOME = $(foreach flag,home storage,$(if $(findstring --$(flag),$(HPO_ARGS)),$(error --$(flag) in HPO_ARGS is not \
+seen by all commands of this target: give HPO_$(if $(filter home,$(flag)),HOME,STORAGE)=... instead)))
 
 # What has come of the study $$name: its value, what was held out, and where its checkpoint and metrics lie.
-LEFT := best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
+LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
 	train-integrated-safe test test-slow lint format bench clean
@@ -63,6 +63,7 @@ train-atft: $(READY)  ## train atft without a search; HPO_ARGS='-o preset=full' 
 	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 $(HPO_ARGS) && $(LEFT)
 
 train-integrated:  ## search, then train the best configuration
+	@:$(ONE_HOME)
 	$(MAKE) hpo-run
 	$(MAKE) train-optimized
 

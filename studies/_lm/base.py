@@ -136,6 +136,9 @@ def _nf4(layer: nn.Linear) -> nn.Module:
         device=torch.device("meta"),
         **nested,
     )
+    # Where a CPU has bfloat16 products, the first evaluation would round the scales to bfloat16 and lay the weight out
+    # for products without gradients, for good: what is trained afterwards and what a resumed trial reads would differ.
+    made.support_avx512bf16_for_cpu = False
     # Moving to a device is what quantises, on a CPU too.
     made.weight = quantised(layer.weight.data, requires_grad=False, module=made, **nested).to("cpu")
     made.bias = layer.bias

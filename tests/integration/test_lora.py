@@ -182,6 +182,19 @@ def test_fresh_adapters_change_nothing_and_training_changes_them_alone(held):
     assert {name for name, p in model.named_parameters() if p.grad is not None} == trained
 
 
+def test_an_evaluation_leaves_what_nf4_holds_as_it_is(monkeypatch):
+    from bitsandbytes.nn import modules
+
+    monkeypatch.setattr(modules, "has_avx512bf16", lambda: True)  # as on a processor that has such products
+    model, tokens = base_model(ModelConfig(base="nf4")), torch.arange(24).reshape(2, 12)
+    weight = model.get_submodule("model.layers.0.mlp.up_proj").weight
+    before, scales = weight.data.clone(), weight.quant_state.absmax.clone()
+    with torch.no_grad():
+        trained, judged = (model.train(mode)(input_ids=tokens).logits for mode in (True, False))
+    assert torch.equal(trained, judged)
+    assert torch.equal(weight.data, before) and torch.equal(weight.quant_state.absmax, scales)
+
+
 def test_nf4_holds_half_a_byte_a_weight_near_what_it_was():
     full, small = base_model(ModelConfig()), base_model(ModelConfig(base="nf4"))
     layer = small.get_submodule("model.layers.0.mlp.up_proj")

@@ -100,9 +100,10 @@ def test_one_name_is_one_configuration(target, asked):
         assert not {*first} & {*names(best="model: {dropout: 0.2}")}
 
 
-def test_a_home_that_only_some_of_the_commands_would_see_is_refused(tmp_path):
+@pytest.mark.parametrize("target", [*TRAINED, "train-integrated"])
+def test_a_home_that_only_some_of_the_commands_would_see_is_refused(target, tmp_path):
     for flag, variable in (("--home", "HPO_HOME"), ("--storage=", "HPO_STORAGE")):
-        call = ["make", "READY=", f"HPO_ARGS=--workers 2 {flag} {tmp_path}", "train-optimized"]
+        call = ["make", "--no-print-directory", "READY=", f"HPO_ARGS=--workers 2 {flag} {tmp_path}", target]
         done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and f"give {variable}=... instead" in done.stderr and not done.stdout
 
