@@ -29,7 +29,7 @@ class Ours:
         from hpo.space import Space
 
         space = Space({f"x{i}": Float(0.0, 1.0) for i in range(dimensions)})
-        self._sampler = make_sampler(sampler, space, [Objective("loss", select="best")], seed, window=window)
+        self._sampler = make_sampler(sampler, space, [Objective("loss", select="best")], seed)
         self._strategy = make_strategy(DEFAULT if strategy is None else strategy)
         self._promoting = self._strategy if isinstance(self._strategy, Promoting) else None
         self._names, self._window = list(space.dimensions), window

@@ -53,7 +53,6 @@ class Asking:
             spec.seed,
             spec.enqueue,
             warm.records(spec.earlier, len(study.constraints)),
-            spec.window if spec.order == "ordered" else None,
         )
         if strategy := breeding(spec.strategy):
             sampler = strategy.sampler(sampler, study.space, study.objectives, spec.seed)

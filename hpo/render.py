@@ -169,8 +169,7 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
             'strategy={"name": "threshold", "upper": 0.7}.'
         )
     if spec["sampler"] == "auto":
-        window = spec["window"] if spec["order"] == "ordered" else auto.NARROW
-        yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bool(spec['earlier']), window)}"
+        yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bool(spec['earlier']))}"
     if spec["order"] == "ordered" and workers > spec["window"]:
         yield (
             f"of {workers} workers {spec['window']} can work at a time, since that is the study's window: a wider one, "

@@ -13,16 +13,14 @@ if TYPE_CHECKING:
     from hpo.space import Space
 
 FEW, MANY = 500, 250  # trials up to which freeze-thaw's model, or TPE for several objectives, is asked
-NARROW = 4  # the widest window, of trials of which nothing is known at an ask, in which the model is asked
 
 
-def choice(objectives: int, number: int, warm: bool = False, window: int = NARROW) -> str:
-    """The sampler of a trial, a function of its number, of how many objectives there are, of whether the start is warm,
-    and of the window of ordered mode.
+def choice(objectives: int, number: int, warm: bool = False) -> str:
+    """The sampler of a trial, a function of its number, of how many objectives there are, and of whether the start is
+    warm.
 
     one objective                freeze-thaw, a model of curves and configurations, up to trial 500, then tpe
     one objective, a warm start  tpe, since the trials of another study have no curves here
-    one, ordered, window above 4 tpe, since the model does no better where it knows so little (docs/log.md)
     several objectives           tpe up to trial 250, then nsga2, nsga3 from four on
 
     For several objectives as OptunaHub's AutoSampler chooses, but by trials asked instead of complete ones, and with no
@@ -30,20 +28,20 @@ def choice(objectives: int, number: int, warm: bool = False, window: int = NARRO
     """
     if objectives > 1:
         return "tpe" if number < MANY else "nsga2" if objectives < 4 else "nsga3"
-    return "tpe" if warm or number >= FEW or window > NARROW else "freeze-thaw"
+    return "tpe" if warm or number >= FEW else "freeze-thaw"
 
 
-def rule(objectives: int, warm: bool, window: int = NARROW) -> str:
+def rule(objectives: int, warm: bool) -> str:
     """The same in words, for one study."""
-    first, then = choice(objectives, 0, warm, window), choice(objectives, max(FEW, MANY), warm)
+    first, then = choice(objectives, 0, warm), choice(objectives, max(FEW, MANY), warm)
     return first if first == then else f"{first} up to trial {MANY if objectives > 1 else FEW}, then {then}"
 
 
 class Auto:
     """Asks what `choice` says, which is told of every trial, whoever proposed it."""
 
-    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, window: int = NARROW) -> None:
-        self._space, self._objectives, self._seed, self._window = space, objectives, seed, window
+    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
+        self._space, self._objectives, self._seed = space, objectives, seed
         self._records: dict[int, TrialRecord] = {}
         self._earlier: Sequence[TrialRecord] = ()
         self._name = ""
@@ -64,7 +62,7 @@ class Auto:
             self._chosen.tell(record)
 
     def ask(self, number: int) -> Proposal:
-        name = choice(len(self._objectives), number, bool(self._earlier), self._window)
+        name = choice(len(self._objectives), number, bool(self._earlier))
         proposal = self._sampler(name).ask(number)
         self._records[number] = TrialRecord(
             number,

@@ -80,18 +80,15 @@ def make_sampler(
     seed: int,
     queue: Sequence[Mapping[str, Any]] = (),
     earlier: Sequence[TrialRecord] = (),
-    window: int | None = None,
 ) -> Sampler:
     """The sampler of a specification, as `sampler_spec` takes it. Raises UserError as that does.
 
     queue     parameters to be tried first
     earlier   complete trials of another study, which enter the model of a sampler in MODELS
-    window    of ordered mode, by which `auto` chooses
     """
     options = sampler_spec(spec)
     name = options["name"]
-    extra = {"window": window} if name == "auto" and window is not None else {}
-    sampler = alone(options | extra, space, objectives, seed, earlier)
+    sampler = alone(options, space, objectives, seed, earlier)
     start = options.get("n_startup_trials") or options.get("population_size") or 10
     guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
     if queue or guided:

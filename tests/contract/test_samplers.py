@@ -502,17 +502,16 @@ def test_cmaes_starts_at_the_priors():
 
 
 @pytest.mark.parametrize(
-    ("objectives", "warm", "window", "expected"),
+    ("objectives", "warm", "expected"),
     [
-        (1, False, 4, {0: "freeze-thaw", 499: "freeze-thaw", 500: "tpe", 9999: "tpe"}),
-        (1, False, 6, {0: "tpe", 9999: "tpe"}),
-        (1, True, 4, {0: "tpe", 9999: "tpe"}),
-        (2, False, 4, {0: "tpe", 249: "tpe", 250: "nsga2"}),
-        (4, True, 16, {0: "tpe", 250: "nsga3"}),
+        (1, False, {0: "freeze-thaw", 499: "freeze-thaw", 500: "tpe", 9999: "tpe"}),
+        (1, True, {0: "tpe", 9999: "tpe"}),
+        (2, False, {0: "tpe", 249: "tpe", 250: "nsga2"}),
+        (4, True, {0: "tpe", 250: "nsga3"}),
     ],
 )
-def test_auto_chooses_by_objectives_start_window_and_number(objectives, warm, window, expected):
-    assert {number: auto.choice(objectives, number, warm, window) for number in expected} == expected
+def test_auto_chooses_by_objectives_start_and_number(objectives, warm, expected):
+    assert {number: auto.choice(objectives, number, warm) for number in expected} == expected
 
 
 def judged_late(curve, name: str) -> list[float]:
