@@ -152,14 +152,15 @@ def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> 
 
 
 def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
-    """What the strategy does where it is the default one, which nobody has asked for, that a threshold has no bounds,
-    what `auto` chooses, and which workers find nothing to do."""
+    """Where `asha` stops trials, by default or as a study declares it, that a threshold has no bounds, what `auto`
+    chooses, and which workers find nothing to do."""
     strategy = spec["strategy"]
-    if by_default(strategy):
+    if strategy["name"] == "asha":
+        default = ", the default" if by_default(strategy) else ""
         before = " before it" if spec["order"] == "ordered" else ""
         first, eta = strategy["min_epochs"], strategy["eta"]
         yield (
-            f"strategy: {strategy['name']}, the default: at epochs {first}, {first * eta}, {first * eta**2} ... a "
+            f"strategy: asha{default}: at epochs {first}, {first * eta}, {first * eta**2} ... a "
             f"trial stops unless it is among the best 1/{eta} of those that came there{before}; "
             "--strategy none trains each to its end"
         )

@@ -14,7 +14,7 @@ SPEC: dict[str, Any] = {
     "reference": "mlp",
     "overrides": {},
     "sampler": "tpe",
-    "strategy": {"name": "asha"},
+    "strategy": {"name": "median"},
     "order": "ordered",
     "window": 4,
     "seed": 0,

@@ -48,7 +48,8 @@ def hpo(*arguments: str, home: Home):
 def refused(result, code: int = 2) -> str:
     """The one sentence on stderr."""
     assert result.exit_code == code, (result.output, result.exception)
-    lines = result.stderr.strip().splitlines()
+    # What takes its time, as a test beside much else may, says so first.
+    lines = result.stderr.removeprefix("reading the study and its data ...\n").strip().splitlines()
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("error: ")
     return lines[0]
