@@ -218,7 +218,8 @@ STUDY = Study("fails", Config(), Fails, {"train.optim.lr": Float(1e-4, 1e-2)}, [
 
 
 @pytest.mark.parametrize(
-    ("step", "said"), [(0, "no train/loss and no val/loss was reported"), (2, "2 epochs are too few")]
+    ("step", "said"),
+    [(0, "no train/loss and no val/loss was reported"), (2, "6 epochs are needed to judge by, and there are 2")],
 )
 def test_of_a_trial_that_failed_its_error_is_said(tmp_path, step, said):
     """Before its first checkpoint and after; there what it would do next fails in the same way."""

@@ -22,7 +22,8 @@ def findings(train: Sequence[float], validation: Sequence[float], epochs: Sequen
     n = min(len(train), len(validation))
     epochs = epochs or range(1, n + 1)
     if n < EPOCHS:
-        return [unmeasured(check, f"{n} epochs are too few to judge by, {EPOCHS} are needed") for check in CHECKS]
+        there = f"there {'is' if n == 1 else 'are'} {n}"
+        return [unmeasured(check, f"{EPOCHS} epochs are needed to judge by, and {there}") for check in CHECKS]
     if not np.isfinite(train[:n]).all() or not np.isfinite(validation[:n]).any():
         return [unmeasured(check, "the losses are not finite") for check in CHECKS]
     last = max(n // 3, 3)
