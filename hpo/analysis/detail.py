@@ -73,6 +73,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "params": row["params"],
         "config": row["config"],
         "config_hash": row["config_hash"],
+        "metrics": study["spec"]["metrics"],
         "curves": curves,
         "folds": _folds(connection, row["id"], metrics),
         "attempts": tries,
@@ -306,7 +307,8 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     yield from _section("parameters", _parameters(trial, base))
     if isinstance(base, str):
         yield f"  ({base})"
-    curves, shown = trial["curves"], headline(list(trial["curves"]), list(trial["values"]), every=every)
+    curves = trial["curves"]
+    shown = headline(list(curves), list(trial["values"]), trial["metrics"], every=every)
     yield from _section("curves", (_curve(key, curves[key]) for key in shown))
     if len(shown) < len(curves):
         yield f"  ({counted(len(curves) - len(shown), 'more curve')}: --all)"
