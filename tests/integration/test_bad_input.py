@@ -192,7 +192,8 @@ def test_what_some_trial_reads_may_be_set(searched):
         space = {searched: Choice([*choices, *(["sgd"] if searched == "train.optim.name" else ["sam"])])}
         declared = Study("own", MlpConfig(), type("Task", (), {}), space, [Objective("val/loss")])
         with pytest.raises(UserError, match=r"lookahead\.k is set") if refused else nullcontext():
-            preflight.check(study := declared.configure({"train.optim.lookahead.k": 3}), spec_of(study))
+            study = declared.configure(given := {"train.optim.lookahead.k": 3})
+            preflight.check(study, spec_of(study), options=given)
 
 
 def test_a_bound_of_the_memory_is_not_asked_for_where_the_workers_are_elsewhere():
