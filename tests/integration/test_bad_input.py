@@ -301,8 +301,12 @@ def test_study_files(home, tmp_path, text, words):
     [
         ("a.csv", b"", ["a.csv is empty"]),
         ("a.csv", b"\x00\x01\x02", ["a.csv"]),
-        ("a.csv", HEADER.encode() + b"2020-01-01,A,1,1\n", ["row 2 is ragged (expected 7 columns, got 4)"]),
-        ("a.csv", HEADER.encode() + b"2020-01-01,\xff,1,1,1,1,1\n", ["row 2 is not UTF-8"]),
+        (
+            "a.csv",
+            HEADER.encode() + b"2020-01-01,A,1,1\n",
+            ["row 2 (the header is row 1) is ragged (expected 7 columns, got 4)"],
+        ),
+        ("a.csv", HEADER.encode() + b"2020-01-01,\xff,1,1,1,1,1\n", ["line 2 is not UTF-8"]),
         ("a.csv", HEADER.encode() + b"2020-01-01,A,one,1,1,1,1\n", ["open", "one"]),
         ("a.csv", HEADER.encode() + b"yesterday,A,1,1,1,1,1\n", ["date", "yesterday"]),
         ("a.csv", HEADER.replace("close", "last").encode(), ["no column 'close'"]),

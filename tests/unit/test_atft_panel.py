@@ -86,7 +86,7 @@ def put(row: int, old: str, new: str):
         (put(1, "close", "last"), ["panel.csv", "'close'"]),
         (put(5, ",1000", ",lots"), ["row 5", "'volume'", "'lots'"]),
         (put(7, ",1000", ""), ["row 7", "expected 7 columns, got 6"]),
-        (put(4, "2020", "the year"), ["row 4", "'date'"]),
+        (put(4, "2020", "the year"), ["row 4 (the header is row 1)", "'date'"]),
         (put(6, ",0004,", ",,"), ["row 6", "'code'"]),
         (lambda lines: [lines[0] + ",close"] + [line + ",1" for line in lines[1:]], ["'close'", "twice"]),
         (lambda lines: [], ["empty"]),
@@ -102,7 +102,7 @@ def test_a_broken_csv_is_refused_in_one_sentence_with_its_place(csv, edit, words
 
 def test_a_csv_that_is_not_utf8_is_refused_with_its_row(csv):
     path = csv(put(9, "0007", "caf\u00e9"), encoding="latin-1")
-    with pytest.raises(DataError, match=r"row 9 is not UTF-8 \(byte 0xe9"):
+    with pytest.raises(DataError, match=r"line 9 is not UTF-8 \(byte 0xe9"):
         read_table(path)
 
 
