@@ -224,7 +224,7 @@ def best(
     storage: StorageOption = None,
 ) -> None:
     """The best trial: parameters, checkpoint, how to train it. Of several objectives the front."""
-    from hpo.analysis.detail import best_trials, chosen_best, describe_best, describe_front, save_overrides
+    from hpo.analysis.best import best_trials, chosen_best, describe_best, describe_front, save_overrides
     from hpo.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)

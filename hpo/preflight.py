@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,9 +26,10 @@ from trainer.dotted import check_call, named
 _TRAINERS_OWN = ("train/*", "time/*")
 
 
-def check(study: Study, spec: StudySpec, *, here: bool = True) -> None:
-    """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with. `here`:
-    this host's devices are those of the workers."""
+def check(study: Study, spec: StudySpec, *, options: Collection[str] = (), here: bool = True) -> None:
+    """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with, and where
+    no trial reads what one of `options`, the paths that were set one by one, sets. `here`: this host's devices are
+    those of the workers."""
     check_several(make_strategy(spec.strategy), len(spec.objectives))
     if len(spec.objectives) > 1 and spec.sampler in ONE_OBJECTIVE:
         raise UserError(
@@ -38,7 +39,7 @@ def check(study: Study, spec: StudySpec, *, here: bool = True) -> None:
     study.check_task()
     values = flatten(as_json(study.config))
     _check_sizes(values)
-    _check_unread(study, values)
+    _check_unread(study, values, options)
     for config in study.tried():
         if isinstance(train := getattr(config, "train", None), TrainConfig):
             _check_own(train)
@@ -100,24 +101,39 @@ _READ_WITH: dict[str, dict[str, tuple[Any, ...]]] = {
     "train.rollback.": {"train.rollback.enabled": (True,)},
 }
 
+_TWICE = {"train.optim.name": "ranger", "train.optim.wrap": "lookahead"}
 
-def _check_unread(study: Study, values: Mapping[str, Any]) -> None:
-    """What was set by hand is read by some trial, and nothing is asked for twice."""
-    for begin, others in _READ_WITH.items():
-        set_by_hand = (path for path in study.overrides if path.startswith(begin) and path not in others)
-        read = any(value in meant for other, meant in others.items() for value in _possible(study, values, other))
-        if not read and (path := next(set_by_hand, None)):
-            other, meant = next(iter(others.items()))
-            raise UserError(
-                f"{path} is set, and {other} is {values.get(other)!r}, which does not read it: set {other} to "
-                f"{' or '.join(map(str, meant))}, or leave {path} out."
-            )
-    twice = {"train.optim.name": "ranger", "train.optim.wrap": "lookahead"}
-    if all([*_possible(study, values, path)] == [value] for path, value in twice.items()):
+
+def _check_unread(study: Study, values: Mapping[str, Any], options: Collection[str]) -> None:
+    """What an option sets is read by some trial, and nothing is asked for twice. A file may hold a whole configuration,
+    as that of the best trial, of which nothing reads some fields."""
+    for path, others in _unread(options, lambda other: _possible(study, values, other)):
+        other, meant = next(iter(others.items()))
+        raise UserError(
+            f"{path} is set, and {other} is {values.get(other)!r}, which does not read it: set {other} to "
+            f"{' or '.join(map(str, meant))}, or leave {path} out."
+        )
+    of_a_file = _TWICE.keys() & study.overrides.keys() and not _TWICE.keys() & set(options)
+    if not of_a_file and all([*_possible(study, values, path)] == [value] for path, value in _TWICE.items()):
         raise UserError(
             "train.optim.wrap is 'lookahead', and train.optim.name is 'ranger', which is RAdam within Lookahead: leave "
             "wrap out (train.optim.lookahead.k is ranger's too), or choose another optimizer."
         )
+
+
+def unread(paths: Collection[str], values: Mapping[str, Any]) -> list[str]:
+    """Those of `paths` that the configuration `values`, by path, does not read."""
+    found = [path for path, _ in _unread(paths, lambda other: (values.get(other),))]
+    return found + ["train.optim.wrap"] * all(values.get(path) == value for path, value in _TWICE.items())
+
+
+def _unread(
+    paths: Collection[str], possible: Callable[[str], Sequence[Any]]
+) -> Iterator[tuple[str, Mapping[str, tuple[Any, ...]]]]:
+    """Each path that is not read, with the fields that would have it read."""
+    for begin, others in _READ_WITH.items():
+        if not any(value in meant for other, meant in others.items() for value in possible(other)):
+            yield from ((path, others) for path in paths if path.startswith(begin) and path not in others)
 
 
 def _possible(study: Study, values: Mapping[str, Any], path: str) -> Sequence[Any]:

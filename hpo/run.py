@@ -11,7 +11,7 @@ from typing import Any
 
 from hpo import demands, places, preflight, warm
 from hpo.budget import Budget, spelled
-from hpo.config import as_json, flatten
+from hpo.config import Raw, as_json, flatten
 from hpo.driver import Driver
 from hpo.enqueue import within
 from hpo.errors import NoLedger, StudyError, UserError
@@ -106,7 +106,8 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     checkpoints = places.settled(request.checkpoints, _row(known, spec.name), placement.executor)
     placement.check(study)
-    preflight.check(study, spec, here=not elsewhere(placement.executor))
+    one_by_one = [path for path, value in request.overrides.items() if isinstance(value, Raw)]
+    preflight.check(study, spec, options=one_by_one, here=not elsewhere(placement.executor))
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()
     home = request.home.create()

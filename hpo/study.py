@@ -51,7 +51,8 @@ class Study:
     space        dotted path -> dimension
     objectives   a list of Objectives, one or several; the first one's `select` chooses the epoch for all
     constraints  a list of Constraints: a trial that breaks one is infeasible, and never the best
-    metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives
+    metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives; those that
+                 are names are shown first
     presets      name -> {path: value}, chosen by `-o preset=name`
     plan         {path: values}: what `hpo plan` may change to save memory, what is dearest to you first; of each the
                  values as you would rather have them, none needing more memory than the one before

@@ -21,11 +21,11 @@ PARQUET, ARROW, JSON = (".parquet", ".pq"), (".arrow", ".feather", ".ipc"), (".j
 
 @dataclass(frozen=True)
 class Source:
-    """A table as it was read. `first_row` is the number by which a reader of the file finds its first row."""
+    """A table as it was read; with a `header`, that is the file's row 1."""
 
     path: str
     table: pa.Table
-    first_row: int
+    header: bool
 
     @property
     def columns(self) -> list[str]:
@@ -54,8 +54,8 @@ class Source:
             raise DataError(f"{self.place(row, name)} is empty: every row needs a {name}.")
 
     def place(self, row: int, name: str) -> str:
-        """`FILE row N, column 'name'`, of a row counted from 0."""
-        return f"{self.path} row {row + self.first_row}, column {name!r}"
+        """`FILE row N, column 'name'`, of a row counted from 0; in a file with a header the first is row 2."""
+        return f"{self.path} {_row(row + 2 if self.header else row + 1, self.header)}, column {name!r}"
 
     def floats(self, name: str) -> np.ndarray:
         """A column [rows] as float64; what is missing or not finite is NaN."""
@@ -104,7 +104,7 @@ def read(path: str | Path, required: Sequence[str] = (), texts: Sequence[str] = 
     file = Path(path)
     if not file.is_file():
         raise DataError(f"{path} is not a file: give a Parquet, Arrow, CSV or JSON Lines file.")
-    suffix, first_row = file.suffix.lower(), 1
+    suffix, header = file.suffix.lower(), False
     if suffix in PARQUET:
         table = _binary(file, "Parquet", pyarrow.parquet.read_table)
     elif suffix in ARROW:
@@ -112,8 +112,8 @@ def read(path: str | Path, required: Sequence[str] = (), texts: Sequence[str] = 
     elif suffix in JSON:
         table = _read_json(file)
     else:
-        table, first_row = _read_csv(file, required, texts), 2
-    source = Source(str(path), table, first_row)
+        table, header = _read_csv(file, required, texts), True
+    source = Source(str(path), table, header)
     source.require(required)
     return source
 
@@ -140,7 +140,9 @@ def _read_csv(file: Path, required: Sequence[str], texts: Sequence[str]) -> pa.T
     except pa.ArrowException as error:
         reason = _first_line(error)
         if ragged := re.search(r"Row #(\d+): (Expected \d+ columns, got \d+)", reason):
-            raise DataError(f"{file} row {ragged[1]} is ragged ({ragged[2].lower()}): repair it.") from error
+            raise DataError(
+                f"{file} {_row(int(ragged[1]), header=True)} is ragged ({ragged[2].lower()}): repair it."
+            ) from error
         raise DataError(f"{file} cannot be read as CSV ({reason}): repair it.") from error
 
 
@@ -167,10 +169,14 @@ def _check_text(file: Path) -> bool:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{file} row {number} is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start}): "
+                    f"{file} line {number} is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start}): "
                     "save the file as UTF-8."
                 ) from error
     return anything
+
+
+def _row(number: int, header: bool) -> str:
+    return f"row {number}{' (the header is row 1)' if header else ''}"
 
 
 def _first_line(error: BaseException) -> str:

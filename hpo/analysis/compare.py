@@ -39,16 +39,21 @@ class Comparison:
 
     study: str
     objectives: list[dict[str, Any]]
+    metrics: list[str]  # names and patterns, as the study declares them
     columns: list[str]
     rows: list[dict[str, Any]]
 
 
-def headline(keys: Sequence[str], objectives: Sequence[str], *, every: bool = False) -> list[str]:
-    """The metrics to show first: objectives, losses, then what comes of validation, eight at most; or every one."""
+def headline(
+    keys: Sequence[str], objectives: Sequence[str], declared: Sequence[str] = (), *, every: bool = False
+) -> list[str]:
+    """The metrics to show first: objectives, losses, those that the study has `declared` by name instead of by a
+    pattern, then what comes of validation, eight at most; or every one."""
     ranks = {"val": 0, "train": 1, "test": 2}
 
-    def rank(key: str) -> tuple[bool, bool, int]:
-        return key not in objectives, not key.endswith("/loss"), ranks.get(key.partition("/")[0], 3)
+    def rank(key: str) -> tuple[bool, bool, bool, int]:
+        source = ranks.get(key.partition("/")[0], 3)
+        return key not in objectives, not key.endswith("/loss"), key not in declared, source
 
     ranked = sorted(keys, key=rank)
     return ranked if every else [key for key in ranked if not machine_dependent(key)][:HEADLINES]
@@ -69,7 +74,8 @@ def compare(connection: Connection, name: str, top: int | None = None) -> Compar
     columns = list(dict.fromkeys(column for row in rows for column in row))
     leading = [column for column in columns if not column.startswith(("params.", "metrics."))]
     columns = leading + sorted(column for column in columns if column not in leading)
-    return Comparison(name, objectives, columns, [{column: row.get(column) for column in columns} for row in rows])
+    every = [{column: row.get(column) for column in columns} for row in rows]
+    return Comparison(name, objectives, study["spec"]["metrics"], columns, every)
 
 
 def _ordered(

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from hpo import domination, places
-from hpo.analysis.detail import chosen_best
+from hpo.analysis.best import chosen_best
 from hpo.config import as_json, flatten
 from hpo.errors import UserError
 from hpo.executing import Placement

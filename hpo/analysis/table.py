@@ -56,7 +56,8 @@ def _metrics(found: Comparison, every: bool) -> list[str]:
     """The columns of the metrics to show, without what the trials were judged by."""
     judged = {column.partition(".")[2] for column in _judged(found)}
     keys = [column.partition(".")[2] for column in found.columns if column.startswith("metrics.")]
-    return [f"metrics.{key}" for key in headline([k for k in keys if k not in judged], (), every=every)]
+    others = [key for key in keys if key not in judged]
+    return [f"metrics.{key}" for key in headline(others, (), found.metrics, every=every)]
 
 
 def _titles(columns: Sequence[str]) -> dict[str, str]:

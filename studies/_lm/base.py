@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from trainer.errors import ConfigError
 from trainer.precision import quiet_torchao
 
 quiet_torchao()  # transformers imports it, where it is installed
+# And bitsandbytes, which peft imports, does not say that a kernel is missing which no layer that `_nf4` makes uses.
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: not record.getMessage().startswith("Failed to load CPU gemm_4bit_forward")
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "nf4": torch.bfloat16}
 STEPS, BATCH, SEED = 150, 64, 20  # of the tiny model's making

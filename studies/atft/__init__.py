@@ -37,6 +37,12 @@ STUDY = Study(
     objectives=[Objective("val/rank_ic_5d", "maximize", select="best")],
     metrics=("train/*", "val/loss", "val/suspected_leaks", "val/*_[0-9]*d", "test/*"),
     presets={
+        "small": {
+            "data.market.num_days": 460,
+            "data.market.num_stocks": 24,
+            "data.split.val_days": 60,
+            "data.split.test_days": 40,
+        },
         "full": {
             "data.market.num_days": 1500,
             "data.market.num_stocks": 300,

@@ -215,6 +215,12 @@ class Config(Frozen):
             )
         return self
 
+    def in_fold(self, fold: int, folds: int) -> Config:
+        """The configuration of one of `folds`, counted from the earliest."""
+        config = self.model_dump()
+        config["data"]["split"] |= {"fold": fold, "num_folds": folds}
+        return Config.model_validate(config)
+
     @property
     def omega(self) -> list[float]:
         """The weight of each horizon, as given."""

@@ -198,7 +198,6 @@ def _observe(law: Dynamics, path: State, returns: np.ndarray, codes: np.ndarray,
         sectors=law.sector[stocks].astype(np.int32),
         sector_names=np.array([f"sector {i}" for i in range(NUM_SECTORS)]),
         columns={name: values[days, stocks] for name, values in columns.items()},
-        first_row=1,
     )
 
 

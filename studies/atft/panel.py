@@ -68,8 +68,10 @@ class Panel:
 
 
 def check(config: Config) -> dict[str, Any]:
-    """Refuse, as DataError, data no trial could use; return the data report. Called before a study is written."""
-    return prepare(config.data).report
+    """Refuse, as DataError, data no trial could use; return the data report, under train.folds that of the first fold,
+    which trains on the fewest days. Called before a study is written."""
+    folds = config.train.folds
+    return prepare((config.in_fold(0, folds) if folds > 1 else config).data).report
 
 
 def prepare(config: DataConfig) -> Panel:

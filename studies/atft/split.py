@@ -35,15 +35,31 @@ def walk_forward(num_days: int, config: DataConfig) -> Split:
     val_start = test_start - gap - split.val_days * (split.num_folds - split.fold)
     train_end = val_start - gap
     if train_end - first < split.min_train_days:
-        raise DataError(
-            f"{config.path or 'the synthetic market'} has {num_days} trading days, which leaves "
-            f"{max(0, train_end - first)} to train on where data.split.min_train_days asks for {split.min_train_days}: "
-            "give more days, or lower data.split.val_days, test_days or num_folds."
-        )
+        raise DataError(_too_few(num_days, num_days + split.min_train_days - (train_end - first), config))
     return Split(
         train=np.arange(first, train_end),
         val=np.arange(val_start, val_start + split.val_days),
         test=np.arange(test_start, test_start + split.test_days),
+    )
+
+
+def _too_few(num_days: int, needed: int, config: DataConfig) -> str:
+    """The sentence on `num_days` where `needed` are: what takes them, and a split in proportion that they are enough
+    for, if there is one."""
+    split = config.split
+    folds = split.num_folds - split.fold
+    parts = {"min_train_days": split.min_train_days, "val_days": split.val_days, "test_days": split.test_days}
+    fixed = needed - split.min_train_days - folds * split.val_days - split.test_days
+    share = (num_days - fixed) / (needed - fixed)
+    smaller = {name: int(days * share) for name, days in parts.items()}
+    fits = smaller["min_train_days"] >= config.block_days and min(smaller.values()) > 0
+    instead = ", or set " + " ".join(f"data.split.{name}={days}" for name, days in smaller.items()) if fits else ""
+    more = "give more days" if config.path else f"set data.market.num_days={needed}"
+    of_folds = f" in each of {folds} folds" if folds > 1 else ""
+    return (
+        f"{config.path or 'the synthetic market'} has {num_days} trading days, and the split takes {needed}: at least "
+        f"{split.min_train_days} to train on, {split.val_days} to validate on{of_folds}, {split.test_days} for the "
+        f"test, {fixed} before, between and after them; {more}{instead}."
     )
 
 

@@ -23,7 +23,6 @@ ABSURD = 1e30  # no price, volume or feature; its products would leave float32
 class Table:
     """Rows of a panel. `codes`, `sectors` index their names (sector -1: unknown); `columns` are float64, NaN missing.
 
-    `first_row` is the number by which a reader of the file finds the first row: 2 in a CSV with its header, else 1.
     `unused` are the file's columns that nobody asked for.
     """
 
@@ -34,7 +33,6 @@ class Table:
     sectors: np.ndarray
     sector_names: np.ndarray
     columns: dict[str, np.ndarray]
-    first_row: int
     unused: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -118,7 +116,6 @@ def _convert(source: tables.Source, used: list[str]) -> Table:
         sectors=sectors,
         sector_names=sector_names,
         columns={name: source.floats(name) for name in used if name not in ("date", "code", "sector")},
-        first_row=source.first_row,
         unused=tuple(dict.fromkeys(name for name in source.columns if name not in used)),
     )
 

@@ -79,9 +79,7 @@ class AtftTask(Task):
 
     def in_fold(self, fold: int, folds: int) -> AtftTask:
         """Walk-forward: each fold is validated on the days after those of the fold before."""
-        config = self.config.model_dump()
-        config["data"]["split"] |= {"fold": fold, "num_folds": folds}
-        return AtftTask(Config.model_validate(config))
+        return AtftTask(self.config.in_fold(fold, folds))
 
     def model(self) -> nn.Module:
         return Atft(

@@ -192,7 +192,8 @@ def test_what_some_trial_reads_may_be_set(searched):
         space = {searched: Choice([*choices, *(["sgd"] if searched == "train.optim.name" else ["sam"])])}
         declared = Study("own", MlpConfig(), type("Task", (), {}), space, [Objective("val/loss")])
         with pytest.raises(UserError, match=r"lookahead\.k is set") if refused else nullcontext():
-            preflight.check(study := declared.configure({"train.optim.lookahead.k": 3}), spec_of(study))
+            study = declared.configure(given := {"train.optim.lookahead.k": 3})
+            preflight.check(study, spec_of(study), options=given)
 
 
 def test_a_bound_of_the_memory_is_not_asked_for_where_the_workers_are_elsewhere():
@@ -300,8 +301,12 @@ def test_study_files(home, tmp_path, text, words):
     [
         ("a.csv", b"", ["a.csv is empty"]),
         ("a.csv", b"\x00\x01\x02", ["a.csv"]),
-        ("a.csv", HEADER.encode() + b"2020-01-01,A,1,1\n", ["row 2 is ragged (expected 7 columns, got 4)"]),
-        ("a.csv", HEADER.encode() + b"2020-01-01,\xff,1,1,1,1,1\n", ["row 2 is not UTF-8"]),
+        (
+            "a.csv",
+            HEADER.encode() + b"2020-01-01,A,1,1\n",
+            ["row 2 (the header is row 1) is ragged (expected 7 columns, got 4)"],
+        ),
+        ("a.csv", HEADER.encode() + b"2020-01-01,\xff,1,1,1,1,1\n", ["line 2 is not UTF-8"]),
         ("a.csv", HEADER.encode() + b"2020-01-01,A,one,1,1,1,1\n", ["open", "one"]),
         ("a.csv", HEADER.encode() + b"yesterday,A,1,1,1,1,1\n", ["date", "yesterday"]),
         ("a.csv", HEADER.replace("close", "last").encode(), ["no column 'close'"]),

@@ -19,7 +19,7 @@ from test_rungs import PROMOTE, digest
 
 import hpo as platform
 from hpo import gc, handover, mirror, places, results
-from hpo.analysis.detail import best_trials
+from hpo.analysis.best import best_trials
 from hpo.analysis.diagnose import Look, Subject, diagnosis
 from hpo.clock import FakeClock, SystemClock
 from hpo.driver import Driver

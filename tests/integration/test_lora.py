@@ -195,6 +195,14 @@ def test_an_evaluation_leaves_what_nf4_holds_as_it_is(monkeypatch):
     assert torch.equal(weight.data, before) and torch.equal(weight.quant_state.absmax, scales)
 
 
+def test_nothing_is_said_of_a_kernel_that_no_layer_uses_and_all_else_is_heard(caplog):
+    from bitsandbytes.backends.cpu.ops import logger
+
+    logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "No module named 'kernels'")
+    logger.warning("something else")
+    assert caplog.messages == ["something else"]
+
+
 def test_nf4_holds_half_a_byte_a_weight_near_what_it_was():
     full, small = base_model(ModelConfig()), base_model(ModelConfig(base="nf4"))
     layer = small.get_submodule("model.layers.0.mlp.up_proj")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -216,6 +217,44 @@ def test_the_best_configuration_trains_as_it_is(searched, tmp_path):
     assert again["params"] == {}
     assert again["config"] == original["config"]
     assert again["curves"]["val/accuracy"] == original["curves"]["val/accuracy"]
+
+
+LOOSE = """
+from dataclasses import replace
+
+from hpo import Choice, Int
+from hpo.space import Space
+from studies.mlp import STUDY
+
+space = {
+    "train.optim.name": Choice(["adamw", "ranger"]),
+    "train.optim.wrap": Choice(["none", "lookahead"]),
+    "train.optim.lookahead.k": Int(2, 9),
+    "train.rollback.max_rollbacks": Int(1, 4),
+}
+STUDY = replace(STUDY, name="loose", space=Space(space), enqueue=[{enqueued}])
+"""
+
+
+@pytest.mark.parametrize("chosen", [("adamw", "none"), ("ranger", "lookahead")])
+def test_the_best_configuration_trains_as_it_is_though_nothing_reads_parts_of_it(home, tmp_path, monkeypatch, chosen):
+    params = dict(zip(("train.optim.name", "train.optim.wrap"), chosen, strict=True))
+    params |= {"train.optim.lookahead.k": 6, "train.rollback.max_rollbacks": 1}
+    (tmp_path / "loose.py").write_text(LOOSE.replace("{enqueued}", repr(params)))
+    monkeypatch.chdir(tmp_path)
+    once = ("--trials", "1", "--executor", "inline")
+    result = hpo("run", "--study", "loose.py", *once, "-o", "train.num_epochs=1", home=home)
+    assert result.exit_code == 0, result.output
+    line = hpo("best", home=home).stdout.splitlines()[-1].removeprefix("train it: ")
+    for command in line.split(" && "):
+        result = CliRunner().invoke(app, [*shlex.split(command)[1:], *(once[2:] if " run " in command else ())])
+        assert result.exit_code == 0, result.output
+    original, again = (
+        json.loads(hpo("show", "0", "--study", name, "--json", home=home).stdout) for name in ("loose", "loose-best")
+    )
+    assert original["params"] == params and again["params"] == {}
+    for same in ("config", "config_hash", "values"):
+        assert again[same] == original[same]
 
 
 def test_the_default_configuration_learns_the_digits(home, tmp_path):

@@ -11,8 +11,9 @@ import pytest
 import torch
 from scipy.stats import norm, rankdata, zscore
 
-from hpo.config import Raw, apply
+from hpo.config import Raw, apply, parse_override
 from hpo.errors import SpaceError
+from studies.atft import STUDY
 from studies.atft.baseline import ridge_predictions
 from studies.atft.config import Config, DataConfig, GraphConfig, MarketConfig, ModelConfig, SplitConfig
 from studies.atft.features import NAMES, features, forward_returns, to_grid
@@ -46,6 +47,7 @@ def market():
     return simulate(small().market, 0, small().horizons)
 
 
+DAYS = "data.market.num_days"
 OWN = tuple(sorted(set(market().table.columns) - set(REQUIRED)))  # the market's features beside prices and volume
 
 
@@ -84,7 +86,7 @@ def put(row: int, old: str, new: str):
         (put(1, "close", "last"), ["panel.csv", "'close'"]),
         (put(5, ",1000", ",lots"), ["row 5", "'volume'", "'lots'"]),
         (put(7, ",1000", ""), ["row 7", "expected 7 columns, got 6"]),
-        (put(4, "2020", "the year"), ["row 4", "'date'"]),
+        (put(4, "2020", "the year"), ["row 4 (the header is row 1)", "'date'"]),
         (put(6, ",0004,", ",,"), ["row 6", "'code'"]),
         (lambda lines: [lines[0] + ",close"] + [line + ",1" for line in lines[1:]], ["'close'", "twice"]),
         (lambda lines: [], ["empty"]),
@@ -100,7 +102,7 @@ def test_a_broken_csv_is_refused_in_one_sentence_with_its_place(csv, edit, words
 
 def test_a_csv_that_is_not_utf8_is_refused_with_its_row(csv):
     path = csv(put(9, "0007", "caf\u00e9"), encoding="latin-1")
-    with pytest.raises(DataError, match=r"row 9 is not UTF-8 \(byte 0xe9"):
+    with pytest.raises(DataError, match=r"line 9 is not UTF-8 \(byte 0xe9"):
         read_table(path)
 
 
@@ -153,8 +155,27 @@ def test_the_data_report_counts_what_was_wrong(csv):
 
 def test_too_few_days_are_refused_before_anything_is_trained(csv):
     config = Config(data=DataConfig(path=csv(days=50)))
-    with pytest.raises(DataError, match="has 50 trading days"):
+    with pytest.raises(DataError, match=r"has 50 trading days.* takes 430: .*; give more days\.$"):
         check(config)
+
+
+def test_the_small_preset_has_days_and_stocks_enough():
+    report = check(STUDY.configure({"preset": "small"}).config)
+    assert report["days"] < 500 and report["train_days"] >= 200 and report["test_days"] == 40
+
+
+@pytest.mark.parametrize("overrides", [{}, {"data.split.num_folds": 3}, {"train.folds": 3}, {"data.lookback": 70}])
+def test_either_way_out_that_too_few_days_are_refused_with_works_at_once(overrides):
+    given = overrides | {"data.market.num_days": 300, "data.market.num_stocks": 24}
+    with pytest.raises(DataError, match="has 300 trading days") as caught:
+        check(apply(Config(), given))
+    ways = str(caught.value).partition("; set ")[2].rstrip(".").split(", or set ")
+    for way in ways:
+        instead = dict(map(parse_override, way.split()))
+        check(apply(Config(), given | instead))
+        with pytest.raises(DataError, match="trading days"):  # nor does it ask for more days than it takes
+            check(apply(Config(), given | instead | {"data.market.num_days": int(instead.get(DAYS, "300")) - 5}))
+    assert len(ways) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from crafted import open_crafted, put_trial
 from rich.console import Console
 
 from hpo.analysis.compare import compare, to_json, write_csv, write_parquet
+from hpo.analysis.detail import describe, detail
 from hpo.analysis.table import comparison
 from hpo.errors import UserError
+from hpo.home import Home
 from hpo.study import load
 from hpo.words import endings
 
@@ -133,6 +135,17 @@ def test_in_a_pipe_all_parameters_are_columns_and_the_first_metrics(ledger):
     head, *_, below = printed(ledger, None)
     assert "val/metric_4" in head and "val/metric_5" not in head and "time/epoch_seconds" not in head
     assert below == "left out: 6 metrics (--all shows them, --csv FILE writes them)"
+
+
+def test_a_metric_that_the_study_declares_by_name_is_among_the_first(tmp_path):
+    opened = open_crafted(tmp_path / "named.db", metrics=["val/metric_9", "val/*"])
+    put_wide(opened)
+    with opened.read() as connection:
+        trial = detail(connection, Home(tmp_path), "crafted", 0)
+    table, one = printed(opened, None), describe(trial, {}, every=False)
+    opened.close()
+    assert "val/metric_9" in table[0] and "val/metric_5" not in table[0]
+    assert "val/metric_9" in one and "val/metric_5" not in one
 
 
 @pytest.mark.parametrize("width", [80, None])

@@ -71,19 +71,19 @@ def test_every_format_gives_the_same_tensors(tmp_path, name):
         ("none.csv", None, ["is not a file", "Parquet, Arrow, CSV or JSON Lines"]),
         ("t.csv", b"", ["is empty", "header with a, b"]),
         ("t.csv", b"a,b\n", ["a header and no rows"]),
-        ("t.csv", b"a,b\n1,2\n3\n", ["row 3 is ragged (expected 2 columns, got 1)"]),
-        ("t.csv", b"a,b\n1,2\n\xe9,2\n", ["row 3 is not UTF-8 (byte 0xe9 at 0)"]),
+        ("t.csv", b"a,b\n1,2\n3\n", ["row 3 (the header is row 1) is ragged (expected 2 columns, got 1)"]),
+        ("t.csv", b"a,b\n1,2\n\xe9,2\n", ["line 3 is not UTF-8 (byte 0xe9 at 0)"]),
         ("t.csv", b"a,c\n1,2\n", ["has no column 'b'", "it has a, c"]),
         ("t.csv", b"a,b,b\n1,2,2\n", ["column 'b' twice"]),
-        ("t.csv", b"a,b\n1,2\n,2\n", ["row 3, column 'a' is empty"]),
-        ("t.csv", b"a,b\n1,2\none,2\n", ["row 3, column 'a' is 'one'", "must be a number"]),
-        ("t.csv", b"a,b\n1,2\nnan,2\n", ["row 3, column 'a'"]),
-        ("t.csv", b"a,b\n1,2\ninf,2\n", ["row 3, column 'a' is inf"]),
+        ("t.csv", b"a,b\n1,2\n,2\n", ["row 3 (the header is row 1), column 'a' is empty"]),
+        ("t.csv", b"a,b\n1,2\none,2\n", ["row 3 (the header is row 1), column 'a' is 'one'", "must be a number"]),
+        ("t.csv", b"a,b\n1,2\nnan,2\n", ["row 3 (the header is row 1), column 'a'"]),
+        ("t.csv", b"a,b\n1,2\ninf,2\n", ["row 3 (the header is row 1), column 'a' is inf"]),
         ("t.jsonl", b" \n", ["is empty", "one JSON object per line"]),
         ("t.jsonl", b'{"a": 1, "b": 2}\n{"a": 1, "b": 2}\n{"a": 1, b\n', ["row 3 cannot be read as JSON Lines"]),
         ("t.jsonl", b'{"a": 1, "b": 2}\n{"a": "x", "b": 2}\n', ["row 2 cannot be read as JSON Lines", "a"]),
         ("t.jsonl", b'{"a": 1, "b": 2}\n{"b": 2}\n', ["row 2, column 'a' is empty"]),
-        ("t.jsonl", b'{"a": 1, "b": "\xff"}\n', ["row 1 is not UTF-8"]),
+        ("t.jsonl", b'{"a": 1, "b": "\xff"}\n', ["line 1 is not UTF-8"]),
         ("t.parquet", b"PAR1", ["cannot be read as Parquet"]),
         ("t.arrow", b"ARROW1 no", ["cannot be read as Arrow"]),
     ],
@@ -103,7 +103,7 @@ def test_a_broken_file_is_refused_in_one_sentence(tmp_path, name, content, words
 )
 def test_a_value_that_a_type_cannot_hold_is_refused_with_its_row(tmp_path, values, dtype):
     write(tmp_path / "t.csv", pa.table({"a": values}))
-    with pytest.raises(DataError, match=r"t\.csv row 3, column 'a' is .* does not fit torch\."):
+    with pytest.raises(DataError, match=r"t\.csv row 3 \(the header is row 1\), column 'a' is .* does not fit torch\."):
         TableDataset(tmp_path / "t.csv", {"a": "a"}, {"a": dtype})
 
 

@@ -8,7 +8,8 @@ import pytest
 from crafted import open_crafted, put_trial
 from sqlalchemy import event
 
-from hpo.analysis.detail import best_trials, describe, describe_best, detail
+from hpo.analysis.best import best_trials, describe_best
+from hpo.analysis.detail import describe, detail
 from hpo.clock import FakeClock
 from hpo.home import Home
 from hpo.progress import Progress

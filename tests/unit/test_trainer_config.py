@@ -102,6 +102,7 @@ def test_sophia_is_refused_beside_what_has_no_second_derivative(given, named):
         ({"name": "sgd", "beta2": 0.9}, "beta2 is set, and sgd has none"),
         ({"betas": [0.9, 0.99], "beta1": 0.8}, "betas sets beta1 and beta2 as well"),
         ({"options": {"rank": 4}}, r"options\.rank is set, and adamw has none"),
+        ({"name": "muon", "options": {"eps": 1e-6}}, r"muon has a field for it: set train\.optim\.eps instead"),
         (
             {"name": "lion", "implementation": "fused"},
             "'fused' does not exist for lion: give auto or foreach or single",

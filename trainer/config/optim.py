@@ -193,10 +193,13 @@ class OptimConfig(Frozen):
     def _check_known(self, known: Known) -> None:
         own = [name for name in known.defaults if name in _HYPERPARAMETERS]
         fields = {*own, *(("beta1", "beta2") if "betas" in own else ())}
+        if twice := fields & set(self.options):
+            name = min(twice)
+            raise ValueError(
+                f"options.{name} is set, and {self.name} has a field for it: set train.optim.{name} instead."
+            )
         foreign = [name for name in _HYPERPARAMETERS if getattr(self, name) is not None and name not in fields]
-        foreign += [
-            f"options.{name}" for name in self.options if name in _HYPERPARAMETERS or name not in known.defaults
-        ]
+        foreign += [f"options.{name}" for name in self.options]
         if foreign:
             raise ValueError(
                 f"{foreign[0]} is set, and {self.name} has none: its own are {', '.join(own)}; "

@@ -1,0 +1,145 @@
+"""The best trial, or those of a Pareto front: what they were, and how to train them again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo import places, preflight, results
+from hpo.analysis.detail import detail, kept_checkpoint
+from hpo.config import flatten
+from hpo.errors import HpoError, UserError
+from hpo.home import Home
+from hpo.ledger import reads
+from hpo.render import judgement, number
+from hpo.words import aligned, command, endings
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, RowMapping
+
+
+def best_trials(connection: Connection, home: Home, name: str) -> list[dict[str, Any]]:
+    """The best complete trial, or those of the Pareto front: number, values, params, the path of the checkpoint, and
+    the overrides that train it."""
+    study = reads.study_row(connection, name)
+    found = reads.bests(connection, study)
+    if not found:
+        shows = command(f"status --study {name}")
+        raise HpoError(f"study {name!r} has no complete trial: `{shows}` shows how its trials stand.")
+    return [_best_trial(connection, home, study, one) for one in found]
+
+
+def _best_trial(connection: Connection, home: Home, study: RowMapping, found: reads.Best) -> dict[str, Any]:
+    name, judged = study["name"], study["spec"]["objectives"]
+    overrides = study["spec"]["overrides"] | found.params
+    trial = detail(connection, home, name, found.number)
+    checkpoint = kept_checkpoint(trial)
+    place, root = places.place(home, study), home.checkpoints(name, found.number)
+    there = checkpoint is not None and place.is_there(root / Path(checkpoint["path"]).name)
+    metrics = results.path(home, name, found.number)
+    return {
+        "study": name,
+        "reference": study["spec"]["reference"],
+        "metric": judged[0]["metric"],
+        "number": found.number,
+        "value": found.value,
+        "values": found.values,
+        "judged": trial["judged"],
+        "params": found.params,
+        "epoch": trial["epoch"],
+        "folds": len(trial["folds"]),
+        "checkpoint": checkpoint["path"] if checkpoint and there else None,
+        "checkpoint_epoch": checkpoint["epoch"] if checkpoint and there else None,
+        "metrics": str(metrics) if metrics.is_file() else None,
+        "missing_checkpoint": checkpoint["path"] if checkpoint and not there else None,
+        "overrides": overrides,
+        "unread": preflight.unread(overrides, flatten(trial["config"])),
+    }
+
+
+def chosen_best(found: Sequence[Mapping[str, Any]], number: int | None) -> Mapping[str, Any]:
+    """The best trial, or of a front the one that is named; UserError where that is none of it."""
+    numbers = [one["number"] for one in found]
+    if number is None and len(found) == 1:
+        return found[0]
+    if number not in numbers:
+        which = f"trial {number} is not one of the best" if number is not None else "there is more than one best trial"
+        raise UserError(f"{which}: give --trial {' or '.join(map(str, numbers))}.")
+    return found[numbers.index(number)]
+
+
+def describe_front(found: Sequence[Mapping[str, Any]]) -> str:
+    """The trials of a Pareto front side by side, and how to see one in full."""
+    name, metrics = found[0]["study"], list(found[0]["values"])
+    varied = [p for p in found[0]["params"] if len({json.dumps(one["params"].get(p)) for one in found}) > 1]
+    rows = [["trial", *metrics, *endings(varied).values()]]
+    for one in found:
+        params = (number(one["params"].get(path, "")) for path in varied)
+        rows.append([str(one["number"]), *(f"{value:.6g}" for value in one["values"].values()), *params])
+    first = found[0]["number"]
+    return "\n".join(
+        [
+            f"{name}: no trial is better than these {len(found)} in every objective",
+            *(f"  {line}" for line in aligned(rows)),
+            f"one in full, and how to train it: {command(f'best --study {name} --trial {first}')}",
+        ]
+    )
+
+
+def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
+    """The best trial as text, with the command that trains it; from the file where its configuration is `saved`, or
+    has to be, since options that nothing reads are refused."""
+    reference, name, saving = shlex.quote(best["reference"]), f"{best['study']}-best", ""
+    if best["unread"] and not saved:
+        saving = command(f"best --study {best['study']} --trial {best['number']} --save {name}.yaml") + " && "
+        saved = f"{name}.yaml"
+    options = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
+    options = f"--config {shlex.quote(saved)}" if saved else options
+    gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
+    at = best["judged"] and reads.Judged(**best["judged"])
+    judged = judgement(best["values"], at, best["epoch"], lambda value: f"{value:.6g}")
+    train = command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
+    return "\n".join(
+        [
+            f"{best['study']}, trial {best['number']}: {judged}",
+            *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
+            f"checkpoint: {best['checkpoint'] or gone}{_of_epoch(best)}",
+            *([f"metrics: {best['metrics']}"] if best["metrics"] else []),
+            f"train it: {saving}{train}",
+        ]
+    )
+
+
+def _of_epoch(best: Mapping[str, Any]) -> str:
+    """Of which epoch the checkpoint is, where that is not the last: train.checkpoint.monitor holds it for the best."""
+    if best["checkpoint"] and best["folds"]:
+        return f" (of one fold; the value is the mean over {best['folds']})"
+    if best["checkpoint"] is None or best["checkpoint_epoch"] == best["epoch"]:
+        return ""
+    return f" (of epoch {best['checkpoint_epoch']}, the best of {best['epoch']} by train.checkpoint.monitor)"
+
+
+def overrides_of(params: Mapping[str, Any]) -> list[str]:
+    """`path=value` for each parameter, as `-o` takes them."""
+    return [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in params.items()]
+
+
+def save_overrides(params: Mapping[str, Any], path: Path) -> None:
+    """Write parameters as a file for `--config`."""
+    import yaml
+
+    nested: dict[str, Any] = {}
+    for dotted, value in params.items():
+        *parents, leaf = dotted.split(".")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(nested, sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file.") from error
