@@ -57,5 +57,4 @@ STUDY = Study(
             "model.width": 8,
         }
     ],
-    strategy="asha",
 )
