@@ -18,7 +18,7 @@ ONE_TRIAL := --trials 1 --sampler random --strategy none
 WHERE := workers|executor|cpus-per-worker|gpus-per-worker|tracking-uri|checkpoints
 sum = $$(printf '%s\n' "$$HPO_ARGS" | sed -E 's/(^| +)--($(WHERE))[ =]+[^ ]+//g; s/^ +//' | cat $(1) - | cksum | cut -d' ' -f1)
 # Commands that take none of HPO_ARGS are to find the same home.
-ONE_HOME = $(foreach flag,home storage,$(if $(findstring --$(flag),$(HPO_ARGS)),$(error --$(flag) in HPO_ARGS is not \
+ONE_HOME = $(foreach flag,home storage,$(if $(filter --$(flag) --$(flag)=%,$(HPO_ARGS)),$(error --$(flag) in HPO_ARGS is not \
 seen by all commands of this target: give HPO_$(if $(filter home,$(flag)),HOME,STORAGE)=... instead)))
 
 # What has come of the study $$name: its value, what was held out, and where its checkpoint and metrics lie.

@@ -111,7 +111,7 @@ def _check_unread(study: Study, values: Mapping[str, Any], options: Collection[s
         other, meant = next(iter(others.items()))
         raise UserError(
             f"{path} is set, and {other} is {values.get(other)!r}, which does not read it: set {other} to "
-            f"{' or '.join(map(str, meant))}, or leave {path} out."
+            f"{' or '.join(str(value).lower() for value in meant)}, or leave {path} out."
         )
     of_a_file = _TWICE.keys() & study.overrides.keys() and not _TWICE.keys() & set(options)
     if not of_a_file and all([*_possible(study, values, path)] == [value] for path, value in _TWICE.items()):

@@ -156,14 +156,7 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
     chooses, and which workers find nothing to do."""
     strategy = spec["strategy"]
     if strategy["name"] == "asha":
-        default = ", the default" if by_default(strategy) else ""
-        before = " before it" if spec["order"] == "ordered" else ""
-        first, eta = strategy["min_epochs"], strategy["eta"]
-        yield (
-            f"strategy: asha{default}: at epochs {first}, {first * eta}, {first * eta**2} ... a "
-            f"trial stops unless it is among the best 1/{eta} of those that came there{before}; "
-            "--strategy none trains each to its end"
-        )
+        yield from _rungs(strategy, " before it" if spec["order"] == "ordered" else "")
     if strategy["name"] == "threshold" and strategy.get("lower") is None and strategy.get("upper") is None:
         yield (
             "strategy: threshold has no bounds, so it stops only a loss that is not finite: declare them in the study, "
@@ -175,6 +168,19 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
         yield (
             f"of {workers} workers {spec['window']} can work at a time, since that is the study's window: a wider one, "
             f"hpo run --window {2 * workers} --allow-drift, makes it another study from here on"
+        )
+
+
+def _rungs(asha: Mapping[str, Any], before: str) -> Iterator[str]:
+    eta, bound = asha["eta"], asha["max_epochs"] or math.inf
+    rungs = [rung for rung in (asha["min_epochs"] * eta**k for k in range(3)) if rung < bound]
+    if rungs:
+        default = ", the default" if by_default(asha) else ""
+        more = " ..." if rungs[-1] * eta < bound else ""
+        yield (
+            f"strategy: asha{default}: at {'epochs' if more or rungs[1:] else 'epoch'} "
+            f"{', '.join(map(str, rungs))}{more} a trial stops unless it is among the best 1/{eta} of those that came "
+            f"there{before}; --strategy none trains each to its end"
         )
 
 

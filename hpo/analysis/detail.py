@@ -203,9 +203,8 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
         yield f"generation {trial['generation']}: descends from {' <- '.join(map(str, trial['lineage']))}{origin}"
     if trial["error"]:
         yield f"error: {trial['error']}"
-    skipped = sum(value or 0 for _, _, value in trial["curves"].get("train/skipped_steps", ()))
-    if skipped and not trial["folds"]:  # of which a trial has the mean of each fold's best epoch
-        yield f"{counted(int(skipped), 'step')} skipped, whose loss or gradient was not finite"
+    if skipped := _skipped(trial):
+        yield f"{skipped} skipped, whose loss or gradient was not finite"
     if values := {metric: value for metric, value in trial["values"].items() if value is not None}:
         yield judgement(values, trial["judged"] and reads.Judged(**trial["judged"]), trial["epoch"])
     yield from _section("parameters", _parameters(trial, base))
@@ -247,6 +246,15 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     yield from _section("events", ([event["kind"], json.dumps(event["fields"])] for event in trial["events"]))
     if trial["traceback"]:
         yield from ("", trial["traceback"].rstrip() if every else own_part(trial["traceback"]))
+
+
+def _skipped(trial: Mapping[str, Any]) -> str:
+    """How many steps were; of folds, whose curves are the means of their best epochs, how often it began."""
+    if trial["folds"]:
+        times = sum(event["kind"] == "skipped_step" for event in trial["events"])
+        return f"{counted(times, 'time')} steps were" if times else ""
+    steps = sum(value or 0 for _, _, value in trial["curves"].get("train/skipped_steps", ()))
+    return counted(int(steps), "step") if steps else ""
 
 
 def _parameters(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[list[str]]:

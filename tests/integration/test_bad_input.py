@@ -122,7 +122,7 @@ def run(*arguments: str, home: Home) -> str:
         ),
         (
             ["--study", "mlp", "-o", "train.rollback.max_rollbacks=3"],
-            ["train.rollback.max_rollbacks is set", "set train.rollback.enabled to True"],
+            ["train.rollback.max_rollbacks is set", "set train.rollback.enabled to true, or"],
         ),
         (
             ["--study", "mlp", "-o", "train.micro_batch_size=auto", "-o", "train.device=cpu"],

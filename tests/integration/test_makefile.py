@@ -108,6 +108,10 @@ def test_a_home_that_only_some_of_the_commands_would_see_is_refused(target, tmp_
         assert done.returncode == 2 and f"give {variable}=... instead" in done.stderr and not done.stdout
 
 
+def test_a_path_that_only_looks_like_a_home_is_none(asked):
+    asked("train-atft", arguments=f"{QUICK} -o data.path=/x--home/y")
+
+
 @pytest.mark.parametrize("target", ["hpo-run", "hpo-resume", "hpo-status", "hpo-ui", "train-integrated", *TRAINED])
 @pytest.mark.parametrize("study", ["mlp", "somewhere/mine.py"])
 def test_what_is_asked_can_be_asked(target, study, asked):

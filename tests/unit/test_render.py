@@ -233,6 +233,9 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     assert declared.startswith(
         "strategy: asha: at epochs 4, 16, 64 ... a trial stops unless it is among the best 1/4 of"
     )
+    (bounded,) = unasked(plain | {"strategy": {**by_default, "max_epochs": 13}})
+    assert bounded.startswith("strategy: asha: at epochs 4, 12 a trial stops unless")
+    assert [*unasked(plain | {"strategy": {**by_default, "max_epochs": 4}})] == []
     assert [*unasked(plain | {"strategy": {"name": "none"}})] == []
     (ordered,) = unasked(plain | {"strategy": by_default})
     assert "those that came there before it;" in ordered
@@ -410,6 +413,19 @@ def test_a_trial_says_how_many_steps_it_skipped(ledger, tmp_path, skipped, said)
     text = ledger.look(lambda c: describe(detail(c, Home.at(tmp_path), "crafted", 0), ""))
     lines = [line for line in text.splitlines() if "skipped, whose" in line]
     assert lines == [f"{count} skipped, whose loss or gradient was not finite" for count in said]
+
+
+def test_of_folds_it_says_how_often_steps_were_skipped(ledger, tmp_path):
+    trial = put_trial(ledger, 0, "complete", (0.5, 0.6))
+    with ledger.write() as connection:
+        own = {"trial_id": trial, "revision": 1, "at": 0.0}
+        row = {"key": "val/accuracy", "value": 0.5, "fence": 1, "step": 10, "fold": 1, "epoch": 1}
+        connection.execute(insert(reports).values(**own, **row))
+        for i in range(2):
+            row = {"study_id": 1, "kind": "skipped_step", "fields": {"step": i}, "uid": f"0.{i}"}
+            connection.execute(insert(events).values(**own, **row))
+    text = ledger.look(lambda c: describe(detail(c, Home.at(tmp_path), "crafted", 0), ""))
+    assert "\n2 times steps were skipped, whose loss or gradient was not finite\n" in text
 
 
 def test_before_any_trial_has_ended_nothing_is_counted(ledger):
