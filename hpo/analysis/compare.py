@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import UserError
 from hpo.ledger import reads
 from hpo.ledger.tables import machine_dependent
-from hpo.objective import placed
+from hpo.objective import hold_out_of, placed
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -47,13 +47,13 @@ class Comparison:
 def headline(
     keys: Sequence[str], objectives: Sequence[str], declared: Sequence[str] = (), *, every: bool = False
 ) -> list[str]:
-    """The metrics to show first: objectives, losses, those that the study has `declared` by name instead of by a
-    pattern, then what comes of validation, eight at most; or every one."""
-    ranks = {"val": 0, "train": 1, "test": 2}
+    """The metrics to show first: objectives, what is held out beside them, losses, those that the study has `declared`
+    by name instead of by a pattern, then what comes of validation, eight at most; or every one."""
+    ranks, held_out = {"val": 0, "train": 1, "test": 2}, [*map(hold_out_of, objectives)]
 
-    def rank(key: str) -> tuple[bool, bool, bool, int]:
+    def rank(key: str) -> tuple[bool, bool, bool, bool, int]:
         source = ranks.get(key.partition("/")[0], 3)
-        return key not in objectives, not key.endswith("/loss"), key not in declared, source
+        return key not in objectives, key not in held_out, not key.endswith("/loss"), key not in declared, source
 
     ranked = sorted(keys, key=rank)
     return ranked if every else [key for key in ranked if not machine_dependent(key)][:HEADLINES]

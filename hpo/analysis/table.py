@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpo.analysis.compare import Comparison, headline
+from hpo.objective import hold_out_of
 from hpo.render import number
 from hpo.words import counted, endings
 
@@ -19,13 +20,15 @@ _GAP = 2  # blanks between columns
 def comparison(found: Comparison, width: int | None, *, every: bool = False) -> Group:
     """The table, and below it what it leaves out: what is the same in all rows, and what does not fit `width`.
 
-    Of the columns those are kept that tell most of the rows apart. `every` shows all of them, in as many tables below
-    each other as `width` asks for; None is a width without bound.
+    Of the columns those are kept that tell most of the rows apart, after what the trials were judged by and what was
+    held out beside it. `every` shows all of them, in as many tables below each other as `width` asks for; None is a
+    width without bound.
     """
     if not found.rows:
         return Group(Text(f"{found.study} has no trials yet"))
-    titles, metrics = _titles(found.columns), _metrics(found, every)
-    leading = ["number", "state", "epoch", *(["front"] if "front" in found.columns else []), *_judged(found)]
+    titles, metrics, held_out = _titles(found.columns), _metrics(found, every), _held_out(found)
+    front = ["front"] if "front" in found.columns else []
+    leading = ["number", "state", "epoch", *front, *_judged(found), *held_out]
     params = [column for column in found.columns if column.startswith("params.")]
     columns = [*leading, *params, *metrics]
     if every:
@@ -33,7 +36,7 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     always = {"number", "front", *_judged(found)}
     varied = [c for c in columns if c in always or len(found.rows) == 1 or _distinct(found, c) > 1]
     by_worth = [column for column in varied if column in always]
-    by_worth += [column for column in ("state", "epoch") if column in varied]
+    by_worth += [column for column in (*held_out, "state", "epoch") if column in varied]
     by_worth += sorted(
         (c for c in varied if c in params), key=lambda c: (-_distinct(found, c), _width(found, titles, c))
     )
@@ -52,11 +55,18 @@ def _judged(found: Comparison) -> list[str]:
     return [column for column in found.columns if column.startswith("values.")]
 
 
+def _held_out(found: Comparison) -> list[str]:
+    """The metrics beside what the trials were judged by, by which none was."""
+    judged = [one["metric"] for one in found.objectives]
+    beside = [key for key in map(hold_out_of, judged) if key not in judged]
+    return [column for key in beside if (column := f"metrics.{key}") in found.columns]
+
+
 def _metrics(found: Comparison, every: bool) -> list[str]:
-    """The columns of the metrics to show, without what the trials were judged by."""
-    judged = {column.partition(".")[2] for column in _judged(found)}
+    """The columns of the metrics to show, without what the trials were judged by and what was held out beside it."""
+    apart = {column.partition(".")[2] for column in (*_judged(found), *_held_out(found))}
     keys = [column.partition(".")[2] for column in found.columns if column.startswith("metrics.")]
-    others = [key for key in keys if key not in judged]
+    others = [key for key in keys if key not in apart]
     return [f"metrics.{key}" for key in headline(others, (), found.metrics, every=every)]
 
 

@@ -130,6 +130,26 @@ def test_a_table_fits_its_terminal_and_names_all_that_it_leaves_out(ledger, widt
     assert "metrics (--all shows them, --csv FILE writes them)" in out
 
 
+@pytest.mark.parametrize("width", [50, 80, None])
+def test_what_was_held_out_stands_beside_what_the_trials_were_judged_by(tmp_path, width):
+    """Before any parameter, however narrow the terminal and however many metrics there are."""
+    opened = open_crafted(tmp_path / "held.db", metrics=["val/*", "test/*"])
+    for number in range(3):
+        others = {f"val/metric_{i}": number + i / 100 for i in range(12)} | {"val/loss": float(number)}
+        put_trial(opened, number, "complete", (0.1 * number,), metrics=others | {"test/accuracy": 0.2 * number})
+    lines = printed(opened, width)
+    with opened.read() as connection:
+        curves = describe(detail(connection, Home(tmp_path), "crafted", 2), {}, every=False)
+    opened.close()
+    head, best, *_ = lines
+    at = head.split().index("val/accuracy")
+    assert head.split()[at : at + 2] == ["val/accuracy", "test/accuracy"]
+    assert best.split()[at : at + 2] == ["0.2", "0.4"]
+    left_out = int(" ".join(lines).partition("left out: ")[2].split(" metrics")[0].split()[-1])
+    assert left_out + sum(name.startswith(("val/", "test/")) for name in head.split()) == 1 + 14
+    assert curves.index("val/accuracy") < curves.index("test/accuracy") < curves.index("val/loss")
+
+
 def test_in_a_pipe_all_parameters_are_columns_and_the_first_metrics(ledger):
     put_wide(ledger)
     head, *_, below = printed(ledger, None)
