@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 import subprocess
@@ -17,9 +18,10 @@ _PACKAGES = ("hpo", *_DECIDING, "mlflow-skinny", "sqlalchemy", "pydantic", "safe
 
 
 def deciding_versions() -> str:
-    """Versions of what proposals and weights depend on; a change is drift."""
+    """Versions of what proposals and weights depend on, and how MKL is to round (`trainer` sets it where nobody has);
+    a change is drift."""
     python = ".".join(platform.python_version_tuple()[:2])
-    versions = {"python": python} | _versions(_DECIDING)
+    versions = {"python": python} | _versions(_DECIDING) | {"MKL_CBWR": os.environ.get("MKL_CBWR")}
     return " ".join(f"{name} {found}" for name, found in versions.items())
 
 

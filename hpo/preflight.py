@@ -78,7 +78,7 @@ def _check_own(train: TrainConfig) -> None:
             users_own(train.schedule.name)
         if (name := train.optim.name) not in OPTIMIZERS:
             field = "train.optim.name"
-            given = {key: value for key, value in train.optim.hyperparameters.items() if key != "adamw"}
+            given = train.optim.arguments
             fix = f"let it take {', '.join(given)}, or change train.optim.options"
             check_call(named(name, field), f"{field}={name!r}", fix, [], **given)
 

@@ -169,6 +169,11 @@ class OptimConfig(Frozen):
         return {**defaults, **given, **self.options}
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """What the optimizer is called with: all but muon's patterns, which sort parameters into groups."""
+        return {name: value for name, value in self.hyperparameters.items() if name != "adamw"}
+
+    @property
     def lookahead_k(self) -> int | None:
         """The steps of a cycle of Lookahead; None where there is none. Ranger is RAdam within Lookahead."""
         if self.wrap != "lookahead" and self.name != "ranger":

@@ -32,11 +32,10 @@ def build(config: OptimConfig, model: nn.Module, *, sharded: bool = False) -> Op
 
 def maker(config: OptimConfig, *, sharded: bool = False) -> Callable[[list[dict[str, Any]]], Optimizer]:
     """What makes the optimizer `config` names of groups of parameters, unchecked."""
-    hyperparameters = {name: value for name, value in config.hyperparameters.items() if name != "adamw"}
     if config.name in OPTIMIZERS:
         make = named(OPTIMIZERS[config.name].build, "OPTIMIZERS")
-        return lambda groups: make(groups, **hyperparameters, **_implementation(config, sharded))
-    return lambda groups: _users_own(config.name, groups, hyperparameters)
+        return lambda groups: make(groups, **config.arguments, **_implementation(config, sharded))
+    return lambda groups: _users_own(config.name, groups, config.arguments)
 
 
 def check(config: OptimConfig, model: nn.Module) -> None:
