@@ -289,7 +289,12 @@ def _shortened(text: str, most: int = 200) -> str:
 
 
 def _reasons(errors: list[Any]) -> str:
-    texts = (error["msg"].removeprefix("Value error, ").rstrip(".") for error in errors)
+    texts = (
+        f"there is no {error['loc'][-1]!r} in it"
+        if error["type"] == "extra_forbidden"
+        else error["msg"].removeprefix("Value error, ").rstrip(".")
+        for error in errors
+    )
     return " or ".join(dict.fromkeys(text[:1].lower() + text[1:] for text in texts))
 
 
@@ -311,8 +316,10 @@ def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{path or first['loc'][-1]}={first['input']!r} does not belong to the alternative that is chosen there."
     same = [one for one in errors if path_of(one["loc"]) == path]
-    if first["type"] == "missing" or not path or isinstance(first["input"], dict):
-        return f"{path or config_type.__name__}: {_reasons(same)}."
+    if not path:
+        return f"{_reasons(same)}."
+    if first["type"] == "missing" or isinstance(first["input"], dict):
+        return f"{path}: {_reasons(same)}."
     return f"{path}={first['input']!r} is refused: {_reasons(same)}."
 
 

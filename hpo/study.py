@@ -256,8 +256,11 @@ class Study:
         return None if self.check is None else self._named("check", self.check, FunctionType)(self.config)
 
     def check_task(self) -> None:
-        """Raise StudyError if no module of the task's name can be found; nothing is imported but its packages."""
-        if isinstance(self.task, str):
+        """Raise StudyError if no module of the task's name can be found, of which nothing is imported but its packages,
+        or where the task, given as a class, lacks a method that the trainer calls."""
+        if not isinstance(self.task, str):
+            self._check_written(self.task)
+        else:
             where, _ = self._place("task", self.task)
             try:
                 found = where in sys.modules or find_spec(where)
@@ -265,6 +268,16 @@ class Study:
                 raise self._no_module("task", self.task, where, error) from error
             if not found:
                 raise StudyError(f"study {self.name!r}: task={self.task!r}: there is no module {where!r}.")
+
+    def _check_written(self, task: type) -> None:
+        from trainer.task import Task
+
+        for name in ("model", "train_set", "loss"):
+            if not hasattr(task, "fit") and getattr(task, name, None) in (None, getattr(Task, name)):
+                raise StudyError(
+                    f"study {self.name!r}: task {task.__name__} needs a method {name}(), as trainer.task.Task has it, "
+                    "or a loop of its own, fit()."
+                )
 
     def _named(self, what: str, given: str, kind: type) -> Any:
         """What "package.module:name" names, absolute or relative to the declaring module."""

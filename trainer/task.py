@@ -118,7 +118,7 @@ class Task:
 
     def model(self) -> nn.Module:
         """Build the model, on the CPU; called under the seed of stream "init"."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method model() that returns an nn.Module.")
+        raise TrainerError(f"{type(self).__name__} needs a method model() that returns an nn.Module.")
 
     def train_set(self) -> Any:
         """The training data, map-style: `__len__`, and `__getitem__(index) -> sample` (collated as torch does) or
@@ -126,7 +126,7 @@ class Task:
         a batch is a tensor, a tuple or a dict. It may give its own order and collate, see `trainer.data.view`. A data
         set with an attribute `draws = False` promises that reading it draws no random number, and saves the seeding
         before each read."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method train_set() that returns a dataset.")
+        raise TrainerError(f"{type(self).__name__} needs a method train_set() that returns a dataset.")
 
     def of_depth(self, depth: int) -> Task:
         """The same task with a model of so many of its blocks, for an estimate of memory."""
@@ -143,7 +143,7 @@ class Task:
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """The loss of one micro-batch, already on the model's device."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method loss(model, batch) that returns a Loss.")
+        raise TrainerError(f"{type(self).__name__} needs a method loss(model, batch) that returns a Loss.")
 
     def lr_scale(self, progress: float) -> float:
         """A factor on the schedule's learning rate once the share `progress` of the run's steps is done: of a phase."""

@@ -1,7 +1,8 @@
 """Trials side by side: one row per trial, best first; as text, JSON, CSV or Parquet.
 
 Column names follow MLflow's `search_runs`: `metrics.<key>` and `params.<path>`, and `values.<metric>` for what
-the trial was judged by; with several objectives `front` is 0 for what no other trial is better than.
+the trial was judged by, at the end of epoch `judged_epoch`, of which its metrics are, too; `epoch` and `step` are how
+far it was trained. With several objectives `front` is 0 for what no other trial is better than.
 """
 
 from __future__ import annotations
@@ -68,9 +69,13 @@ def compare(connection: Connection, name: str, top: int | None = None) -> Compar
     trials, fronts = _ordered(reads.trial_rows(connection, study["id"]), objectives)
     shown = trials[:top]
     metrics = reads.last_values(connection, [trial["id"] for trial in shown])
-    for trial_id, at in reads.judged(connection, study, shown).items():
+    judged = reads.judged(connection, study, shown)
+    for trial_id, at in judged.items():
         metrics[trial_id] |= at.metrics
-    rows = [_row(trial, objectives, fronts.get(trial["number"]), metrics.get(trial["id"], {})) for trial in shown]
+    rows = [
+        _row(trial, objectives, fronts.get(trial["number"]), judged.get(trial["id"]), metrics.get(trial["id"], {}))
+        for trial in shown
+    ]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     leading = [column for column in columns if not column.startswith(("params.", "metrics."))]
     columns = leading + sorted(column for column in columns if column not in leading)
@@ -94,7 +99,11 @@ def _ordered(
 
 
 def _row(
-    trial: dict[str, Any], objectives: Sequence[dict[str, Any]], front: int | None, last: dict[str, float]
+    trial: dict[str, Any],
+    objectives: Sequence[dict[str, Any]],
+    front: int | None,
+    judged: reads.Judged | None,
+    metrics: dict[str, float],
 ) -> dict[str, Any]:
     values = trial["values"] or [None] * len(objectives)
     return {
@@ -102,9 +111,10 @@ def _row(
         "state": trial["state"],
         "epoch": trial["epoch"],
         "step": trial["step"],
+        "judged_epoch": judged.epoch if judged else None,
         **({"front": front} if len(objectives) > 1 else {}),
         **{f"values.{objective['metric']}": value for objective, value in zip(objectives, values, strict=True)},
-        **{f"metrics.{key}": value for key, value in last.items()},
+        **{f"metrics.{key}": value for key, value in metrics.items()},
         **{f"params.{path}": value for path, value in trial["params"].items()},
     }
 
@@ -118,7 +128,6 @@ def to_json(comparison: Comparison) -> str:
 def write_csv(comparison: Comparison, path: Path) -> None:
     """UTF-8. A text that a spreadsheet would run as a formula is preceded by an apostrophe."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow([_inert(column) for column in comparison.columns])
@@ -134,8 +143,8 @@ def write_parquet(comparison: Comparison, path: Path) -> None:
 
     table = pa.table({column: _uniform([row[column] for row in comparison.rows]) for column in comparison.columns})
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path)
+        with path.open("wb") as file:
+            pq.write_table(table, file)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror or error}): name another file.") from error
 

@@ -230,4 +230,6 @@ def _searched(found: Plan) -> str:
 
 
 def _gib(size: float) -> str:
+    if size < 2**10:
+        return f"{size:.0f} bytes"
     return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"

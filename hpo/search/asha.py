@@ -60,7 +60,7 @@ class Asha(BaseModel):
         if rung is None or (len(curve) > 1 and self.rung(curve[-2][0]) == rung):
             return CONTINUE  # no rung here, or it was met by an earlier report
         if is_nan(history.value):
-            return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {history.epoch})")
+            return Verdict("stop", reason=f"the objective is not finite at rung {rung} (epoch {history.epoch})")
         return self.judge(history, rung)
 
     def judge(self, history: History, rung: int) -> Verdict:

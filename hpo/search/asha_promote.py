@@ -33,7 +33,7 @@ class AshaPromote(Asha):
         if rung is None or (len(curve) > 1 and self.rung(curve[-2][0]) == rung):
             return CONTINUE
         if is_nan(history.value):
-            return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
+            return Verdict("stop", reason=f"the objective is not finite at rung {rung} (epoch {epoch})")
         order = history.order(*self._span(rung))
         place, keep = order.index(history.number), len(order) // self.eta
         if place < keep and not self._waits(history, order[:place], rung) and not self.is_top(history, rung):

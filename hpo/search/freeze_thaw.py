@@ -59,7 +59,7 @@ class FreezeThaw(AshaPromote):
         if rung is None or (len(curve) > 1 and self.rung(curve[-2][0]) == rung):
             return CONTINUE
         if math.isnan(history.value):
-            return Verdict("stop", reason=f"loss is not finite at rung {rung} (epoch {epoch})")
+            return Verdict("stop", reason=f"the objective is not finite at rung {rung} (epoch {epoch})")
         return Verdict("pause", reason=f"waits at rung {rung} (epoch {epoch}); the model of curves lets the best go on")
 
     def promote(self, board: Board, last: bool) -> Sequence[int]:

@@ -40,7 +40,7 @@ class Threshold(Paced):
             return CONTINUE
         loss, where = history.value, f"at epoch {history.epoch}"
         if not math.isfinite(loss):
-            return Verdict("stop", reason=f"loss is not finite {where}")
+            return Verdict("stop", reason=f"the objective is not finite {where}")
         if self.lower is not None and loss < self.lower:
             return Verdict("stop", reason=f"loss {loss:g} is below {self.lower:g} {where}")
         if self.upper is not None and loss > self.upper:

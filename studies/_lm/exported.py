@@ -65,4 +65,5 @@ if __name__ == "__main__":
         save_adapter(*sys.argv[1:])
         print(f"wrote {sys.argv[2]}")
     except (ConfigError, DataError) as problem:
-        sys.exit(f"error: {problem}")
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)

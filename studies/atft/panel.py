@@ -19,7 +19,8 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from hpo.config import apply, parse_override
+from hpo import load
+from hpo.config import parse_override
 from hpo.errors import UserError
 from studies.atft.config import Config, DataConfig
 from studies.atft.features import NAMES, Grid, features, forward_returns, to_grid
@@ -274,7 +275,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         overrides = dict(map(parse_override, given.overrides))
-        print(json.dumps(check(apply(Config(), {"data.path": given.path, **overrides})), indent=2))
+        config = load("atft").configure({"data.path": given.path, **overrides}).config
+        assert isinstance(config, Config)
+        print(json.dumps(check(config), indent=2))
     except (UserError, DataError) as error:
         parser.exit(2, f"error: {error}\n")
 

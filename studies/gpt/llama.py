@@ -188,4 +188,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (ConfigError, DataError) as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

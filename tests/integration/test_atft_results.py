@@ -154,6 +154,8 @@ def test_the_data_report_of_a_command_names_a_column_that_knows_the_future(leaki
     panel.main([leaking, *shape])
     plain = json.loads(capsys.readouterr().out)
     assert "suspected_leaks" not in plain and "tomorrow" in plain["columns_unused"]
+    panel.main([leaking, *shape, "-o", "preset=small"])
+    assert json.loads(capsys.readouterr().out) == plain, "a preset is taken, and changes nothing that is reported"
     panel.main([leaking, *shape, "-o", "data.features=tomorrow"])
     [found] = json.loads(capsys.readouterr().out)["suspected_leaks"]
     assert found.startswith("tomorrow (RankIC ")
@@ -165,6 +167,7 @@ def test_the_data_report_of_a_command_names_a_column_that_knows_the_future(leaki
         (["nowhere.parquet"], "nowhere.parquet is not a file"),
         (["-o", "data.features"], "is not an override"),
         (["-o", "data.feature=x"], "data.features"),
+        (["-o", "preset=smal"], "this study has"),
         (["a.parquet", "b.parquet"], "unrecognized arguments: b.parquet"),
     ],
 )

@@ -167,6 +167,7 @@ def test_what_of_lora_fits_six_gigabytes_is_printed_with_all_that_it_may_change(
             ["--study", "mlp", "--memory", "20KB"],
             ["nothing that study 'mlp' may change fits", "micro_batch_size=1 needs"],
         ),
+        (["--study", "mlp", "--memory", "6"], ["fits 6 bytes, of which"]),
         (["--study", "mlp", "--memory", "much"], ["--memory 'much': give a number of bytes"]),
         (
             ["--study", "lora", "--memory", "6GB", "-o", "model.path=/nowhere"],

@@ -70,6 +70,25 @@ def test_metrics_are_those_at_the_end_and_every_row_has_every_column(ledger):
     assert found.rows[0]["params.train.optim.momentum"] is None
 
 
+def test_the_epoch_whose_metrics_are_shown_is_told_where_it_is_not_the_last(tmp_path):
+    """What joins by `epoch` or `step` would else take the figures of one epoch for those of another."""
+    best = [{"metric": "val/accuracy", "direction": "maximize", "select": "best"}]
+    ledger = open_crafted(tmp_path / "best.db", objectives=best)
+    put_trial(ledger, 0, "complete", (0.1, 0.7, 0.6), metrics={"val/loss": (3.0, 2.0, 1.0)}, values=[0.7])
+    put_trial(ledger, 1, "pruned", (0.2,), metrics={"val/loss": 4.0}, values=None)
+    first, second = table(ledger).rows
+    assert (first["epoch"], first["judged_epoch"], first["metrics.val/loss"]) == (3, 2, 2.0)
+    assert (second["epoch"], second["judged_epoch"], second["metrics.val/loss"]) == (1, None, 4.0)
+    head, row, *_ = printed(ledger, None)
+    cells = dict(zip(head.split(), row.split(), strict=True))
+    assert (cells["epoch"], cells["judged_epoch"], cells["val/loss"]) == ("3", "2", "2")
+    ledger.close()
+    ledger = open_crafted(tmp_path / "last.db")
+    put_trial(ledger, 0, "complete", (0.1, 0.7), metrics={"val/loss": 1.0})
+    assert table(ledger).rows[0]["judged_epoch"] == 2 and "judged_epoch" not in printed(ledger, None)[0]
+    ledger.close()
+
+
 def printed(ledger, width: int | None, **options) -> list[str]:
     """The table's lines, on a terminal of `width` columns or in a pipe."""
     text = io.StringIO()
@@ -209,6 +228,14 @@ def test_csv_never_starts_a_text_cell_as_a_formula(ledger, tmp_path, cell):
     assert cells["params.optim"] == f"'{cell}"
     assert cells["params.=path"] == "plain"
     assert float(cells["values.val/accuracy"]) == -0.5  # a negative number stays a number
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_a_directory_that_is_not_there_is_not_made(ledger, tmp_path, write):
+    put_trial(ledger, 0, "complete", (0.25,))
+    with pytest.raises(UserError, match=r"nowhere/out cannot be written \(No such file or directory.*\): name another"):
+        write(table(ledger), tmp_path / "nowhere" / "out")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_parquet_reads_back_equal_and_mixed_columns_become_json(ledger, tmp_path):

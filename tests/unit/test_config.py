@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hpo.config import (
     apply,
@@ -296,3 +296,22 @@ def test_what_was_meant_is_named_first_and_with_at_most_two_more_that_are_as_lik
 def test_of_one_name_under_several_parents_that_of_the_same_parent_is_meant():
     said = near("train.optim.nam", flatten(as_json(MlpConfig())))
     assert said == "; did you mean 'train.optim.name'?"
+
+
+def test_a_key_that_a_table_does_not_know_is_named():
+    with pytest.raises(SpaceError, match=r"train.schedule=.* is refused: there is no 'foo' in it\.$"):
+        resolve(MlpConfig, *parse_override('train.schedule={"name": "constant", "foo": 2}'))
+
+
+def test_a_rule_of_the_whole_configuration_is_told_in_its_own_words():
+    class Whole(BaseModel):
+        low: int = 0
+
+        @model_validator(mode="after")
+        def check(self):
+            if self.low:
+                raise ValueError(f"low={self.low} is above high: lower it.")
+            return self
+
+    with pytest.raises(SpaceError, match=r"^low=3 is above high: lower it\.$"):
+        from_json(Whole, {"low": 3})

@@ -24,6 +24,7 @@ from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
 from hpo.loading import source_parts
 from hpo.search.strategy import make_strategy
 from hpo.spec import StudySpec
+from trainer.task import Task as TrainersTask
 
 
 class Frozen(BaseModel):
@@ -124,6 +125,16 @@ def test_a_configuration_without_train_is_told_how_to_have_it():
 def test_a_task_that_is_nowhere_is_noticed_before_a_run(task):
     with pytest.raises(StudyError, match=f"task='{task}': there is no module"):
         study(task=task).check_task()
+
+
+@pytest.mark.parametrize("missing", ["model", "train_set", "loss"])
+def test_a_task_without_what_the_trainer_calls_is_noticed_before_a_run(missing):
+    methods = {name: lambda self: None for name in ("model", "train_set", "loss") if name != missing}
+    for base in (TrainersTask, object):
+        with pytest.raises(StudyError, match=rf"study 'toy': task Half needs a method {missing}\(\), as "):
+            study(task=type("Half", (base,), methods)).check_task()
+    study(task=type("Whole", (TrainersTask,), methods | {missing: lambda self: None})).check_task()
+    study(task=type("Loop", (), {"fit": lambda self: None})).check_task()
 
 
 @pytest.mark.parametrize(("direction", "select"), [("max", "last"), ("minimize", "mean")])
