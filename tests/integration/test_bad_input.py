@@ -41,6 +41,13 @@ STUDY = Study("mine", Config(), "studies.mlp.task:MlpTask", {space}, [Objective(
 """
 
 
+class Loop:
+    """A task that would train itself."""
+
+    def fit(self, reporter, checkpoints):
+        raise NotImplementedError
+
+
 def hpo(*arguments: str, home: Home):
     return CliRunner().invoke(app, [*arguments, "--home", str(home.root)])
 
@@ -190,14 +197,14 @@ def test_what_some_trial_reads_may_be_set(searched):
     options = {"train.optim.name": ["adamw", "ranger"], "train.optim.wrap": ["none", "lookahead"]}
     for choices, refused in ((options[searched], False), (options[searched][:1], True)):
         space = {searched: Choice([*choices, *(["sgd"] if searched == "train.optim.name" else ["sam"])])}
-        declared = Study("own", MlpConfig(), type("Task", (), {}), space, [Objective("val/loss")])
+        declared = Study("own", MlpConfig(), Loop, space, [Objective("val/loss")])
         with pytest.raises(UserError, match=r"lookahead\.k is set") if refused else nullcontext():
             study = declared.configure(given := {"train.optim.lookahead.k": 3})
             preflight.check(study, spec_of(study), options=given)
 
 
 def test_a_bound_of_the_memory_is_not_asked_for_where_the_workers_are_elsewhere():
-    declared = Study("own", MlpConfig(), type("Task", (), {}), {"train.seed": Int(1, 4)}, [Objective("val/loss")])
+    declared = Study("own", MlpConfig(), Loop, {"train.seed": Int(1, 4)}, [Objective("val/loss")])
     study = declared.configure({"train.micro_batch_size": "auto"})
     preflight.check(study, spec_of(study), here=False)
 
@@ -603,5 +610,5 @@ def test_a_monitor_of_the_users_own_need_not_be_a_metric():
         monitor: int = 3
         nested: dict[str, bool] = {"monitor": True}
 
-    study = Study("own", Config(), type("Task", (), {}), {"monitor": Int(1, 4)}, [Objective("val/loss")])
+    study = Study("own", Config(), Loop, {"monitor": Int(1, 4)}, [Objective("val/loss")])
     preflight.check(study, spec_of(study))
