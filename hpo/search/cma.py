@@ -28,7 +28,7 @@ class Cmaes:
 
     complete           by their value
     pruned, paused     by the last value of their curve
-    infeasible         behind all others
+    infeasible         behind all others; so is one that was stopped on a value that is not finite
     failed             not at all
     of other origin    they give the start: ten or more the distribution of their best tenth (Nomura et al. 2021, "Warm
                        Starting CMA-ES"), fewer the best of them, none the middle of the cube, or the
@@ -57,7 +57,7 @@ class Cmaes:
     def tell(self, record: TrialRecord) -> None:
         self._ended.pop(record.number, None)
         values = reached(record, 1)
-        if values is None and not is_valueless(record):
+        if values is None and not is_valueless(record, 1):
             return
         if all(path in record.coordinates for path in self._numeric):
             loss = math.inf if values is None or is_broken(record) else self._sign * values[0]

@@ -98,8 +98,10 @@ def is_open(record: TrialRecord) -> bool:
 
 def reached(record: TrialRecord, objectives: int) -> tuple[float, ...] | None:
     """What a trial came to: its values or, with one objective, the last finite one of its curve where it was stopped
-    or waits. None where there is none."""
+    or waits. None where there is none, or where it is valueless."""
     stopped = record.state in ("pruned", "paused")
+    if is_valueless(record, objectives):
+        return None
     if record.state in ("complete", "infeasible") or (stopped and objectives > 1):
         return tuple(value for value in record.values or () if value is not None) if is_scored(record) else None
     if not stopped:
@@ -107,9 +109,12 @@ def reached(record: TrialRecord, objectives: int) -> tuple[float, ...] | None:
     return next(((value,) for _, value in reversed(record.curve) if math.isfinite(value)), None)
 
 
-def is_valueless(record: TrialRecord) -> bool:
-    """Whether a trial has ended without a value through its configuration."""
-    return record.state in ("complete", "infeasible") and not is_scored(record)
+def is_valueless(record: TrialRecord, objectives: int) -> bool:
+    """Whether a trial has ended without a value through its configuration: also one that was stopped on a value that
+    is not finite, which counts as the infeasible ones do."""
+    if record.state == "pruned" and objectives == 1:
+        return bool(record.curve) and not math.isfinite(record.curve[-1][1])
+    return record.state in ("complete", "infeasible", "pruned") and not is_scored(record)
 
 
 def is_broken(record: TrialRecord) -> bool:

@@ -24,7 +24,8 @@ class Tpe(Modelled):
     pruned       as PRUNED with their last value: ranked behind the complete ones, by how far they came, then by value;
                  with several objectives by their values there
     paused       like pruned, at the rung they wait at
-    infeasible   as violating a constraint: behind every feasible one, by how much, and never the best
+    infeasible   as violating a constraint: behind every feasible one, by how much, and never the best; so is one
+                 stopped on a value that is not finite
     failed       not at all
     running      as if they had gone badly ("constant liar"), which keeps proposals apart
 
@@ -47,7 +48,7 @@ class Tpe(Modelled):
         elif values is not None:
             self._study.tell(trial, list(values))
         else:
-            if is_valueless(record) and not is_broken(record):
+            if is_valueless(record, len(self._directions)) and not is_broken(record):
                 trial.set_constraint("feasible", 1.0)
             if record.curve and one:
                 epoch, value = record.curve[-1]

@@ -23,7 +23,7 @@ class Valued(Modelled):
     pruned       by the last value of their curve; with several objectives by their last values
     paused       like pruned
     infeasible   by their values and how far they break a constraint; where they have no values with the worst of all
-                 others', which keeps proposals away; so is one complete, but not finite
+                 others', which keeps proposals away; so is one that is complete or was stopped, but not finite
     failed       not at all
 
     A trial that lacks coordinates, since the space has changed, does not enter.
@@ -41,7 +41,7 @@ class Valued(Modelled):
 
     def _worst_of_all(self) -> tuple[float, ...] | None:
         """The worst value of each objective among the trials that have some, where a trial is to get it."""
-        if not any(is_valueless(record) for record in self._records.values()):
+        if not any(is_valueless(record, len(self._directions)) for record in self._records.values()):
             return None
         found = [values for record in self._records.values() if (values := reached(record, len(self._directions)))]
         columns = zip(self._directions, zip(*found, strict=True), strict=True)
@@ -55,7 +55,7 @@ class Valued(Modelled):
 
     def _end(self, trial: optuna.Trial, record: TrialRecord) -> None:
         values = reached(record, len(self._directions))
-        if is_valueless(record):
+        if is_valueless(record, len(self._directions)):
             values = self._worst
         if values is None:
             fail(self._study, trial)

@@ -397,23 +397,42 @@ def test_with_several_objectives_a_stopped_trial_counts_by_the_values_it_had(nam
 
 
 def test_a_gaussian_process_sees_what_was_stopped_and_is_kept_from_what_is_infeasible():
-    """As if the stopped trial had ended with its last finite value, and the infeasible ones as badly as the worst."""
+    """As if the stopped trial had ended with its last value, and the infeasible ones as badly as the worst."""
     ends = [
         ("complete", (3.0,), ()),
-        ("pruned", None, [(1, 5.0), (2, 4.5), (3, math.nan)]),
+        ("pruned", None, [(1, 5.0), (2, 4.5)]),
+        ("pruned", None, [(1, 0.5), (2, math.nan)]),
         ("infeasible", None, [(1, -9.0)]),
         ("failed", None, [(1, 1.0)]),
         ("complete", (math.nan,), ()),
         ("complete", (1.0,), ()),
     ]
-    values = [3.0, 4.5, 4.5, None, 4.5, 1.0]
+    values = [3.0, 4.5, 4.5, 4.5, None, 4.5, 1.0]
     seen, meant = make_sampler(SPECS["gp"], SPACE, ONE, 0), make_sampler(SPECS["gp"], SPACE, ONE, 0)
     for number, (end, value) in enumerate(zip(ends, values, strict=True)):
         proposal = seen.ask(number)
         meant.adopt(record_of(number, proposal))
         seen.tell(record_of(number, proposal, *end))
         meant.tell(record_of(number, proposal, *(("failed",) if value is None else ("complete", (value,)))))
-    assert seen.ask(6) == meant.ask(6)
+    assert seen.ask(7) == meant.ask(7)
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp", "cmaes", "nsga2", "nsga3", "bohb"])
+def test_what_diverged_before_its_rung_keeps_proposals_away_like_what_diverged_to_its_end(name):
+    space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})
+    spec = {"name": name, "population_size": 10} if name.startswith("nsga") else name
+    asked = {}
+    for state in ("infeasible", "pruned"):
+        sampler = make_sampler(spec, space, ONE, 0)
+        asked[state] = []
+        for number in range(30):
+            asked[state].append(at := sampler.ask(number).coordinates)
+            loss = (at["x"] - 0.49) ** 2 + (at["y"] - 0.5) ** 2
+            if at["x"] > 0.5:
+                sampler.tell(TrialRecord(number, state, at, None, [(1, loss), (4, math.nan)]))
+            else:
+                sampler.tell(TrialRecord(number, "complete", at, (loss,), [(1, loss), (4, loss), (9, loss)]))
+    assert asked["pruned"] == asked["infeasible"]
 
 
 NUMBERS = Space({"a": Float(0.0, 1.0), "b": Float(1e-3, 1.0, log=True), "c": Int(0, 9), "d": Choice([1, 2])})
@@ -594,7 +613,7 @@ def test_freeze_thaws_sampler_keeps_to_what_is_feasible_without_curves():
         assert statistics.median(abs(at["x"] - bound) + abs(at["y"] - 0.7) for at in late) < 0.15
 
 
-@pytest.mark.parametrize(("finite", "state"), [(0, "infeasible"), (3, "infeasible"), (0, "pruned")])
+@pytest.mark.parametrize(("finite", "state"), [(0, "infeasible"), (3, "infeasible"), (0, "pruned"), (3, "pruned")])
 def test_freeze_thaws_sampler_keeps_away_from_what_diverges_early(finite, state):
     """Half of the space diverges after so many epochs, whose losses are the best there are."""
     space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})
