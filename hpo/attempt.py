@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import traceback
-from typing import Any
+from typing import Any, get_args
 
 from hpo.config import apply
 from hpo.errors import HpoError, UserError
@@ -17,7 +17,7 @@ from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutO
 from trainer.folds import fit_folds
 from trainer.loop import Watch, fit
 from trainer.rank import peer_lost
-from trainer.report import Outcome, Reporter
+from trainer.report import Outcome, OutcomeKind, Reporter
 from trainer.runtime import out_of_memory
 from trainer.threads import limited
 
@@ -63,9 +63,16 @@ def _fitted(
         return (fit_folds if config.train.folds > 1 else fit)(task, config.train, reporter, store, watch)
     if parallel_of(claim.config).ranks > 1:
         raise ConfigError(f"{type(task).__name__} has a fit() of its own, which is one process: leave train.parallel.")
+    if claim.config.get("train", {}).get("folds", 1) > 1:
+        raise ConfigError(f"{type(task).__name__} has a fit() of its own, which trains no folds: leave train.folds.")
     outcome = task.fit(reporter, store)
     if not isinstance(outcome, Outcome):
         raise TrainerError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome.")
+    if outcome.kind not in get_args(OutcomeKind):
+        raise TrainerError(
+            f"fit() of {type(task).__name__} returned an Outcome of kind {outcome.kind!r}: a kind is one of "
+            f"{', '.join(get_args(OutcomeKind))}."
+        )
     return outcome
 
 

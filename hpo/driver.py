@@ -391,6 +391,8 @@ class Driver:
         if not self.reason and self._asked and not self._scored:
             infeasible = self._ledger.look(lambda c: driving.all_infeasible(c, self._id))
             self.reason = ending.nothing_scored(name, self._asked, again, infeasible=infeasible)
+        if not self.reason and (failed := self._ledger.look(lambda c: driving.failed_to_the_last(c, self._id))):
+            self.reason = ending.none_complete(name, failed, again)
         state = "stopped" if self.reason else "complete"
         why = "" if self.reason or not self._short() else self._asking.exhausted(self._asked)
         if why:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from sqlalchemy.engine import RowMapping
 
@@ -41,6 +42,11 @@ def nothing_scored(study: str, asked: int, again: str, *, infeasible: bool) -> s
             "another --name."
         )
     return f"{none} gave a value, `{why}` says why: {again}"
+
+
+def none_complete(study: str, failed: Sequence[int], again: str) -> str:
+    why = command(f"show {failed[0]} --study {study}")
+    return f"no trial is complete, and {counted(len(failed), 'trial')} failed, `{why}` says why: {again}"
 
 
 def mend(study: str, budget: Budget, trials: int, epochs: int) -> str:

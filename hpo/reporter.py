@@ -29,7 +29,7 @@ from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
 from trainer.failpoint import failpoint
-from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict
+from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, numbers
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the trials that this one waits for
 SYSTEM_PERIOD = 1.0  # seconds: short epochs would cost more to watch than to train
@@ -126,7 +126,7 @@ class LedgerReporter:
         step, fold, checkpoint = _count("step", report.step), _count("fold", fold), report.checkpoint
         epoch = None if report.epoch is None else _count("epoch", report.epoch)
         self._check_obeyed(step)
-        metrics = {_key(key): float(value) for key, value in report.metrics.items()}
+        metrics = {_key(key): value for key, value in numbers(report.metrics).items()}
         system = {} if epoch is None else self._machine()
         return LaneReport(
             self._claim,

@@ -159,13 +159,16 @@ class Worker:
         store = reporter.store()
         reporter.sweep_files()
         try:
-            if parallel_of(taken.config).ranks == 1:
-                return attempt(opened.study, self._home, taken, reporter, store, self._display(taken.number))
-            outcome = ranks.train(self._ledger.url, self._home, taken, lambda: reporter.preempted)
+            alone = parallel_of(taken.config).ranks == 1
+            if alone:
+                outcome = attempt(opened.study, self._home, taken, reporter, store, self._display(taken.number))
+            else:
+                outcome = ranks.train(self._ledger.url, self._home, taken, lambda: reporter.preempted)
         except Fenced:
             self._sweep(store, taken)
             raise
-        self._sweep(store, taken)  # what the ranks were saving when one of them ended it for all
+        if not alone or outcome.kind == "user_error":
+            self._sweep(store, taken)  # what was being saved when it broke off, or when a rank ended it for all
         return outcome
 
     def _display(self, number: int) -> Display | None:

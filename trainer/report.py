@@ -43,6 +43,17 @@ ENDS: Mapping[VerdictKind, OutcomeKind] = {
 }
 
 
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as plain floats. Raises TypeError naming the one that is no number."""
+    found = {}
+    for key, value in metrics.items():
+        try:
+            found[key] = float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"metric {key!r} is no number but {value!r:.80}: give a float of it.") from error
+    return found
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The answer to one report, taken at `step` and obeyed there by every rank.

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
 from hpo.errors import SpaceError, UserError
-from hpo.words import aligned, counted
+from hpo.words import aligned, command, counted
 
 FOUND, DEFAULTS = "as found", "all defaults"
 
@@ -138,8 +138,10 @@ def _described(found: Ablation) -> str:
     table = [["at its default", "found", "default", found.metric, "worse by"]]
     for row in found.rows:
         own = ["", ""] if row.label in (FOUND, DEFAULTS) else [_short(row.found), _short(row.default)]
-        table.append([row.label, *own, str(row.value or "none"), f"{row.worse}" if row.worse else ""])
+        table.append([row.label, *own, str(row.value or "no value"), f"{row.worse}" if row.worse else ""])
     lines = aligned(table)
+    if any(row.value is None and not row.refused for row in found.rows):
+        lines.append(f"what came to no value: `{command(f'compare --study {found.name}')}` says why")
     lines += [f"{row.label} cannot go back alone: {row.refused}" for row in found.rows if row.refused]
     seeds = max((row.value.count for row in found.rows if row.value), default=0)
     lines.append(

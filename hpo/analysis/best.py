@@ -139,7 +139,6 @@ def save_overrides(params: Mapping[str, Any], path: Path) -> None:
             node = node.setdefault(parent, {})
         node[leaf] = value
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(nested, sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): name another file.") from error

@@ -25,6 +25,7 @@ PAGE = "plots.html"
 WIDTH = 1150  # of the page's plots, in pixels
 PAIRS = ("contour", "rank")  # a row of panels for each parameter
 MOST_NAMED = 15  # curves in a legend
+LIGHTEST = 0.8  # of a line's colour, where 1 is white
 MOST_PARAMS = {"contour": 4, "slice": 5, "rank": 4, "parallel": 10}  # the most important ones; more cannot be read
 
 
@@ -204,12 +205,16 @@ def _parallel_names(of: Subject, params: Sequence[str]) -> list[str]:
 
 def _parallel(panel: Any, names: Sequence[str], whole: ticks.Whole) -> None:
     """Its axes by names that are not cut off, each with figures that can be read over the lines."""
+    from matplotlib.colors import ListedColormap
     from matplotlib.ticker import FixedLocator
 
     panel.set_xticks(range(len(names)), list(endings(names).values()), rotation=30, ha="right")
     for name, axes in zip(names[1:], panel.figure.axes[2:], strict=False):  # the second is the bar of colours
         if name in whole and not isinstance(axes.yaxis.get_major_locator(), FixedLocator):
             ticks.at_whole_numbers(axes.yaxis)
+    for lines in panel.collections:  # white ones would not be seen
+        colours = lines.get_cmap()(np.linspace(0.0, 1.0, 256))
+        lines.set_cmap(ListedColormap(colours[colours[:, :3].mean(1) < LIGHTEST]))
     for axes in panel.figure.axes[1:]:
         axes.grid(visible=False)
         for label in axes.get_yticklabels(which="both"):

@@ -27,9 +27,7 @@ class Inline:
         if resources != NOTHING_SAID:
             raise UserError("--cpus-per-worker and --gpus-per-worker with --executor inline: it has all that is here.")
         if workers != 1:
-            raise UserError(
-                f"--workers {workers} with --executor inline: it trains in one process; use --executor local."
-            )
+            raise UserError(f"--workers {workers}: the inline executor trains in one process; use --executor local.")
         self._worker: Worker | None = None
 
     def start(self, context: WorkerContext) -> None:

@@ -111,6 +111,13 @@ def all_infeasible(connection: Connection, study_id: int) -> bool:
     return connection.execute(select(trials.c.id).where(kept).limit(1)).first() is None
 
 
+def failed_to_the_last(connection: Connection, study_id: int) -> list[int]:
+    """The trials that have failed, by number, where none is complete."""
+    states = select(trials.c.number, trials.c.state).where(trials.c.study_id == study_id).order_by(trials.c.number)
+    found = connection.execute(states.where(trials.c.state.in_(("complete", "failed")))).all()
+    return [] if any(row.state == "complete" for row in found) else [row.number for row in found]
+
+
 def end(connection: Connection, lease: Lease, study_id: int, state: str, asked: int, why: str) -> None:
     """Write the state that a study is left in by the driver that holds `lease` and, if after so many trials nothing was
     left to be tried, `why`."""

@@ -24,11 +24,11 @@ SHARE = 3  # one proposal of so many is drawn at random: the paper's rho
 
 class RungTpe(Tpe):
     """A model of the highest epoch at which d + 3 trials or more have a finite loss (the paper's N_min + 2, d being how
-    many dimensions there are); it takes each trial by its loss there, and an infeasible one, or one stopped on a loss
-    that is not finite, behind all. Until there is such an epoch, and with probability 1/3 for ever, a proposal is drawn
-    at random, around priors where there are any: which ones is a function of the study's seed and the trial's number.
-    Where Optuna's TPE calls a tenth of the trials good, the paper does 15 %. A curve is of one objective: where there
-    are several, the model is of the trials that are complete.
+    many dimensions there are); it takes each trial by its loss there, and behind all an infeasible one, one stopped on
+    a loss that is not finite, and one that breaks constraints; none that failed. Until there is such an epoch, and with
+    probability 1/3 for ever, a proposal is drawn at random, around priors where there are any: which ones is a function
+    of the study's seed and the trial's number. Where Optuna's TPE calls a tenth of the trials good, the paper does
+    15 %. A curve is of one objective: where there are several, the model is of the trials that are complete.
     """
 
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
@@ -58,10 +58,10 @@ class RungTpe(Tpe):
                 known.update({epoch for epoch, value in record.curve if math.isfinite(value)})
         return max((epoch for epoch, count in known.items() if count >= self._enough), default=None)
 
-    def _enter(self, trial: optuna.Trial, record: TrialRecord) -> None:
+    def _end(self, trial: optuna.Trial, record: TrialRecord) -> None:
         objectives = len(self._directions)
-        if is_open(record) or record.state == "infeasible" or is_valueless(record, objectives) or objectives > 1:
-            super()._enter(trial, record)
+        if record.state in ("infeasible", "failed") or is_valueless(record, objectives) or objectives > 1:
+            super()._end(trial, record)
             return
         value = next((value for epoch, value in record.curve if epoch == self._rung and math.isfinite(value)), None)
         if value is None:

@@ -60,17 +60,17 @@ def _expected(connection: Connection, study: RowMapping) -> _Expected:
 def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None:
     """The files of one study. What a worker that lives may be writing just now is left out."""
     said, place = ledger.look(lambda connection: _expected(connection, study)), places.place(home, study)
-    elsewhere = said.driven or not places.has_results(home, study)
+    elsewhere, name = said.driven or not places.has_results(home, study), study["name"]
     for trial in said.rows:
         number, key = trial["number"], trial["id"]
         if key in said.moving:
             continue
         found = [
-            *_checkpoints(place, home.checkpoints(study["name"], number), said.checkpoints.get(key, []), trial, report),
-            *_files(place, home.files(study["name"], number), said.handed_over.get(key, []), report),
-            *_results(results.path(home, study["name"], number), said.results.get(number), elsewhere),
+            *_checkpoints(place, home.checkpoints(name, number), said.checkpoints.get(key, []), trial, report, name),
+            *_files(place, home.files(name, number), said.handed_over.get(key, []), report),
+            *_results(results.path(home, name, number), said.results.get(number), elsewhere, name),
         ]
-        report.differences += [f"{study['name']}: trial {number}: {text}" for text in found]
+        report.differences += [f"{name}: trial {number}: {text}" for text in found]
     if places.has_results(home, study):
         own = _files(DISK, home.files(study["name"], None), said.of_study, report)
         report.differences += [f"{study['name']}: {text}" for text in own]
@@ -93,7 +93,7 @@ def _with_living_worker(connection: Connection, mine: ColumnElement[bool]) -> se
 
 
 def _checkpoints(
-    place: Disk, root: Path, rows: Sequence[RowMapping], trial: RowMapping, report: Report
+    place: Disk, root: Path, rows: Sequence[RowMapping], trial: RowMapping, report: Report, study: str
 ) -> Iterator[str]:
     expected = {results.NAME}
     for row in rows:
@@ -110,7 +110,7 @@ def _checkpoints(
     for entry in place.entries(root):
         if entry.name not in expected:
             by = "resume" if trial["state"] not in TERMINAL_STATES else "gc" if entry.name.startswith("step-") else ""
-            fix = f"`{command(by)}` removes it" if by else "remove it"
+            fix = f"`{command(f'{by} --study {study}')}` removes it" if by else "remove it"
             what = "left over by a killed process" if entry.name.endswith(".tmp") else "no checkpoint the ledger keeps"
             yield f"{place.shown(entry)} is {what}: {fix}"
 
@@ -126,15 +126,16 @@ def _files(place: Disk, root: Path, handed: Sequence[RowMapping], report: Report
         yield f"{place.shown(root / name)} is {what}: remove it"
 
 
-def _results(path: Path, expected: str | None, elsewhere: bool) -> Iterator[str]:
+def _results(path: Path, expected: str | None, elsewhere: bool, study: str) -> Iterator[str]:
     """metrics.json says what the ledger says; a driver that has left in good order has written it, to its home."""
     if not path.is_file():
         if expected is not None and not elsewhere:
-            yield f"{path} is missing: `{command('resume')}` writes it"
+            yield f"{path} is missing: `{command(f'resume --study {study}')}` writes it"
     elif expected is None:
         yield f"{path} says how the trial ended, and it has not"
     elif path.read_text(errors="replace") != expected:
-        yield f"{path} does not say what the ledger does: remove it, and `{command('resume')}` writes it anew"
+        again = command(f"resume --study {study}")
+        yield f"{path} does not say what the ledger does: remove it, and `{again}` writes it anew"
 
 
 def check_leftovers(home: Home, studies: Sequence[str], report: Report) -> None:

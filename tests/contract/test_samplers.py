@@ -435,6 +435,30 @@ def test_what_diverged_before_its_rung_keeps_proposals_away_like_what_diverged_t
     assert asked["pruned"] == asked["infeasible"]
 
 
+def bohb_asked(state: str, loss: float, violations: tuple[float, ...] = ()) -> list[dict]:
+    """What is asked for while trials of x < 0.3 end so, with such a loss at every epoch."""
+    space, asked = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)}), []
+    sampler = make_sampler("bohb", space, ONE, 0)
+    for number in range(60):
+        asked.append(at := sampler.ask(number).coordinates)
+        if at["x"] < 0.3:
+            ended = TrialRecord(number, state, at, None, [(1, loss), (3, loss)], violations=violations)
+        else:
+            far, kept = (at["x"] - 0.6) ** 2 + (at["y"] - 0.5) ** 2, tuple(0.0 for _ in violations)
+            ended = TrialRecord(number, "complete", at, (far,), [(1, far), (3, far)], violations=kept)
+        sampler.tell(ended)
+    return asked
+
+
+def test_bohb_learns_nothing_from_the_losses_of_what_failed():
+    assert bohb_asked("failed", -5.0) == bohb_asked("failed", 5.0)
+
+
+def test_bohb_keeps_away_from_what_breaks_a_constraint():
+    late = bohb_asked("pruned", -5.0, violations=(1.0,))[30:]
+    assert sum(at["x"] < 0.3 for at in late) <= 8, "a third is at random: 3 of 30 are to be expected"
+
+
 NUMBERS = Space({"a": Float(0.0, 1.0), "b": Float(1e-3, 1.0, log=True), "c": Int(0, 9), "d": Choice([1, 2])})
 
 

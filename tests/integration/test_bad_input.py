@@ -85,7 +85,10 @@ def run(*arguments: str, home: Home) -> str:
     [
         (["--study", "mpl"], ["unknown study 'mpl'", "did you mean 'mlp'?"]),
         (["--study", "nowhere.py"], ["nowhere.py cannot be read", "No such file"]),
-        (["--study", "mlp", "--executor", "inline", "--workers", "2"], ["--workers 2 with --executor inline"]),
+        (
+            ["--study", "mlp", "--executor", "inline", "--workers", "2"],
+            ["--workers 2: the inline executor"],
+        ),
         (["--study", "mlp", "--name", "../x"], ["'../x' cannot be used", "letters, digits"]),
         (["--study", "mlp", "--name", "con"], ["'con' cannot be used"]),
         (["--study", "mlp", "--name", "a" * 65], ["cannot be used", "63"]),

@@ -163,3 +163,47 @@ def test_a_step_reported_before_its_epoch_is_no_point_to_decide_at(tmp_path, str
     assert ran.exit_code == 1
     assert "of a step only once, since the first report of a step counts." in ran.output
     assert "Error" not in ran.output
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "said"),
+    [
+        ('return Outcome("complete", step', 'return Outcome("done", step', "returned an Outcome of kind 'done'"),
+        ('"metrics": metrics}', '"metrics": metrics, "rng": {"of": [print]}}', "state['rng']['of']['0'], a builtin_"),
+        ("step=step, epoch=epoch, metrics=metrics)", "step=step, epoch=epoch, metrics={'a': [1]})", "metric 'a' is no"),
+        ("reporter.report(step, metrics, epoch", "reporter.report(step, {'b': []}, epoch", "metric 'b' is no number"),
+    ],
+)
+def test_what_a_loop_gets_wrong_fails_its_trial_in_a_sentence_and_leaves_nothing(
+    study, tmp_path, home, written, instead, said
+):
+    code = Path(study).read_text()
+    assert code.count(written) == 1
+    (tmp_path / "wrong.py").write_text(code.replace(written, instead))
+    ran = hpo("run", "--study", str(tmp_path / "wrong.py"), *FLAGS, home=home)
+    assert (ran.exit_code, ran.exception.__class__) == (1, SystemExit)
+    shown = hpo("show", "0", "--study", "own-loop", "--json", home=home)
+    assert json.loads(shown.stdout)["outcome"] == "user_error"
+    assert said in json.loads(shown.stdout)["error"]
+    verified = hpo("verify", home=home)
+    assert verified.exit_code == 0, verified.output
+
+
+def test_a_loop_that_trains_no_folds_does_not_say_that_it_has(study, home):
+    ran = hpo("run", "--study", study, *FLAGS, "-o", "train.folds=2", home=home)
+    assert ran.exit_code == 1
+    assert "OwnLoop has a fit() of its own, which trains no folds: leave train.folds." in ran.output
+
+
+def test_a_study_whose_every_trial_that_came_to_its_end_failed_has_failed(study, tmp_path, home):
+    code = Path(study).read_text().replace("import Float, Int, Objective", "import Constraint, Float, Int, Objective")
+    bound = 'objectives=[Objective("val/loss", "minimize")], constraints=[Constraint("val/nope", upper=1)],'
+    good, bad = {"lr": 0.03, "hidden_size": 64}, {"lr": 0.001, "hidden_size": 8}
+    bound += f' strategy={{"name": "asha", "eta": 2}}, enqueue=[{good}, {bad}, {bad}],'
+    code = code.replace('objectives=[Objective("val/loss", "minimize")],', bound)
+    (tmp_path / "bound.py").write_text(code)
+    ran = hpo("run", "--study", str(tmp_path / "bound.py"), "--trials", "3", "--executor", "inline", home=home)
+    assert ran.exit_code == 1, ran.output
+    trials = status(home)["trials"]
+    assert (trials["pruned"], trials["failed"]) == (2, 1)
+    assert "no trial is complete, and 1 trial failed, `hpo show 0 --study own-loop" in ran.output

@@ -230,13 +230,13 @@ def test_checkpoints_on_disk(made):
         (lambda path: flip(path / "manifest.json"), "another sha256 than the one committed"),
         (
             lambda path: shutil.copytree(path, root / "step-00000002.f1.abc"),
-            "no checkpoint the ledger keeps: `hpo gc` removes it",
+            "no checkpoint the ledger keeps: `hpo gc --study s` removes it",
         ),
         (
             lambda path: (root / "step-00000002.f1.abc.tmp").mkdir(),
-            "left over by a killed process: `hpo gc` removes it",
+            "left over by a killed process: `hpo gc --study s` removes it",
         ),
-        (lambda path: (root / "metrics.json").unlink(), "metrics.json is missing: `hpo resume` writes it"),
+        (lambda path: (root / "metrics.json").unlink(), "metrics.json is missing: `hpo resume --study s` writes it"),
         (lambda path: (root / "metrics.json").write_text("{}"), "metrics.json does not say what the ledger does"),
         (lambda path: (root.parent / "00009").mkdir(), "00009 belongs to no trial"),
         (lambda path: (root.parents[1] / "gone").mkdir(), "gone belongs to no study"),

@@ -69,7 +69,7 @@ def test_what_no_worker_can_have_is_refused(given, said):
 
 
 def test_inline_has_all_that_is_here():
-    with pytest.raises(UserError, match="with --executor inline"):
+    with pytest.raises(UserError, match="with --executor inline: it has all"):
         Placement("inline", None, Resources(cpus=1)).settled()
 
 

@@ -47,9 +47,15 @@ from trainer.manifest import (
 # files, of which each says in its "offsets" where its part begins.
 _TENSOR = "$tensor"
 
+_PLAIN = (str, int, float, type(None))  # what JSON holds beside lists and dicts
+
 SMALL = 1 << 20  # bytes, below which what is not trained stays in one file with what is
 
 Mine = Callable[[Tensor], tuple[Tensor | None, Sequence[int] | None]]  # see saver.Alone.mine
+
+
+class _Unsavable(TypeError):
+    """Where in an item of a state there is what JSON cannot hold, and of which type."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +80,21 @@ class _Leaf:
 
 
 def pack(state: dict[str, Any], mine: Mine) -> Packed:
-    """`state` with what this process saves of each tensor set apart. The tensors are those in use, the rest copies."""
+    """`state` with what this process saves of each tensor set apart. The tensors are those in use, the rest copies.
+
+    Raises TypeError naming what JSON cannot hold.
+    """
     packed = Packed({}, {}, {})
     for item, value in state.items():
         leaves: dict[str, _Leaf] = {}
-        packed.rest[item] = _split_average(value, mine, leaves) if item == AVERAGE else _split(value, (), mine, leaves)
+        try:
+            split = _split_average if item == AVERAGE else _split
+            packed.rest[item] = split(value, (), mine, leaves)
+        except _Unsavable as error:
+            raise TypeError(
+                f"state[{item!r}]{error} cannot be saved: a checkpoint holds tensors, numbers, text, None, and lists "
+                "and dicts of them."
+            ) from None
         for name, found in _by_file(item, leaves).items():
             packed.tensors[name] = {key: leaf.mine for key, leaf in found.items()}
             packed.offsets[name] = {key: [*leaf.offset] for key, leaf in found.items() if leaf.offset is not None}
@@ -222,14 +238,16 @@ def _split(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Lea
         return {str(k): _split(v, (*path, str(k)), mine, leaves) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_split(v, (*path, str(i)), mine, leaves) for i, v in enumerate(value)]
+    if not isinstance(value, _PLAIN):
+        raise _Unsavable(f"{''.join(f'[{key!r}]' for key in path)}, a {type(value).__name__},")
     return value
 
 
-def _split_average(value: Any, mine: Mine, leaves: dict[str, _Leaf]) -> Any:
+def _split_average(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Leaf]) -> Any:
     """With the keys of the model's: what is frozen is then one file for both."""
     if not isinstance(value, dict) or value.keys() != {"updates", MODEL}:
-        return _split(value, (), mine, leaves)
-    return value | {MODEL: _split(value[MODEL], (), mine, leaves)}
+        return _split(value, path, mine, leaves)
+    return value | {MODEL: _split(value[MODEL], path, mine, leaves)}
 
 
 def _join(value: Any, parts: Mapping[str, Sequence[Part]]) -> Any:

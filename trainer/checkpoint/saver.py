@@ -26,7 +26,7 @@ from trainer.durable import sync
 from trainer.errors import CheckpointError
 from trainer.failpoint import failpoint
 from trainer.place import DISK, Disk
-from trainer.report import CheckpointRef
+from trainer.report import CheckpointRef, numbers
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +108,7 @@ class Saver:
         packed = files.pack(state, self.ranks.mine)
         path = self.ranks.agree(self.directory / f"step-{step:08d}.f{self.fence}.{os.urandom(4).hex()}")
         header = {"step": step, "epoch": epoch, "fence": self.fence, "config_hash": self.config_hash}
-        values = {key: float(value) for key, value in metrics.items()}
-        save = _Save(packed, path.with_name(f"{path.name}.tmp"), path, header, values)
+        save = _Save(packed, path.with_name(f"{path.name}.tmp"), path, header, numbers(metrics))
         self._finish = self._in_background(save) if background else lambda: self._write(save)
         self.seconds += time.perf_counter() - began
 
