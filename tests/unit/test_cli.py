@@ -253,7 +253,7 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
             row = {"trial_id": trial, "step": step, "epoch": 1, "path": f"step-{step}", "sha256": "", "size": 1}
             row |= {"state": state, "best": best, "metrics": {}, "fence": 1, "revision": 1, "at": 0.0}
             connection.execute(insert(checkpoints).values(row))
-    saved = tmp_path / "deep" / "best.yaml"
+    saved = tmp_path / "best.yaml"
     kept = home.checkpoints("crafted", 1) / "step-20"
     result = hpo("best", home=home)
     assert f"checkpoint: {kept} is not there any more\n" in result.stdout
@@ -273,6 +273,8 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
     given = dict(parse_override(text) for flag, text in pairwise(command) if flag == "-o")
     assert given == {path: value if isinstance(value, str) else json.dumps(value) for path, value in params.items()}
     assert flatten(load_yaml(saved)) == params
+    beyond = refused(hpo("best", "--save", str(tmp_path / "mis" / "spelt.yaml"), home=home), 2)
+    assert "mis/spelt.yaml cannot be written" in beyond and not (tmp_path / "mis").exists()
     assert json.loads(hpo("best", "--json", home=home).stdout)["overrides"] == params
 
 
