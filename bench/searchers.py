@@ -102,6 +102,7 @@ class Optuna:
         pruners: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
             "median": optuna.pruners.MedianPruner,
             "halving": optuna.pruners.SuccessiveHalvingPruner,
+            "halving from 4": lambda: optuna.pruners.SuccessiveHalvingPruner(4, 3),  # the rungs of our default
             "hyperband": lambda: optuna.pruners.HyperbandPruner(max_resource=length),
         }
         made = optuna.samplers.TPESampler(seed=seed) if sampler == "tpe" else optuna.samplers.RandomSampler(seed=seed)
@@ -197,7 +198,8 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
     ordered = max(4, 2 * workers)  # as `hpo run` has it
     found["the default"] = lambda: Ours("auto", None, dimensions, seed, ordered)
     found["tpe + the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
-    for sampler, pruner in (("tpe", "median"), ("random", "halving"), ("tpe", "halving"), ("tpe", "hyperband")):
+    halvings = [(sampler, pruner) for pruner in ("halving", "halving from 4") for sampler in ("random", "tpe")]
+    for sampler, pruner in (("tpe", "median"), *halvings, ("tpe", "hyperband")):
         found[f"optuna {sampler} + {pruner}"] = lambda sampler=sampler, pruner=pruner: Optuna(
             sampler, pruner, dimensions, length, seed
         )

@@ -1,4 +1,5 @@
-"""No strategy goes beyond a budget: never of trials, and of epochs by less than one trial trains."""
+"""What holds of every strategy as the driver uses it. None goes beyond a budget: never of trials, and of epochs by less
+than one trial trains. And an interruption, wherever it comes, changes no decision."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from driven import driven
 
+from hpo.driver import Driver
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.run import Request
@@ -32,13 +34,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 POPULATIONS = ("pbt", "pb2")
 
 
-def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) -> list[int]:
-    """Run the study under a strategy: what each trial has trained, by its number."""
+def written(home: Home, name: str) -> tuple[str, dict[str, Any]]:
+    """The file of the study under a strategy, and the strategy in full."""
     spec, sampler = {"name": name, **OPTIONS.get(name, {})}, BRINGS.get(name, "random")
     file = home.create().root / "kept.py"
     file.write_text(KEPT.read_text().replace('sampler="random"', f"sampler={sampler!r}, strategy={spec!r}"))
+    return str(file), spec
+
+
+def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) -> list[int]:
+    """Run the study under a strategy: what each trial has trained, by its number."""
+    file, spec = written(home, name)
     with closing(Ledger(home.storage)) as ledger:
-        study, state = driven(ledger, Request(home, reference=str(file), seed=seed), workers=workers, **bound)
+        study, state = driven(ledger, Request(home, reference=file, seed=seed), workers=workers, **bound)
         declared = ledger.look(lambda c: reads.study_row(c, study))["spec"]
         assert state == "complete" and declared["strategy"] == make_strategy(spec).model_dump()
         rows = ledger.look(lambda c: reads.trial_rows(c, 1))
@@ -68,3 +76,30 @@ def test_no_strategy_exceeds_a_budget_of_epochs_by_more_than_the_last_trial(tmp_
 )
 def test_with_several_workers_what_waits_at_lower_rungs_does_not_go_on_beyond_it(tmp_path, name, seed, workers, epochs):
     assert_epochs_kept(drive(Home(tmp_path), name, seed, workers, epochs=epochs), epochs, name)
+
+
+def digest(home: Home, name: str, rounds: int | None = None) -> tuple[str, int]:
+    """The digest of nine trials, and how many drivers it took where each is stopped after so many of its rounds."""
+    request = Request(home, reference=written(home, name)[0])
+    left, state, drivers = [0], "", 0
+
+    def tick(driver: Driver) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            driver.request_stop()
+
+    with closing(Ledger(home.storage)) as ledger:
+        while state != "complete":
+            left[0], drivers = rounds or -1, drivers + 1
+            study, state = driven(ledger, request, tick=tick, trials=9)
+            assert drivers < 100, "no driver gets on"
+        return ledger.look(lambda c: reads.digest(c, reads.study_row(c, study))), drivers
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_drivers_that_are_stopped_again_and_again_decide_as_one_that_is_not(tmp_path, name):
+    whole, _ = digest(Home(tmp_path / "whole"), name)
+    for rounds in (1, 2):
+        found, drivers = digest(Home(tmp_path / str(rounds)), name, rounds)
+        assert found == whole
+        assert drivers > 3, "it was not interrupted"
