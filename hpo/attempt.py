@@ -11,7 +11,8 @@ from hpo.errors import HpoError, UserError
 from hpo.failures import place
 from hpo.home import Home
 from hpo.ledger.claims import Claim
-from hpo.study import Study, lanes_of, parallel_of
+from hpo.preflight import lacking
+from hpo.study import Study, lanes_of
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
 from trainer.folds import fit_folds
@@ -61,10 +62,8 @@ def _fitted(
         raise ConfigError("train.lanes: Ray Tune trains each trial on its own: leave it out, or use another executor.")
     if not hasattr(task, "fit"):
         return (fit_folds if config.train.folds > 1 else fit)(task, config.train, reporter, store, watch)
-    if parallel_of(claim.config).ranks > 1:
-        raise ConfigError(f"{type(task).__name__} has a fit() of its own, which is one process: leave train.parallel.")
-    if claim.config.get("train", {}).get("folds", 1) > 1:
-        raise ConfigError(f"{type(task).__name__} has a fit() of its own, which trains no folds: leave train.folds.")
+    if lack := lacking(task, claim.config):
+        raise ConfigError(lack)
     outcome = task.fit(reporter, store)
     if not isinstance(outcome, Outcome):
         raise TrainerError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome.")

@@ -21,6 +21,7 @@ from hpo.ledger import statements as sql
 from hpo.ledger.claims import Claim, any_waiting, claim_alike, fenced, join
 from hpo.ledger.leases import Heartbeat
 from hpo.ledger.writes import LaneReport, committed_paths
+from hpo.preflight import lacking
 from hpo.reporter import LedgerReporter, Opened, commit
 from hpo.system import SystemMetrics
 from trainer.config.lanes import shared
@@ -151,10 +152,8 @@ class Fusion:
         try:
             config = config_of(opened.study, claim)
             task = task_of(opened.study, hands.home, config)
-            if hasattr(task, "fit"):
-                raise ConfigError(
-                    f"{type(task).__name__} has a fit() of its own, which has no lanes: leave train.lanes."
-                )
+            if lack := lacking(task, claim.config):
+                raise ConfigError(lack)
             reporter.sweep_files()
             self._lanes[group.admit(task, config.train, reporter, reporter.store())] = claim, reporter
         except (Exception, SystemExit) as error:

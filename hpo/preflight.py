@@ -15,7 +15,7 @@ from hpo.failures import own_code
 from hpo.search.samplers import ONE_OBJECTIVE
 from hpo.search.strategy import check_several, make_strategy
 from hpo.spec import StudySpec
-from hpo.study import RESUME_FROM, Study
+from hpo.study import RESUME_FROM, Study, lanes_of, parallel_of
 from trainer import manifest
 from trainer.config import TrainConfig
 from trainer.config.optim import OPTIMIZERS
@@ -37,6 +37,8 @@ def check(study: Study, spec: StudySpec, *, options: Collection[str] = (), here:
             "nsga3, tpe or auto."
         )
     study.check_task()
+    if not isinstance(study.task, str) and (lack := lacking(study.task, as_json(study.config))):
+        raise UserError(lack)
     values = flatten(as_json(study.config))
     _check_sizes(values)
     _check_unread(study, values, options)
@@ -54,6 +56,25 @@ def check(study: Study, spec: StudySpec, *, options: Collection[str] = (), here:
         from trainer.runtime import pick_device  # and with it torch, which alone knows
 
         pick_device(str(device))
+
+
+def lacking(task: Any, config: Mapping[str, Any]) -> str:
+    """What `config`, in JSON, asks of a task that has a loop of its own, and that has not, in a sentence; else empty.
+
+    task   the class, or an instance
+    """
+    if not hasattr(task, "fit"):
+        return ""
+    asked = {
+        "train.lanes": (lanes_of(config) > 1, "which has no lanes"),
+        "train.parallel": (parallel_of(config).ranks > 1, "which is one process"),
+        "train.folds": ((config.get("train") or {}).get("folds", 1) > 1, "which trains no folds"),
+    }
+    name = task.__name__ if isinstance(task, type) else type(task).__name__
+    for path, (is_asked, why) in asked.items():
+        if is_asked:
+            return f"{name} has a fit() of its own, {why}: leave {path}."
+    return ""
 
 
 # What no study can mean: path -> the most there may be, and why.

@@ -189,10 +189,25 @@ def test_what_a_loop_gets_wrong_fails_its_trial_in_a_sentence_and_leaves_nothing
     assert verified.exit_code == 0, verified.output
 
 
-def test_a_loop_that_trains_no_folds_does_not_say_that_it_has(study, home):
-    ran = hpo("run", "--study", study, *FLAGS, "-o", "train.folds=2", home=home)
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("train.folds=2", "trains no folds: leave train.folds."),
+        ("train.lanes=2", "has no lanes: leave train.lanes."),
+        ("train.parallel.data=2", "is one process: leave train.parallel."),
+    ],
+)
+def test_what_a_loop_of_ones_own_has_not_is_refused(study, home, asked, said):
+    """Before a trial where the task is given as a class, in it where it is named."""
+    flags = ("--trials", "4", "--executor", "inline", "--sampler", "random", "-o", asked)
+    ran = hpo("run", "--study", study, *flags, home=home)
+    assert (ran.exit_code, home.root.exists()) == (2, False)
+    assert f"OwnLoop has a fit() of its own, which {said}" in ran.output
+    named = Path(study).with_name("named.py")
+    named.write_text(Path(study).read_text().replace("task=OwnLoop", 'task=":OwnLoop"'))
+    ran = hpo("run", "--study", str(named), *flags, home=home)
     assert ran.exit_code == 1
-    assert "OwnLoop has a fit() of its own, which trains no folds: leave train.folds." in ran.output
+    assert f"OwnLoop has a fit() of its own, which {said}" in ran.output
 
 
 def test_a_study_whose_every_trial_that_came_to_its_end_failed_has_failed(study, tmp_path, home):
