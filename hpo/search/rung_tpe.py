@@ -54,7 +54,7 @@ class RungTpe(Tpe):
         for record in self._records.values():
             if len(self._directions) > 1:
                 known[0] += record.state == "complete" and is_scored(record)
-            elif not is_open(record):
+            elif not is_open(record) and record.state != "failed":
                 known.update({epoch for epoch, value in record.curve if math.isfinite(value)})
         return max((epoch for epoch, count in known.items() if count >= self._enough), default=None)
 

@@ -47,6 +47,8 @@ def optunas(records, rung, number):
         state, constraints = TrialState.COMPLETE if math.isfinite(value) else TrialState.FAIL, None
         if record.state == "running":
             state = TrialState.RUNNING
+        elif record.state == "failed":
+            state = TrialState.FAIL
         elif record.state == "infeasible":
             state, constraints = TrialState.PRUNED, {"feasible": 1.0}
         study.add_trial(
@@ -107,11 +109,13 @@ def test_without_a_rung_that_tells_enough_everything_is_drawn_at_random():
     assert guided(broken) is None, "a loss that is not finite tells nothing"
 
 
-def test_how_a_trial_ended_does_not_matter_at_its_rung_but_what_is_infeasible_is_behind_all():
-    states = ("paused", "pruned", "complete", "failed")
-    records = [told(n, 3, states[n % 4]) for n in range(12)]
+def test_how_a_trial_ended_does_not_matter_at_its_rung_but_what_is_infeasible_is_behind_all_and_what_failed_nowhere():
+    states = ("paused", "pruned", "complete")
+    records = [told(n, 3, states[n % 3]) for n in range(12)]
     records += [told(12, 1), replace(told(13, 3), curve=[(1, 0.1), (3, math.nan)])]
-    assert_model_is_of(3, [*records, told(14, 3, "infeasible", loss=9.0), told(15, 3, "running")])
+    assert_model_is_of(
+        3, [*records, told(14, 3, "infeasible", loss=9.0), told(15, 3, "running"), told(16, 3, "failed", loss=-9.0)]
+    )
 
 
 def test_a_rung_that_tells_enough_later_takes_the_place_of_the_one_before():
