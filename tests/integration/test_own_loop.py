@@ -169,7 +169,7 @@ def test_a_step_reported_before_its_epoch_is_no_point_to_decide_at(tmp_path, str
     ("written", "instead", "said"),
     [
         ('return Outcome("complete", step', 'return Outcome("done", step', "returned an Outcome of kind 'done'"),
-        ('"metrics": metrics}', '"metrics": metrics, "rng": {"of": [print]}}', "state['rng']['of']['0'], a builtin_"),
+        ('"metrics": metrics}', '"metrics": metrics, "rng": {"of": [{1}]}}', "state['rng']['of']['0'], a set, cannot"),
         ("step=step, epoch=epoch, metrics=metrics)", "step=step, epoch=epoch, metrics={'a': [1]})", "metric 'a' is no"),
         ("reporter.report(step, metrics, epoch", "reporter.report(step, {'b': []}, epoch", "metric 'b' is no number"),
     ],
