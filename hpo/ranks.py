@@ -32,7 +32,7 @@ from trainer.report import Outcome
 _RANK = "hpo.ranks:rank"  # what each rank calls, by its path
 _FAILED = ("user_error", "bad_config", "out_of_memory")  # what one rank may come to while the others wait for it
 # What is not the trial's fault, from the narrowest to the widest; by name in what a rank says.
-_RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, HpoError)}
+_RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, UserError, HpoError)}
 
 
 def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -> Outcome:

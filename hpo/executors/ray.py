@@ -83,7 +83,7 @@ class _Worker:
     began: float = field(default_factory=time.monotonic)  # until there is room: asked for
 
     def code(self) -> int | None:
-        from ray.exceptions import RayActorError
+        from ray.exceptions import LocalRayletDiedError, NodeDiedError, OutOfMemoryError, RayActorError
 
         try:
             if self.identity is None:
@@ -91,7 +91,7 @@ class _Worker:
                     return None
                 self.identity, self.began = _get(self.begun), time.monotonic()
             return _get(self.ended) if _ready(self.ended) else None
-        except RayActorError:
+        except (RayActorError, OutOfMemoryError, NodeDiedError, LocalRayletDiedError):
             return _LOST
 
 
