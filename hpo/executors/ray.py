@@ -23,7 +23,7 @@ from hpo.executors.base import WorkerContext
 from hpo.executors.cluster import Cluster, carried_environ, prepare
 from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
-from hpo.executors.resources import NOTHING_SAID, Resources, gpu_share
+from hpo.executors.resources import NOTHING_SAID, Resources, gpu_share, gpus_asked
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.process import Process, start_time
@@ -83,7 +83,8 @@ class _Worker:
     began: float = field(default_factory=time.monotonic)  # until there is room: asked for
 
     def code(self) -> int | None:
-        from ray.exceptions import LocalRayletDiedError, NodeDiedError, OutOfMemoryError, RayActorError
+        """As `Hand` has it; HpoError where Ray cannot begin or keep the actor, and would not another time either."""
+        from ray.exceptions import LocalRayletDiedError, NodeDiedError, OutOfMemoryError, RayActorError, RayError
 
         try:
             if self.identity is None:
@@ -93,6 +94,9 @@ class _Worker:
             return _get(self.ended) if _ready(self.ended) else None
         except (RayActorError, OutOfMemoryError, NodeDiedError, LocalRayletDiedError):
             return _LOST
+        except RayError as error:
+            kind, said = type(error).__name__, next(filter(None, map(str.strip, str(error).splitlines()[::-1])), "")
+            raise HpoError(f"a worker could not begin in the Ray cluster ({kind}: {said}).") from error
 
 
 class Ray(Crew):
@@ -162,7 +166,7 @@ class Ray(Crew):
         one, context = actor.remote(), self._context
         row = self._ledger.look(lambda connection: reads.study_row(connection, context.name))
         study = {column: row[column] for column in ("name", "uid", "environment")}
-        environ = {"HPO_STORAGE": context.storage} | gpu_share(self._gpus)
+        environ = {"HPO_STORAGE": context.storage} | gpu_share(self._gpus) | gpus_asked(self._resources.gpus)
         begun = one.begin.remote(context.home, study, self._arguments(), self._log(slot), environ, self._place)
         return _Worker(one, begun, one.ended.remote(begun))  # after `begin`: methods may overtake each other
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from hpo.config import as_json, flatten
@@ -14,7 +16,9 @@ from hpo.errors import UserError
 from hpo.study import Study, parallel_of
 
 GPU_SHARE = "HPO_GPU_SHARE"  # of the memory of its GPU that a worker process may take
+GPUS_ASKED = "HPO_GPUS_ASKED"  # what --gpus-per-worker says, where it asks for any
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEVICE = re.compile(r"\d+|GPU-\S+|MIG-\S+")
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,13 @@ def gpus_each(asked: float | None, wanted: Needs, workers: int, present: int) ->
 
 
 def devices(environ: Mapping[str, str] = os.environ, driver: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """The GPUs of this host that the process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs of this host that the process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    Those before the first name that is none: so CUDA reads it, and with -1 it shows no GPU
+    (CUDA C++ Programming Guide, "CUDA Environment Variables").
+    """
     if (given := environ.get(_VISIBLE)) is not None:
-        return [name.strip() for name in given.split(",") if name.strip()]
+        return list(takewhile(_DEVICE.fullmatch, (name.strip() for name in given.split(","))))
     return [str(number) for number, _ in enumerate(driver.glob("*"))]
 
 
@@ -94,7 +102,8 @@ def gpu_slots(workers: int, each: float, present: Sequence[str]) -> list[dict[st
 def host_gpus(asked: float | None, wanted: Needs, workers: int) -> list[dict[str, str]]:
     """`gpu_slots` of this host. Raises UserError where it has not the GPUs that are asked for."""
     present = devices()
-    return gpu_slots(workers, gpus_each(asked, wanted, workers, len(present)), present)
+    slots = gpu_slots(workers, gpus_each(asked, wanted, workers, len(present)), present)
+    return [slot | gpus_asked(asked) for slot in slots]
 
 
 def gpu_share(each: float) -> dict[str, str]:
@@ -102,12 +111,29 @@ def gpu_share(each: float) -> dict[str, str]:
     return {GPU_SHARE: repr(each)} if 0 < each < 1 else {}
 
 
-def keep_to_share() -> None:
-    """Take no more of the GPU's memory than the executor has given this process, if it has said so."""
-    if share := os.environ.get(GPU_SHARE):
-        import torch
+def gpus_asked(asked: float | None) -> dict[str, str]:
+    """The environment of a worker that is to have GPUs because the user says so; empty for any other."""
+    return {GPUS_ASKED: f"{asked:g}"} if asked else {}
 
-        torch.cuda.set_per_process_memory_fraction(float(share))
+
+def keep_to_share() -> None:
+    """Take no more of the GPU's memory than the executor has given this process, if it has said so.
+
+    Raises UserError where the user asks for GPUs and torch finds none. One that only the host has, and torch cannot
+    use, is left alone: the trials' train.device decides.
+    """
+    share, asked = os.environ.get(GPU_SHARE), os.environ.get(GPUS_ASKED)
+    if not share and not asked:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(float(share or 1))
+    elif asked:
+        raise UserError(
+            f"--gpus-per-worker {asked}: torch {torch.__version__} finds no GPU here that it can use; install a build "
+            "for CUDA, or give 0."
+        )
 
 
 def cpu_slots(workers: int, each: int, usable: Sequence[int] | None) -> list[list[int]]:

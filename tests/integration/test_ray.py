@@ -20,7 +20,10 @@ from sqlalchemy import select
 sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
 from kill import STUDY, Run, wait_until
 
+from hpo.errors import HpoError
+from hpo.executors.ray import _Worker
 from hpo.ledger.tables import attempts, trials, workers
+from trainer.errors import CheckpointError
 
 PAUSE = ("-o", "pause=0.05")
 
@@ -52,23 +55,66 @@ def of(scratch: Path) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_no_process_of_ray_and_the_study_goes_on(tmp_path, scratch, twice):
-    run = Run(tmp_path / "home", trials=4, extra=("--executor", "ray", "--workers", "1", "--window", "4", *PAUSE))
+    pause = ("-o", "pause=2") if twice else PAUSE  # longer than the second one takes to come
+    run = Run(tmp_path / "home", trials=4, extra=("--executor", "ray", "--workers", "1", "--window", "4", *pause))
     process = run.run()
     [worker] = wait_until(lambda: busy(run), process)
     assert psutil.Process(worker).nice() == os.nice(0)
     os.killpg(process.pid, signal.SIGINT)
     if twice:
-        wait_until(lambda: process.poll() is None, process)
+        assert process.stdout is not None
+        assert any("once more stops at once" in line for line in process.stdout), "the first one was heard"
         os.killpg(process.pid, signal.SIGINT)
     output = run.finished(process, 130, timeout=240)
-    assert "hpo resume --study tiny" in output
+    assert ("stopped at once: `hpo resume --study tiny" if twice else "hpo resume --study tiny") in output
     deadline = time.monotonic() + 30
     while left := of(scratch):
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
-    if not twice:
+    if twice:
+        assert run.query(select(attempts.c.outcome)) == [(None,)], "nobody waited for the trial to be saved"
+    else:
         assert not list(scratch.iterdir())
         assert {state for (state,) in run.query(select(trials.c.state))} >= {"waiting"}
+
+
+def test_a_lost_actor_is_a_lost_worker_and_one_that_ray_cannot_begin_ends_the_run_in_a_sentence(scratch):
+    """Each kind as Ray itself raises it, or, what takes a failing machine, from a task of its."""
+    import ray
+    from ray import exceptions as lost
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+    class Actor:
+        def tell(self, error: Exception | None = None) -> int:
+            if error is not None:
+                raise error
+            return 7
+
+    def code(error: Exception | None = None, kill: bool = False, **options) -> int | None:
+        actor = ray.remote(num_cpus=0, **options)(Actor).remote()  # type: ignore[call-overload]
+        if kill:
+            ray.get(actor.tell.remote())
+            ray.kill(actor)
+        worker = _Worker(actor, actor.tell.remote(), actor.tell.remote(error))
+        assert not ray.wait([worker.begun, worker.ended], num_returns=2, timeout=60)[1]
+        return worker.code()
+
+    ray.init(num_cpus=1, num_gpus=0, _temp_dir=str(scratch), include_dashboard=False, log_to_driver=False)
+    try:
+        assert code() == 7
+        assert code(kill=True) == -signal.SIGKILL
+        for error in (lost.OutOfMemoryError("memory"), lost.NodeDiedError("node"), lost.LocalRayletDiedError()):
+            assert code(error) == -signal.SIGKILL, error
+        with pytest.raises(HpoError, match=r"could not begin in the Ray cluster \(ActorUnschedulableError: .*exist"):
+            code(scheduling_strategy=On("0" * 56, soft=False))
+        with pytest.raises(HpoError, match=r"could not begin in the Ray cluster \(RuntimeEnvSetupError: \S"):
+            code(runtime_env={"conda": "none-of-this-name"})
+        with pytest.raises(HpoError, match=r"could not begin .*OSError.*: OSError: no space left\)\.$"):
+            code(OSError("no space left"))
+        with pytest.raises(CheckpointError, match="as it was"):
+            code(CheckpointError("as it was"))
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.slow

@@ -27,6 +27,9 @@ def test_devices_are_those_that_cuda_would_show(tmp_path):
     assert devices({}, tmp_path) == ["0", "1"]
     assert devices({"CUDA_VISIBLE_DEVICES": "3,GPU-5f"}, tmp_path) == ["3", "GPU-5f"]
     assert devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+    assert devices({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == []
+    assert devices({"CUDA_VISIBLE_DEVICES": "1, MIG-7a,-1,2"}, tmp_path) == ["1", "MIG-7a"]
+    assert devices({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, tmp_path) == []
     assert devices({}, tmp_path / "none") == []
 
 
