@@ -224,11 +224,13 @@ class Progress:
             )
 
     def _listen(self, fresh: Sequence[Trial]) -> None:
-        """A misspelt objective is told of after an epoch, and not when the first trial fails by it.
+        """A misspelt objective or constraint is told of after an epoch, and not when the first trial fails by it.
 
         It may still come, since a task may measure at the end alone: so nobody is stopped by this.
         """
-        self._heard = bool(self.best) or any(trial.curve for trial in fresh if len(self.metrics) == 1)
+        bounds = [one["metric"] for one in self.spec.get("constraints", ()) if not machine_dependent(one["metric"])]
+        alone = len(self.metrics) == 1 and not bounds
+        self._heard = bool(self.best) or any(trial.curve for trial in fresh if alone)
         going = [trial for trial in fresh if trial.state == "running" and trial.epoch > trial.from_epoch]
         if self._heard or not going or going[0].epoch == going[0].num_epochs:
             return
@@ -236,7 +238,7 @@ class Progress:
         found = self._ledger.look(lambda connection: connection.execute(_REPORTED, where).scalars().all())
         shown = sorted((key for key in found if not machine_dependent(key)), key=lambda key: key.startswith("train/"))
         self._heard = bool(shown)
-        if shown and (missing := [metric for metric in self.metrics if metric not in found]):
+        if shown and (missing := [metric for metric in [*self.metrics, *bounds] if metric not in found]):
             self._untold = (
                 f"trial {going[0].number} has reported an epoch without {missing[0]!r}, by which the study judges"
                 f"{near(missing[0], shown) or '.'} Reported were {', '.join(shown)}. Unless it comes later, the trial "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.engine import Connection
 
 from hpo.analysis.compare import headline
-from hpo.errors import HomeError, UserError
+from hpo.errors import HomeError, HpoError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads, writes
 from hpo.objective import Objective
@@ -81,7 +81,7 @@ def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
         study = declared(connection, name)
         ranks = reads.ranked(connection, reads.study_row(connection, name))
         if not ranks:
-            raise UserError(f"study {name!r} has no complete trial, and a soup is made of at least two.")
+            raise HpoError(f"study {name!r} has no complete trial, and a soup is made of at least two.")
         numbers = ranks[:top]
         found = [one for number in numbers if (one := trained(connection, home, name, number)) is not None]
     gone = [number for number in numbers if number not in {one.number for one in found}]

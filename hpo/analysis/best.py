@@ -27,9 +27,14 @@ def best_trials(connection: Connection, home: Home, name: str) -> list[dict[str,
     study = reads.study_row(connection, name)
     found = reads.bests(connection, study)
     if not found:
-        shows = command(f"status --study {name}")
-        raise HpoError(f"study {name!r} has no complete trial: `{shows}` shows how its trials stand.")
+        raise none_complete(name)
     return [_best_trial(connection, home, study, one) for one in found]
+
+
+def none_complete(name: str) -> HpoError:
+    """What a command that needs a complete trial ends with where the study has none."""
+    shows = command(f"status --study {name}")
+    return HpoError(f"study {name!r} has no complete trial: `{shows}` shows how its trials stand.")
 
 
 def _best_trial(connection: Connection, home: Home, study: RowMapping, found: reads.Best) -> dict[str, Any]:

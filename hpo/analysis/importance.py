@@ -16,7 +16,7 @@ from optuna.importance import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.errors import UserError
+from hpo.errors import HpoError, UserError
 from hpo.words import counted
 
 SEED = 0  # of the forests, so that the same trials give the same figures
@@ -48,13 +48,13 @@ def quiet() -> None:
 def importances(study: optuna.Study, evaluator: str = "ped-anova", target: Target = None) -> dict[str, float]:
     """Parameter -> its share, the largest first; but by ped-anova only of those that every complete trial has.
 
-    `target` gives what is explained, less being better; by default the only objective. Raises UserError where there
+    `target` gives what is explained, less being better; by default the only objective. Raises HpoError where there
     are none, or the evaluator is not known.
     """
     if evaluator not in EVALUATORS:
         raise UserError(f"--evaluator {evaluator!r} is not known: choose one of {', '.join(EVALUATORS)}.")
     if why := lacking_importances(study, target):
-        raise UserError(f"study {study.study_name!r} has no importances yet: {why}.")
+        raise HpoError(f"study {study.study_name!r} has no importances yet: {why}.")
     with warnings.catch_warnings():
         quiet()
         found = optuna.importance.get_param_importances(study, evaluator=EVALUATORS[evaluator](), target=target)

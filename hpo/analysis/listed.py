@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from hpo import domination, places
-from hpo.analysis.best import chosen_best
+from hpo.analysis.best import chosen_best, none_complete
 from hpo.config import as_json, flatten
 from hpo.errors import UserError
 from hpo.executing import Placement
@@ -20,7 +20,7 @@ from hpo.run import Request
 from hpo.spec import StudySpec
 from hpo.study import Study
 from hpo.trained import declared
-from hpo.words import command, counted
+from hpo.words import counted
 
 if TYPE_CHECKING:
     from hpo.home import Home
@@ -64,7 +64,7 @@ class Found:
 
 
 def found(ledger: Ledger, name: str) -> Found:
-    """Raises UserError where no trial is complete, or the study has no seed to be varied."""
+    """Raises HpoError where no trial is complete, and UserError where the study has no seed to be varied."""
     with ledger.read() as connection:
         row = reads.study_row(connection, name)
         spec, study = StudySpec.from_json(row["spec"]), declared(connection, name)
@@ -73,9 +73,7 @@ def found(ledger: Ledger, name: str) -> Found:
         best = [of[number] for number in ranked]
         configs = reads.configs(connection, [one["id"] for one in best])
     if not ranked:
-        raise UserError(
-            f"study {name!r} has no complete trial: `{command(f'status --study {name}')}` shows how its trials stand."
-        )
+        raise none_complete(name)
     base = flatten(as_json(study.config))
     if SEED not in base:
         raise UserError(f"study {name!r} has no field {SEED}, by which a training could be repeated otherwise.")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hpo.analysis import ablate, importance, plots, ticks
 from hpo.analysis.listed import Driven, Spread, found, request
 from hpo.cli import app
-from hpo.errors import UserError
+from hpo.errors import HpoError, UserError
 from hpo.executing import Placement
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
@@ -92,7 +92,7 @@ def test_of_several_objectives_the_importance_is_of_the_better_end():
 
 
 def test_what_has_no_importance_says_why():
-    with pytest.raises(UserError, match="of 0 trials none differ"):
+    with pytest.raises(HpoError, match="of 0 trials none differ"):
         importance.importances(known(0))
     with pytest.raises(UserError, match=r"--evaluator 'shap' is not known: choose one of ped-anova, fanova, mdi\."):
         importance.importances(known(9), "shap")

@@ -342,6 +342,21 @@ def test_an_objective_that_a_first_epoch_lacks_is_told_of_once(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("bound", ["val/los", "time/epoch_seconds"])
+def test_a_misspelt_constraint_is_told_of_as_an_objective_is(tmp_path, bound):
+    """But not one by what the machine takes, which is measured apart from what the task reports."""
+    ledger, clock = open_crafted(tmp_path / "ledger.db", constraints=[{"metric": bound, "upper": 1.0}]), FakeClock()
+    pipe = console()
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    put_trial(ledger, 0, "running", (0.5,), metrics={"val/loss": 2.0})
+    clock.sleep(1.0)
+    view.tick()
+    ledger.close()
+    told = "trial 0 has reported an epoch without 'val/los', by which the study judges; did you mean 'val/loss'?"
+    assert (told in pipe.file.getvalue()) is (bound == "val/los")
+    assert ("without" in pipe.file.getvalue()) is (bound == "val/los")
+
+
 @pytest.mark.parametrize(
     ("objectives", "said"), [(["val/accuracy"], False), (["val/accuracy", "val/loss"], False), (["val/loss"], True)]
 )
