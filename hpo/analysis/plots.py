@@ -63,6 +63,11 @@ class Subject:
     def index(self) -> int:
         return self.metrics.index(self.metric)
 
+    def directed(self) -> list[str]:
+        """The metrics, each with where its better values are."""
+        least = [direction is StudyDirection.MINIMIZE for direction in self.study.directions]
+        return [f"{one} ({'less' if low else 'more'} is better)" for one, low in zip(self.metrics, least, strict=True)]
+
     def value(self, trial: FrozenTrial) -> float:
         return trial.values[self.index]
 
@@ -157,7 +162,7 @@ def _options(of: Subject, kind: str, params: Sequence[str]) -> dict[str, Any]:
     if kind in ("curves", "timeline"):
         return {}
     if kind == "pareto":
-        return {"target_names": list(of.metrics)} if len(of.metrics) <= 3 else {}
+        return {"target_names": of.directed()} if len(of.metrics) <= 3 else {}
     options: dict[str, Any] = {"target_name": of.metric, "target": of.loss if kind == "importances" else of.target}
     return options | ({"params": list(params)[: MOST_PARAMS[kind]]} if kind in MOST_PARAMS else {})
 

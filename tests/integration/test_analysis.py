@@ -106,6 +106,8 @@ def test_every_plot_is_drawn_of_one_objective_and_of_two(tmp_path):
         files = plots.draw(of, kinds, tmp_path / str(len(of.metrics)))
         page = files[plots.PAGE].read_text()
         assert page.count("function(") > 100, "plotly's own script stands in the page"
+        if len(of.metrics) == 2:
+            assert "0 (more is better)" in page and "1 (less is better)" in page
         for kind in kinds:
             assert files[f"{kind}.png"].read_bytes().startswith(b"\x89PNG")
             assert page.count(f'id="{kind}"') == 1
