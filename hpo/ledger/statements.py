@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, case, insert, select, union, update
+from sqlalchemy import bindparam, case, exists, insert, select, union, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -237,6 +237,7 @@ RETIRE = (
     )
 )
 
+_got_on = exists().where(checkpoints.c.trial_id == trials.c.id, checkpoints.c.fence == trials.c.fence)
 FINISH = (
     update(trials)
     .where(_held)
@@ -248,6 +249,7 @@ FINISH = (
         error=bindparam("new_error"),
         traceback=bindparam("new_traceback"),
         ended_at=bindparam("ended"),
+        losses=case((_got_on, 0), else_=trials.c.losses),
         revision=trials.c.revision + 1,
     )
     .returning(trials.c.revision)

@@ -122,8 +122,8 @@ def ask(connection: Connection, study_id: int, proposals: Sequence[Ask], told: S
 def lose(connection: Connection, trial_id: int, fence: int, why: str, *, counted: bool = True) -> None:
     """Take a trial from an attempt whose worker is gone; it waits again, or fails after MAX_LOSSES.
 
-    Only losses in a row count, and only of attempts that committed no checkpoint: what gets on is not given up. A loss
-    for which the trial is not to blame, since its driver died first, is not `counted`.
+    Only losses in a row count, and only of attempts that committed no checkpoint, since the last one that did: what
+    gets on is not given up. A loss for which the trial is not to blame, since its driver died first, is not `counted`.
     """
     mine = (checkpoints.c.trial_id == trial_id) & (checkpoints.c.fence == fence)
     got_on = not counted or connection.execute(select(checkpoints.c.id).where(mine).limit(1)).first() is not None

@@ -439,6 +439,20 @@ def test_losses_count_in_a_row_and_not_against_what_gets_on(ledger):
     assert claim(ledger).number == 0
 
 
+def test_a_trial_that_was_saved_and_left_in_good_order_has_lost_nobody(ledger):
+    ask(ledger, new_study(ledger), 0)
+    for step in range(3):
+        for _ in range(writes.MAX_LOSSES - 1):
+            taken = claim(ledger)
+            ledger.transact(lambda c, t=taken: writes.lose(c, t.trial_id, t.fence, "killed"))
+        taken = claim(ledger)
+        ref = CheckpointRef(Path(f"c{step}"), step, step, "s", 1)
+        lane = writes.LaneReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
+        ledger.transact(lambda c, lane=lane: writes.commit(c, [lane]))
+        ledger.transact(lambda c, t=taken: writes.finish(c, t, Outcome("preempted"), None))
+    assert claim(ledger).number == 0
+
+
 def test_a_paused_trial_is_counted_and_digested_but_never_claimed(ledger):
     ask(ledger, new_study(ledger), 0)
     taken = claim(ledger)
