@@ -13,8 +13,9 @@ from sqlalchemy import select
 
 from hpo import places
 from hpo.attempt import attempt, outcome_of
-from hpo.errors import HpoError, StorageError, UserError
+from hpo.errors import DriftError, HpoError, StorageError, UserError
 from hpo.home import Home
+from hpo.identity import check_worker
 from hpo.ledger import Ledger
 from hpo.ledger.claims import Claim
 from hpo.ledger.tables import studies
@@ -32,7 +33,7 @@ from trainer.report import Outcome
 _RANK = "hpo.ranks:rank"  # what each rank calls, by its path
 _FAILED = ("user_error", "bad_config", "out_of_memory")  # what one rank may come to while the others wait for it
 # What is not the trial's fault, from the narrowest to the widest; by name in what a rank says.
-_RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, UserError, HpoError)}
+_RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, DriftError, UserError, HpoError)}
 
 
 def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -> Outcome:
@@ -104,7 +105,9 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
         row = dict(ledger.look(lambda connection: connection.execute(query).mappings().one()))
         home = Home.at(job["home"])
         places.check(home, row)
-        outcome = _attempt(ledger, home, Opened(row), claim)
+        opened = Opened(row)
+        check_worker(row, opened.study, data=False)  # once for each rank and attempt: the worker has read the data
+        outcome = _attempt(ledger, home, opened, claim)
     except tuple(_RAISED.values()) as error:
         name = next(name for name, kind in _RAISED.items() if isinstance(error, kind))
         raise Failure({"raised": name, "error": str(error)}) from error

@@ -367,4 +367,6 @@ class _Agent(SimpleElasticAgent):
             return RankLost(f"{gone[0]} is not heard of any more.")
         if stopped := [rank for rank in self._ranks if rank.stopped]:
             return RankLost(f"{stopped[0]} is stopped (SIGSTOP).")
-        return RankLost(f"{rank} lost the others: {word['peer_lost']}")
+        if not self._nodes:  # nobody was lost here, so what the first one says is of its own
+            return RankFailed(rank.number, word["peer_lost"])
+        return RankLost(f"{rank} lost the others: {word['peer_lost']['error'].splitlines()[0]}")

@@ -75,13 +75,12 @@ def _words_of(error: BaseException) -> dict[str, Any]:
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, OutOfMemory):
         return {"out_of_memory": str(error), "micro_batch_size": error.micro_batch_size}
-    if peer_lost(error):
-        return {"peer_lost": text.splitlines()[0]}
-    return {"report": {"error": text, "traceback": "".join(traceback.format_exception(error))}}
+    report = {"error": text, "traceback": "".join(traceback.format_exception(error))}
+    return {"peer_lost": report} if peer_lost(error) else {"report": report}
 
 
 def peer_lost(error: BaseException) -> bool:
-    """Whether this process is a rank and the error says that another one is gone, and so nothing about this one."""
+    """Whether this process is a rank and the error reads as if another one were gone; the launcher sees whether."""
     return this() is not None and isinstance(error, RuntimeError) and _PEER_LOST.search(str(error)) is not None
 
 

@@ -86,6 +86,11 @@ def task():
         def loss(self, model, batch):
             if os.environ.get("TINY_FAIL"):
                 raise ValueError("the task is broken")
+            if log := os.environ.get("TINY_RANKS"):
+                from trainer.parallel.member import this
+
+                with open(log, "a") as file:
+                    file.write(f"{this().rank} {self.config.train.optim.lr!r} {self.config.train.seed}\n")
             if log := os.environ.get("TINY_LOG"):
                 with open(log, "a") as file:
                     file.write(f"{self.config.train.optim.lr!r}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -58,17 +59,22 @@ class Fated(Task):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         if fate == "disk":
             raise OSError(errno.ENOSPC, "No space left on device")
+        if fate == "rumour":
+            raise RuntimeError("this build has no NCCL, and gloo is too old")
+        if fate == "edit":
+            with open(__file__, "a") as file:
+                file.write("# another study\\n")
 
     def evaluate(self, model):
         return {"val/loss": 0.5}
 
 
-FATES = ["bug", "configuration", "memory"]
+FATES = ["bug", "configuration", "memory", "rumour"]
 STUDY = Study(
     "ranks",
     Config(),
     Fated,
-    {"fate": Choice([*FATES, "well", "disk"])},
+    {"fate": Choice([*FATES, "well", "disk", "edit"])},
     [Objective("val/loss")],
     enqueue=[{"fate": fate} for fate in FATES],
 )
@@ -78,6 +84,7 @@ RULES = {
     "bug": ("failed", "user_error", "in meet: ZeroDivisionError: a bug of the user's"),
     "configuration": ("failed", "bad_config", "model.width is 0: raise it."),
     "memory": ("infeasible", "out_of_memory", "rank 1: out of memory: DefaultCPUAllocator"),
+    "rumour": ("failed", "user_error", "rank 1: RuntimeError: this build has no NCCL"),  # as if a rank were lost
 }
 
 
@@ -107,8 +114,9 @@ def test_every_kind_has_its_state_and_the_traceback_of_its_rank(tmp_path, file):
     for row, (fate, (state, outcome, error)) in zip(found(home), RULES.items(), strict=True):
         assert (row["state"], row["outcome"]) == (state, outcome), (fate, row["error"])
         assert error in (row["error"] or ""), fate
-    bug = found(home)[0]["traceback"]
-    assert "in meet" in bug and "ranks.py" in bug and "Failure" not in bug
+    for place in (0, 3):
+        bug = found(home)[place]["traceback"]
+        assert "in meet" in bug and "ranks.py" in bug and "Failure" not in bug
 
 
 def test_a_full_disk_on_one_rank_fails_no_trial(tmp_path, file):
@@ -117,3 +125,17 @@ def test_a_full_disk_on_one_rank_fails_no_trial(tmp_path, file):
     assert "free some space" in result.stderr
     [row] = found(home)
     assert (row["state"], row["traceback"]) == ("waiting", None), json.dumps(dict(row), default=str)
+
+
+def test_code_that_was_edited_between_two_trials_trains_none_as_if_it_were_the_studys(tmp_path, file):
+    """The worker has loaded it before; each rank loads it anew."""
+    home, first = Home(tmp_path / "home"), tmp_path / "first.yaml"
+    first.write_text("fate: edit\n")
+    result = run(file, home, "--trials", "2", "--enqueue", str(first), code=1)
+    assert re.search(r"workers cannot go on .*this worker cannot train study 'ranks' .*code", result.stderr), (
+        result.stderr
+    )
+    assert [(row["state"], row["outcome"]) for row in found(home)][:2] == [
+        ("complete", "complete"),
+        ("waiting", "preempted"),
+    ]

@@ -160,17 +160,17 @@ def test_a_rank_killed_in_a_save_of_parts_changes_nothing(tmp_path, point):
 
 
 def test_parameters_reach_every_rank_to_the_last_bit(tmp_path, monkeypatch):
-    """A float that float32 does not hold, a seed beyond int32: each rank holds its configuration against the hash."""
+    """A float that float32 does not hold, a seed beyond int32."""
     lr, seed = 0.00055471194716, 2**40 + 1
     log = tmp_path / "log"
-    monkeypatch.setenv("TINY_LOG", str(log))
+    monkeypatch.setenv("TINY_RANKS", str(log))
     pinned = {"train.optim.lr": lr, "train.seed": seed}
     ledger, state = drive(Home(tmp_path / "home"), bound={"trials": 1}, overrides=TWO | pinned, sampler="random")
     assert state == "complete"
     [(config,)] = found(ledger, asks.c.config)
     assert (config["train"]["optim"]["lr"], config["train"]["seed"]) == (lr, seed)
     lines = log.read_text().splitlines()
-    assert set(lines) == {repr(lr)}
+    assert set(lines) == {f"{rank} {lr!r} {seed}" for rank in range(2)}
     [(steps,)] = found(ledger, trials.c.step)
     assert len(lines) >= 2 * steps, "each of the two computes in every window"
 
