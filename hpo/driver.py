@@ -85,7 +85,6 @@ class Driver:
         self._state = values.get("state", self._state)
 
         def body(connection: Connection) -> None:
-            self._lease.check(connection)
             write_changes(connection, row, self._lease, values)
             before = row["spec"]["strategy"]
             waited = promoting(before) or breeding(before)
@@ -95,7 +94,7 @@ class Driver:
                 uid = f"{self._lease.name}.{self._lease.fence}.forgiven"
                 writes.note(connection, self._id, failures.FORGIVEN, {"first": self._streak.forgiven}, uid)
 
-        self._ledger.transact(body)
+        self._lease.write(body)
 
     @property
     def _used(self) -> Budget:
@@ -286,12 +285,11 @@ class Driver:
 
     def _commit(self, proposals: list[writes.Ask], told: list[tuple[int, int]], thawed: list[int]) -> None:
         def body(connection: Connection) -> None:
-            self._lease.check(connection)
             driving.thaw(connection, self._id, thawed)
             writes.ask(connection, self._id, proposals, told)
 
         failpoint("driver.before_ask_commit")
-        self._ledger.transact(body)
+        self._lease.write(body)
         if thawed:
             failpoint("driver.after_thaw")
         if proposals:
@@ -354,12 +352,7 @@ class Driver:
 
     def _retire(self, numbers: list[int]) -> None:
         """Nothing is left that could let them go on: they end as pruned, by the value of the rung they have reached."""
-
-        def body(connection: Connection) -> None:
-            self._lease.check(connection)
-            driving.retire(connection, self._id, numbers, self._curves)
-
-        self._ledger.transact(body)
+        self._lease.write(lambda connection: driving.retire(connection, self._id, numbers, self._curves))
         self._paused = self._paused - set(numbers)  # they have ended, and are looked for
         if numbers:
             failpoint("driver.after_retire")

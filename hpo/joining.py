@@ -87,10 +87,15 @@ class Driven:
         return now - self._seen[row["id"]][1] >= row["lease_seconds"]
 
     def _is_mine(self, row: dict[str, Any]) -> bool:
-        """Whether this process sees the study's checkpoints; where it was named, UserError if not."""
+        """Whether this process may train it and sees its checkpoints; where it was named, UserError if not."""
         if row["id"] in self._joined:
             return True
         try:
+            if row["environment"].get("executor") == "ray-tune":
+                raise UserError(
+                    f"study {row['name']} is driven by Ray Tune, which starts its trials itself: no worker joins it, "
+                    "but nodes may join its cluster."
+                )
             places.check(self._home, row, row["host"])
         except (UserError, CheckpointError) as error:
             if self._study is not None:

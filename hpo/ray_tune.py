@@ -7,11 +7,15 @@ of your own.
         trainable,
         param_space=ray_tune.param_space(study),
         tune_config=tune.TuneConfig(metric="val/accuracy", mode="max", num_samples=8, scheduler=...),
-        run_config=tune.RunConfig(callbacks=[ray_tune.Recorder(trainable)]),
+        run_config=tune.RunConfig(
+            callbacks=[ray_tune.Recorder(trainable)], failure_config=tune.FailureConfig(max_failures=-1)
+        ),
     ).fit()
 
-Each epoch is a result with `epoch`, `step` and the metrics; schedulers take `time_attr="epoch"`. With it goes a Tune
-checkpoint that holds the trainer's. See hpo.ledger.external for what becomes of a trial of Tune's in the ledger.
+With max_failures=-1 a trial whose process dies begins again as under every executor, until it was lost too often
+without getting on (hpo.ledger.writes.lose); without it Tune gives it up at the first time. Each epoch is a result with
+`epoch`, `step` and the metrics; schedulers take `time_attr="epoch"`. With it goes a Tune checkpoint that holds the
+trainer's. See hpo.ledger.external for what becomes of a trial of Tune's in the ledger.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import sys
 import tempfile
 import uuid
@@ -34,26 +37,28 @@ from sqlalchemy.engine import RowMapping
 
 from hpo import demands, places
 from hpo.budget import last_epoch
-from hpo.clock import SystemClock
 from hpo.config import as_json, config_hash
 from hpo.ending import has_value
 from hpo.errors import HpoError, NoLedger, UserError
+from hpo.executing import Settled
 from hpo.executors.cluster import carried_environ
-from hpo.executors.resources import gpu_share, keep_to_share
+from hpo.executors.resources import gpu_share, gpus_asked, keep_to_share
 from hpo.home import Home
 from hpo.identity import check_worker
 from hpo.ledger import Ledger, external, reads, writes
 from hpo.ledger.claims import Claim, renew
 from hpo.ledger.history import Curves, Judgement
-from hpo.ledger.leases import Heartbeat, acquire
+from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import TERMINAL_STATES
-from hpo.opening import LEASE_SECONDS, Options, check_home, open_study
+from hpo.opening import Options, check_home, open_study
 from hpo.reporter import LedgerReporter, Opened
 from hpo.search.sampler import ask_seed
 from hpo.study import Study, parallel_of
 from hpo.system import SystemMetrics
+from hpo.tracking.files import link
+from hpo.tune_recorder import Recorder
 from hpo.tune_space import param_space, params_of
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Reporter, Verdict
@@ -76,6 +81,7 @@ class Job:
     who: str
     directory: Path
     carried: Path | None = None
+    gpus_asked: bool = True  # GPUs that Tune gives a trial are the user's own choice
 
 
 def as_trainable(
@@ -95,7 +101,8 @@ def as_trainable(
     flags: dict[str, Any] = {"overrides": study.overrides, "order": "async", "strategy": "none"}
     request = Request(at, study.reference, name or study.name, **flags)
     study, spec = declare(request, ledger, workers=1)
-    row = open_study(ledger, study, spec, Options(at, ledger.url, at.tracking_uri))
+    options = Options(at, ledger.url, at.tracking_uri, placement=Settled("ray-tune"))
+    row = open_study(ledger, study, spec, options)
     check_home(ledger, row, at)
     ledger.close()
     return trainable(study, Job(ledger.url, at, row["id"], row["name"], row["uid"], "ray-tune", Path.cwd()))
@@ -137,7 +144,8 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
         os.environ.setdefault(key, value)  # by the first trial, before this process goes elsewhere
     if job.directory.is_dir():
         os.chdir(job.directory)
-    os.environ.update(gpu_share(tune.get_context().get_trial_resources().required_resources.get("GPU", 0.0)))
+    gpus = tune.get_context().get_trial_resources().required_resources.get("GPU", 0.0)
+    os.environ.update(gpu_share(gpus) | gpus_asked(gpus if job.gpus_asked else None))
     keep_to_share()
     from hpo.attempt import attempt  # before a trial is claimed, whose lease nothing renews until it trains
 
@@ -314,83 +322,10 @@ class _Results:
 
 @contextmanager
 def _copied(ref: CheckpointRef, scratch: Path, note: Mapping[str, Any]) -> Iterator[Path]:
-    """A directory for Tune to take: the checkpoint's files by hard links, and whose it is."""
+    """A directory for Tune to take: the checkpoint's files under a second name, and whose it is."""
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
-        shutil.copytree(ref.path, Path(directory, "checkpoint"), copy_function=os.link)
+        link(ref.path, Path(directory, "checkpoint"))
         where = {"step": ref.step, "epoch": ref.epoch, "sha256": ref.sha256, "size": ref.size}
         Path(directory, _NOTE).write_text(json.dumps({**note, **where}))
         yield Path(directory)
-
-
-# In the process of the Tuner
-
-
-class Recorder(tune.Callback):
-    """Records what Tune decides: which trials it stops, pauses and gives up. One belongs to each Tuner.
-
-    While Tune runs it holds the study's lease. `hpo sync` sends MLflow what there is.
-    """
-
-    def __init__(self, trainable: Any) -> None:
-        self._job: Job = trainable.job
-        self._paused: set[str] = set()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles what it is given; what is open stays here."""
-        return {"_job": self._job, "_paused": self._paused}
-
-    def setup(self, **info: Any) -> None:
-        job = self._job
-        self._ledger = Ledger(job.storage, create=False)
-        row = self._ledger.look(lambda connection: reads.study_row(connection, job.name))
-        self._curves = Opened(dict(row)).curves
-        self._end = self._hold()
-
-    def _hold(self) -> Callable[[], None]:
-        """Become the study's driver; what to call at the end."""
-        job = self._job
-        clock, me = SystemClock(), Process.current()
-        lease = acquire(self._ledger, f"driver:{job.study_id}", job.name, me, clock, LEASE_SECONDS)
-        heartbeat = Heartbeat(f"study {job.name}", lease.renew, 1.0)
-
-        def end() -> None:
-            heartbeat.close()
-            lease.release()
-
-        return end
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        for trial in trials:
-            if trial.status != "PAUSED":
-                self._paused.discard(trial.trial_id)
-            elif trial.trial_id not in self._paused:
-                self._paused.add(trial.trial_id)
-                self._decided(trial, "pause", "paused by the scheduler")
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._decided(trial, "stop", "stopped by the scheduler")
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if (number := self._number(trial)) is not None:
-            self._ledger.transact(lambda c: external.lost(c, self._job.study_id, number, "Ray Tune gave it up"))
-        self._tell()
-
-    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        self._tell()
-        self._end()
-
-    def _decided(self, trial: Any, verdict: str, reason: str) -> None:
-        if (number := self._number(trial)) is not None:
-            given = (self._job.study_id, number, verdict, self._job.who, reason, self._curves)
-            self._ledger.transact(lambda connection: external.decide(connection, *given))
-        if verdict == "stop":
-            self._tell()
-
-    def _number(self, trial: Any) -> int | None:
-        """Of the last trial in the ledger that is this one."""
-        row = self._ledger.look(lambda c: external.newest(c, self._job.study_id, trial.trial_id))
-        return None if row is None else row["number"]
-
-    def _tell(self) -> None:
-        self._ledger.transact(lambda connection: external.tell(connection, self._job.study_id))

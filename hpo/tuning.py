@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.tune import schedulers
+from ray.tune import TuneError, schedulers
 from ray.tune.search import BasicVariantGenerator, Searcher
 from sqlalchemy.engine import RowMapping
 
@@ -21,13 +21,13 @@ from hpo.errors import UserError
 from hpo.executing import SCHEDULERS, one_of
 from hpo.executors.ray_tune import RayTune
 from hpo.ledger import driving, external, reads
+from hpo.ledger.leases import Lease
 from hpo.ledger.tables import OPEN_STATES
 from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
 from hpo.search.population import changing
 from hpo.space import Space
 from hpo.study import Study, lanes_of
 
-_RETRIES = 5  # of a trial of Tune's whose process or node was lost
 _KEPT = 4  # checkpoints of a trial in Tune's storage; another trial may be about to start from one of the last
 POPULATIONS = ("pb2", "pbt")  # schedulers that Tune allows no searcher beside
 _SETTINGS = {
@@ -72,42 +72,55 @@ class TuneDriver(Driver):
             who=f"ray-tune:{self._options.placement.scheduler}",
             directory=Path.cwd(),
             carried=self._executor.carried,
+            gpus_asked=self._options.placement.resources.gpus is not None,
         )
         train = trainable(self._study, job)
+        for place in count():
+            lost = self._given_up()
+            self._tune(train, f"{self._lease.fence}.{place}", on_tick)
+            self._adopt()  # what the trials' own processes have asked for and ended
+            if self._executor.leaving or self._given_up() == lost or not self._remaining():
+                return  # else others are asked for in place of those that were lost too often
+
+    def _tune(self, train: Any, key: str, on_tick: Callable[[], None]) -> None:
+        """One experiment of Tune's."""
         objective = self._study.objectives[0]
-        search, space, count = self._searched()
+        search, space, samples = self._searched(key)
         config = tune.TuneConfig(
             metric=objective.metric,
             mode="max" if objective.direction == "maximize" else "min",
-            num_samples=count,
+            num_samples=samples,
             scheduler=make_scheduler(self._options.placement.scheduler, self._study),
             search_alg=search,
             reuse_actors=True,  # torch stays imported
         )
         run = tune.RunConfig(
-            name=f"{self._spec.name}-{self._lease.fence}",
+            name=f"{self._spec.name}-{key}",
             storage_path=str(self._options.home.tune),
-            callbacks=[_Watched(train, lambda: self._look(on_tick), self._note_ends)],
-            failure_config=tune.FailureConfig(max_failures=_RETRIES),
+            callbacks=[_Watched(train, self._lease, lambda: self._look(on_tick), self._note_ends)],
+            failure_config=tune.FailureConfig(max_failures=-1),  # how often a trial may be lost the ledger knows
             checkpoint_config=tune.CheckpointConfig(num_to_keep=_KEPT),
             verbose=0,
         )
-        with contextlib.suppress(_Leaving):
-            tune.Tuner(
-                tune.with_resources(train, self._executor.each), param_space=space, tune_config=config, run_config=run
-            ).fit()
-        self._adopt()  # what the trials' own processes have asked for and ended
+        each = tune.with_resources(train, self._executor.each)
+        try:
+            tune.Tuner(each, param_space=space, tune_config=config, run_config=run).fit()
+        except _Leaving:
+            pass
+        except TuneError:
+            self._lease.renew()  # Busy, which Tune has made its own error of, where the lease is lost
+            raise
 
-    def _searched(self) -> tuple[Any, dict[str, Any] | None, int]:
+    def _searched(self, experiment: str) -> tuple[Any, dict[str, Any] | None, int]:
         """What proposes trials, from which space, and how many: all at once where they are a population."""
         left, space = self._left(), self._study.space
-        count = len(left) + self._remaining()
+        samples = len(left) + self._remaining()
         proposals = _Proposals(left, self._renamed, self._proposed, space)
         if self._options.placement.scheduler not in POPULATIONS:
-            return proposals, None, count
+            return proposals, None, samples
         points = []
-        for place in range(count):
-            key = f"{self._lease.fence}.{place}"
+        for place in range(samples):
+            key = f"{experiment}.{place}"
             if (found := proposals.suggest(key)) != Searcher.FINISHED:
                 points.append({**found, ALIAS: key})
         domains = param_space(self._study) | {ALIAS: tune.choice([point[ALIAS] for point in points])}
@@ -116,13 +129,17 @@ class TuneDriver(Driver):
     def _look(self, on_tick: Callable[[], None]) -> None:
         """Between two steps of Tune's."""
         self._heartbeat.check()
-        self._reclaimer.reclaim(counted=False)
+        self._reclaimer.reclaim()
         on_tick()
         if self._executor.leaving:
             raise _Leaving
 
     def _all(self) -> list[RowMapping]:
         return list(self._ledger.look(lambda c: c.execute(driving.ALL, {"study": self._id}).mappings().all()))
+
+    def _given_up(self) -> int:
+        """How many trials were lost too often."""
+        return sum(row["outcome"] == "lost" for row in self._all())
 
     def _left(self) -> list[int]:
         """The trials that an earlier run has left open."""
@@ -131,11 +148,11 @@ class TuneDriver(Driver):
     def _remaining(self) -> int:
         """How many more may be proposed: those that went on from another's checkpoint are no trials of Tune's own."""
         own = sum(row["parent"] is None and row["outcome"] != "lost" for row in self._all())
-        return max(0, (self._budget.trials or 0) - own)
+        return 0 if self._streak.full else max(0, (self._budget.trials or 0) - own)
 
     def _renamed(self, number: int, key: str) -> dict[str, Any]:
         """A trial that was left open, as Tune calls it now: its parameters."""
-        self._ledger.transact(lambda connection: external.rename(connection, self._id, number, key))
+        self._lease.write(lambda connection: external.rename(connection, self._id, number, key))
         [row] = self._ledger.look(lambda connection: driving.rows(connection, self._id, [number]))
         return row["params"]
 
@@ -148,7 +165,7 @@ class TuneDriver(Driver):
             if self._asking.exhausted(self._asked):
                 return None
             ask = self._asking.ask(self._asked, told=self._told)
-            if self._ledger.transact(lambda c, ask=ask: external.insert(c, self._id, lambda _: ask, key)) is not None:
+            if self._lease.write(lambda c, ask=ask: external.insert(c, self._id, lambda _: ask, key)) is not None:
                 self._asked += 1
                 return dict(ask.params)
             self._adopt()  # a trial has gone on as a new one meanwhile, and the sampler believes that number its own
@@ -166,7 +183,7 @@ class TuneDriver(Driver):
         self._asked, self._told = self._asked + len(new), self._told + len(ends)
 
     def _note_ends(self) -> None:
-        for row in self._ledger.transact(lambda connection: external.tell(connection, self._id)):
+        for row in self._lease.write(lambda connection: external.tell(connection, self._id)):
             self._streak.note(row)
 
 
@@ -208,18 +225,15 @@ class _Proposals(Searcher):
 class _Watched(Recorder):
     """A Recorder under a driver, which holds the lease, and looks around between two steps of Tune's."""
 
-    def __init__(self, trainable: Any, look: Callable[[], None], note_ends: Callable[[], None]) -> None:
+    def __init__(self, trainable: Any, lease: Lease, look: Callable[[], None], note_ends: Callable[[], None]) -> None:
         super().__init__(trainable)
-        self._look, self._note_ends = look, note_ends
+        self._held, self._note_ends = (lease, look, lambda: None), note_ends
+
+    def _hold(self) -> tuple[Lease, Callable[[], None], Callable[[], None]]:
+        return self._held
 
     def _tell(self) -> None:
         self._note_ends()
-
-    def _hold(self) -> Callable[[], None]:
-        return lambda: None
-
-    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._look()
 
 
 def every(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:

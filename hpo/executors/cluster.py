@@ -103,6 +103,11 @@ class Cluster:
             self._scratch = None
 
 
+def last_line(error: object) -> str:
+    """Of what Ray says of an error, where its cause stands."""
+    return next((line for line in map(str.strip, reversed(str(error).splitlines())) if line), "nothing is said of why")
+
+
 def check_reach(storage: str, hosts: set[str], address: str) -> None:
     """Raise UserError where there are workers on other hosts, and the ledger is a file of this one."""
     elsewhere = sorted(hosts - {socket.gethostname()})

@@ -20,7 +20,7 @@ from typing import Any
 from hpo import places
 from hpo.errors import HpoError
 from hpo.executors.base import WorkerContext
-from hpo.executors.cluster import Cluster, carried_environ, prepare
+from hpo.executors.cluster import Cluster, carried_environ, last_line, prepare
 from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
 from hpo.executors.resources import NOTHING_SAID, Resources, gpu_share, gpus_asked
@@ -95,8 +95,8 @@ class _Worker:
         except (RayActorError, OutOfMemoryError, NodeDiedError, LocalRayletDiedError):
             return _LOST
         except RayError as error:
-            kind, said = type(error).__name__, next(filter(None, map(str.strip, str(error).splitlines()[::-1])), "")
-            raise HpoError(f"a worker could not begin in the Ray cluster ({kind}: {said}).") from error
+            why = f"{type(error).__name__}: {last_line(error)}"
+            raise HpoError(f"a worker could not begin in the Ray cluster ({why}).") from error
 
 
 class Ray(Crew):

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import func, select, update
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection, Row, RowMapping
 
 from hpo.ledger import claims, driving, writes
 from hpo.ledger import statements as sql
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, Judgement
-from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, decisions, reports, studies, trials
+from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, attempts, decisions, reports, studies, trials
 from trainer.report import Outcome
 
 KEY, _FROM = "external", "external_from"  # of asks.trial_attrs; the latter is a checkpoint's sha256
@@ -42,6 +42,14 @@ def newest(connection: Connection, study_id: int, key: str) -> RowMapping | None
     query = select(func.max(trials.c.number)).join(asks, asks.c.trial_id == trials.c.id).where(chain)
     number = connection.execute(query).scalar()
     return None if number is None else driving.rows(connection, study_id, [number])[0]
+
+
+def newest_attempt(connection: Connection, study_id: int, key: str) -> Row | None:
+    """The last attempt at the last trial of the chain: `trial_id`, `fence` and `outcome`."""
+    if (last := newest(connection, study_id, key)) is None:
+        return None
+    mine = select(attempts.c.trial_id, attempts.c.fence, attempts.c.outcome).where(attempts.c.trial_id == last["id"])
+    return connection.execute(mine.order_by(attempts.c.fence.desc()).limit(1)).first()
 
 
 def rename(connection: Connection, study_id: int, number: int, key: str) -> None:
@@ -81,7 +89,7 @@ def begin(
     if last is None and (last := newest(connection, study_id, start.alias)) is not None:
         rename(connection, study_id, last["number"], start.key)
     if last is not None and _goes_on(last, start):
-        return None if last["state"] in TERMINAL_STATES else _take(connection, study_id, last["number"], worker)
+        return _take(connection, study_id, last["number"], worker)
     parent, sha256 = start.origin or (None, "")
     number = insert(connection, study_id, lambda number: _from(make(number), sha256), start.key)
     assert number is not None, "made for the number that it was given"
@@ -89,6 +97,7 @@ def begin(
         reason = f"it goes on as trial {number}, from a checkpoint of trial {parent}"
         decide(connection, study_id, last["number"], "stop", who, reason, curves)
     claim = _take(connection, study_id, number, worker)
+    assert claim is not None, "it is new"
     if parent is not None:
         _descend(connection, claim, parent, last)
     return claim
@@ -104,11 +113,15 @@ def _from(ask: writes.Ask, sha256: str) -> writes.Ask:
     return replace(ask, trial_attrs={**ask.trial_attrs, _FROM: sha256})
 
 
-def _take(connection: Connection, study_id: int, number: int, worker: tuple[str, str]) -> Claim:
-    """The trial as this worker's, whoever had it before: the other says who trains it."""
+def _take(connection: Connection, study_id: int, number: int, worker: tuple[str, str]) -> Claim | None:
+    """The trial as this worker's, whoever had it before: the other says who trains it. None where it has ended, or
+    does so since it was lost once too often."""
     row = driving.rows(connection, study_id, [number])[0]
     if row["state"] == "running":
-        writes.lose(connection, row["id"], row["fence"], "it was started again elsewhere", counted=False)
+        writes.lose(connection, row["id"], row["fence"], "it was started again elsewhere")
+        row = driving.rows(connection, study_id, [number])[0]
+    if row["state"] in TERMINAL_STATES:
+        return None
     driving.thaw(connection, study_id, [number])
     return claims.take(connection, *worker, row["id"])
 

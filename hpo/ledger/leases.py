@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import select, update
 from sqlalchemy.engine import Connection
@@ -24,6 +24,8 @@ from hpo.ledger.statements import CHECK_LEASE, insert_new
 from hpo.ledger.store import Ledger
 from hpo.ledger.tables import leases
 from trainer.errors import TrainerError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ class Lease:
         mine = {"lease": self.name, "holder": self.owner, "held": self.fence}
         if connection.execute(CHECK_LEASE, mine).rowcount != 1:
             raise Busy(f"{self.name} has been taken over by another process; this one stops.")
+
+    def write(self, body: Callable[[Connection], T]) -> T:
+        """What a transaction of the owner's gives; raise Busy, and let nothing of it be, if the lease is lost."""
+
+        def checked(connection: Connection) -> T:
+            self.check(connection)
+            return body(connection)
+
+        return self.ledger.transact(checked)
 
     def renew(self) -> None:
         """Raise Busy if the lease is lost."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from mirrored import Made
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from hpo.clock import FakeClock
 from hpo.errors import StudyError, UserError
@@ -62,6 +62,20 @@ def test_a_study_of_another_home_is_refused_by_name(two):
         look(Driven(here.ledger, here.home, "there", clock), clock)
     with pytest.raises(StudyError, match="no study 'nowhere'"):
         Driven(here.ledger, here.home, "nowhere", clock)
+
+
+def test_a_study_that_ray_tune_drives_is_left_to_it(two, capsys):
+    here, _, _ = two
+    told = tables.studies.c.environment
+    with here.ledger.write() as connection:
+        [environment] = connection.execute(select(told).where(tables.studies.c.id == here.id)).scalars()
+        of_tune = {**environment, "executor": "ray-tune"}
+        connection.execute(update(tables.studies).where(tables.studies.c.id == here.id).values(environment=of_tune))
+    clock = FakeClock()
+    assert look(Driven(here.ledger, here.home, None, clock), clock) == []
+    assert "left out: study here is driven by Ray Tune" in capsys.readouterr().out
+    with pytest.raises(UserError, match="study here is driven by Ray Tune, which starts its trials itself"):
+        look(Driven(here.ledger, here.home, "here", clock), clock)
 
 
 def test_it_waits_until_a_study_is_driven_and_leaves_when_it_is_not_any_more(two, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +20,13 @@ from sqlalchemy import select
 
 import hpo
 from hpo import asking
+from hpo.clock import FakeClock
 from hpo.dimensions import Float, Int
-from hpo.errors import UserError
+from hpo.errors import Busy, HpoError, UserError
 from hpo.executing import Settled
 from hpo.home import Home
 from hpo.ledger import Ledger, claims, driving, external, writes
+from hpo.ledger.leases import acquire
 from hpo.ledger.process import Process
 from hpo.ledger.tables import OPEN_STATES, asks, attempts, decisions, events, reports, trials
 from hpo.opening import Options, open_study
@@ -213,7 +217,7 @@ def test_a_trial_of_tune_keeps_to_its_share_of_a_gpu(tmp_path, with_gpus):
         ).fit()
     finally:
         ray.shutdown()
-    assert re.search("CUDA|NVIDIA", str(result.error)), result.error
+    assert re.search("0.5: torch .* finds no GPU", str(result.error)), result.error
     assert rows(tmp_path / "home", select(trials.c.number)) == [], "before anything of the trial is begun"
 
 
@@ -260,6 +264,100 @@ def test_what_trains_is_imported_before_a_trial_is_claimed(tmp_path, ray_cluster
     [(imported,)] = rows(tmp_path / "home", select(reports.c.value).where(reports.c.key == "imported").distinct())
     [(claimed,)] = rows(tmp_path / "home", select(attempts.c.started_at))
     assert imported < claimed
+
+
+@pytest.mark.timeout(600)
+def test_a_configuration_that_kills_its_process_fails_its_trial_as_under_every_executor(tmp_path, ray_cluster):
+    """As test_lost_workers has it under `local`; the other trial is not lost."""
+    mine, first = tmp_path / "mine.py", tmp_path / "first.yaml"
+    kill = "(self.config.train.optim.lr == 0.0123 and os.kill(os.getpid(), 9))"
+    mine.write_text(STUDY.read_text().replace('os.environ.get("TINY_FAIL")', kill))
+    first.write_text("train.optim.lr: 0.0123\n")
+    at = Run(tmp_path / "home")
+    told = ("run", "--study", str(mine), "--trials", "1", "--executor", "ray-tune", "--scheduler", "fifo", *FLAGS)
+    at.finished(at.start(*told, "--enqueue", str(first), "-o", "train.num_epochs=1"), timeout=500)
+    status = at.status()
+    assert status["state"] == "complete"
+    assert {state: count for state, count in status["trials"].items() if count} == {"complete": 1, "failed": 1}
+    [(error,)] = rows(at.home, select(trials.c.error).where(trials.c.number == 0))
+    assert error.startswith("its worker was lost 6 times; last: ")
+    ends = select(attempts.c.outcome).join(trials, trials.c.id == attempts.c.trial_id).where(trials.c.number == 0)
+    assert rows(at.home, ends) == [("lost",)] * 6
+    assert re.match("0 differences", at.finished(at.start("verify")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_trial_whose_process_is_killed_again_and_again_gets_on_and_is_not_given_up(tmp_path, ray_cluster):
+    mine = tmp_path / "mine.py"
+    kill = """(
+                self.__dict__.setdefault("n", []).append(0) or len(self.n) > 15 and os.kill(os.getpid(), 9)
+            )"""
+    mine.write_text(STUDY.read_text().replace('os.environ.get("TINY_FAIL")', kill))
+    at = Run(tmp_path / "home")
+    told = ("run", "--study", str(mine), "--trials", "1", "--executor", "ray-tune", "--scheduler", "fifo", *FLAGS)
+    at.finished(at.start(*told, "-o", "train.num_epochs=10"), timeout=800)
+    [ended] = rows(at.home, select(trials.c.state, trials.c.epoch))
+    assert ended == ("complete", 10)
+    outcomes = [outcome for (outcome,) in rows(at.home, select(attempts.c.outcome).order_by(attempts.c.fence))]
+    assert len(outcomes) > 7 and outcomes == ["lost"] * (len(outcomes) - 1) + ["complete"]
+    assert re.match("0 differences", at.finished(at.start("verify")))
+
+
+@pytest.mark.timeout(300)
+def test_processes_that_never_come_to_train_end_the_run_in_a_sentence(tmp_path, ray_cluster):
+    """Of a home whose marker is gone, as of a directory that is not mounted on the nodes."""
+    home = Home(tmp_path / "home")
+    with driving_tune(home, str(STUDY.with_name("curves_study.py")), trials=1) as driver:
+        shutil.rmtree(home.root / "checkpoints")
+        with pytest.raises(HpoError, match=r"trials cannot go on under Ray Tune \(.*\S\)\.$"):
+            driver.run()
+    assert rows(home.root, select(attempts.c.outcome)) == []
+
+
+def taken_over(ledger: Ledger, heartbeat: Any) -> None:
+    """As by a driver on another host, of one that was silent for its lease."""
+    heartbeat.close()
+    acquire(ledger, "driver:1", "s", Process("far", 1, "then"), FakeClock(), 30)
+
+
+def test_a_driver_that_has_lost_the_study_writes_nothing_more(tmp_path):
+    with driving_tune(Home(tmp_path / "home"), str(STUDY), trials=4) as driver:
+        ledger, me = driver._ledger, Process.current()
+        driver._proposed("first")
+        ledger.transact(lambda c: writes.register(c, me, "ray-tune"))
+        before = rows(tmp_path / "home", select(trials, asks.c.trial_attrs).join(asks))
+        taken_over(ledger, driver._heartbeat)
+        for write in (
+            lambda: driver._proposed("second"),
+            lambda: driver._renamed(0, "other"),
+            lambda: driver._note_ends(),
+        ):
+            with pytest.raises(Busy, match="driver:1 has been taken over by another process"):
+                write()
+        assert rows(tmp_path / "home", select(trials, asks.c.trial_attrs).join(asks)) == before
+
+
+def test_a_recorder_that_has_lost_the_study_writes_nothing_more(tmp_path):
+    from hpo import ray_tune
+
+    trainable = ray_tune.as_trainable(hpo.load(str(STUDY)), tmp_path / "home")
+    recorder = ray_tune.Recorder(trainable)
+    recorder.setup()
+    recorder._lease.write(lambda c: external.insert(c, 1, one_to_try, "tunes"))
+    before = rows(tmp_path / "home", select(trials))
+    recorder._end()
+    acquire(recorder._ledger, "driver:1", "s", Process("far", 1, "then"), FakeClock(), 30)
+    trial = SimpleNamespace(trial_id="tunes", status="PAUSED")
+    for write in (recorder.on_trial_complete, recorder.on_trial_error):
+        with pytest.raises(Busy, match="driver:1 has been taken over by another process"):
+            write(1, [trial], trial)
+    assert rows(tmp_path / "home", select(trials)) == before
+    recorder._ledger.close()
+
+
+def one_to_try(number: int) -> writes.Ask:
+    return writes.Ask(number, 0, 1, 0, {}, {}, {}, "h" * 64)
 
 
 @pytest.mark.timeout(600)

@@ -1,0 +1,117 @@
+"""What Ray Tune decides, recorded where the Tuner is: which trials it stops, pauses, starts again and gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ray import tune
+from sqlalchemy.engine import RowMapping
+
+from hpo.clock import SystemClock
+from hpo.errors import HpoError
+from hpo.executors.cluster import last_line
+from hpo.ledger import Ledger, external, reads
+from hpo.ledger.leases import Heartbeat, Lease, acquire
+from hpo.ledger.process import Process
+from hpo.opening import LEASE_SECONDS
+from hpo.reclaim import Reclaimer
+from hpo.reporter import Opened
+
+if TYPE_CHECKING:
+    from hpo.ray_tune import Job
+
+_MAX_FAILURES = 3  # in a row, of trials' processes that did not come to train: then something is broken
+
+
+class Recorder(tune.Callback):
+    """Records what Tune decides in the ledger. One belongs to each Tuner.
+
+    While Tune runs it holds the study's lease; without it nothing is recorded, and Busy ends the Tuner. `hpo sync`
+    sends MLflow what there is.
+    """
+
+    def __init__(self, trainable: Any) -> None:
+        self._job: Job = trainable.job
+        self._paused: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles what it is given; what is open stays here."""
+        return {"_job": self._job, "_paused": self._paused}
+
+    def setup(self, **info: Any) -> None:
+        job = self._job
+        self._ledger = Ledger(job.storage, create=False)
+        row = self._ledger.look(lambda connection: reads.study_row(connection, job.name))
+        self._curves = Opened(dict(row)).curves
+        self._over: set[tuple[int, int]] = set()  # attempts whose process has ended: the trial's id, and the fence
+        self._failures = 0
+        self._broken: HpoError | None = None  # what ends Tune at its next step: here it would make a TuneError of it
+        self._lease, self._look, self._end = self._hold()
+
+    def _hold(self) -> tuple[Lease, Callable[[], None], Callable[[], None]]:
+        """The lease of the study's driver, which this becomes; what to call between Tune's steps, and at the end."""
+        job = self._job
+        clock, me = SystemClock(), Process.current()
+        lease = acquire(self._ledger, f"driver:{job.study_id}", job.name, me, clock, LEASE_SECONDS)
+        heartbeat = Heartbeat(f"study {job.name}", lease.renew, 1.0)
+        Reclaimer(self._ledger, job.study_id, clock, LEASE_SECONDS).reclaim(counted=False)  # what an earlier Tuner held
+
+        def end() -> None:
+            heartbeat.close()
+            lease.release()
+
+        return lease, heartbeat.check, end
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._look()
+        if self._broken is not None:
+            raise self._broken
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        for trial in trials:
+            if trial.status != "PAUSED":
+                self._paused.discard(trial.trial_id)
+            elif trial.trial_id not in self._paused:
+                self._paused.add(trial.trial_id)
+                self._decided(trial, "pause", "paused by the scheduler")
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
+        self._failures = 0
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A process that died over a trial counts among that trial's losses; HpoError ends Tune once others fail on."""
+        attempt = self._ledger.look(lambda c: external.newest_attempt(c, self._job.study_id, trial.trial_id))
+        over_it = attempt is not None and attempt.outcome in (None, "lost") and attempt[:2] not in self._over
+        if attempt is not None:
+            self._over.add(attempt[:2])
+        self._failures = 0 if over_it else self._failures + 1
+        if self._failures > _MAX_FAILURES:
+            self._broken = HpoError(f"trials cannot go on under Ray Tune ({last_line(trial.get_error())}).")
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._decided(trial, "stop", "stopped by the scheduler")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if (row := self._newest(trial)) is not None:
+            given = (self._job.study_id, row["number"], "Ray Tune gave it up")
+            self._lease.write(lambda connection: external.lost(connection, *given))
+        self._tell()
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        self._tell()
+        self._end()
+
+    def _decided(self, trial: Any, verdict: str, reason: str) -> None:
+        if (row := self._newest(trial)) is not None:
+            given = (self._job.study_id, row["number"], verdict, self._job.who, reason, self._curves)
+            self._lease.write(lambda connection: external.decide(connection, *given))
+        if verdict == "stop":
+            self._tell()
+
+    def _newest(self, trial: Any) -> RowMapping | None:
+        """The last trial in the ledger that is this one."""
+        return self._ledger.look(lambda c: external.newest(c, self._job.study_id, trial.trial_id))
+
+    def _tell(self) -> None:
+        self._lease.write(lambda connection: external.tell(connection, self._job.study_id))
