@@ -207,14 +207,18 @@ def test_only_what_a_window_lets_be_known_counts(strategy, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_best_at_every_epoch_goes_on(strategy, seed):
-    """So the best of a study only ever improves: nobody ahead of all others is stopped, or put in another's place."""
+    """So the best of a study only ever improves: nobody ahead of all others is stopped, or put in another's place, and
+    who pauses there goes on, at the latest once no more trials come, to its end."""
     others = {n: [(e, 0.8 + x) for e, x in curve] for n, curve in curves(seed).items()}
     leader = [(epoch, 0.5 - 0.02 * epoch) for epoch in range(1, 13)]
     states = {n: "complete" if len(curve) == 12 else "pruned" for n, curve in others.items()}
     for length, (epoch, _) in enumerate(leader, 1):
         if strategy.wants(epoch):
-            verdict = strategy.decide(TableHistory(99, epoch, others | {99: leader[:length]}, states))
+            known = others | {99: leader[:length]}
+            verdict = strategy.decide(TableHistory(99, epoch, known, states))
             assert verdict.kind in ("continue", "pause"), verdict
+            if verdict.kind == "pause":
+                assert 99 in strategy.promote(Board(known, states | {99: "paused"}), last=True), "it waits for ever"
 
 
 @pytest.mark.parametrize("spec", WHOLE)
