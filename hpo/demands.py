@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.budget import last_epoch
+from hpo.budget import Budget, last_epoch
 from hpo.config import as_json
 from hpo.errors import UserError
 from hpo.search.population import breeding
@@ -38,13 +38,11 @@ def sampler(strategy: Spec, asked: str | None) -> str | None:
     return brought
 
 
-def generations(
-    strategy: Spec, study: Study, order: str | None, window: int | None, trials: int | None
-) -> dict[str, Any]:
+def generations(strategy: Spec, study: Study, order: str | None, window: int | None, budget: Budget) -> dict[str, Any]:
     """Order and window of a study whose trials come in generations; empty where they do not.
 
-    Raises UserError for another order or window, for folds, for a space in which nothing may change, and for so few
-    `trials` that none would train to its end.
+    Raises UserError for another order or window, for folds, for a space in which nothing may change, and for a `budget`
+    of trials or epochs, as newly given, with which the last generation would lack members.
     """
     breeds = breeding(strategy)
     if breeds is None:
@@ -60,11 +58,17 @@ def generations(
             )
     epochs = last_epoch(config)
     rounds = math.ceil(epochs / breeds.interval) if epochs < math.inf else 1
-    if trials is not None and trials < rounds * size:
+    if budget.trials is not None and budget.trials < rounds * size:
         raise UserError(
-            f"--trials {trials}: {name} needs --trials {rounds * size}, {size} members in {rounds} generations, since "
-            f"a trial is one member's {breeds.interval} of {epochs} epochs: give that many, or declare another "
+            f"--trials {budget.trials}: {name} needs --trials {rounds * size}, {size} members in {rounds} generations, "
+            f"since a trial is one member's {breeds.interval} of {epochs} epochs: give that many, or declare another "
             "population or interval of the strategy."
+        )
+    last = epochs - (rounds - 1) * breeds.interval  # of each member; the trial asked for last may exceed the budget
+    if budget.epochs is not None and epochs < math.inf and budget.epochs <= size * epochs - last:
+        raise UserError(
+            f"--epochs {budget.epochs}: {name} needs --epochs {size * epochs}, {size} members of {epochs} epochs each, "
+            "to train its population to the end: give that many, or declare a smaller population of the strategy."
         )
     return {"order": "ordered", "window": size}
 

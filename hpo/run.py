@@ -300,7 +300,7 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     if request.sampler is not None:
         own = study.sampler["name"] == request.sampler
         given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
-    given |= demands.generations(chosen, study, request.order, request.window, request.trials)
+    given |= demands.generations(chosen, study, request.order, request.window, Budget(request.trials, request.epochs))
     if brought := demands.sampler(chosen, request.sampler):
         given |= _sampling(sampler_spec(brought))
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from driven import driven
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -16,6 +19,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from hpo import Bool, Choice, Float, Int, Objective
 from hpo.errors import UserError
+from hpo.ledger import Ledger, reads
 from hpo.run import Request, declare
 from hpo.search import bandit
 from hpo.search.pbt import FACTORS, perturbed
@@ -289,6 +293,7 @@ def test_such_a_study_is_ordered_and_as_wide_as_its_population(home):
         ({"order": "async"}, "--order async: under pbt a generation begins once the last one has ended"),
         ({"window": 3}, "--window 3: under pbt"),
         ({"trials": 7}, "--trials 7: pbt needs --trials 40, 8 members in 5 generations, since a trial"),
+        ({"epochs": 39}, "--epochs 39: pbt needs --epochs 40, 8 members of 5 epochs each, to train its population"),
         ({"sampler": "grid", "tier": 1}, "--sampler grid: it has . points, and a population of 8 needs as many"),
     ],
 )  # fmt: skip
@@ -302,6 +307,26 @@ def test_what_contradicts_a_population_is_refused(home, tmp_path, flags, words):
     )
     with pytest.raises(UserError, match=words):
         declare(Request(home, reference=str(study), strategy="pbt", **flags), None, workers=2)
+
+
+@pytest.mark.parametrize("name", ["pbt", "pb2"])
+@pytest.mark.parametrize(("epochs", "refused"), [(24, True), (25, False)])
+def test_a_budget_of_epochs_trains_a_whole_population_or_is_refused(home, tmp_path, name, epochs, refused):
+    """Three members of nine epochs, three of them a generation: what is asked for last may exceed the budget by two."""
+    study = tmp_path / "kept.py"
+    kept = Path(__file__).parents[1] / "harness" / "kept_study.py"
+    spec = {"name": name, "population": 3, "interval": 3}
+    study.write_text(kept.read_text().replace('sampler="random"', f'sampler="random", strategy={spec!r}'))
+    request = Request(home, reference=str(study), epochs=epochs)
+    with closing(Ledger(home.create().storage)) as ledger:
+        if refused:
+            with pytest.raises(UserError, match=f"--epochs 24: {name} needs --epochs 27"):
+                driven(ledger, request, epochs=epochs)
+            return
+        assert driven(ledger, request, epochs=epochs)[1] == "complete"
+        states = [row["state"] for row in ledger.look(lambda c: reads.trial_rows(c, 1))]
+        assert states[6:] == ["complete"] * 3, "the last generation is whole"
+        declare(Request(home, name="kept"), ledger, workers=1)  # no budget is given: what was begun may go on
 
 
 # --- pb2
