@@ -12,7 +12,7 @@ from hpo.errors import UserError
 from hpo.search.population import breeding
 from hpo.search.promotion import promoting
 from hpo.search.samplers import MODELS
-from hpo.search.strategy import BRINGS
+from hpo.search.strategy import BRINGS, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import Study
 
@@ -28,6 +28,20 @@ def promotes(strategy: Spec, order: str | None) -> bool:
             "the order away, and give --workers 1 --window 1 for a study that can be repeated."
         )
     return promotes
+
+
+def rungs(strategy: Spec) -> None:
+    """Raise UserError where a first rung that is not the default's lies at or beyond `max_epochs`, so that there is
+    none."""
+    if isinstance(asked := strategy.get("strategy"), Mapping):  # by `patient`
+        rungs(asked)
+    first, last = strategy.get("min_epochs"), strategy.get("max_epochs")
+    written = first != make_strategy(strategy["name"]).model_dump().get("min_epochs")
+    if written and last is not None and first >= last:
+        raise UserError(
+            f"strategy {strategy['name']!r}: min_epochs={first} is not below max_epochs={last}, so that no trial would "
+            "ever stop or wait at a rung: give a smaller min_epochs, or choose strategy 'none'."
+        )
 
 
 def sampler(strategy: Spec, asked: str | None) -> str | None:

@@ -269,6 +269,8 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     study = study.configure(_overrides(request.overrides, stored), enqueue)
     strategy = request.strategy and _strategy(request.strategy, study)
     chosen = strategy or (stored.strategy if stored else study.strategy)
+    if strategy or not stored:  # what was begun so goes on
+        demands.rungs(chosen)
     promotes = demands.promotes(chosen, request.order)
     lanes = lanes_of(as_json(study.config))
     at_once = workers * lanes

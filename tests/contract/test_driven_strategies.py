@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from driven import driven
+from sqlalchemy import update
 
 from hpo.driver import Driver
+from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.run import Request
+from hpo.ledger.tables import studies
+from hpo.run import Request, declare
 from hpo.search.promotion import Promoting
 from hpo.search.strategy import BRINGS, STRATEGIES, make_strategy
 
@@ -34,9 +37,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 POPULATIONS = ("pbt", "pb2")
 
 
-def written(home: Home, name: str) -> tuple[str, dict[str, Any]]:
-    """The file of the study under a strategy, and the strategy in full."""
-    spec, sampler = {"name": name, **OPTIONS.get(name, {})}, BRINGS.get(name, "random")
+def written(home: Home, name: str, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    """The file of the study under a strategy with options, by default OPTIONS, and the strategy."""
+    spec, sampler = (
+        {"name": name, **(OPTIONS.get(name, {}) if options is None else options)},
+        BRINGS.get(name, "random"),
+    )
     file = home.create().root / "kept.py"
     file.write_text(KEPT.read_text().replace('sampler="random"', f"sampler={sampler!r}, strategy={spec!r}"))
     return str(file), spec
@@ -58,6 +64,41 @@ def assert_epochs_kept(trained: list[int], epochs: int, name: str) -> None:
     assert epochs <= sum(trained) < epochs + LENGTH, trained
     if not isinstance(make_strategy(name), Promoting):
         assert sum(trained[:-1]) < epochs, f"the last was asked for with nothing left: {trained}"
+
+
+RUNGS = [name for name in STRATEGIES if {"min_epochs", "max_epochs"} <= make_strategy(name).model_dump().keys()]
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_a_first_rung_that_no_trial_comes_to_is_refused_where_it_is_written(tmp_path, name):
+    home, default = Home(tmp_path), make_strategy(name).model_dump()["min_epochs"]
+
+    def chosen(spec: dict[str, Any]) -> Any:
+        return declare(Request(home, reference=written(home, name, spec)[0]), None, workers=1)[1].strategy["max_epochs"]
+
+    with pytest.raises(UserError, match=f"strategy '{name}': min_epochs={default + 5} is not below max_epochs=6"):
+        chosen({"min_epochs": default + 5, "max_epochs": 6})
+    assert chosen({"min_epochs": default + 5, "max_epochs": default + 6}) == default + 6
+    assert chosen({"max_epochs": 1}) == 1, "the default's rungs are not what the user has written"
+
+
+def test_it_is_refused_of_the_strategy_that_patient_asks_too(tmp_path):
+    spec = {"strategy": {"name": "asha", "min_epochs": 3, "max_epochs": 3}}
+    request = Request(Home(tmp_path), reference=written(Home(tmp_path), "patient", spec)[0])
+    with pytest.raises(UserError, match="strategy 'asha': min_epochs=3 is not below"):
+        declare(request, None, workers=1)
+
+
+def test_what_was_begun_with_no_rung_goes_on(tmp_path):
+    home = Home(tmp_path)
+    file, _ = written(home, "asha", {"min_epochs": 5, "max_epochs": 6})
+    with closing(Ledger(home.storage)) as ledger:
+        driven(ledger, Request(home, reference=file), trials=1)
+        with ledger.write() as connection:  # as it could be begun before such rungs were refused
+            row = reads.study_row(connection, "kept")
+            spec = row["spec"] | {"strategy": row["spec"]["strategy"] | {"max_epochs": 5}}
+            connection.execute(update(studies).values(spec=spec))
+        assert declare(Request(home, name="kept"), ledger, workers=1)[1].strategy["max_epochs"] == 5
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
