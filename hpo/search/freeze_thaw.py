@@ -7,6 +7,7 @@ wait, as many as ASHA's quota lets, and where there is none the sampler which co
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -64,8 +65,7 @@ class FreezeThaw(AshaPromote):
 
     def promote(self, board: Board, last: bool) -> Sequence[int]:
         waiting = [number for number in sorted(board.paused) if board.curves.get(number) and number in board.points]
-        known = {number: curve for number, curve in board.curves.items() if number in board.points}
-        if last or len(known) < STARTUP:
+        if last or len(board.curves.keys() & board.points.keys()) < STARTUP:
             return super().promote(board, last)
         room = self._room(board)
         if not any(room.get(self._reached(board, number), 0) > 0 for number in waiting):
@@ -87,13 +87,15 @@ class FreezeThaw(AshaPromote):
 
     def _room(self, board: Board) -> dict[int, int]:
         """How many more may go on from each rung."""
-        reached = {number: self._reached(board, number) for number, curve in board.curves.items() if curve}
-        found = {}
-        for rung in range(max(reached.values(), default=-1) + 1):
-            come = [number for number, at in reached.items() if at >= rung]
-            gone = [n for n in come if reached[n] > rung or board.states[n] in (*_GOING, "complete")]
-            found[rung] = len(come) // self.eta - len(gone)
-        return found
+        come: Counter[int] = Counter()
+        gone: Counter[int] = Counter()
+        ends = Counter((curve[-1][0], board.states[number]) for number, curve in board.curves.items() if curve)
+        for (epoch, state), count in ends.items():
+            reached = self.rung(epoch)
+            for rung in range(0 if reached is None else reached + 1):
+                come[rung] += count
+                gone[rung] += count * (rung != reached or state in (*_GOING, "complete"))
+        return {rung: come[rung] // self.eta - gone[rung] for rung in range(max(come, default=-1) + 1)}
 
 
 def improvement(board: Board, points: Mapping[int, Point], eta: int = 3) -> dict[int, float]:

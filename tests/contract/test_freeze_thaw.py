@@ -11,6 +11,7 @@ import torch
 from hpo import Choice, Float, Int, Objective
 from hpo.search import curve_model
 from hpo.search.curve_model import Model, Trials, observe
+from hpo.search.freeze_thaw import FreezeThaw
 from hpo.search.promotion import Board
 from hpo.search.sampler import TrialRecord
 from hpo.search.samplers import make_sampler
@@ -253,3 +254,30 @@ def test_of_thousands_of_trials_the_best_are_taken_in():
     assert len(model._table.y) == curve_model.MOST
     worth = model.improvement(points, range(2000), 2)
     assert abs(max(range(2000), key=worth.__getitem__) - 700) < 100
+
+
+def test_the_room_at_a_rung_is_the_quota_less_those_that_have_gone_on():
+    """By the definition, of the trials one by one; and an epoch at which many stand is looked at once."""
+    rng = random.Random(0)
+    looked: list[int] = []
+
+    class Counting(FreezeThaw):
+        def rung(self, epoch: int) -> int | None:
+            looked.append(epoch)
+            return super().rung(epoch)
+
+    for _ in range(50):
+        strategy = Counting(min_epochs=rng.randint(1, 5), eta=rng.randint(2, 4), max_epochs=rng.choice([None, 9, 20]))
+        curves = {n: [(epoch, 0.0) for epoch in range(1, rng.randint(1, 41))] for n in range(200)}
+        states = {n: rng.choice(["paused", "running", "waiting", "complete", "pruned", "failed"]) for n in curves}
+        rungs = {n: strategy.rung(curve[-1][0]) for n, curve in curves.items() if curve}
+        reached = {n: -1 if rung is None else rung for n, rung in rungs.items()}
+        expected = {}
+        for rung in range(max(reached.values()) + 1):
+            come = [n for n, at in reached.items() if at >= rung]
+            gone = [n for n in come if reached[n] > rung or states[n] in ("waiting", "running", "complete")]
+            expected[rung] = len(come) // strategy.eta - len(gone)
+        assert strategy._room(Board(curves, states)) == expected
+    looked.clear()
+    many = {n: [(4, 0.0)] for n in range(1000)}
+    assert Counting()._room(Board(many, dict.fromkeys(many, "paused"))) == {0: 333} and len(looked) < 10
