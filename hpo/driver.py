@@ -381,11 +381,9 @@ class Driver:
             return "interrupted"
         again = ending.mend(name, self._budget, self._asked - len(self._lost), round(sum(self._epochs.values())))
         self.reason = self._streak.explain(again) if self._streak.full else ""
-        if not self.reason and self._asked and not self._scored:
-            infeasible = self._ledger.look(lambda c: driving.all_infeasible(c, self._id))
-            self.reason = ending.nothing_scored(name, self._asked, again, infeasible=infeasible)
-        if not self.reason and (failed := self._ledger.look(lambda c: driving.failed_to_the_last(c, self._id))):
-            self.reason = ending.none_complete(name, failed, again)
+        if not self.reason and self._asked:
+            lacking = (self._asked, self._scored, again)
+            self.reason = self._ledger.look(lambda c: ending.without_best(c, self._id, name, *lacking))
         state = "stopped" if self.reason else "complete"
         why = "" if self.reason or not self._short() else self._asking.exhausted(self._asked)
         if why:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sqlalchemy.engine import RowMapping
+from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.budget import Budget, spelled
+from hpo.ledger import driving
 from hpo.words import command, counted
 
 
@@ -32,6 +33,14 @@ def nothing_left(asked: int, why: str) -> str:
 def has_value(row: RowMapping) -> bool:
     """Whether a trial that has ended has a value; one that was stopped where its loss was not finite has none."""
     return row["state"] in ("complete", "pruned") and row["values"] is not None
+
+
+def without_best(connection: Connection, study_id: int, study: str, asked: int, scored: bool, again: str) -> str:
+    """Why a study has no best trial after so many, of which one has a value or, if not `scored`, none; else empty."""
+    if not scored:
+        return nothing_scored(study, asked, again, infeasible=driving.all_infeasible(connection, study_id))
+    failed = driving.failed_to_the_last(connection, study_id)
+    return none_complete(study, failed, again) if failed else ""
 
 
 def nothing_scored(study: str, asked: int, again: str, *, infeasible: bool) -> str:
