@@ -33,7 +33,8 @@ from bench.machine import machine
 
 STUDY = str(Path(__file__).with_name("noop.py"))
 SEED = 30  # real trials that are multiplied
-STRATEGIES = ["none", "median", "asha", "hyperband", "asha-promote", "hyperband-promote", "pasha"]
+STRATEGIES = ["none", "median", "percentile", "wilcoxon", "halving", "asha", "hyperband"]
+STRATEGIES += ["asha-promote", "hyperband-promote", "pasha", "bohb", "freeze-thaw"]
 
 
 class Clocked:
