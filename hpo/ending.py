@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy.engine import Connection, RowMapping
 
@@ -38,18 +38,23 @@ def has_value(row: RowMapping) -> bool:
 def without_best(connection: Connection, study_id: int, study: str, asked: int, scored: bool, again: str) -> str:
     """Why a study has no best trial after so many, of which one has a value or, if not `scored`, none; else empty."""
     if not scored:
-        return nothing_scored(study, asked, again, infeasible=driving.all_infeasible(connection, study_id))
+        return nothing_scored(study, asked, again, driving.outcomes(connection, study_id))
     failed = driving.failed_to_the_last(connection, study_id)
     return none_complete(study, failed, again) if failed else ""
 
 
-def nothing_scored(study: str, asked: int, again: str, *, infeasible: bool) -> str:
+_ALIKE = (  # what all trials may have come to that no mend of the code would change
+    ("infeasible", "is feasible", "loosen the constraints, or search where they hold"),
+    ("out_of_memory", "fits into memory", "search smaller models and batches"),
+    ("nonfinite", "gave a finite value", "search lower learning rates, or whatever keeps the training stable"),
+)
+
+
+def nothing_scored(study: str, asked: int, again: str, outcomes: Collection[str]) -> str:
     why, none = command(f"show 0 --study {study}"), f"none of {counted(asked, 'trial')}"
-    if infeasible:
-        return (
-            f"{none} is feasible, `{why}` says why: loosen the constraints, or search where they hold, in a study of "
-            "another --name."
-        )
+    for outcome, what, mend in _ALIKE:
+        if outcomes == {outcome}:
+            return f"{none} {what}, `{why}` says why: {mend}, in a study of another --name."
     return f"{none} gave a value, `{why}` says why: {again}"
 
 

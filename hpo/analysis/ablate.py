@@ -6,7 +6,7 @@ What gets worse shows what the search has found; what does not is a parameter th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ def variants(of: Found, trial: Mapping[str, Any]) -> list[Variant]:
 
 
 def _without(of: Found, best: Mapping[str, Any], path: str) -> Variant:
-    params = dict(_active(of, {name: value for name, value in best.items() if name != path}))
+    params = _active(of, {name: value for name, value in best.items() if name != path})
     try:
         of.study.build(params)
     except SpaceError as error:
@@ -50,12 +50,15 @@ def _without(of: Found, best: Mapping[str, Any], path: str) -> Variant:
     return Variant(path, params)
 
 
-def _active(of: Found, params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Those whose conditions still hold, where what is not among `params` has its default."""
+def _active(of: Found, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those whose conditions still hold, also by one another, where what is not among `params` has its default."""
     conditions = {path: of.study.space.dimensions[path].conditions for path in params}
-    for path, value in params.items():
-        if all(params.get(on, of.base.get(on)) in allowed for on, allowed in conditions[path].items()):
-            yield path, value
+    kept = {
+        path: value
+        for path, value in params.items()
+        if all(params.get(on, of.base.get(on)) in allowed for on, allowed in conditions[path].items())
+    }
+    return kept if len(kept) == len(params) else _active(of, kept)
 
 
 def listed(of: Found, found: Sequence[Variant], seeds: int) -> list[dict[str, Any]]:

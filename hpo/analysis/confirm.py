@@ -135,14 +135,14 @@ def to_json(found: Sequence[Confirmation]) -> str:
 
 def describe(found: Sequence[Confirmation]) -> str:
     """A table for each objective, and what they say."""
-    tables = "\n\n".join(map(_described, found))
+    tables = "\n\n".join(_described(one, several=len(found) > 1) for one in found)
     if len(found) == 1 or not found[0].front:
         return tables
     front = ", ".join(map(str, found[0].front))
     return f"{tables}\n\nunder other seeds no trial is better in every objective than trial {front}"
 
 
-def _described(found: Confirmation) -> str:
+def _described(found: Confirmation, several: bool) -> str:
     """A line for each configuration, and what they say."""
     known = any(row.held_out for row in found.rows)
     table = [["trial", "selected", f"{found.metric} again", *([str(found.hold_out), "gap"] if known else [])]]
@@ -151,10 +151,10 @@ def _described(found: Confirmation) -> str:
         if known:
             cells += [str(row.held_out or "none"), "" if row.gap is None else f"{row.gap:+.3g}"]
         table.append(cells)
-    return "\n".join([*aligned(table), *_said(found, known)])
+    return "\n".join([*aligned(table), *_said(found, known, several)])
 
 
-def _said(found: Confirmation, known: bool) -> list[str]:
+def _said(found: Confirmation, known: bool, several: bool) -> list[str]:
     first = found.rows[0]
     runs = max((row.again.count for row in found.rows if row.again), default=0)
     mean = f"mean ± standard error over {runs} seeds" if runs > 1 else "of one seed, which says nothing of its spread"
@@ -165,9 +165,8 @@ def _said(found: Confirmation, known: bool) -> list[str]:
         if found.gap and found.gap.error is not None:
             lines.append(f"mean gap {found.gap.described('trial')}")
     elif found.hold_out:
-        lines.append(
-            f"no trial has reported {found.hold_out}: name a metric by --hold-out, or have the task measure it"
-        )
+        other = "have the task measure it" if several else "name a metric by --hold-out, or have the task measure it"
+        lines.append(f"no trial has reported {found.hold_out}: {other}")
     if failed := sum(row.failed for row in found.rows):
         lines.append(f"{counted(failed, 'run')} came to no value and {'is' if failed == 1 else 'are'} in no mean")
     if first.again is None:

@@ -35,7 +35,8 @@ def lacking_importances(study: optuna.Study, target: Target = None) -> str:
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     values = {target(trial) if target else trial.value for trial in complete}
     if len([value for value in values if value is not None and math.isfinite(value)]) < 2:
-        return f"it takes complete trials with different values, and of {counted(len(complete), 'trial')} none differ"
+        there = {0: "none is complete", 1: "one is complete"}.get(len(complete), f"of {len(complete)} none differ")
+        return f"it takes complete trials with different values, and {there}"
     return "" if any(trial.params for trial in complete) else "nothing was searched"
 
 
@@ -46,7 +47,7 @@ def quiet() -> None:
 
 
 def importances(study: optuna.Study, evaluator: str = "ped-anova", target: Target = None) -> dict[str, float]:
-    """Parameter -> its share, the largest first; but by ped-anova only of those that every complete trial has.
+    """Parameter -> its share, the largest first: of those that every complete trial has, by ped-anova of all.
 
     `target` gives what is explained, less being better; by default the only objective. Raises HpoError where there
     are none, or the evaluator is not known.
@@ -66,7 +67,10 @@ def describe(study: optuna.Study, found: dict[str, float], metric: str, evaluato
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     width = max(map(len, found), default=0)
     lines = [f"{study.study_name}: {metric} over {counted(len(complete), 'complete trial')}, by {evaluator}"]
-    lines += [f"  {name:<{width}}  {share:4.0%}  {'█' * round(share * 40)}".rstrip() for name, share in found.items()]
+    for name, share in found.items():
+        count = sum(name in trial.params for trial in complete)
+        by = f"  by {count} that have it" if count < len(complete) else ""
+        lines.append(f"  {name:<{width}}  {share:4.0%}  {'█' * round(share * 40)}".rstrip() + by)
     if some := sorted({name for trial in complete for name in trial.params} - found.keys()):
         lines.append(f"not judged, as only some trials have them: {', '.join(some)}")
     if len(complete) < FEW:

@@ -16,10 +16,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.analysis import ticks
 from hpo.analysis.importance import Target, importances, lacking_importances, quiet
-from hpo.config import near
 from hpo.errors import UserError
 from hpo.search.modelled import quiet_optuna
-from hpo.words import endings
+from hpo.words import endings, near
 
 PAGE = "plots.html"
 WIDTH = 1150  # of the page's plots, in pixels
@@ -62,6 +61,13 @@ class Subject:
     @property
     def index(self) -> int:
         return self.metrics.index(self.metric)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The least and the largest value of the complete trials."""
+        complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        values = [self.value(trial) for trial in complete]
+        return min(values), max(values)
 
     def directed(self) -> list[str]:
         """The metrics, each with where its better values are."""
@@ -179,6 +185,8 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
     drawn.set_size_inches(*((3.2 * columns + 1, 3.2 * rows + 1) if panels.size > 1 else (10, 6)))
     if kind == "curves":
         _curves(panels[0], of)
+    if kind == "contour":
+        _contour(panels, of)
     if kind == "timeline":
         ticks.clock(panels[0].xaxis)
     whole = ticks.whole_numbers(of.study)
@@ -201,6 +209,22 @@ def _curves(panel: Any, of: Subject) -> None:
         for share, line in zip(np.linspace(0.25, 1.0, len(panel.lines)), panel.lines, strict=True):
             alone = len(line.get_xdata()) == 1  # no line is drawn of one point
             line.set(color=plt.get_cmap("Blues")(share), marker="." if alone else "", alpha=1.0)
+
+
+def _contour(panels: Any, of: Subject) -> None:
+    """One scale for all panels: Optuna gives each its own, and all of them the bar of the first."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.contour import ContourSet
+
+    drawn = [one for panel in panels.flat for one in panel.collections if isinstance(one, ContourSet) and one.filled]
+    if not drawn:
+        return
+    scale, bar = Normalize(*of.span), drawn[0].figure.axes[-1]
+    for one in drawn:
+        one.set_norm(scale)
+    bar.clear()
+    bar.figure.colorbar(ScalarMappable(scale, drawn[0].cmap), cax=bar, label=of.metric)
 
 
 def _parallel_names(of: Subject, params: Sequence[str]) -> list[str]:
@@ -245,6 +269,8 @@ def _page(of: Subject, kinds: Sequence[str], params: Sequence[str]) -> str:
             ticks.on_page_parallel(figure, _parallel_names(of, params), whole)
         elif kind in MOST_PARAMS:
             ticks.on_page(figure, whole)
+        if kind == "contour":
+            figure.update_traces(zmin=of.span[0], zmax=of.span[1], selector={"type": "contour"})
         if kind == "curves":
             figure.update_layout(xaxis_title="epoch", yaxis_title=of.metric)
         body = figure.to_html(full_html=False, include_plotlyjs=place == 0, div_id=kind)

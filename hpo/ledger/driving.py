@@ -105,10 +105,10 @@ def retire(connection: Connection, study_id: int, numbers: Sequence[int], curves
         connection.execute(sql.RETIRE, values | {"trial": row["id"], "ended": time.time()})
 
 
-def all_infeasible(connection: Connection, study_id: int) -> bool:
-    """Whether every trial has broken a constraint."""
-    kept = (trials.c.study_id == study_id) & trials.c.outcome.is_distinct_from("infeasible")
-    return connection.execute(select(trials.c.id).where(kept).limit(1)).first() is None
+def outcomes(connection: Connection, study_id: int) -> set[str]:
+    """What the trials of a study have come to."""
+    mine = select(trials.c.outcome).where(trials.c.study_id == study_id)
+    return set(connection.execute(mine.distinct()).scalars())
 
 
 def failed_to_the_last(connection: Connection, study_id: int) -> list[int]:

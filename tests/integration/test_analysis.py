@@ -8,12 +8,15 @@ import re
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from hpo import Choice, Float, Objective, Study, ending
 from hpo.analysis import ablate, importance, plots, ticks
 from hpo.analysis.listed import Driven, Spread, found, request
 from hpo.cli import app
@@ -81,6 +84,9 @@ def test_the_parameter_that_decides_is_the_most_important(evaluator):
     assert importance.importances(known(40), evaluator) == found
     text = importance.describe(known(40), found, "val/0", evaluator)
     assert ("only some trials have them: z" in text) == (evaluator != "ped-anova")
+    assert [line.split()[0] for line in text.splitlines() if line.endswith("by 19 that have it")] == (
+        ["z"] if evaluator == "ped-anova" else []
+    )
 
 
 def test_of_several_objectives_the_importance_is_of_the_better_end():
@@ -92,7 +98,7 @@ def test_of_several_objectives_the_importance_is_of_the_better_end():
 
 
 def test_what_has_no_importance_says_why():
-    with pytest.raises(HpoError, match="of 0 trials none differ"):
+    with pytest.raises(HpoError, match="and none is complete"):
         importance.importances(known(0))
     with pytest.raises(UserError, match=r"--evaluator 'shap' is not known: choose one of ped-anova, fanova, mdi\."):
         importance.importances(known(9), "shap")
@@ -106,6 +112,8 @@ def test_every_plot_is_drawn_of_one_objective_and_of_two(tmp_path):
         files = plots.draw(of, kinds, tmp_path / str(len(of.metrics)))
         page = files[plots.PAGE].read_text()
         assert page.count("function(") > 100, "plotly's own script stands in the page"
+        figures = [line for line in page.split("<h2>") if line.startswith("contour")]
+        assert len(set(re.findall(r'"zm(?:in|ax)":[^,]*', figures[0]))) == 2, "one scale for all panels"
         if len(of.metrics) == 2:
             assert "0 (more is better)" in page and "1 (less is better)" in page
         for kind in kinds:
@@ -340,7 +348,7 @@ def test_names_along_parallel_axes_do_not_lie_over_the_bar_of_colours(drawn):
 
 def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     of = plots.subject(known(1), None)
-    assert "none differ" in plots.lacking("importances", of)
+    assert plots.lacking("importances", of).endswith("and one is complete")
     assert plots.lacking("pareto", of) == "the study has one objective"
     with pytest.raises(UserError, match="there is no plot 'histroy': choose of history,"):
         plots.chosen(["histroy"])
@@ -377,6 +385,44 @@ def test_plots_are_left_with_the_study_and_shown_in_its_run(home):
     assert f"{page} is missing" in missing
     assert hpo(home, "plot", "history").exit_code == 0  # it is made anew
     assert not verify(home, home.storage, None, None).differences
+
+
+def test_a_condition_that_goes_takes_along_all_that_hangs_on_it():
+    class Config(BaseModel):
+        a: str = "x"
+        b: str = "p"
+        c: float = 0.5
+        d: float = 0.5
+
+    space = {
+        "a": Choice(["x", "y"]),
+        "b": Choice(["p", "q"], when={"a": "y"}),
+        "c": Float(0, 1, when={"b": "q"}),
+        "d": Float(0, 1),
+    }
+    study = Study("chain", Config(), object, space, [Objective("val/loss")])
+    of = SimpleNamespace(study=study, base={"a": "x", "b": "p", "c": 0.5, "d": 0.5}, name="chain")
+    best = {"number": 0, "params": {"c": 0.0, "b": "q", "a": "y", "d": 0.1}}
+    found = {one.label: one.params for one in ablate.variants(of, best)}
+    assert found["a"] == {"d": 0.1}
+    assert found["b"] == {"a": "y", "d": 0.1}
+    assert found["c"] == {"a": "y", "b": "q", "d": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        (
+            {"out_of_memory"},
+            "none of 5 trials fits into memory, .* search smaller models and batches, in a study",
+        ),
+        ({"nonfinite"}, "none of 5 trials gave a finite value, .* lower learning rates"),
+        ({"infeasible"}, "none of 5 trials is feasible, .* loosen the constraints"),
+        ({"out_of_memory", "nonfinite"}, "none of 5 trials gave a value, .*: mend it"),
+    ],
+)
+def test_what_no_mend_of_the_code_changes_is_not_laid_to_the_code(outcomes, said):
+    assert re.match(said, ending.nothing_scored("s", 5, "mend it", outcomes))
 
 
 def test_plots_elsewhere_change_nothing(home, tmp_path):
