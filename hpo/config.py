@@ -7,13 +7,12 @@ read by the type of the field it is meant for. Everything a user can get wrong r
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -22,34 +21,13 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hpo.errors import SpaceError, UserError
+from hpo.words import near, resemblance
 
 Config = TypeVar("Config", bound=BaseModel)
 
 
 class Raw(str):
     """Text from a command line: read as YAML first where the field's type allows that, else as the text itself."""
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'a' or 'b'?` for those of `known` that resemble `name` most, three at most; else an empty string.
-
-    Paths resemble each other by their last parts first, of which `lr` stands for `learning_rate` too, then by parents.
-    """
-    parent, _, leaf = name.rpartition(".")
-    short = "".join(word[:1] for word in leaf.split("_")) if "_" in leaf else leaf
-    scores: dict[str, float] = {}
-    for path in known:
-        above, _, end = path.rpartition(".")
-        alike, whole = 1.0 if end == short else _ratio(leaf, end), _ratio(name, path)
-        if alike >= 0.6 or whole >= 0.7:
-            scores[path] = alike + whole - 0.1 * path.count(".") + 0.3 * (above == parent and alike >= 0.6)
-    best = sorted(scores, key=lambda path: -scores[path])
-    matches = [path for path in best[:3] if scores[path] > scores[best[0]] - 0.25]
-    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""
-
-
-def _ratio(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 # --- YAML
@@ -215,7 +193,7 @@ def _leaves(annotation: Any, like: str, prefix: str = "") -> Iterator[str]:
         fields: dict[str, Any] = {}
         if isinstance(one, type) and issubclass(one, BaseModel):
             fields = {name: field.annotation for name, field in one.model_fields.items()}
-        elif get_origin(one) in (dict, Mapping) and _ratio(".".join(parts[:depth]), prefix[:-1]) >= 0.8:
+        elif get_origin(one) in (dict, Mapping) and resemblance(".".join(parts[:depth]), prefix[:-1]) >= 0.8:
             fields = {name: get_args(one)[1] for name in parts[depth : depth + 1] if name}
         for name, inner in fields.items():
             yield prefix + name

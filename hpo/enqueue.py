@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpo.config import flatten, load_yaml, near
+from hpo.config import flatten, load_yaml
 from hpo.errors import SpaceError
 from hpo.space import Space
+from hpo.words import near
 
 
 def read(files: Sequence[str | Path]) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from hpo.config import near
 from hpo.errors import HpoError, StudyError
+from hpo.words import near
 
 CARRIED = "HPO_CARRIED"  # "<directory of the declaration>:<its copy here>", where an executor has carried the code
 _PACKAGE = "studies"  # by string: hpo never imports a study statically

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpo.config import as_json, flatten, near
+from hpo.config import as_json, flatten
 from hpo.dimensions import Choice
 from hpo.errors import UserError
 from hpo.failures import own_code
@@ -16,6 +16,7 @@ from hpo.search.samplers import ONE_OBJECTIVE
 from hpo.search.strategy import check_several, make_strategy
 from hpo.spec import StudySpec
 from hpo.study import RESUME_FROM, Study, lanes_of, parallel_of
+from hpo.words import near
 from trainer import manifest
 from trainer.config import TrainConfig
 from trainer.config.optim import OPTIMIZERS

@@ -13,7 +13,6 @@ from sqlalchemy.engine import Connection
 
 from hpo.budget import spelled
 from hpo.clock import Clock
-from hpo.config import near
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import (
     TERMINAL_STATES,
@@ -27,7 +26,7 @@ from hpo.ledger.tables import (
 )
 from hpo.objective import best_of
 from hpo.search.strategy import make_strategy
-from hpo.words import command, counted
+from hpo.words import command, counted, near
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from hpo.config import as_json, assign, check_path, config_hash, flatten, from_json, near, resolve
+from hpo.config import as_json, assign, check_path, config_hash, flatten, from_json, resolve
 from hpo.dimensions import Choice, Dimension
 from hpo.enqueue import fitting, within
 from hpo.errors import SpaceError, StudyError, UserError
@@ -29,7 +29,8 @@ from hpo.objective import Constraint, Objective, check_judged
 from hpo.search.samplers import sampler_spec
 from hpo.search.strategy import DEFAULT, make_strategy
 from hpo.space import Space
-from trainer.config import ParallelConfig, TrainConfig
+from hpo.words import near
+from trainer.config import ParallelConfig
 from trainer.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -387,13 +388,6 @@ def load(reference: str) -> Study:
     if not isinstance(study, Study):
         raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not a hpo.Study.")
     return replace(study, reference=stable, module=module.__name__)
-
-
-def alone(config: Any) -> Any:
-    """The same, trained by one process."""
-    if not isinstance(getattr(config, "train", None), TrainConfig):
-        return config
-    return config.model_copy(update={"train": config.train.model_copy(update={"parallel": ParallelConfig()})})
 
 
 def parallel_of(config: Mapping[str, Any]) -> ParallelConfig:

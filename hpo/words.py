@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,3 +76,26 @@ def command(words: str) -> str:
 
 def _quoted(value: str) -> str:
     return '"${HPO_STORAGE:?export the URL of the ledger}"' if _PASSWORD.search(value) else shlex.quote(value)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'a' or 'b'?` for those of `known` that resemble `name` most, three at most; else an empty string.
+
+    Paths resemble each other by their last parts first, of which `lr` stands for `learning_rate` too, then by parents.
+    """
+    parent, _, leaf = name.rpartition(".")
+    short = "".join(word[:1] for word in leaf.split("_")) if "_" in leaf else leaf
+    scores: dict[str, float] = {}
+    for path in known:
+        above, _, end = path.rpartition(".")
+        alike, whole = 1.0 if end == short else resemblance(leaf, end), resemblance(name, path)
+        if alike >= 0.6 or whole >= 0.7:
+            scores[path] = alike + whole - 0.1 * path.count(".") + 0.3 * (above == parent and alike >= 0.6)
+    best = sorted(scores, key=lambda path: -scores[path])
+    matches = [path for path in best[:3] if scores[path] > scores[best[0]] - 0.25]
+    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""
+
+
+def resemblance(a: str, b: str) -> float:
+    """1 of equal names, 0 of names that have nothing in common."""
+    return difflib.SequenceMatcher(None, a, b).ratio()

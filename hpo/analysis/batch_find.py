@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hpo.analysis.alone import alone
 from hpo.errors import UserError
-from hpo.study import alone, load
+from hpo.study import load
 from trainer.diagnose.batch_size import BatchSizes
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from sqlalchemy import Row, select
 
 from hpo import handover, places
+from hpo.analysis.alone import alone
 from hpo.analysis.detail import detail, kept_checkpoint
 from hpo.config import apply
 from hpo.errors import UserError
@@ -26,7 +27,7 @@ from hpo.ledger.claims import changes_of
 from hpo.ledger.plain import plain
 from hpo.ledger.tables import trials
 from hpo.spec import StudySpec
-from hpo.study import Study, alone, load
+from hpo.study import Study, load
 from trainer.diagnose import curves
 from trainer.diagnose.finding import Finding, unmeasured
 from trainer.place import DISK, Disk

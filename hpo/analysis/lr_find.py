@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpo.analysis.alone import alone
 from hpo.errors import UserError
-from hpo.study import alone, load
+from hpo.study import load
 from trainer.diagnose.range_test import RangeTest
 
 ROWS = 15

@@ -17,12 +17,12 @@ from typing import Any
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.engine import Connection
 
-from hpo.config import near
 from hpo.curves import Curve, first_loss, first_losses
 from hpo.domination import Ranking, beyond, ranked
 from hpo.ledger import statements as sql
 from hpo.ledger.tables import TERMINAL_STATES, UNSETTLED, machine_dependent, reports, trials
 from hpo.objective import Constraint, Objective
+from hpo.words import near
 from trainer.report import Outcome, OutcomeKind
 
 PAGE = 500  # trials read at once: SQLite takes 32766 parameters

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hpo.config import near
 from hpo.errors import UserError
 from hpo.objective import Objective
 from hpo.search.beginning import Beginning
 from hpo.search.distinct import Distinct, is_few
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.strategy import BRINGS
-from hpo.words import counted
+from hpo.words import counted, near
 
 if TYPE_CHECKING:
     from hpo.space import Space

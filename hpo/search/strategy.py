@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from hpo.config import near
 from hpo.curves import Curve, first_losses
 from hpo.domination import ranked
 from hpo.errors import UserError
+from hpo.words import near
 from trainer.report import Verdict
 
 

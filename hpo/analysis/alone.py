@@ -1,0 +1,14 @@
+"""A configuration as one process trains it, which is what the finders and `hpo diagnose` look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config import ParallelConfig, TrainConfig
+
+
+def alone(config: Any) -> Any:
+    """The same, trained by one process."""
+    if not isinstance(getattr(config, "train", None), TrainConfig):
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"parallel": ParallelConfig()})})
