@@ -101,7 +101,8 @@ def as_trainable(
     flags: dict[str, Any] = {"overrides": study.overrides, "order": "async", "strategy": "none"}
     request = Request(at, study.reference, name or study.name, **flags)
     study, spec = declare(request, ledger, workers=1)
-    options = Options(at, ledger.url, at.tracking_uri, placement=Settled("ray-tune"))
+    left_open = Settled("ray-tune", scheduler="fifo")  # `hpo resume` trains what the Tuner has left to its end
+    options = Options(at, ledger.url, at.tracking_uri, placement=left_open)
     row = open_study(ledger, study, spec, options)
     check_home(ledger, row, at)
     ledger.close()

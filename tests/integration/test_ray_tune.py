@@ -28,7 +28,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, claims, driving, external, writes
 from hpo.ledger.leases import acquire
 from hpo.ledger.process import Process
-from hpo.ledger.tables import OPEN_STATES, asks, attempts, decisions, events, reports, trials
+from hpo.ledger.tables import OPEN_STATES, asks, attempts, decisions, events, reports, studies, trials
 from hpo.opening import Options, open_study
 from hpo.run import Request, declare, run
 from hpo.search.strategy import make_strategy
@@ -344,6 +344,8 @@ def test_a_recorder_that_has_lost_the_study_writes_nothing_more(tmp_path):
     trainable = ray_tune.as_trainable(hpo.load(str(STUDY)), tmp_path / "home")
     recorder = ray_tune.Recorder(trainable)
     recorder.setup()
+    [(environment,)] = rows(tmp_path / "home", select(studies.c.environment))
+    assert (environment["executor"], environment["scheduler"]) == ("ray-tune", "fifo"), "no worker is to join it"
     recorder._lease.write(lambda c: external.insert(c, 1, one_to_try, "tunes"))
     before = rows(tmp_path / "home", select(trials))
     recorder._end()
