@@ -22,7 +22,7 @@ from hpo.config import as_json, assign, check_path, config_hash, flatten, from_j
 from hpo.dimensions import Choice, Dimension
 from hpo.enqueue import fitting, within
 from hpo.errors import SpaceError, StudyError, UserError
-from hpo.home import check_name
+from hpo.home import Home, check_name
 from hpo.identity import json_sha256, tree_sha256
 from hpo.loading import load_module, source_parts
 from hpo.objective import Constraint, Objective, check_judged
@@ -36,8 +36,6 @@ from trainer.manifest import MANIFEST
 if TYPE_CHECKING:
     import optuna
     from torch import nn
-
-    from hpo.home import Home
 
 RESUME_FROM = "train.resume_from"  # a field every study may have
 
