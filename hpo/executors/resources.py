@@ -127,9 +127,9 @@ def keep_to_share() -> None:
         return
     import torch
 
-    if torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(float(share or 1))
-    elif asked:
+    if share and torch.cuda.is_available():  # a whole GPU is not touched here: a process that does holds memory of it
+        torch.cuda.set_per_process_memory_fraction(float(share))
+    elif asked and not torch.cuda.is_available():
         raise UserError(
             f"--gpus-per-worker {asked}: torch {torch.__version__} finds no GPU here that it can use; install a build "
             "for CUDA, or give 0."
