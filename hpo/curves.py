@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from hpo.domination import Ranking
+
 Curve = Sequence[tuple[int, Any]]
+Group = Callable[[int], bool]  # whether a trial is of it; equal ones have equal members
 _epoch = itemgetter(0)
+_KEPT = 64  # rankings; rungs are few, and who asks for one at every epoch asks for the newest
 
 
 def first_loss(curve: Curve, epoch: int, beyond: float) -> Any:
@@ -17,6 +21,30 @@ def first_loss(curve: Curve, epoch: int, beyond: float) -> Any:
     return curve[place][1] if place < len(curve) and curve[place][0] < beyond else None
 
 
-def first_losses(curves: Mapping[int, Curve], epoch: int, beyond: float) -> dict[int, Any]:
-    """Number -> the first loss within [epoch, beyond), of the curves that have one."""
-    return {number: loss for number, curve in curves.items() if (loss := first_loss(curve, epoch, beyond)) is not None}
+def first_losses(curves: Mapping[int, Curve], epoch: int, beyond: float, group: Group | None = None) -> dict[int, Any]:
+    """Number -> the first loss within [epoch, beyond), of the curves (of a group) that have one."""
+    found = {number: loss for number, curve in curves.items() if (loss := first_loss(curve, epoch, beyond)) is not None}
+    return found if group is None else {number: loss for number, loss in found.items() if group(number)}
+
+
+class Rankings:
+    """The rankings of `curves` that were asked for, kept as the curves grow; of many the newest."""
+
+    def __init__(self, curves: Mapping[int, Curve]) -> None:
+        self._curves = curves
+        self._kept: dict[tuple[int, float, Group | None], Ranking] = {}
+
+    def put(self, number: int) -> None:
+        """The curve of a trial has changed."""
+        for (epoch, beyond, group), ranking in self._kept.items():
+            if group is None or group(number):
+                ranking.put(number, first_loss(self._curves[number], epoch, beyond))
+
+    def of(self, epoch: int, beyond: float, group: Group | None = None) -> Ranking:
+        """Of the first losses within [epoch, beyond), of all trials or of a group."""
+        key = (epoch, beyond, group)
+        if key not in self._kept:
+            while len(self._kept) >= _KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = Ranking(first_losses(self._curves, *key))
+        return self._kept[key]

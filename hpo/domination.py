@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -178,9 +178,9 @@ class Ranking:
 
     def __init__(self, losses: Mapping[int, Any]) -> None:
         self.losses = dict(losses)
-        self._order: list[int] | None = None  # with several losses each new one may change all
         several = any(isinstance(loss, tuple) for loss in losses.values())
         self._keys = None if several else sorted(map(_key, losses.values(), losses))
+        self._order = None if several else [number for _, _, number in self._keys or ()]
 
     def put(self, number: int, loss: Any) -> None:
         """The loss of a number, in the place of another that it had; None takes it away."""
@@ -190,20 +190,25 @@ class Ranking:
             return
         if loss is not None:
             self.losses[number] = loss
-        self._order = None
         if isinstance(loss, tuple):
             self._keys = None
-        if self._keys is not None and before is not None:
-            del self._keys[bisect_left(self._keys, _key(before, number))]
-        if self._keys is not None and loss is not None:
-            insort(self._keys, _key(loss, number))
+        if self._keys is None or self._order is None:
+            self._order = None  # with several losses each new one may change all
+            return
+        if before is not None:
+            place = bisect_left(self._keys, _key(before, number))
+            del self._keys[place], self._order[place]
+        if loss is not None:
+            place = bisect_left(self._keys, key := _key(loss, number))
+            self._keys.insert(place, key)
+            self._order.insert(place, number)
 
     @property
     def order(self) -> list[int]:
         """The numbers, the best first."""
         if self._order is None:
-            self._order = ranked(self.losses) if self._keys is None else [number for _, _, number in self._keys]
-        return self._order
+            self._order = ranked(self.losses)
+        return list(self._order)
 
 
 def _key(loss: Any, number: int) -> tuple[bool, float, int]:

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.engine import Connection
 
-from hpo.curves import Curve, first_loss, first_losses
+from hpo.curves import Curve, Group, Rankings, first_losses
 from hpo.domination import Ranking, beyond, ranked
 from hpo.ledger import statements as sql
 from hpo.ledger.tables import TERMINAL_STATES, UNSETTLED, machine_dependent, reports, trials
@@ -26,7 +26,6 @@ from hpo.words import near
 from trainer.report import Outcome, OutcomeKind
 
 PAGE = 500  # trials read at once: SQLite takes 32766 parameters
-_RANKINGS = 32  # that are kept; rungs are few, and who asks for one at every epoch asks for the newest
 
 BLOCK = 64  # trials that are asked at once whether any has changed
 
@@ -124,7 +123,7 @@ class Curves:
         self.states: dict[int, str] = {}
         self._revisions: dict[int, int] = {}
         self._sums: dict[int, tuple[int, int]] = {}  # of the blocks whose trials are all as they were read
-        self._rankings: dict[tuple[int, float], Ranking] = {}
+        self._rankings = Rankings(self.curves)
         self._gap = 0  # every trial below has ended, and never changes
 
     def of(self, connection: Connection, trial_id: int) -> Curve:
@@ -194,8 +193,7 @@ class Curves:
         for row in new:
             self._revisions[row.number] = -1 if row.number == own else row.revision
             self.states[row.number], self.curves[row.number] = row.state, curves[row.id]
-            for span, ranking in self._rankings.items():
-                ranking.put(row.number, first_loss(curves[row.id], *span))
+            self._rankings.put(row.number)
 
     def behind(self, connection: Connection, epoch: int, number: int) -> list[str]:
         """The states of the trials before `number` that have neither come to `epoch` nor ended."""
@@ -212,18 +210,13 @@ class Curves:
         known = self.curves.items()
         return {number: (self.states[number], curve) for number, curve in known if last is None or number <= last}
 
-    def ranking(self, epoch: int, beyond: float) -> Ranking:
-        """Of the first losses within [epoch, beyond), as of the last `refresh`."""
-        span = (epoch, beyond)
-        if span not in self._rankings:
-            while len(self._rankings) >= _RANKINGS:
-                del self._rankings[next(iter(self._rankings))]
-            self._rankings[span] = Ranking(first_losses(self.curves, *span))
-        return self._rankings[span]
+    def ranking(self, epoch: int, beyond: float, group: Group | None = None) -> Ranking:
+        """Of the first losses within [epoch, beyond), of all trials or of a group, as of the last `refresh`."""
+        return self._rankings.of(epoch, beyond, group)
 
-    def order(self, epoch: int, beyond: float) -> Sequence[int]:
+    def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
         """The trials by these losses, the best first."""
-        return self.ranking(epoch, beyond).order
+        return self.ranking(epoch, beyond, group).order
 
     def judge(self, connection: Connection, trial_id: int, outcome: Outcome) -> Judgement:
         """What a trial ends with that is complete or pruned; nothing that failed is scored.
@@ -359,11 +352,11 @@ class LedgerHistory:
         """The states of the trials before this one that have neither come to `epoch` nor ended."""
         return self._curves.behind(self._connection, epoch, self.number)
 
-    def order(self, epoch: int, beyond: float) -> Sequence[int]:
-        """The visible trials and this one by their first loss within [epoch, beyond), the best first."""
+    def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
+        """The visible trials (of a group) and this one by their first loss within [epoch, beyond), the best first."""
         if self._limit is None:
-            return self._known.order(epoch, beyond)
-        losses = self._known.ranking(epoch, beyond).losses
+            return self._known.order(epoch, beyond, group)
+        losses = self._known.ranking(epoch, beyond, group).losses
         seen = {number: loss for number, loss in losses.items() if self._sees(number)}
         return ranked(seen | first_losses({self.number: self.curve}, epoch, beyond))
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from hpo.curves import Group
 from hpo.domination import is_nan
 from hpo.search.asha import Asha
 from hpo.search.promotion import Board
@@ -52,22 +53,24 @@ class AshaPromote(Asha):
         return False
 
     def promote(self, board: Board, last: bool) -> Sequence[int]:
+        return self.going_on(board, last)
+
+    def going_on(self, board: Board, last: bool, group: Group | None = None) -> Sequence[int]:
+        """Those of `promote` where a group of trials is held against each other alone."""
         top = self.top(board.curves)
-        return self._best(board, 0, top) or (self._best(board, 1, math.inf) if last else [])
+        return self._best(board, 0, top, group) or (self._best(board, 1, math.inf, group) if last else [])
 
     def top(self, curves: Mapping[int, Curve]) -> float:
         """The lowest rung from which no trial goes on."""
         return math.inf
 
-    def _best(self, board: Board, at_least: int, top: float) -> list[int]:
-        # A loop of the user's own may pause before it reports.
-        epochs = {number: curve[-1][0] for number in board.paused if (curve := board.curves.get(number))}
-        at = {epoch: self.rung(epoch) or 0 for epoch in set(epochs.values())}
-        found: list[int] = []
+    def _best(self, board: Board, at_least: int, top: float, group: Group | None) -> list[int]:
+        waiting, found = board.waiting, list[int]()
+        at = {epoch: self.rung(epoch) or 0 for epoch in set(waiting.values())}
         for rung in sorted({rung for rung in at.values() if rung < top}, reverse=True):
-            order = board.order(*self._span(rung))
+            order = board.order(*self._span(rung), group)
             keep = max(len(order) // self.eta, at_least)
-            found += [number for number in order[:keep] if number in epochs and at[epochs[number]] == rung]
+            found += [number for number in order[:keep] if number in waiting and at[waiting[number]] == rung]
         return found
 
     def _span(self, rung: int) -> tuple[int, float]:

@@ -64,7 +64,7 @@ class FreezeThaw(AshaPromote):
         return Verdict("pause", reason=f"waits at rung {rung} (epoch {epoch}); the model of curves lets the best go on")
 
     def promote(self, board: Board, last: bool) -> Sequence[int]:
-        waiting = [number for number in sorted(board.paused) if board.curves.get(number) and number in board.points]
+        waiting = [number for number in sorted(board.waiting) if number in board.points]
         if last or len(board.curves.keys() & board.points.keys()) < STARTUP:
             return super().promote(board, last)
         room = self._room(board)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from binascii import crc32
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpo.curves import first_losses
-from hpo.domination import ranked
-from hpo.ledger.tables import STATES
+from hpo.curves import Group
 from hpo.search.asha import Asha
 from hpo.search.strategy import Curve, History
 from trainer.report import CONTINUE, Verdict
@@ -71,14 +70,26 @@ class Hyperband(BaseModel):
         sizes = self.brackets(max_epochs)
         own = self.bracket(history.number, sizes)
         asha = Asha(min_epochs=self.min_epochs * self.eta**own, eta=self.eta, max_epochs=max_epochs)
-        return asha.decide(Among(history, lambda number: self.bracket(number, sizes) == own))
+        return asha.decide(Among(history, Bracket(self, tuple(sizes), own)))
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The trials that `dealing` puts into the bracket of a number, of those that have `sizes`."""
+
+    dealing: Hyperband
+    sizes: tuple[int, ...]
+    number: int
+
+    def __call__(self, trial: int) -> bool:
+        return self.dealing.bracket(trial, self.sizes) == self.number
 
 
 class Among:
-    """A history in which the others are those that `counts` holds for."""
+    """A history in which the others are those of a group."""
 
-    def __init__(self, history: History, counts: Callable[[int], bool]) -> None:
-        self._history, self._counts = history, counts
+    def __init__(self, history: History, group: Group) -> None:
+        self._history, self._group = history, group
         self.number, self.epoch = history.number, history.epoch
 
     @property
@@ -91,16 +102,15 @@ class Among:
 
     def at(self, epoch: int) -> Mapping[int, Any]:
         known = self._history.at(epoch)
-        return {number: known[number] for number in filter(self._counts, known)}
+        return {number: known[number] for number in filter(self._group, known)}
 
-    def order(self, epoch: int, beyond: float) -> Sequence[int]:
-        if isinstance(self.value, tuple):  # the fronts of some are not those of all
-            return ranked(first_losses({**self.curves(STATES), self.number: self.curve}, epoch, beyond))
-        return list(filter(self._counts, self._history.order(epoch, beyond)))
+    def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
+        within = self._group
+        return self._history.order(epoch, beyond, within if group is None else lambda n: within(n) and group(n))
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
         known = self._history.curves(states)
-        return {number: known[number] for number in filter(self._counts, known)}
+        return {number: known[number] for number in filter(self._group, known)}
 
     def checkpoint(self, number: int) -> str | None:
         return self._history.checkpoint(number)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cache, cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpo.curves import first_losses
-from hpo.domination import ranked
 from hpo.search.asha_promote import AshaPromote
-from hpo.search.hyperband import Among, Hyperband
+from hpo.search.hyperband import Among, Bracket, Hyperband
 from hpo.search.promotion import Board
 from hpo.search.strategy import History
 from trainer.report import Verdict
@@ -47,18 +45,14 @@ class HyperbandPromote(BaseModel):
 
     def bracket(self, number: int) -> int:
         """The bracket of a trial."""
-        return next(bracket for bracket, member in enumerate(self._members) if member(number))
+        return next(group.number for group in self._groups if group(number))
 
     @cached_property
-    def _members(self) -> Sequence[Callable[[int], bool]]:
-        """By bracket, whether a trial is in it: found once, as every decision asks it of all trials."""
+    def _groups(self) -> Sequence[Bracket]:
+        """The trials of each bracket."""
         dealing = Hyperband(min_epochs=self.min_epochs, eta=self.eta, seed=self.seed)
-        sizes = dealing.brackets(self.min_epochs * self.eta ** (self.brackets - 1))
-
-        def member(bracket: int, number: int) -> bool:
-            return dealing.bracket(number, sizes) == bracket
-
-        return [cache(partial(member, bracket)) for bracket in range(self.brackets)]
+        sizes = tuple(dealing.brackets(self.min_epochs * self.eta ** (self.brackets - 1)))
+        return [Bracket(dealing, sizes, number) for number in range(self.brackets)]
 
     def asha(self, bracket: int) -> AshaPromote:
         """What decides within a bracket."""
@@ -67,22 +61,8 @@ class HyperbandPromote(BaseModel):
 
     def decide(self, history: History) -> Verdict:
         own = self.bracket(history.number)
-        return self.asha(own).decide(Among(history, self._members[own]))
+        return self.asha(own).decide(Among(history, self._groups[own]))
 
     def promote(self, board: Board, last: bool) -> Sequence[int]:
-        found, paused = list[int](), board.paused
-        for bracket, member in enumerate(self._members):
-            found += self.asha(bracket).promote(_among(board, paused, member), last)
-        return sorted(found, key=lambda number: -board.curves[number][-1][0])
-
-
-def _among(board: Board, paused: Sequence[int], member: Callable[[int], bool]) -> Board:
-    """The board as a bracket has it: of the paused trials its members wait, and they are held against each other."""
-
-    def known(epoch: int, beyond: float) -> Sequence[int]:
-        loss = next((curve[0][1] for curve in board.curves.values() if curve), None)
-        if isinstance(loss, tuple):  # the fronts of some are not those of all
-            return ranked(first_losses({n: board.curves[n] for n in filter(member, board.curves)}, epoch, beyond))
-        return list(filter(member, board.order(epoch, beyond)))
-
-    return replace(board, states=dict.fromkeys(filter(member, paused), "paused"), known=known)
+        found = (self.asha(group.number).going_on(board, last, group) for group in self._groups)
+        return sorted(chain.from_iterable(found), key=lambda number: -board.curves[number][-1][0])

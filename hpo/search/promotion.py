@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
-from hpo.curves import first_losses
+from hpo.curves import Group, first_losses
 from hpo.domination import ranked
 from hpo.search.strategy import Curve, Strategy, make_strategy
 
@@ -29,21 +30,26 @@ class Board:
     curves: Mapping[int, Curve]
     states: Mapping[int, str]
     points: Mapping[int, Point] = field(default_factory=dict)
-    known: Callable[[int, float], Sequence[int]] | None = None
+    known: Callable[[int, float, Group | None], Sequence[int]] | None = None
     by_best: bool = False
 
-    def order(self, epoch: int, beyond: float) -> Sequence[int]:
-        """The trials that have reported within [epoch, beyond) by the first loss there, the best first."""
-        return self.known(epoch, beyond) if self.known else ranked(first_losses(self.curves, epoch, beyond))
+    def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
+        """The trials (of a group) that have reported within [epoch, beyond) by the first loss there, best first."""
+        if self.known:
+            return self.known(epoch, beyond, group)
+        return ranked(first_losses(self.curves, epoch, beyond, group))
 
-    @property
-    def paused(self) -> list[int]:
-        return [number for number, state in self.states.items() if state == "paused"]
+    @cached_property
+    def waiting(self) -> Mapping[int, int]:
+        """Number -> epoch of the paused trials, but for those that have not reported: a loop of the user's own may
+        pause before it does."""
+        paused = (number for number, state in self.states.items() if state == "paused")
+        return {number: curve[-1][0] for number in paused if (curve := self.curves.get(number))}
 
     def furthest(self) -> Board:
         """The same, but of the paused trials only those that have come furthest wait."""
-        epochs = {number: curve[-1][0] for number in self.paused if (curve := self.curves.get(number))}
-        behind = {number for number, epoch in epochs.items() if epoch < max(epochs.values())}
+        last = max(self.waiting.values(), default=0)
+        behind = {number for number, epoch in self.waiting.items() if epoch < last}
         return replace(self, states={n: "pruned" if n in behind else state for n, state in self.states.items()})
 
 

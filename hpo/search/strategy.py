@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from hpo.curves import Curve, first_losses
+from hpo.curves import Curve, Group, first_losses
 from hpo.domination import ranked
 from hpo.errors import UserError
 from hpo.words import near
@@ -54,9 +54,9 @@ class History(Protocol):
         """
         ...
 
-    def order(self, epoch: int, beyond: float) -> Sequence[int]:
+    def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
         """The trials that have reported within [epoch, beyond), this one among them, by the first loss there, the best
-        first, as `domination.ranked` has it."""
+        first, as `domination.ranked` has it; or those of a group that this one is of."""
         ...
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
@@ -189,8 +189,8 @@ class TableHistory:
         seen = self._others() if self.visible is None else {n: c for n, c in self.tables.items() if n < self.number}
         return first_losses(seen, epoch, epoch + 1)
 
-    def order(self, epoch: int, beyond: float) -> Sequence[int]:
-        return ranked(first_losses({**self._others(), self.number: self.curve}, epoch, beyond))
+    def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
+        return ranked(first_losses({**self._others(), self.number: self.curve}, epoch, beyond, group))
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
         return {

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpo.curves import first_loss, first_losses
-from hpo.domination import Ranking, beyond
+from hpo.curves import Group, Rankings
+from hpo.domination import beyond
 from hpo.errors import UserError
 from hpo.run import Request, declare
 from hpo.search import freeze_thaw
@@ -256,7 +256,7 @@ class Kept:
         self.rng, self.several = random.Random(seed), several
         self.curves: dict[int, list] = {}
         self.states: dict[int, str] = {}
-        self._rankings: dict[tuple[int, float], Ranking] = {}
+        self._rankings = Rankings(self.curves)
 
     def loss(self):
         value = self.rng.choice([0.1, 0.5, math.nan, math.inf, self.rng.random(), self.rng.random()])
@@ -268,15 +268,11 @@ class Kept:
         epoch = len(self.curves.get(number, [])) + 1
         self.curves[number] = [*self.curves.get(number, []), (epoch, self.loss())]
         self.states[number] = "running"
-        for span, ranking in self._rankings.items():
-            ranking.put(number, first_loss(self.curves[number], *span))
+        self._rankings.put(number)
         return KeptHistory(self, number, epoch)
 
-    def order(self, epoch: int, beyond: float) -> list[int]:
-        span = (epoch, beyond)
-        if span not in self._rankings:
-            self._rankings[span] = Ranking(first_losses(self.curves, *span))
-        return self._rankings[span].order
+    def order(self, epoch: int, beyond: float, group: Group | None = None) -> list[int]:
+        return self._rankings.of(epoch, beyond, group).order
 
 
 class KeptHistory(TableHistory):
