@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from hpo import Float, Objective, Study
+from trainer.config import CheckpointConfig
 from trainer.report import ENDS, Outcome
 
 REPORTS = 10
@@ -12,6 +13,8 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     x: float = 0.5
     y: float = 0.1
+    reports: int = REPORTS
+    saves: bool = False  # a checkpoint with each report, from which the next attempt, or another trial, goes on
 
 
 def metrics(x: float, y: float, step: int) -> dict[str, float]:
@@ -24,11 +27,16 @@ class Noop:
         self.config = config
 
     def fit(self, reporter, checkpoints) -> Outcome:
-        for step in range(1, REPORTS + 1):
-            verdict = reporter.report(step, metrics(self.config.x, self.config.y, step), epoch=step).kind
+        found = checkpoints.load_latest() if self.config.saves else None
+        for step in range(found[1].step + 1 if found else 1, self.config.reports + 1):
+            told = metrics(self.config.x, self.config.y, step)
+            ref = checkpoints.save({}, step=step, epoch=step, metrics=told) if self.config.saves else None
+            verdict = reporter.report(step, told, epoch=step, checkpoint=ref).kind
+            if ref:
+                checkpoints.commit(ref, CheckpointConfig())
             if verdict in ENDS:
                 return Outcome(ENDS[verdict], step, step)
-        return Outcome("complete", REPORTS, REPORTS)
+        return Outcome("complete", self.config.reports, self.config.reports)
 
 
 STUDY = Study(

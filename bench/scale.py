@@ -3,8 +3,10 @@
 python bench/scale.py [--trials 10000] [--measured 100] [--workers 64] [--seconds 30] [--strategies none ...]
 
 growth   processor time a trial, of the driver's own loop, of what `hpo run` does at its ticks (view, metrics.json)
-         and of the worker's path, in a study that has no trials yet and in one that has --trials: real ones of
-         bench/noop.py, the first of them multiplied in the ledger. The sampler's asks are not counted.
+         and of the worker's path, in a study that has few trials and in one that has --trials: real ones of
+         bench/noop.py, the first of them multiplied in the ledger; of a population, whose trials go on from each
+         other's checkpoints, all real. Of --measured trials the first quarter is not counted, nor are the sampler's
+         asks.
 waiting  processor time of a decision of a promoting strategy, and of a look for who goes on, where most trials wait
 reports  processor time a second of a driver whose study --workers threads of another process train by the worker's
          own code, each reporting once a second
@@ -34,31 +36,39 @@ from bench.machine import machine
 STUDY = str(Path(__file__).with_name("noop.py"))
 SEED = 30  # real trials that are multiplied
 STRATEGIES = ["none", "median", "percentile", "wilcoxon", "halving", "asha", "hyperband"]
-STRATEGIES += ["asha-promote", "hyperband-promote", "pasha", "bohb", "freeze-thaw"]
+STRATEGIES += ["asha-promote", "hyperband-promote", "pasha", "bohb", "freeze-thaw", "pbt", "pb2"]
 
 
 class Clocked:
-    """Adds up the processor time of this thread that calls take, by name; calls within calls not counted twice."""
+    """Adds up the processor time of this thread that calls take, by name, as it stands after each `ask`; what none of
+    them takes is the driver's."""
 
     def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._inner = 0.0
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._after: list[dict[str, float]] = []
 
     def __call__(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def clocked(*given: Any, **named: Any) -> Any:
-            before, start = self._inner, time.thread_time()
-            self._inner = 0.0
+            start = time.thread_time()
             try:
                 return function(*given, **named)
             finally:
-                whole = time.thread_time() - start
-                self.seconds[name] += whole - self._inner
-                self._inner = before + whole
+                self._seconds[name] += time.thread_time() - start
+                if name == "ask":
+                    rest = time.thread_time() - sum(self._seconds.values())
+                    self._after.append({**self._seconds, "driver": rest})
 
         return clocked
 
+    def each(self, first: int, last: int) -> dict[str, float]:
+        """Milliseconds a trial, of those asked for after the first so many and up to the last."""
+        few, many = self._after[first - 1], self._after[last - 1]
+        return {name: 1e3 * (many[name] - few.get(name, 0.0)) / (last - first) for name in many}
 
-def driven(home: Any, strategy: str, trials: int, executor: Any, clocked: Clocked | None = None) -> None:
+
+def driven(
+    home: Any, strategy: str, trials: int, executor: Any, clocked: Clocked | None = None, **overrides: Any
+) -> None:
     """Drive the study until it has so many trials, as `hpo run` does without its mirror."""
     from rich.console import Console
 
@@ -71,7 +81,7 @@ def driven(home: Any, strategy: str, trials: int, executor: Any, clocked: Clocke
     from hpo.run import Request, declare
 
     ledger = Ledger(home.create().storage)
-    study, spec = declare(Request(home, reference=STUDY, strategy=strategy), ledger, workers=1)
+    study, spec = declare(Request(home, reference=STUDY, strategy=strategy, overrides=overrides), ledger, workers=1)
     driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=trials), executor)
     driver.acquire()
     view = View(ledger, spec.name, Console(file=io.StringIO()), workers=1)
@@ -88,7 +98,7 @@ def driven(home: Any, strategy: str, trials: int, executor: Any, clocked: Clocke
         else:
             Asking.ask = clocked("ask", asks)  # type: ignore[method-assign]
             executor.step = clocked("worker", executor.step)
-            clocked("driver", driver.run)(clocked("ticks", tick))
+            driver.run(clocked("ticks", tick))
     finally:
         Asking.ask = asks  # type: ignore[method-assign]
         driver.release()
@@ -136,10 +146,22 @@ def multiply(home: Any, wanted: int) -> None:
 
 def growth(directory: Path, strategy: str, trials: int, measured: int) -> None:
     """Print what a trial costs in a small and in a large study."""
+    from hpo.search.population import breeding
+
+    costs = (bred if breeding(strategy) else multiplied)(directory, strategy, trials, measured)
+    for number, cost in costs.items():
+        parts = ", ".join(f"{part} {cost[part]:.2f}" for part in ("driver", "ticks", "worker", "ask"))
+        print(f"growth  {strategy:17} {number:6} trials: {parts} ms a trial")
+    small, large = (cost["driver"] + cost["ticks"] for cost in costs.values())
+    print(f"growth  {strategy:17} the driver's at the end over that at the start: {large / small:.2f}")
+
+
+def multiplied(directory: Path, strategy: str, trials: int, measured: int) -> dict[int, dict[str, float]]:
+    """How many trials there are -> what one costs, where the first are copied."""
     from hpo.executors.inline import Inline
     from hpo.home import Home
 
-    costs = []
+    costs = {}
     for name, before in (("small", SEED), ("large", trials - measured)):
         home = Home(directory / f"{strategy}-{name}")
         driven(home, strategy, SEED, Inline())
@@ -147,18 +169,20 @@ def growth(directory: Path, strategy: str, trials: int, measured: int) -> None:
         before = max(before, SEED)
         before += -before % SEED
         driven(home, strategy, before + 1, Inline())  # writes what the copies lack
-        runs = []
-        for more in (measured // 4, measured):  # their difference leaves out what it costs to begin
-            before, clocked = before + more, Clocked()
-            driven(home, strategy, before + 1, Inline(), clocked)
-            runs.append(clocked.seconds)
-        few, many = runs
-        cost = {part: 1e3 * (many[part] - few[part]) / (measured - measured // 4) for part in many}
-        costs.append(cost)
-        parts = ", ".join(f"{part} {cost[part]:.2f}" for part in ("driver", "ticks", "worker", "ask"))
-        print(f"growth  {strategy:17} {before:6} trials: {parts} ms a trial")
-    own = [cost["driver"] + cost["ticks"] for cost in costs]
-    print(f"growth  {strategy:17} the driver's at the end over that at the start: {own[1] / own[0]:.2f}")
+        clocked = Clocked()
+        driven(home, strategy, before + 1 + measured, Inline(), clocked)
+        costs[before + 1 + measured] = clocked.each(measured // 4, measured)
+    return costs
+
+
+def bred(directory: Path, strategy: str, trials: int, measured: int) -> dict[int, dict[str, float]]:
+    """How many trials there are -> what one costs, in one study whose trials save and go on from each other."""
+    from hpo.executors.inline import Inline
+    from hpo.home import Home
+
+    clocked = Clocked()
+    driven(Home(directory / f"{strategy}-large"), strategy, trials, Inline(), clocked, reports=trials, saves=True)
+    return {n: clocked.each(n - measured + measured // 4, n) for n in (measured, trials)}
 
 
 def waiting(directory: Path, strategy: str) -> None:
@@ -196,7 +220,7 @@ def waiting(directory: Path, strategy: str) -> None:
                 start = time.thread_time()
                 call()
                 took.append(time.thread_time() - start)
-            print(f"waiting {strategy:17} {len(board.paused)} of {len(board.states)}: {name} {1e3 * min(took):.2f} ms")
+            print(f"waiting {strategy:17} {len(board.waiting)} of {len(board.states)}: {name} {1e3 * min(took):.2f} ms")
     ledger.close()
 
 
@@ -311,7 +335,7 @@ def status(root: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10000)
-    parser.add_argument("--measured", type=int, default=100)
+    parser.add_argument("--measured", type=int, default=200)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--strategies", nargs="*", default=STRATEGIES)

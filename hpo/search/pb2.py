@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpo.dimensions import Float
@@ -70,7 +71,8 @@ class Bandit(Perturbed):
 
         begin = self._strategy.begin(number)
         if self._fitted is None or self._fitted[0] != begin:
-            known = [(one, gain) for one in range(begin) if math.isfinite(gain := self._gain(one))][-MEMORY:]
+            told = ((one, gain) for one in reversed(range(begin)) if math.isfinite(gain := self._gain(one)))
+            known = list(islice(told, MEMORY))[::-1]
             x = np.array([self._point(self._records[one]) for one, _ in known]).reshape(-1, len(self._floats))
             t = np.array([float(one // self._size) for one, _ in known])
             self._fitted = (begin, bandit.fit(x, t, np.array([gain for _, gain in known])))
