@@ -73,13 +73,14 @@ class Ours:
             visible = None if self._window is None else number - self._window
             history = TableHistory(number, epoch, self._curves, self._states, visible)
             kind = self._strategy.decide(history).kind
-        if done:
-            finite = any(math.isfinite(loss) for _, loss in self._curves[number])
-            self._states[number] = "complete" if finite else "infeasible"
-        elif kind == "continue":
+        if kind == "continue" and not done:
             return True
+        if kind == "pause" and not done:
+            self._states[number] = "paused"
+        elif any(math.isfinite(loss) for _, loss in self._curves[number]):
+            self._states[number] = "complete" if done else "pruned"
         else:
-            self._states[number] = {"stop": "pruned", "pause": "paused"}[kind]
+            self._states[number] = "infeasible"
         if self._window is None:
             self._sampler.tell(self._record(number))
         return False

@@ -98,11 +98,13 @@ def thaw(connection: Connection, study_id: int, numbers: Sequence[int]) -> None:
 
 
 def retire(connection: Connection, study_id: int, numbers: Sequence[int], curves: Curves) -> None:
-    """End paused trials as pruned, by the value of the rung they wait at; what is not paused stays as it is."""
+    """End paused trials as stopped, by the value of the rung they wait at; what is not paused stays as it is."""
     for row in rows(connection, study_id, numbers):
         judged = curves.judge(connection, row["id"], Outcome("pruned", row["step"], row["epoch"]))
-        values = {"new_values": judged.values, "new_violations": judged.violations}
-        connection.execute(sql.RETIRE, values | {"trial": row["id"], "ended": time.time()})
+        outcome = judged.outcome
+        ended = {"new_state": writes.STATE_OF_OUTCOME[outcome.kind], "new_outcome": outcome.kind}
+        ended |= {"new_values": judged.values, "new_violations": judged.violations, "new_error": outcome.error or None}
+        connection.execute(sql.RETIRE, ended | {"trial": row["id"], "ended": time.time()})
 
 
 def outcomes(connection: Connection, study_id: int) -> set[str]:

@@ -222,8 +222,8 @@ class Curves:
         """What a trial ends with that is complete or pruned; nothing that failed is scored.
 
         All values are of one epoch: the last, or by `select` of the first objective its best. Constraints are held
-        against what was reported up to there. A complete trial whose objective or constraint is missing has failed; one
-        of which either is not finite, or a constraint broken, is infeasible.
+        against what was reported up to there. One of which either is not finite is infeasible, whoever ended it. A
+        complete trial whose objective or constraint is missing has failed; one that breaks a constraint is infeasible.
         """
         rows = connection.execute(_OWN_CLOSED, {"trial": trial_id, "metrics": self.metrics})
         points = [(step, epoch, loss) for step, epoch, loss, _ in self._points(rows)]
@@ -234,7 +234,7 @@ class Curves:
         values = [self.flipped([loss])] if len(self.metrics) == 1 else list(self.flipped(loss))
         if not all(map(math.isfinite, values)):
             odd = next(metric for metric, value in zip(self.metrics, values, strict=True) if not math.isfinite(value))
-            return Judgement(_ended(outcome, "nonfinite", f"{odd} is not finite at the end."))
+            return Judgement(_nonfinite(outcome, odd))
         return self._constrained(connection, trial_id, outcome, values, step)
 
     def _constrained(
@@ -252,7 +252,7 @@ class Curves:
             )
         found = {metric: value for metric, value in held.items() if value is not None and math.isfinite(value)}
         if odd := held.keys() - found.keys():
-            return Judgement(_ended(outcome, "nonfinite", f"{min(odd)} is not finite at the end."), values)
+            return Judgement(_nonfinite(outcome, min(odd)), values)
         violations = [one.violation(found[one.metric]) for one in self.constraints]
         broken = [one for one, beyond in zip(self.constraints, violations, strict=True) if beyond > 0]
         if broken:
@@ -299,6 +299,11 @@ def _parts(loss: Any) -> tuple[float, ...]:
 def _ended(outcome: Outcome, kind: OutcomeKind, error: str) -> Outcome:
     """How a complete trial has ended after all; what was stopped stays so."""
     return Outcome(kind, outcome.step, outcome.epoch, error=error) if outcome.kind == "complete" else outcome
+
+
+def _nonfinite(outcome: Outcome, metric: str) -> Outcome:
+    where = "at the end" if outcome.kind == "complete" else f"where it was stopped, at step {outcome.step}"
+    return Outcome("nonfinite", outcome.step, outcome.epoch, error=f"{metric} is not finite {where}.")
 
 
 class LedgerHistory:

@@ -228,8 +228,9 @@ RETIRE = (
     update(trials)
     .where(_trial, trials.c.state == "paused")
     .values(
-        state="pruned",
-        outcome="pruned",
+        state=bindparam("new_state"),
+        outcome=bindparam("new_outcome"),
+        error=bindparam("new_error"),
         values=bindparam("new_values", type_=trials.c["values"].type),
         violations=bindparam("new_violations", type_=trials.c.violations.type),
         ended_at=bindparam("ended"),

@@ -49,8 +49,8 @@ STATE_OF_OUTCOME = {
     "bad_config": "failed",
 }
 
-# The verdict by which an attempt ends so.
-_VERDICT_OF_OUTCOME = {"pruned": "stop", "paused": "pause", "restarted": "restart_from"}
+# The verdict by which an attempt ends so; what is stopped on a value that is not finite is infeasible.
+_VERDICT_OF_OUTCOME = {"pruned": "stop", "nonfinite": "stop", "paused": "pause", "restarted": "restart_from"}
 
 Decide = Callable[[Connection], Verdict | None]
 

@@ -185,13 +185,17 @@ class FreezeThawSampler:
         losses = [loss for _, loss in curve if math.isfinite(loss)]
         return min(losses) if self._by_best else losses[-1]
 
+    def _is_unfit(self, record: TrialRecord) -> bool:
+        return record.state == "infeasible" and math.isfinite(self._curves[record.number][-1][1])
+
     def _losses(self) -> dict[int, list[tuple[int, float]]]:
         """The curves; of an infeasible trial an end, beyond every other loss by its violations.
 
         It stands at the longest epoch of all: at an early one, where most diverge, a bad loss says nothing of the last.
+        A curve that ends on a loss that is not finite says so itself.
         """
-        unfit = (one for one in self._records.values() if one.state == "infeasible" or is_broken(one))
-        broken = {one.number: one for one in unfit if self._curves[one.number]}
+        curved = (one for one in self._records.values() if self._curves[one.number])
+        broken = {one.number: one for one in curved if is_broken(one) or self._is_unfit(one)}
         kept = (loss for n, curve in self._curves.items() if n not in broken for _, loss in curve)
         worst = max((loss for loss in kept if math.isfinite(loss)), default=0.0)
         behind = {n: worst + sum(max(by, 0.0) for by in one.violations) for n, one in broken.items()}

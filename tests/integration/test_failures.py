@@ -197,9 +197,16 @@ def test_a_study_whose_every_trial_stops_where_its_loss_is_not_finite_has_failed
         .replace('return Outcome("complete", 1, 1)', NEVER_FINITE)
     )
     flags = ("--trials", "2", "--executor", "inline", "-o", "fate=objective", "--sampler", "random")
-    result = hpo("run", "--study", str(study), *flags, home=Home(tmp_path / "home"), code=1)
-    assert "2 pruned" in result.output
-    assert "none of 2 trials gave a value, `hpo show 0 --study kinds" in result.stderr
+    home = Home(tmp_path / "home")
+    result = hpo("run", "--study", str(study), *flags, home=home, code=1)
+    assert "2 infeasible" in result.output
+    assert "none of 2 trials gave a finite value, `hpo show 0 --study kinds" in result.stderr
+    assert "search lower learning rates" in result.stderr
+    shown = hpo("show", "0", "--study", "kinds", home=home).stdout
+    assert "val/loss is not finite where it was stopped, at step 4." in shown
+    tags = [run.data.tags for run in runs_of(home, "kinds") if "hpo.trial" in run.data.tags]
+    assert [(one["hpo.state"], one["hpo.outcome"]) for one in tags] == [("infeasible", "nonfinite")] * 2
+    hpo("verify", home=home)
 
 
 def test_equal_tracebacks_end_a_study_and_are_shown_once(tmp_path, study):

@@ -192,9 +192,9 @@ def test_an_infinite_objective_ends_a_study_as_nan_does(tmp_path, strategy, odd,
     assert found[odd] == found["nan"]
     ends = [(state, epoch) for _, state, epoch in found[odd][1]]
     if stopped:
-        assert ends == [("pruned", 4)] * stopped
+        assert ends == [("infeasible", 4)] * stopped
     else:
-        assert {("pruned", 4), ("complete", 6)} == set(ends), "and the best third of the finite ones goes on"
+        assert {("infeasible", 4), ("complete", 6)} == set(ends), "and the best third of the finite ones goes on"
 
 
 def test_two_workers_share_the_rungs(tmp_path):

@@ -313,6 +313,7 @@ A, B = "val/loss", "val/accuracy"
             ("complete", [1.0, 0.5], None),
         ),
         ([LOSS, ACCURACY], [], [{A: 1.0, B: math.nan}], "complete", ("nonfinite", None, None)),
+        ([LOSS, ACCURACY], [], [{A: 1.0, B: math.nan}], "pruned", ("nonfinite", None, None)),
         ([LOSS, ACCURACY], [], [{A: 1.0}], "complete", ("user_error", None, None)),
         ([LOSS, ACCURACY], [], [{A: 1.0}, {B: 1.0}], "complete", ("user_error", None, None)),
         ([LOSS], [Constraint("m", upper=2)], [{A: 1.0, "m": 3.0}], "complete", ("infeasible", [1.0], [0.5])),
@@ -322,6 +323,8 @@ A, B = "val/loss", "val/accuracy"
         ([LOSS], [Constraint("m", upper=2)], [{A: 1.0}], "complete", ("user_error", None, None)),
         ([LOSS], [Constraint("m", upper=2)], [{A: 1.0}], "pruned", ("pruned", [1.0], None)),
         ([LOSS], [Constraint("m", upper=2)], [{A: 1.0, "m": math.nan}], "complete", ("nonfinite", [1.0], None)),
+        ([LOSS], [Constraint("m", upper=2)], [{A: 1.0, "m": math.nan}], "pruned", ("nonfinite", [1.0], None)),
+        ([Objective("val/loss", select="best")], [], [{A: 1.0}, {A: math.nan}], "pruned", ("pruned", [1.0], None)),
         (
             [Objective("val/loss", select="best")],
             [Constraint("m", upper=2)],
