@@ -10,7 +10,7 @@ from typing import Literal
 from hpo.curves import Group
 from hpo.domination import is_nan
 from hpo.search.asha import Asha
-from hpo.search.promotion import Board
+from hpo.search.promotion import Board, Order
 from hpo.search.strategy import Curve, History
 from trainer.report import CONTINUE, Verdict
 
@@ -57,10 +57,10 @@ class AshaPromote(Asha):
 
     def going_on(self, board: Board, last: bool, group: Group | None = None) -> Sequence[int]:
         """Those of `promote` where a group of trials is held against each other alone."""
-        top = self.top(board.curves)
+        top = self.top(board.order, board.curves)
         return self._best(board, 0, top, group) or (self._best(board, 1, math.inf, group) if last else [])
 
-    def top(self, curves: Mapping[int, Curve]) -> float:
+    def top(self, order: Order, curves: Mapping[int, Curve]) -> float:
         """The lowest rung from which no trial goes on."""
         return math.inf
 

@@ -4,16 +4,18 @@ the highest rung is raised only while the ranking of the trials there still chan
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from itertools import combinations, pairwise
+from collections.abc import Mapping, Sequence
+from heapq import nlargest
+from itertools import chain, combinations, pairwise
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from hpo.curves import first_losses
-from hpo.domination import ranked
+from hpo.curves import first_loss
+from hpo.domination import is_nan
 from hpo.ledger.tables import STATES
 from hpo.search.asha_promote import AshaPromote
+from hpo.search.promotion import Order
 from hpo.search.strategy import Curve, History
 
 NEWEST = 50  # trials that the tolerance is taken from
@@ -40,30 +42,36 @@ class Pasha(AshaPromote):
     percentile: float = Field(default=90.0, ge=0.0, le=100.0)
 
     def is_top(self, history: History, rung: int) -> bool:
-        return rung >= self.top({**history.curves(STATES), history.number: history.curve})
+        return rung >= self.top(history.order, {**history.curves(STATES), history.number: history.curve})
 
-    def top(self, curves: Mapping[int, Curve]) -> int:
+    def top(self, order: Order, curves: Mapping[int, Curve]) -> int:
         top = 1
-        while not self._agree(curves, top):
+        while not self._agree(order, curves, top):
             top += 1
         return top
 
-    def _agree(self, curves: Mapping[int, Curve], top: int) -> bool:
-        below = first_losses(curves, *self._span(top - 1))
-        above = first_losses({number: curves[number] for number in below}, *self._span(top))
-        among = {number: curves[number] for number in above if math.isfinite(above[number] + below[number])}
-        if len(among) < 2:
+    def _agree(self, order: Order, curves: Mapping[int, Curve], top: int) -> bool:
+        above, below = (self._finite(order, curves, rung) for rung in (top, top - 1))
+        both = set(above).intersection(below)
+        orders = (filter(both.__contains__, ranking) for ranking in (above, below))
+        moved = ((one, other) for one, other in zip(*orders, strict=True) if one != other)
+        if not (first := next(moved, None)):
             return True
-        orders = (ranked(first_losses(among, *self._span(rung))) for rung in (top, top - 1))
-        pairs = zip(*orders, strict=True)
-        apart = max(abs(below[one] - below[other]) for one, other in pairs)
-        return apart == 0.0 or apart <= self._tolerance(among)
+        span, tolerance = self._span(top - 1), self._tolerance([curves[n] for n in nlargest(NEWEST, both)])
+        losses = ([first_loss(curves[number], *span) for number in pair] for pair in chain([first], moved))
+        return all(abs(loss - other) <= tolerance for loss, other in losses)
 
-    def _tolerance(self, curves: Mapping[int, Curve]) -> float:
+    def _finite(self, order: Order, curves: Mapping[int, Curve], rung: int) -> Sequence[int]:
+        """The trials that have a finite loss at a rung, the best first."""
+        found, span = list(order(*self._span(rung))), self._span(rung)
+        while found and is_nan(first_loss(curves[found[-1]], *span)):
+            found.pop()
+        return found
+
+    def _tolerance(self, curves: Sequence[Curve]) -> float:
         apart = []
-        for one, other in combinations([curves[number] for number in sorted(curves)[-NEWEST:]], 2):
-            second = dict(other)
-            gaps = [loss - second[epoch] for epoch, loss in one if epoch in second]
+        for one, second in combinations(map(dict, curves), 2):
+            gaps = [loss - second[epoch] for epoch, loss in one.items() if epoch in second]
             gaps = [gap for gap in gaps if gap and math.isfinite(gap)]
             if sum(before * after < 0 for before, after in pairwise(gaps)) >= 2:
                 apart.append(abs(gaps[-1]))

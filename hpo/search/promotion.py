@@ -6,7 +6,7 @@ ended. Both are functions of what the ledger holds, so a restart changes neither
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +16,12 @@ from hpo.domination import ranked
 from hpo.search.strategy import Curve, Strategy, make_strategy
 
 Point = tuple[float, ...]
+
+
+class Order(Protocol):
+    """The trials (of a group) that have reported within [epoch, beyond) by the first loss there, best first."""
+
+    def __call__(self, epoch: int, beyond: float, group: Group | None = None, /) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,10 @@ class Board:
     curves: Mapping[int, Curve]
     states: Mapping[int, str]
     points: Mapping[int, Point] = field(default_factory=dict)
-    known: Callable[[int, float, Group | None], Sequence[int]] | None = None
+    known: Order | None = None
     by_best: bool = False
 
     def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
-        """The trials (of a group) that have reported within [epoch, beyond) by the first loss there, best first."""
         if self.known:
             return self.known(epoch, beyond, group)
         return ranked(first_losses(self.curves, epoch, beyond, group))

@@ -361,14 +361,18 @@ def test_a_better_one_that_waits_goes_first(spec):
     assert strategy.decide(TableHistory(5, rung, curves, states | {0: "running"})).kind == "continue"
 
 
+def _top(pasha, curves):
+    return pasha.top(Board(curves, {}).order, curves)
+
+
 def test_the_highest_rung_of_pasha_rises_where_rankings_differ():
     pasha = make_strategy({"name": "pasha", "eta": 2})
     steady = {n: [(epoch, n + 1 / epoch) for epoch in range(1, 9)] for n in range(8)}
-    assert pasha.top(steady) == 1
+    assert _top(pasha, steady) == 1
     swapped = {n: [(epoch, float(n if epoch < 2 else -n)) for epoch in range(1, 9)] for n in range(8)}
-    assert pasha.top(swapped) == 2, "rungs 0 and 1 differ, 1 and 2 agree"
-    assert pasha.top(swapped | {8: [(1, math.nan)]}) == 2
-    assert pasha.top({n: curve[:1] for n, curve in swapped.items()}) == 1
+    assert _top(pasha, swapped) == 2, "rungs 0 and 1 differ, 1 and 2 agree"
+    assert _top(pasha, swapped | {8: [(1, math.nan)]}) == 2
+    assert _top(pasha, {n: curve[:1] for n, curve in swapped.items()}) == 1
     simulated = Simulation(pasha, swapped).run()
     reached = sorted(len(curve) for curve in simulated.seen.values())
     assert reached[-1] == 8 and reached[-2] == 4, "beyond rung 2 the winner alone trains on"
@@ -383,8 +387,34 @@ def test_pashas_tolerance_is_a_percentile_of_trials_that_cross():
         for pair in combinations(full, 2)
     }
     twice = [abs(gap[-1]) for gap in gaps.values() if sum(np.diff(np.sign(gap)) != 0) >= 2]
-    assert pasha._tolerance(full) == pytest.approx(np.percentile(twice, 90.0), rel=1e-12)
-    assert pasha._tolerance({n: full[n][:2] for n in full}) == 0.0
+    assert pasha._tolerance(list(full.values())) == pytest.approx(np.percentile(twice, 90.0), rel=1e-12)
+    assert pasha._tolerance([full[n][:2] for n in full]) == 0.0
+
+
+def test_the_highest_rung_of_pasha_is_that_of_the_papers_soft_ranking():
+    """Section 4.2 by numpy: at each place, the trial there at rung K is within the tolerance, at rung K - 1, of the one
+    that has the place there."""
+    pasha = make_strategy({"name": "pasha", "eta": 2, "percentile": 50.0})
+    rng, seen = np.random.default_rng(0), set()
+    for case in range(200):
+        length, noise = rng.integers(1, 17, 12), rng.choice([0.01, 0.3, 1.0])
+        table = np.linspace(0, 1, 12)[:, None] + noise * rng.standard_normal((12, 16))
+        table[rng.random((12, 16)) < 0.02] = np.nan
+        curves = {n: [(e + 1, float(table[n, e])) for e in range(length[n])] for n in range(12)}
+        expected = 1
+        while True:
+            above, below = 2**expected - 1, 2 ** (expected - 1) - 1
+            both = [n for n in range(12) if length[n] > above and np.isfinite(table[n, [above, below]]).all()]
+            if len(both) < 2:
+                break
+            tolerance = pasha._tolerance([curves[n] for n in both])
+            order = [np.array(both)[np.argsort(table[both, column], kind="stable")] for column in (above, below)]
+            if (abs(table[order[0], below] - table[order[1], below]) <= tolerance).all():
+                break
+            expected += 1
+        assert _top(pasha, curves) == expected, case
+        seen.add(expected)
+    assert seen == {1, 2, 3, 4, 5}
 
 
 def test_every_strategy_that_promotes_is_bound_here():
