@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -205,12 +206,14 @@ def _derived(
     return ledger, found(ledger, name), Driven(at, Placement(executor, workers), storage, uri)
 
 
-def _drive(ledger: Ledger, of: Found, name: str, listed: list[dict[str, Any]], driven: Driven, *, quiet: bool) -> None:
+def _drive(
+    ledger: Ledger, of: Found, name: str, listed: Sequence[Mapping[str, Any]], driven: Driven, *, quiet: bool
+) -> None:
     """Run the derived study to its end, before the user's eyes or on standard error."""
     from contextlib import nullcontext, redirect_stdout
 
-    from hpo.analysis.listed import check_same, request
+    from hpo.analysis.listed import grown, request
 
-    check_same(ledger, name, listed)
+    listed = grown(ledger, name, listed)
     with redirect_stdout(sys.stderr) if quiet else nullcontext():
         commandline.drive(request(of, name, listed, driven), quiet=quiet)

@@ -12,7 +12,7 @@ from hpo.domination import Ranking
 Curve = Sequence[tuple[int, Any]]
 Group = Callable[[int], bool]  # whether a trial is of it; equal ones have equal members
 _epoch = itemgetter(0)
-_KEPT = 64  # rankings; rungs are few, and who asks for one at every epoch asks for the newest
+_KEPT = 128  # rankings; rungs are few, also those of many brackets, and who asks at every epoch asks for the newest
 
 
 def first_loss(curve: Curve, epoch: int, beyond: float) -> Any:
@@ -28,7 +28,7 @@ def first_losses(curves: Mapping[int, Curve], epoch: int, beyond: float, group: 
 
 
 class Rankings:
-    """The rankings of `curves` that were asked for, kept as the curves grow; of many the newest."""
+    """The rankings of `curves` that were asked for, kept as the curves grow; of many those asked for last."""
 
     def __init__(self, curves: Mapping[int, Curve]) -> None:
         self._curves = curves
@@ -43,8 +43,8 @@ class Rankings:
     def of(self, epoch: int, beyond: float, group: Group | None = None) -> Ranking:
         """Of the first losses within [epoch, beyond), of all trials or of a group."""
         key = (epoch, beyond, group)
-        if key not in self._kept:
-            while len(self._kept) >= _KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = Ranking(first_losses(self._curves, *key))
-        return self._kept[key]
+        found = self._kept.pop(key, None) or Ranking(first_losses(self._curves, *key))
+        while len(self._kept) >= _KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = found  # the last
+        return found

@@ -29,7 +29,7 @@ from hpo.signals import Signals
 from hpo.spec import StudySpec
 from hpo.study import Study, lanes_of, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
-from hpo.words import command
+from hpo.words import command, counted
 
 ORDERS = ("ordered", "async")
 WINDOW = 4  # trials open at a time, at least
@@ -313,7 +313,9 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
 def _earlier(name: str, study: Study, ledger: Ledger | None) -> list[dict[str, Any]]:
     if ledger is None:
         raise UserError(f"--warm-start {name}: this home holds no study yet; name the home of that one by --home.")
-    return warm.found(ledger, name, study)
+    earlier, complete = warm.found(ledger, name, study)
+    print(f"warm start: {len(earlier)} of {counted(complete, 'complete trial')} of study {name}", file=sys.stderr)
+    return earlier
 
 
 def _load(reference: str, ledger: Ledger | None) -> Study:

@@ -5,53 +5,61 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import select
-
 from hpo.config import flatten
 from hpo.errors import SpaceError, UserError
 from hpo.ledger import Ledger, reads
-from hpo.ledger.tables import asks, trials
-from hpo.search.sampler import TrialRecord, is_scored
+from hpo.ledger.history import Curves
+from hpo.search.sampler import TrialRecord
 from hpo.space import Space
 from hpo.study import Study
 from hpo.words import counted
+from trainer.report import Outcome
 
 
-def found(ledger: Ledger, name: str, study: Study) -> list[dict[str, Any]]:
-    """The complete trials of study `name` that fit the space of `study`, as JSON: coordinates and values, in order.
+def found(ledger: Ledger, name: str, study: Study) -> tuple[list[dict[str, Any]], int]:
+    """What study `name` gives the sampler of `study`, as JSON, in order, and how many complete trials it has.
 
-    A trial fits whose configuration has, for every dimension that is active there, a value that the space holds.
-    Raises UserError where the studies are judged by different metrics, or no trial fits.
+    A trial is taken whose configuration has, for every dimension that is active there, a value that the space holds,
+    and that has reported what this study judges by: its value and by how much it breaks the constraints are those that
+    it would have here. One whose parameters changed in the middle of training is not: they have not earned its value.
+    Raises UserError where the studies are judged by different metrics, or no trial is taken.
     """
     with ledger.read() as connection:
         row = reads.study_row(connection, name)
-        complete = (trials.c.study_id == row["id"]) & (trials.c.state == "complete")
-        rows = connection.execute(
-            select(trials.c["values"], asks.c.config)
-            .join(asks, asks.c.trial_id == trials.c.id)
-            .where(complete)
-            .order_by(trials.c.number)
-        ).all()
-    judged = [(one["metric"], one["direction"]) for one in row["spec"]["objectives"]]
-    if judged != [(one.metric, one.direction) for one in study.objectives]:
+        judged = [f"{one['direction']} {one['metric']}" for one in row["spec"]["objectives"]]
+        if judged != [f"{one.direction} {one.metric}" for one in study.objectives]:
+            raise UserError(
+                f"--warm-start {name}: its trials are judged by {', '.join(judged)}, and this study's are not; name "
+                "one with the same objective."
+            )
+        trials = reads.trial_rows(connection, row["id"])
+        changed = reads.changed(trials)
+        complete = [one for one in trials if one["state"] == "complete"]
+        configs = reads.configs(connection, [one["id"] for one in complete])
+        curves, taken = Curves(row["id"], study.objectives, study.constraints), list[dict[str, Any]]()
+        for one in complete:
+            if one["number"] in changed or not (coordinates := _place(study.space, configs[one["id"]])):
+                continue
+            end = curves.judge(connection, one["id"], Outcome("complete", one["step"], one["epoch"]))
+            if end.values and (end.violations or not study.constraints):
+                taken.append({"coordinates": coordinates, "values": end.values, "violations": end.violations or []})
+    if not taken:
         raise UserError(
-            f"--warm-start {name}: its trials are judged by {', '.join(' '.join(reversed(one)) for one in judged)}, "
-            "and this study's are not; name one with the same objective."
+            f"--warm-start {name}: of its {counted(len(complete), 'complete trial')} none fits the space of this study "
+            "and has reported what it is judged by."
         )
-    fitting = [{"coordinates": at, "values": values} for values, config in rows if (at := _place(study.space, config))]
-    if not (fitting := [one for one in fitting if is_scored(records([one])[0])]):
-        raise UserError(
-            f"--warm-start {name}: of its {counted(len(rows), 'complete trial')} none fits the space of this study."
-        )
-    return fitting
+    return taken, len(complete)
 
 
 def records(earlier: list[dict[str, Any]], constraints: int = 0) -> list[TrialRecord]:
-    """What `found` has found, as a sampler takes it: they keep to the constraints, being complete."""
-    return [
-        TrialRecord(number, "complete", one["coordinates"], tuple(one["values"] or ()), violations=(0.0,) * constraints)
-        for number, one in enumerate(earlier)
-    ]
+    """What `found` has found, as a sampler takes it."""
+    return [_record(number, one, constraints) for number, one in enumerate(earlier)]
+
+
+def _record(number: int, one: Mapping[str, Any], constraints: int) -> TrialRecord:
+    violations = tuple(one.get("violations") or (0.0,) * constraints)  # none: older than this reading of them
+    state = "infeasible" if any(beyond > 0 for beyond in violations) else "complete"
+    return TrialRecord(number, state, one["coordinates"], tuple(one["values"]), violations=violations)
 
 
 def _place(space: Space, config: Mapping[str, Any]) -> dict[str, Any] | None:

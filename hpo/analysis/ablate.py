@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
+from hpo.config import as_json, flatten
 from hpo.errors import SpaceError, UserError
 from hpo.words import aligned, command, counted
 
@@ -19,10 +21,13 @@ FOUND, DEFAULTS = "as found", "all defaults"
 
 @dataclass(frozen=True)
 class Variant:
-    """The best trial's parameters with `label` at its default; `refused` says why there is no such configuration."""
+    """The best trial's parameters with `label` at its default, which is `default`; those of `along` depend on what it
+    was and go too. `refused` says why there is no such configuration."""
 
     label: str
     params: Mapping[str, Any]
+    default: Any = None
+    along: Sequence[str] = ()
     refused: str = ""
 
 
@@ -43,11 +48,24 @@ def variants(of: Found, trial: Mapping[str, Any]) -> list[Variant]:
 
 def _without(of: Found, best: Mapping[str, Any], path: str) -> Variant:
     params = _active(of, {name: value for name, value in best.items() if name != path})
+    along = sorted(best.keys() - params.keys() - {path})
     try:
-        of.study.build(params)
+        return Variant(path, params, _taken(of.study.build(params), path), along)
     except SpaceError as error:
-        return Variant(path, params, str(error))
-    return Variant(path, params)
+        return Variant(path, params, of.base.get(path), along, str(error))
+
+
+def _taken(config: Any, path: str) -> Any:
+    """What a field is trained with: where an optimizer's is left open, the optimizer's own."""
+    from trainer.config.optim import OptimConfig
+
+    value = flatten(as_json(config))[path]
+    section, _, name = path.rpartition(".")
+    optim = attrgetter(section)(config) if section else config
+    if value is not None or not isinstance(optim, OptimConfig):
+        return value
+    taken = optim.hyperparameters
+    return taken["betas"][int(name[-1]) - 1] if name in ("beta1", "beta2") and "betas" in taken else taken.get(name)
 
 
 def _active(of: Found, params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,13 +91,15 @@ def listed(of: Found, found: Sequence[Variant], seeds: int) -> list[dict[str, An
 
 @dataclass(frozen=True)
 class Ablated:
-    """One variant: what it came to, and by how much it is worse than what was found, seed by seed."""
+    """One variant: what it came to, and by how much it is worse than what was found, seed by seed. What went `along`
+    is part of the difference."""
 
     label: str
     found: Any
     default: Any
     value: Spread | None
     worse: Spread | None
+    along: Sequence[str]
     refused: str
 
 
@@ -106,14 +126,13 @@ def ablations(
     for place, objective in enumerate(of.objectives):
         values = {label: [run.values[place] for run in runs] for label, runs in found.items()}
         sign = 1.0 if objective.direction == "minimize" else -1.0
-        rows = [_ablated(of, trial, one, values.get(one.label, []), values[FOUND], sign) for one in tried]
+        rows = [_ablated(trial, one, values.get(one.label, []), values[FOUND], sign) for one in tried]
         rows.sort(key=lambda row: (row.label != FOUND, row.worse is None, -row.worse.mean if row.worse else 0.0))
         ablated.append(Ablation(of.name, name, trial["number"], trial["changed"], objective.metric, rows))
     return ablated
 
 
 def _ablated(
-    of: Found,
     trial: Mapping[str, Any],
     one: Variant,
     values: Sequence[float | None],
@@ -121,8 +140,9 @@ def _ablated(
     sign: float,
 ) -> Ablated:
     worse = Spread.of_pairs(values, as_found, sign)
-    found, default = trial["params"].get(one.label), of.base.get(one.label)
-    return Ablated(one.label, found, default, Spread.of(values), worse if one.label != FOUND else None, one.refused)
+    worse = None if one.label == FOUND else worse
+    of_it = Spread.of(values), worse, one.along, one.refused
+    return Ablated(one.label, trial["params"].get(one.label), one.default, *of_it)
 
 
 def to_json(found: Sequence[Ablation]) -> str:
@@ -146,6 +166,7 @@ def _described(found: Ablation) -> str:
     if any(row.value is None and not row.refused for row in found.rows):
         lines.append(f"what came to no value: `{command(f'compare --study {found.name}')}` says why")
     lines += [f"{row.label} cannot go back alone: {row.refused}" for row in found.rows if row.refused]
+    lines += [f"with {row.label} went {', '.join(row.along)}, not there without it" for row in found.rows if row.along]
     seeds = max((row.value.count for row in found.rows if row.value), default=0)
     lines.append(
         f"trial {found.trial} of study {found.study}, over {counted(seeds, 'seed')} it was not selected by, paired"

@@ -69,7 +69,8 @@ def found(ledger: Ledger, name: str) -> Found:
         row = reads.study_row(connection, name)
         spec, study = StudySpec.from_json(row["spec"]), declared(connection, name)
         ranked = reads.ranked(connection, row)
-        of = {trial["number"]: trial for trial in reads.trial_rows(connection, row["id"])}
+        trials = reads.trial_rows(connection, row["id"])
+        of, changed = {trial["number"]: trial for trial in trials}, reads.changed(trials)
         best = [of[number] for number in ranked]
         configs = reads.configs(connection, [one["id"] for one in best])
     if not ranked:
@@ -83,20 +84,12 @@ def found(ledger: Ledger, name: str) -> Found:
             "values": one["values"],
             "params": one["params"],
             "config": flatten(configs[one["id"]]),
-            "changed": _changed(of, one),
+            "changed": one["number"] in changed,
         }
         for one in best
     ]
     at = places.url(row) or None
     return Found(name, study, spec, Placement.of(row["environment"]), at, base, rows)
-
-
-def _changed(of: Mapping[int, Mapping[str, Any]], one: Mapping[str, Any]) -> bool:
-    """Whether a trial that it descends from was trained with other parameters."""
-    before = one
-    while before["parent"] is not None and before["params"] == one["params"]:
-        before = of[before["parent"]]
-    return before["params"] != one["params"]
 
 
 def not_repeated(trials: Sequence[int]) -> list[str]:
@@ -146,11 +139,19 @@ def request(of: Found, name: str, listed: Sequence[Mapping[str, Any]], driven: D
     )
 
 
-def check_same(ledger: Ledger, name: str, listed: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UserError where the study `name` is there already and is none of the `listed` configurations."""
+def grown(ledger: Ledger, name: str, listed: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """What the study `name` is to train, that it has all of `listed`: what it has trained, and behind it what is new.
+
+    Raises UserError where it is there already and has trained what is not of them, unless it has them all.
+    """
     with ledger.read() as connection:
-        if name in reads.study_names(connection) and reads.study_row(connection, name)["spec"]["listed"] != listed:
-            raise UserError(f"study {name!r} is there already and has trained others: name a new one by --name.")
+        if name not in reads.study_names(connection):
+            return listed
+        stored: Sequence[Mapping[str, Any]] = reads.study_row(connection, name)["spec"]["listed"]
+    new = [one for one in listed if one not in stored]
+    if not stored or (new and any(one not in listed for one in stored)):
+        raise UserError(f"study {name!r} is there already and has trained others: name a new one by --name.")
+    return [*stored, *new]
 
 
 def _values(trials: Sequence[Mapping[str, Any]]) -> dict[int, Sequence[float]]:

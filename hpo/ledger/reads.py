@@ -164,6 +164,18 @@ def trial_rows(connection: Connection, study_id: int) -> list[dict[str, Any]]:
     return [dict(row) for row in rows.mappings()]
 
 
+def changed(rows: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Of `trial_rows` the numbers of those that descend from a trial with other parameters: their own are the last
+    they were trained with, and not the only ones."""
+    of, found = {row["number"]: row for row in rows}, set[int]()
+    for row in rows:
+        before = row
+        while before["parent"] is not None and before["params"] == row["params"]:
+            before = of[before["parent"]]
+        found |= {row["number"]} if before["params"] != row["params"] else set()
+    return found
+
+
 def configs(connection: Connection, trial_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Trial id -> the whole configuration it was asked for with."""
     found: dict[int, dict[str, Any]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpo.search.promotion import Featuring, Point
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 class Beginning:
     """The first trials are those of `queue`, parameters by path; the next `guided` ones are random, around the priors.
 
-    `random` draws these, and what an entry of the queue leaves open. A sampler with a memory learns from both; one
-    without begins its sequence after them.
+    `random` draws these, and what an entry of the queue leaves open. A sampler with a memory learns from both; where
+    `sequence` says that proposals are the points of one, it begins behind them.
     """
 
     def __init__(
@@ -26,11 +27,11 @@ class Beginning:
         space: Space,
         queue: Sequence[Mapping[str, Any]],
         guided: int,
-        remembers: bool,
+        sequence: bool,
     ) -> None:
         self._sampler, self._random, self._space, self._queue = sampler, random, space, queue
         self._end = len(queue) + guided
-        self._shift = 0 if remembers else self._end
+        self._shift = self._end if sequence else 0
 
     def adopt(self, record: TrialRecord) -> None:
         self._sampler.adopt(record)
@@ -40,7 +41,8 @@ class Beginning:
 
     def ask(self, number: int) -> Proposal:
         if number >= self._end:
-            return self._sampler.ask(number - self._shift)
+            proposal = self._sampler.ask(number - self._shift)
+            return replace(proposal, seed=self._random.ask(number).seed) if self._shift else proposal
         drawn = self._random.ask(number)
         coordinates = drawn.coordinates
         if number < len(self._queue):

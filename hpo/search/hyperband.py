@@ -105,8 +105,8 @@ class Among:
         return {number: known[number] for number in filter(self._group, known)}
 
     def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
-        within = self._group
-        return self._history.order(epoch, beyond, within if group is None else lambda n: within(n) and group(n))
+        assert group is None, "a group is not divided again"
+        return self._history.order(epoch, beyond, self._group)
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
         known = self._history.curves(states)

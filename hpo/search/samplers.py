@@ -11,7 +11,6 @@ from hpo.objective import Objective
 from hpo.search.beginning import Beginning
 from hpo.search.distinct import Distinct, is_few
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
-from hpo.search.strategy import BRINGS
 from hpo.words import counted, near
 
 if TYPE_CHECKING:
@@ -91,8 +90,8 @@ def make_sampler(
     start = options.get("n_startup_trials") or options.get("population_size") or 10
     guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
     if queue or guided:
-        remembers = name in (*MODELS, *BRINGS.values())
-        sampler = Beginning(sampler, Random(space, objectives, seed), space, queue, guided, remembers)
+        sequence = name in ("grid", "qmc")
+        sampler = Beginning(sampler, Random(space, objectives, seed), space, queue, guided, sequence)
     return Distinct(sampler, space, seed, len(queue)) if is_few(space) else sampler
 
 

@@ -20,6 +20,7 @@ from hpo import Choice, Float, Objective, Study, ending
 from hpo.analysis import ablate, importance, plots, ticks
 from hpo.analysis.listed import Driven, Spread, found, request
 from hpo.cli import app
+from hpo.config import as_json, flatten
 from hpo.errors import HpoError, UserError
 from hpo.executing import Placement
 from hpo.home import Home
@@ -27,6 +28,7 @@ from hpo.ledger import Ledger, reads
 from hpo.run import Request, run
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
+from trainer.config import TrainConfig
 from trainer.durable import sha256
 
 # MLflow 3.17 with SQLAlchemy 2.1.
@@ -403,10 +405,27 @@ def test_a_condition_that_goes_takes_along_all_that_hangs_on_it():
     study = Study("chain", Config(), object, space, [Objective("val/loss")])
     of = SimpleNamespace(study=study, base={"a": "x", "b": "p", "c": 0.5, "d": 0.5}, name="chain")
     best = {"number": 0, "params": {"c": 0.0, "b": "q", "a": "y", "d": 0.1}}
-    found = {one.label: one.params for one in ablate.variants(of, best)}
-    assert found["a"] == {"d": 0.1}
-    assert found["b"] == {"a": "y", "d": 0.1}
-    assert found["c"] == {"a": "y", "b": "q", "d": 0.1}
+    found = {one.label: (one.params, one.default, one.along) for one in ablate.variants(of, best)}
+    assert found["a"] == ({"d": 0.1}, "x", ["b", "c"])
+    assert found["b"] == ({"a": "y", "d": 0.1}, "p", ["c"])
+    assert found["c"] == ({"a": "y", "b": "q", "d": 0.1}, 0.5, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "own"),
+    [("lr", "adamw", 1e-3), ("lr", "sgd", 0.1), ("beta2", "lion", 0.99), ("momentum", "sgd", 0.9)],
+)
+def test_what_a_study_leaves_to_the_optimizer_goes_back_to_the_optimizers_own(path, name, own):
+    class Config(BaseModel):
+        train: TrainConfig = TrainConfig()
+
+    space = {f"train.optim.{path}": Float(0.1, 0.9), "train.optim.name": Choice(["adamw", "sgd", "lion"])}
+    study = Study("open", Config(), object, space, [Objective("val/loss")])
+    of = SimpleNamespace(study=study, base=flatten(as_json(study.config)), name="open")
+    best = {"number": 0, "params": {f"train.optim.{path}": 0.5, "train.optim.name": name}}
+    found = {one.label: one for one in ablate.variants(of, best)}
+    assert of.base[f"train.optim.{path}"] is None
+    assert found[f"train.optim.{path}"].default == own
 
 
 @pytest.mark.parametrize(
@@ -477,9 +496,25 @@ def test_the_best_are_confirmed_under_other_seeds(home, confirmed):
 def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
     again = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--executor", "inline", "--json")
     assert json.loads(again.stdout) == confirmed and len(values(home, "mlp-confirm")) == 4
-    other = hpo(home, "confirm", "--study", "mlp", "--top", "1", "--seeds", "2")
+    fewer = hpo(home, "confirm", "--study", "mlp", "--top", "1", "--seeds", "2", "--executor", "inline", "--json")
+    assert json.loads(fewer.stdout) == confirmed, "what is there is shown, and not trained again"
+    other = hpo(home, "ablate", "--study", "mlp", "--name", "mlp-confirm")
     assert other.exit_code == 2
     assert "study 'mlp-confirm' is there already and has trained others: name a new one by --name." in other.stderr
+    assert not verify(home, home.storage, None, None).differences
+
+
+def test_a_confirmation_grows_by_trials_and_by_seeds(home):
+    def confirm(name, top, seeds):
+        flags = ["--study", "mlp", "--name", name, "--executor", "inline", "--json"]
+        shown = hpo(home, "confirm", "--top", str(top), "--seeds", str(seeds), *flags)
+        assert shown.exit_code == 0, shown.output
+        return json.loads(shown.stdout) | {"name": ""}
+
+    confirm("grown", 1, 1)
+    before = values(home, "grown")
+    assert confirm("grown", 2, 2) == confirm("at-once", 2, 2)
+    assert len(values(home, "grown")) == 4 and values(home, "grown")[: len(before)] == before
     assert not verify(home, home.storage, None, None).differences
 
 
@@ -562,7 +597,7 @@ def test_of_a_population_it_is_said_whose_training_is_not_repeated(tmp_path):
 
 
 def test_an_ablation_says_of_a_trial_whose_parameters_changed_that_it_is_another_training():
-    rows = [ablate.Ablated(ablate.FOUND, None, None, None, None, "")]
+    rows = [ablate.Ablated(ablate.FOUND, None, None, None, None, (), "")]
     texts = [
         ablate.describe([ablate.Ablation("bred", "bred-ablate", 9, changed, "val/loss", rows)])
         for changed in (False, True)

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 from driven import driven
+from sqlalchemy import select
 
 from hpo.enqueue import read
 from hpo.errors import DriftError, SpaceError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
+from hpo.ledger.tables import asks
 from hpo.run import Request, declare
 from hpo.search.samplers import MODELS, SAMPLERS
+from hpo.warm import records
 
-STUDY = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
+HARNESS = Path(__file__).parents[1] / "harness"
+STUDY, POPULATION = str(HARNESS / "curves_study.py"), HARNESS / "population_study.py"
 GOOD = {"lr": 0.01, "optimizer": "adamw", "num_heads": 4, "hidden_size": 64}
 
 
@@ -44,6 +48,18 @@ def test_enqueued_configurations_come_first_and_a_resume_goes_on_behind_them(tmp
     if sampler in ("grid", "qmc"):
         rest, _ = drive(Home(tmp_path / "without"), 10, sampler=sampler)
         assert whole[2:] == rest, "the sequence begins behind them"
+
+
+@pytest.mark.parametrize("sampler", ["random", "qmc", "grid"])
+def test_what_an_entry_leaves_open_is_drawn_once(tmp_path, sampler):
+    """Each ask has a seed of its own, also of a sampler without a memory and of one whose sequence is shifted."""
+    home = Home(tmp_path)
+    whole, _ = drive(home, 8, sampler=sampler, enqueue=[{"optimizer": "adamw"}, {}])
+    with closing(Ledger(home.storage)) as ledger, ledger.read() as connection:
+        seeds = connection.execute(select(asks.c.seed)).scalars().all()
+    assert len(set(seeds)) == len({str(params) for params in whole}) == 8
+    if sampler == "random":
+        assert len({params["lr"] for params in whole}) == 8, "no draw is used twice"
 
 
 def test_other_enqueued_configurations_are_drift(tmp_path):
@@ -105,6 +121,69 @@ def test_every_model_takes_a_warm_start(tmp_path, sampler):
     warm, _ = drive(home, 6, name="warm", sampler=sampler, warm_start="source")
     cold, _ = drive(home, 6, name="cold", sampler=sampler)
     assert (warm == cold) == sampler.startswith("nsga"), "a first generation of fifty is random either way"
+
+
+TWO = 'Objective("val/loss", "minimize")], constraints=[Constraint("val/heads", upper=2)'
+
+
+def declared(path, old="", new=""):
+    """A copy of the study, whose trials also say in their first epoch how many heads they have."""
+    text = Path(STUDY).read_text().replace("import Choice,", "import Choice, Constraint,")
+    heads = '{"val/loss": loss} | ({"val/heads": c.num_heads} if epoch == 1 else {})'
+    path.write_text(text.replace('{"val/loss": loss, "time/epoch": 1.0}', heads).replace(old, new))
+    return str(path)
+
+
+def test_trials_of_a_warm_start_are_held_against_the_constraints_of_this_study(tmp_path, capsys):
+    home = Home(tmp_path / "home")
+    source = declared(tmp_path / "source.py")
+    params, _ = drive(home, 12, reference=source, name="source", sampler="random", strategy="none")
+    bounded = declared(tmp_path / "bounded.py", 'Objective("val/loss", "minimize")', TWO)
+    with closing(Ledger(home.storage)) as ledger:
+        request = Request(home, reference=bounded, name="new", warm_start="source", sampler="tpe")
+        study, spec = declare(request, ledger, workers=1)
+    told = records(spec.earlier, len(study.constraints))
+    heads = [one["num_heads"] for one in params if one["lr"] <= 0.7]
+    said = f"warm start: {len(heads)} of {len(heads)} complete trials of study source"
+    assert said in capsys.readouterr().err
+    assert [one.violations for one in told] == [(pytest.approx((n - 2) / 2),) for n in heads]
+    assert [one.state for one in told] == ["infeasible" if n > 2 else "complete" for n in heads]
+
+
+def test_trials_of_a_warm_start_have_the_value_that_this_study_selects(tmp_path):
+    home, rising = Home(tmp_path / "home"), ("c.num_heads / epoch", "(epoch - 4) ** 2")
+    drive(
+        home, 6, reference=declared(tmp_path / "source.py", *rising), name="source", sampler="random", strategy="none"
+    )
+    best = declared(tmp_path / "best.py", '"minimize")', '"minimize", "best")')
+    with closing(Ledger(home.storage)) as ledger:
+        with ledger.read() as connection:
+            rows = reads.trial_rows(connection, reads.study_row(connection, "source")["id"])
+        request = Request(home, reference=best, name="new", warm_start="source", sampler="tpe")
+        _, spec = declare(request, ledger, workers=1)
+    last = [row["values"][0] for row in rows if row["state"] == "complete"]
+    assert [one["values"][0] for one in spec.earlier] == pytest.approx([value - 25.0 for value in last]), "of epoch 4"
+
+
+def test_a_warm_start_leaves_out_whose_parameters_changed_in_training(tmp_path, capsys):
+    home, flags = Home(tmp_path / "home"), {"reference": str(POPULATION), "window": None, "overrides": {"pause": 0.0}}
+    drive(home, 12, name="bred", **flags)
+    with closing(Ledger(home.storage)) as ledger:
+        with ledger.read() as connection:
+            rows = reads.trial_rows(connection, reads.study_row(connection, "bred")["id"])
+        request = Request(home, name="new", warm_start="bred", sampler="tpe", strategy="none", **flags)
+        _, spec = declare(request, ledger, workers=1)
+    of = {row["number"]: row for row in rows}
+    complete = [row for row in rows if row["state"] == "complete"]
+    whole = []
+    for row in complete:
+        line = [row]
+        while line[-1]["parent"] is not None:
+            line.append(of[line[-1]["parent"]])
+        whole += [row] if all(one["params"] == row["params"] for one in line) else []
+    assert 0 < len(whole) < len(complete)
+    assert [one["values"] for one in spec.earlier] == [row["values"] for row in whole]
+    assert f"warm start: {len(whole)} of {len(complete)} complete trials of study bred" in capsys.readouterr().err
 
 
 def test_a_warm_start_that_cannot_be_is_refused_in_one_sentence(tmp_path):

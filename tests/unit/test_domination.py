@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from hpo.curves import Rankings
 from hpo.domination import Ranking, ahead, beyond, dominates, front, fronts, ranked, spread
 from hpo.errors import StudyError
 from hpo.objective import Constraint, best_of, placed
@@ -205,3 +206,16 @@ def test_a_violation_is_a_share_of_the_bound(bounds, value, violation):
 def test_a_constraint_that_bounds_nothing_is_refused(given, words):
     with pytest.raises(StudyError, match=words):
         Constraint(**given)
+
+
+def test_of_many_rankings_those_asked_for_last_are_kept(monkeypatch):
+    monkeypatch.setattr("hpo.curves._KEPT", 3)
+    kept = Rankings({0: [(1, 0.5)]})
+    often = kept.of(1, 2)
+    for epoch in range(2, 8):
+        kept.of(epoch, epoch + 1)
+        assert kept.of(1, 2) is often
+    seldom = kept.of(7, 8)
+    for epoch in range(8, 11):
+        kept.of(epoch, epoch + 1)
+    assert kept.of(7, 8) is not seldom
