@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.engine import Connection
 
-from hpo.curves import Curve, Group, Rankings, first_losses
+from hpo.curves import Curve, Group, Rankings, first_loss, first_losses
 from hpo.domination import Ranking, beyond, ranked
 from hpo.ledger import statements as sql
 from hpo.ledger.tables import TERMINAL_STATES, UNSETTLED, machine_dependent, reports, trials
@@ -360,7 +360,9 @@ class LedgerHistory:
     def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
         """The visible trials (of a group) and this one by their first loss within [epoch, beyond), the best first."""
         if self._limit is None:
-            return self._known.order(epoch, beyond, group)
+            found = self._known.order(epoch, beyond, group)
+            early = first_loss(self.curve, epoch, beyond) is None  # what it reports later is not known here
+            return [number for number in found if number != self.number] if early else found
         losses = self._known.ranking(epoch, beyond, group).losses
         seen = {number: loss for number, loss in losses.items() if self._sees(number)}
         return ranked(seen | first_losses({self.number: self.curve}, epoch, beyond))
