@@ -338,7 +338,7 @@ def main() -> None:
     parser.add_argument("--measured", type=int, default=200)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--strategies", nargs="*", default=STRATEGIES)
+    parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

@@ -215,6 +215,8 @@ def main() -> None:
     names = list(methods(1, 1, 0)) if cached else given.methods.split(",")
     if unknown := [name for name in names if name not in methods(1, 1, 0)]:
         parser.error(f"--methods {unknown[0]!r}: give cached, or some of {', '.join(methods(1, 1, 0))}")
+    if unknown := [kind for kind in given.sets.split(",") if kind not in SETS]:
+        parser.error(f"--sets {unknown[0]!r}: give some of {', '.join(SETS)}")
     if cached and given.cache is None:
         parser.error("--methods cached needs --cache FILE")
     first, _, last = given.seeds.rpartition(":")
