@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from hpo.config import flatten, load_yaml
-from hpo.errors import SpaceError
+from hpo.errors import SpaceError, UserError
 from hpo.space import Space
 from hpo.words import near
 
 
 def read(files: Sequence[str | Path]) -> list[dict[str, Any]]:
     """One configuration per YAML file, as `hpo best --save` writes it. Raises UserError with the file and line."""
-    return [flatten(load_yaml(file)) for file in files]
+    entries = [flatten(load_yaml(file)) for file in files]
+    for file, entry in zip(files, entries, strict=True):
+        if not entry:
+            raise UserError(f"--enqueue {file} holds no value: write one a line, as in `train.optim.lr: 0.01`.")
+    return entries
 
 
 def within(entries: Sequence[Mapping[str, Any]], declared: Space, searched: Space) -> list[dict[str, Any]]:

@@ -44,9 +44,10 @@ def found(ledger: Ledger, name: str, study: Study) -> tuple[list[dict[str, Any]]
             if end.values and (end.violations or not study.constraints):
                 taken.append({"coordinates": coordinates, "values": end.values, "violations": end.violations or []})
     if not taken:
+        keys = dict.fromkeys(one.metric for one in (*study.objectives, *study.constraints))
         raise UserError(
             f"--warm-start {name}: of its {counted(len(complete), 'complete trial')} none fits the space of this study "
-            "and has reported what it is judged by."
+            f"and has reported all of {', '.join(keys)}, by which it judges."
         )
     return taken, len(complete)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -122,9 +123,19 @@ def lacking(kind: str, of: Subject) -> str:
         return lacking_importances(of.study, of.loss)
     if not complete:
         return "no trial is complete"
-    if kind in ("contour", "rank") and len({name for trial in complete for name in trial.params}) < 2:
+    if kind in PAIRS and len({name for trial in complete for name in trial.params}) < 2:
         return "the study searches one parameter"
+    if kind in PAIRS and len(_varied(of)) < 2:
+        return "the complete trials differ in one parameter at most"
     return ""
+
+
+def _varied(of: Subject) -> set[str]:
+    """The parameters in which the complete trials differ."""
+    complete = of.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    found = {(name, value) for trial in complete for name, value in trial.params.items()}
+    times = Counter(name for name, _ in found)
+    return {name for name, count in times.items() if count > 1}
 
 
 def draw(of: Subject, kinds: Sequence[str], directory: Path) -> dict[str, Path]:
@@ -170,7 +181,9 @@ def _options(of: Subject, kind: str, params: Sequence[str]) -> dict[str, Any]:
     if kind == "pareto":
         return {"target_names": of.directed()} if len(of.metrics) <= 3 else {}
     options: dict[str, Any] = {"target_name": of.metric, "target": of.loss if kind == "importances" else of.target}
-    return options | ({"params": list(params)[: MOST_PARAMS[kind]]} if kind in MOST_PARAMS else {})
+    varied = _varied(of) if kind in PAIRS else params
+    shown = [name for name in params if name in varied]
+    return options | ({"params": shown[: MOST_PARAMS[kind]]} if kind in MOST_PARAMS else {})
 
 
 def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ _FRACTION = re.compile(r"-?\d*\.\d+")
 _CROWDED = 0.35  # inches between two options, below which slanted names would lie over each other
 _FILLED = 0.9  # of the room that an option has, beyond which its name would come too near the next
 _GAP = 0.02  # of a figure's width
+_APART = 4  # pixels between two figures along an axis
 
 
 def whole_numbers(study: optuna.Study) -> dict[str, tuple[int, int]]:
@@ -52,7 +54,8 @@ def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
         for axis in (axes.xaxis, axes.yaxis):  # of a history, of a bar of colours
             if axis.get_label_text() == "Trial":
                 at_whole_numbers(axis)
-        if isinstance(axes.xaxis.get_major_locator(), FixedLocator | StrCategoryLocator):
+        options = isinstance(axes.xaxis.get_major_locator(), FixedLocator | StrCategoryLocator)
+        if options and axes.get_xscale() != "log":
             _turn(axes, alone=panels.size == 1)
     for panel in panels.flat if panels.size > 1 else ():
         room = panel.get_window_extent()
@@ -152,6 +155,20 @@ def _few_ticks(axis: Any) -> None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,), numticks=4))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+    _thin(axis)
+
+
+def _thin(axis: Any) -> None:
+    """Every second, third ... tick where their figures would come too near each other."""
+    from matplotlib.ticker import FixedLocator
+
+    low, high = sorted(axis.get_view_interval())
+    places = [place for place in axis.get_majorticklocs() if low <= place <= high]
+    for step in range(1, len(places)):
+        axis.set_major_locator(FixedLocator(places[::step]))
+        boxes = [label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()]
+        if not any(before.padded(_APART).overlaps(after) for before, after in pairwise(boxes)):
+            return
 
 
 def on_page(figure: Any, whole: Whole) -> None:

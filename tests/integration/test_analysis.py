@@ -123,9 +123,38 @@ def test_every_plot_is_drawn_of_one_objective_and_of_two(tmp_path):
             assert page.count(f'id="{kind}"') == 1
 
 
+def alike(*varied: str) -> optuna.Study:
+    """Eight trials that differ in some of four parameters."""
+    unit = optuna.distributions.FloatDistribution(0, 1)
+    study = optuna.create_study()
+    study.set_user_attr("metrics", ["val/loss"])
+    for i in range(8):
+        params = {name: i / 8 if name in varied else 0.5 for name in "abcd"}
+        study.add_trial(create_trial(params=params, distributions=dict.fromkeys(params, unit), value=i))
+    return study
+
+
+def test_a_parameter_in_which_complete_trials_do_not_differ_is_in_no_pair(tmp_path, monkeypatch):
+    """As of a population that has come from one member: of it there is nothing to be seen, and no contour is drawn."""
+    from matplotlib.figure import Figure
+
+    panels = {}
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: panels.update({Path(path).stem: figure.axes}))
+    plots.draw(plots.subject(alike("a", "b", "c"), None), list(plots.PAIRS), tmp_path)
+    for kind, axes in panels.items():
+        assert {one.get_xlabel() for one in axes} - {"", "val/loss"} == {"a", "b", "c"}, kind
+    of = plots.subject(alike("a"), None)
+    assert {kind: plots.lacking(kind, of) for kind in plots.PAIRS} == dict.fromkeys(
+        plots.PAIRS, "the complete trials differ in one parameter at most"
+    )
+    assert not plots.lacking("slice", of)
+
+
 def awkward() -> optuna.Study:
-    """Ranges whose ticks crowd: half a decade, sizes in powers of two, four decades; and options with long names."""
+    """Ranges whose ticks crowd: half a decade and less, sizes in powers of two, four decades; and options with long
+    names."""
     distributions = {
+        "train.optim.eps": optuna.distributions.FloatDistribution(0.012, 0.036, log=True),
         "loss.tau": optuna.distributions.FloatDistribution(0.05, 0.5, log=True),
         "train.batch_size": optuna.distributions.IntDistribution(16, 256, log=True),
         "train.optim.lr": optuna.distributions.FloatDistribution(1e-5, 1e-1, log=True),
@@ -152,9 +181,10 @@ def test_no_two_figures_along_an_axis_lie_over_each_other(tmp_path, monkeypatch)
         for axes in figure.axes:
             for axis in (axes.xaxis, axes.yaxis):
                 shown = [one for one in axis.get_ticklabels(which="both") if one.get_text() and one.get_visible()]
+                assert all(one.get_fontsize() >= 6 for one in shown), "too small to be read"
                 boxes = [one.get_window_extent() for one in shown if one.get_rotation() == 0]
                 around = axes.get_window_extent().expanded(1.02, 1.02)
-                boxes = [box for box in boxes if around.overlaps(box)] or boxes
+                boxes = [box.padded(1) for box in boxes if around.overlaps(box)] or boxes
                 over = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
                 seen.append((axes.get_xlabel(), len(boxes), over))
 

@@ -94,6 +94,12 @@ def test_a_file_is_read_and_what_is_pinned_keeps_its_value(tmp_path):
     assert spec.enqueue == [{"lr": 0.01}] and study.enqueue == ({"lr": 0.01},)
 
 
+def test_a_file_without_a_value_is_refused(tmp_path):
+    (tmp_path / "empty.yaml").write_text("# to be filled\n")
+    with pytest.raises(UserError, match=r"--enqueue .*empty.yaml holds no value: write one a line"):
+        read([tmp_path / "empty.yaml"])
+
+
 def test_a_warm_start_is_part_of_the_study_and_a_resume_makes_the_same_of_it(tmp_path):
     def begin(where):
         home = Home(tmp_path / where)
@@ -200,6 +206,8 @@ def test_a_warm_start_that_cannot_be_is_refused_in_one_sentence(tmp_path):
 
     assert "no study 'sorce'" in refused(warm_start="sorce")
     assert "sampler 'random' has no model" in refused(sampler="random")
+    bounded = refused('"minimize")]', '"minimize")], constraints=[__import__("hpo").Constraint("val/size", upper=1)]')
+    assert "none fits the space of this study and has reported all of val/loss, val/size" in bounded
     assert "none fits the space" in refused("Float(1e-4, 1.0", "Float(1e-9, 1e-8")
     assert "judged by minimize val/loss" in refused('"val/loss", "minimize"', '"val/loss", "maximize"')
     with pytest.raises(UserError, match="this home holds no study yet"):
