@@ -98,7 +98,7 @@ class Method(Protocol):
 
 
 def replay(table: Table, method: Method, workers: int, budgets: Sequence[int] = BUDGETS) -> list[float]:
-    """The regret at each of `budgets`."""
+    """The regret at each of `budgets`; it stays as it is once the table's last configuration has ended."""
     free = np.ones(len(table.cube), dtype=bool)
     rows: dict[int, int] = {}
     reached: dict[int, int] = {}
@@ -115,6 +115,8 @@ def replay(table: Table, method: Method, workers: int, budgets: Sequence[int] = 
                 rows[number], reached[number] = int(distance.argmin()), 0
                 free[rows[number]] = False
             heapq.heappush(running, (now + 1, number))
+        if not running:
+            return found + [table.regret(seen)] * (len(budgets) - len(found))
         now, number = heapq.heappop(running)
         reached[number] += 1
         loss = float(table.curves[rows[number], reached[number] - 1])

@@ -48,6 +48,16 @@ def test_regret_is_of_the_best_finite_point_of_any_curve_and_the_nearest_free_co
     assert [loss for *_, loss, _ in method.reports][1:3] == [3.0, 1.0]
 
 
+def test_the_regret_stays_once_the_whole_table_was_tried():
+    class Hasty(Scripted):
+        def report(self, number, epoch, loss, done):
+            return super().report(number, epoch, loss, True)
+
+    table = Table("t", np.array([[0.0], [0.4], [1.0]]), np.array([[5.0, 4.0], [1.0, 0.5], [2.0, 3.0]]))
+    assert (table.best, table.median) == (0.5, 2.0)
+    assert replay(table, Hasty([[0.0], [1.0], [0.4]]), 1, (1, 2, 3)) == [1.0, 1 / 3, 1 / 3]
+
+
 def made(seed=0, n=120, length=12):
     """A bowl in two dimensions; curves fall to it."""
     rng = np.random.default_rng(seed)
