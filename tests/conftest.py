@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+import warm
 from hypothesis import settings
 
 from hpo.home import Home
@@ -26,6 +28,10 @@ os.environ["COLUMNS"] = "100"
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("untimed")
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background job ignores it, and so would its children
+warm.install()
 for _name in [name for name in os.environ if name.startswith(("HPO_", "MLFLOW_"))]:
     del os.environ[_name]
 
