@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,19 +26,44 @@ def initialise(database: Path, artifacts: Path) -> None:
     with locked(Path(f"{database}.lock")):
         if database.exists() and database.stat().st_size:
             return _follow(database, artifacts)
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
         new = database.with_name(f"{database.name}.new")
         for leftover in (new, Path(f"{new}-wal"), Path(f"{new}-shm")):
             leftover.unlink(missing_ok=True)
-        connection = sqlite3.connect(new)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.close()
-        SqlAlchemyStore(f"sqlite:///{new}", str(artifacts))._dispose_engine()
+        _fill(new, artifacts, _recorded())
         sync(new)
         os.replace(new, database)
         sync(database.parent)
     return None
+
+
+def _fill(new: Path, artifacts: Path, recorded: str) -> None:
+    """Make the tables and MLflow's first experiment, by the statements `recorded` where there are any."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with closing(sqlite3.connect(new)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(recorded)
+    SqlAlchemyStore(f"sqlite:///{new}", str(artifacts))._dispose_engine()
+
+
+def _recorded() -> str:
+    """The statements that make what the migrations of the installed MLflow make, much sooner; "" if not known.
+
+    `python -m hpo.tracking.database` writes the file for a version; a test holds it against the migrations.
+    """
+    from mlflow.version import VERSION
+
+    path = Path(__file__).with_name(f"mlflow-{VERSION}.sql")
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def record(directory: Path) -> str:
+    """The statements that make a database as MLflow's migrations leave it, made in `directory`; no path is in them."""
+    _fill(directory / "mlflow.db", directory, "")
+    with closing(sqlite3.connect(directory / "mlflow.db")) as connection:
+        connection.execute("DELETE FROM experiments")
+        connection.commit()
+        return "\n".join(connection.iterdump()) + "\n"
 
 
 def leftovers(database: Path) -> list[Path]:
@@ -76,3 +102,10 @@ def locked(path: Path) -> Iterator[None]:
     with open(path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    from mlflow.version import VERSION
+
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(__file__).with_name(f"mlflow-{VERSION}.sql").write_text(record(Path(scratch)), encoding="utf-8")

@@ -1,0 +1,32 @@
+"""MLflow's own database as it is made for a home."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import mlflow.version
+
+from hpo.tracking.database import initialise
+
+TIMES = ("creation_time", "last_update_time")
+
+
+def contents(path) -> tuple[list[str], list[dict]]:
+    """Everything in a database but when its first experiment was made."""
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT * FROM experiments")
+        names = [column[0] for column in rows.description]
+        first = [{name: value for name, value in zip(names, row, strict=True) if name not in TIMES} for row in rows]
+        connection.execute("DELETE FROM experiments")
+        return sorted(connection.iterdump()), first
+
+
+def test_recorded_statements_make_what_migrations_make(tmp_path, monkeypatch):
+    """`python -m hpo.tracking.database` records those of another version of MLflow."""
+    made, migrated = tmp_path / "made.db", tmp_path / "migrated.db"
+    initialise(made, tmp_path / "artifacts")
+    monkeypatch.setattr(mlflow.version, "VERSION", "0.0.0")  # nothing is recorded of it
+    initialise(migrated, tmp_path / "artifacts")
+    assert contents(made) == contents(migrated)
+    assert contents(made)[1][0]["artifact_location"] == str(tmp_path / "artifacts" / "0")
