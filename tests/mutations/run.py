@@ -49,7 +49,8 @@ def check_imports(tree: Path) -> None:
 
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, list[str], str]:
     """Runs tests in `tree`: pytest's exit code, a line `PASSED TEST` or `FAILED TEST - WHY` of each, and all output."""
-    options = ("-q", "--tb=short", "-rpf", "-p", "no:cacheprovider", "-m", "not slow")
+    options = ["-q", "--tb=short", "-rpf", "-p", "no:cacheprovider", "-m", "not slow"]
+    options += ["-x"] if len(tests) == 1 else []  # one of its parameters is enough
     result = python(tree, "-m", "pytest", *options, *tests)
     output = result.stdout + result.stderr
     return result.returncode, [line for line in output.splitlines() if line.startswith(("PASSED ", "FAILED "))], output
