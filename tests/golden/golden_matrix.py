@@ -1,0 +1,110 @@
+"""The digest of a short study under every sampler and every strategy, and the sentence where the two are refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from driven import driven
+
+from hpo import preflight
+from hpo.errors import UserError
+from hpo.home import Home
+from hpo.ledger import Ledger, reads
+from hpo.run import Request, declare
+from hpo.search.samplers import SAMPLERS
+from hpo.search.strategy import STRATEGIES
+
+DECLARATION = Path(__file__).with_name("matrix_study.py")
+TRIALS, WINDOW = 12, 2
+
+# Options with which a model is asked after a few trials, and a trial of five epochs meets rungs.
+SAMPLER_OPTIONS: dict[str, dict[str, Any]] = {
+    "tpe": {"n_startup_trials": 4},
+    "gp": {"n_startup_trials": 9},
+    "nsga2": {"population_size": 3},
+    "nsga3": {"population_size": 3},
+}
+STRATEGY_OPTIONS: dict[str, dict[str, Any]] = {
+    "median": {"n_startup_trials": 1},
+    "percentile": {"n_startup_trials": 1, "percentile": 40.0},
+    "patient": {"patience": 1, "min_delta": 0.05, "strategy": None},
+    "threshold": {"upper": 0.9, "n_warmup_epochs": 2},
+    "wilcoxon": {"n_startup_epochs": 1},
+    "halving": {"eta": 2},
+    "asha": {"eta": 2},
+    "hyperband": {"eta": 2},
+    "asha-promote": {"eta": 2},
+    "pasha": {"eta": 2},
+    "hyperband-promote": {"eta": 2},
+    "freeze-thaw": {"min_epochs": 1, "eta": 2},
+    "bohb": {"eta": 2},
+    "pbt": {"population": 4, "interval": 2},
+    "pb2": {"population": 4, "interval": 2},
+}
+POPULATIONS = ("pbt", "pb2")
+PAUSING = ("asha-promote", "pasha", "hyperband-promote", "freeze-thaw", "bohb", *POPULATIONS)
+
+
+def matrix(ledger: Ledger, home: Home, *, every: bool) -> dict[str, Any]:
+    """Returns, by the number of objectives, sampler -> strategy -> what came of it; None for a cell that the sample
+    leaves out, unless `every` cell is computed."""
+    kinds = {"one objective": ("STUDY", _sample(0)), "two objectives": ("SEVERAL", _sample(5))}
+    return {title: _matrix(ledger, home, kind, None if every else some) for title, (kind, some) in kinds.items()}
+
+
+def _sample(shift: int) -> set[tuple[str, str]]:
+    """Returns cells that meet every sampler and every strategy, and those of strategies that bring a sampler."""
+    samplers = list(SAMPLERS)
+    met = {(samplers[(place + shift) % len(samplers)], strategy) for place, strategy in enumerate(STRATEGIES)}
+    return met | {(name, name) for name in samplers if name in STRATEGIES}
+
+
+def _matrix(ledger: Ledger, home: Home, kind: str, sample: set[tuple[str, str]] | None) -> dict[str, Any]:
+    def cell(sampler: str, strategy: str) -> Any:
+        left_out = sample is not None and (sampler, strategy) not in sample
+        return None if left_out else _cell(ledger, home, kind, sampler, strategy)
+
+    return {sampler: {strategy: cell(sampler, strategy) for strategy in STRATEGIES} for sampler in SAMPLERS}
+
+
+def _cell(ledger: Ledger, home: Home, kind: str, sampler: str, strategy: str) -> dict[str, Any]:
+    request = Request(
+        home,
+        reference=f"{_written(home, sampler, strategy)}:{kind}",
+        name=f"{kind}.{sampler}.{strategy}",
+        sampler=sampler,
+        window=None if strategy in POPULATIONS else 1 if strategy in PAUSING else WINDOW,
+        overrides={"checkpoints": True} if strategy in PAUSING else {},
+    )
+    try:
+        preflight.check(*declare(request, ledger, workers=1))
+    except UserError as error:
+        return {"refused": str(error)}
+    return _driven(ledger, request)
+
+
+def _written(home: Home, sampler: str, strategy: str) -> Path:
+    """Writes the declaration with this sampler and strategy, and returns its file."""
+    text = DECLARATION.read_text()
+    for declared, kind, options in (
+        ('sampler="random"', "sampler", {"name": sampler, **SAMPLER_OPTIONS.get(sampler, {})}),
+        ('strategy="none"', "strategy", {"name": strategy, **STRATEGY_OPTIONS.get(strategy, {})}),
+    ):
+        assert declared in text, f"{DECLARATION.name} has no {declared} to replace"
+        text = text.replace(declared, f"{kind}={options!r}")
+    file = home.root / "matrix_study.py"
+    file.write_text(text)
+    return file
+
+
+def _driven(ledger: Ledger, request: Request) -> dict[str, Any]:
+    name, state = driven(ledger, request, trials=TRIALS)
+    assert state == "complete", f"{name} is {state}"
+    with ledger.read() as connection:
+        study = reads.study_row(connection, name)
+        rows = reads.trial_rows(connection, study["id"])
+        states = dict(sorted(Counter(row["state"] for row in rows).items()))
+        epochs = sum(row["epoch"] - row["from_epoch"] for row in rows)
+        return {"digest": reads.digest(connection, study), "states": states, "epochs": epochs}

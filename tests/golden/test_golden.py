@@ -1,0 +1,99 @@
+"""What the product does today is what is recorded; `make golden` shows all that differs and says how to accept it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import golden_record
+import home_asset
+import pytest
+
+NAMES = golden_record.recorded_names()
+
+
+@pytest.fixture(scope="module")
+def now() -> dict[str, Any]:
+    """What today's code gives, of the matrix a sample."""
+    return golden_record.computed()
+
+
+def assert_recorded(name: str, now: dict[str, Any]) -> None:
+    """Fails with what differs; skips, where the platform is another one, what can only be compared on one platform."""
+    platform = golden_record.platform_differences(now) if name == "matrix.json" or name.startswith("studies/") else ""
+    lines = golden_record.differences(name, golden_record.recorded(name), now[name], exact=not platform)
+    assert not lines, "\n".join(["what is recorded differs:", *lines, golden_record.ACCEPT])
+    if platform:
+        how = f"metrics agree to {golden_record.RELATIVE:.0%} or {golden_record.ABSOLUTE}"
+        pytest.skip(f"the digests in {name} are not compared, {how}: here is {platform}")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "platform.json"])
+def test_it_is_as_recorded(name, now):
+    assert name in now, f"{name} is recorded and not given any more. {golden_record.ACCEPT}"
+    assert_recorded(name, now)
+
+
+def test_all_that_is_given_is_recorded(now):
+    assert sorted(now.keys() - {"home"}) == NAMES, golden_record.ACCEPT
+
+
+@pytest.mark.slow
+def test_every_cell_of_the_matrix_is_as_recorded():
+    assert_recorded("matrix.json", golden_record.computed("--all", "--only", "matrix.json"))
+
+
+def test_no_cell_of_the_recorded_matrix_is_empty():
+    matrix = golden_record.recorded("matrix.json")
+    cells = {(kind, *key): cell for kind in matrix for key, cell in _cells(matrix[kind]).items()}
+    assert not [key for key, cell in cells.items() if not (cell and ("digest" in cell or "refused" in cell))]
+
+
+def _cells(rows: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    return {(sampler, strategy): cell for sampler, row in rows.items() for strategy, cell in row.items()}
+
+
+def test_a_recorded_study_resumes_to_the_digest_of_the_uninterrupted_one(now):
+    if platform := golden_record.platform_differences(now):
+        pytest.skip(f"the digest of the resumed study is not compared: here is {platform}")
+    assert now["home"] == home_asset.recorded()["uninterrupted"]["status"]["digest"]
+
+
+def test_nothing_recorded_says_where_a_module_lies():
+    modules = re.compile(r"\b(hpo|trainer)(\.[a-z_]+)+:[A-Z]|\b(hpo|trainer)/\w+\.py|<class '")
+    texts = {name: (golden_record.HERE / name).read_text() for name in NAMES}
+    assert {name: found[0] for name, text in texts.items() if (found := modules.search(text))} == {}
+
+
+# --- How differences are told
+
+
+def test_a_difference_names_its_place_and_both_values():
+    before = {"digest": "a", "trials": [{"metrics": {"val/loss": [0.5, 0.25]}}], "gone": 1}
+    after = {"digest": "b", "trials": [{"metrics": {"val/loss": [0.5, 0.125]}}], "more": 1}
+    assert golden_record.differences("studies/x.json", before, after) == [
+        "studies/x.json: digest: recorded 'a', now 'b'",
+        "studies/x.json: trials[0] > metrics > val/loss[1]: recorded 0.25, now 0.125",
+        "studies/x.json: gone is gone",
+        "studies/x.json: more is new",
+    ]
+
+
+def test_a_changed_help_is_shown_by_its_lines():
+    lines = golden_record.differences("help/x.txt", "Usage: x\n\n  --old\n", "Usage: x\n\n  --new\n")
+    assert [line for line in lines if line[12:13] in "+-"] == ["help/x.txt: -  --old", "help/x.txt: +  --new"]
+
+
+def test_elsewhere_metrics_are_compared_with_a_tolerance():
+    near = {"digest": "b", "metrics": [1.01]}
+    assert golden_record.differences("x", {"digest": "a", "metrics": [1.0]}, near, exact=False) == []
+    far = golden_record.differences(
+        "x", {"digest": "a", "metrics": [1.0]}, {"metrics": [1.1], "digest": ""}, exact=False
+    )
+    assert far == ["x: metrics[0]: recorded 1.0, now 1.1"]
+
+
+def test_a_last_bit_and_a_value_that_is_not_finite_are_differences():
+    assert golden_record.differences("x", [0.1], [0.1 + 2**-56]) == ["x: [0]: recorded 0.1, now 0.10000000000000002"]
+    assert golden_record.differences("x", [1.0], [float("nan")], exact=False) == ["x: [0]: recorded 1.0, now nan"]
+    assert golden_record.differences("x", [float("nan")], [float("nan")]) == []

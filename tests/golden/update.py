@@ -1,0 +1,54 @@
+"""Shows what differs between the recorded files and what today's code gives, or records that.
+
+    python tests/golden/update.py [--accept]
+
+Without --accept it exits 1 where anything differs. It computes every cell of the matrix, which takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import golden_record
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare the golden files with today's code.")
+    parser.add_argument("--accept", action="store_true", help="write what today's code gives")
+    accept = parser.parse_args().accept
+    now = golden_record.computed("--all")
+    now.pop("home")  # test_golden.py compares it with what tests/assets records
+    changes = _changes(now)
+    if not changes:
+        print("Nothing differs from the golden files.")
+        return 0
+    print("\n".join(changes))
+    if accept:
+        _record(now)
+        print(f"These differences are written to {golden_record.HERE.name}/: review them with `git diff`.")
+        return 0
+    print(golden_record.ACCEPT)
+    return 1
+
+
+def _changes(now: dict[str, Any]) -> list[str]:
+    names = golden_record.recorded_names()
+    lines = [f"{name} is not recorded" for name in now if name not in names]
+    lines += [f"{name} is recorded and not given any more" for name in names if name not in now]
+    for name in (name for name in names if name in now):
+        lines += golden_record.differences(name, golden_record.recorded(name), now[name])
+    return lines
+
+
+def _record(now: dict[str, Any]) -> None:
+    for name in golden_record.recorded_names():
+        if name not in now:
+            (golden_record.HERE / name).unlink()
+    for name, content in now.items():
+        golden_record.write(name, content)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
