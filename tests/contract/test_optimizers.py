@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from rounds import rounds
 from torch import nn
 
 from trainer import optim
@@ -356,6 +357,7 @@ def test_norms_biases_and_vectors_do_not_decay():
     assert len(rest["params"]) == len([p for p in net.parameters() if p.requires_grad]) - len(decay["params"])
 
 
+@rounds("case", CASES)
 def test_decay_moves_only_what_decays(case):
     """With gradients that are the same and another weight_decay, vectors end bit-equal and matrices do not."""
     nets = [model(), model()]
@@ -367,6 +369,7 @@ def test_decay_moves_only_what_decays(case):
         assert torch.equal(p, q) == (p.ndim < 2)
 
 
+@rounds("case", CASES)
 def test_a_groups_learning_rate_is_its_own(case):
     """A parameter at lr_scale 1/2 moves as in a run at half the learning rate, its neighbours as at the whole."""
 
@@ -459,8 +462,8 @@ def test_muon_takes_hidden_matrices_and_refuses_a_model_without():
             optim.build(OptimConfig(name="muon"), net)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("parallel", [{"data": 2, "shard": "zero3"}, {"tensor": 2}])
+@rounds("name", OPTIMIZERS)
+@rounds("parallel", [{"data": 2, "shard": "zero3"}, {"tensor": 2}])
 def test_what_needs_whole_parameters_is_refused_where_they_are_sharded(name, parallel):
     given = {"optim": {"name": name}, "parallel": parallel}
     if OPTIMIZERS[name].sharded:
@@ -470,7 +473,7 @@ def test_what_needs_whole_parameters_is_refused_where_they_are_sharded(name, par
             TrainConfig.model_validate(given)
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("optim", "parallel", "said"),
     [
         ({"name": "sgd", "implementation": "fused"}, {"tensor": 2}, "'fused', which sgd has for whole parameters"),
@@ -486,7 +489,7 @@ def test_what_ranks_cannot_step_is_refused_before_they_start(optim, parallel, sa
 # --- State
 
 
-@pytest.mark.parametrize("skipped_step", [1, 3])
+@rounds("skipped_step", [1, 3])
 @pytest.mark.parametrize("case", [case for case in CASES if "fused" in OPTIMIZERS[case.partition(" ")[0]].runs_as])
 def test_a_step_skipped_by_the_device_leaves_no_trace(case, skipped_step):
     """The flag that a GPU's guard sets: as if the step had not been, also where it is the very first."""
@@ -546,6 +549,7 @@ def test_its_state_survives_the_checkpoint_store(case, tmp_path):
         assert equal(ahead, resumed), t
 
 
+@rounds("case", CASES)
 def test_another_optimizers_state_is_refused(case):
     net = model()
     other = optim.build(OptimConfig(name="lion" if case != "lion" else "adamw"), net)
@@ -554,7 +558,7 @@ def test_another_optimizers_state_is_refused(case):
         state_of(net, other).load_state_dict(state)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@rounds("name", OPTIMIZERS)
 def test_its_implementations_agree(name):
     """Our own to the bit; torch's to rounding."""
     case = name

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounds import rounds
 from torch import Tensor
 
 from trainer.losses import dpo, ipo, kto
@@ -68,8 +69,8 @@ def pairs(log_probs: Tensor, per: Tensor | float = 1.0) -> tuple[Tensor, Tensor]
     return (log_probs.sum(dim=1) / per).chunk(2)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("beta", [0.05, 0.5])
+@rounds("seed", range(5))
+@rounds("beta", [0.05, 0.5])
 @pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
 def test_dpo_and_ipo_are_trls(kind, beta, seed):
     policy, reference, mask = random(seed)
@@ -84,8 +85,8 @@ def test_dpo_and_ipo_are_trls(kind, beta, seed):
     torch.testing.assert_close(gradient, want_gradient, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("beta", [0.05, 0.5])
+@rounds("seed", range(5))
+@rounds("beta", [0.05, 0.5])
 def test_smoothed_dpo_is_trls(beta, seed):
     """TRL smooths "aot" this way, which sorts the margins of a batch: of a batch of one pair it is DPO's loss."""
     policy, reference, mask = random(seed)
@@ -100,8 +101,8 @@ def test_smoothed_dpo_is_trls(beta, seed):
     torch.testing.assert_close(gradient, want_gradient, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("beta", [0.05, 0.5])
+@rounds("seed", range(5))
+@rounds("beta", [0.05, 0.5])
 def test_kto_is_trls(beta, seed):
     policy, reference, mask = random(seed)
     other, ref_other, _ = random(seed + 100)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rounds import rounds
 from torch.optim import lr_scheduler as theirs
 
 from hpo.space import Choice, Float, Int, Space
@@ -137,7 +138,7 @@ def test_a_step_multiplies_by_gamma_and_by_nothing_else(config, total):
     assert all(any(math.isclose(jump, power, rel_tol=1e-9) for power in powers) for jump in jumps)
 
 
-@pytest.mark.parametrize("warmup", WARMUPS)
+@rounds("warmup", WARMUPS)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "one_cycle"])
 def test_a_warmup_rises_from_above_zero_to_where_the_schedule_starts(name, warmup):
     length = 7
@@ -229,7 +230,7 @@ TORCH = {
 }
 
 
-@pytest.mark.parametrize("warmup", [0, 9])
+@rounds("warmup", [0, 9])
 @pytest.mark.parametrize("name", TORCH)
 def test_equal_to_torch_at_every_step(name, warmup):
     """With a warmup, what follows it is torch's own shifted by W, as its SequentialLR does; but step and multi_step
@@ -247,7 +248,7 @@ def test_equal_to_torch_at_every_step(name, warmup):
         assert [lr_at(s) for s in range(warmup)] == pytest.approx(rates(rise, warmup), rel=1e-9)
 
 
-@pytest.mark.parametrize("mode", ["triangular", "triangular2", "exp_range"])
+@rounds("mode", ["triangular", "triangular2", "exp_range"])
 def test_cyclical_equals_torch(mode):
     gamma = {"gamma": 0.99} if mode == "exp_range" else {}
     config = ScheduleConfig(name="cyclical", num_cycles=3, cycle_mode=mode, min_lr=0.05, **gamma)
@@ -274,7 +275,7 @@ def test_warmup_and_cosine_equal_torchs_sequence():
     assert lr_at(total) == pytest.approx(floor)
 
 
-@pytest.mark.parametrize("pct_start", [0.1, 0.3, 0.65])
+@rounds("pct_start", [0.1, 0.3, 0.65])
 def test_one_cycle_equals_torch(pct_start):
     total = 100
     config = ScheduleConfig(name="one_cycle", one_cycle={"pct_start": pct_start})
@@ -322,7 +323,7 @@ def test_inverse_sqrt_is_the_transformers_schedule():
     assert [lr_at(step) for step in range(500)] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("shape", "f"), [("sqrt", lambda q: 1 - q**0.5), ("linear", lambda q: 1 - q)])
+@rounds(("shape", "f"), [("sqrt", lambda q: 1 - q**0.5), ("linear", lambda q: 1 - q)])
 def test_wsd_is_the_papers(shape, f):
     """Hägele et al. 2024, eq. 1: eta_max n/N_warmup, eta_max, f(n, N, N_decay) eta_max, with f of eqs. 2 and 3."""
     total, warmup, decay = 200, 20, 40
@@ -347,7 +348,7 @@ def test_the_batch_size_scales_the_peak_where_asked():
     assert scaled_lr(ScheduleConfig(scale_lr="sqrt", base_batch_size=64), 0.1, 16) == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("given", "steps"),
     [({"warmup_steps": 7}, 7), ({"warmup_ratio": 0.25}, 50), ({"warmup_epochs": 1.5}, 30), ({}, 0)],
 )
@@ -406,7 +407,7 @@ def a_study(space):
     return study.configure({})
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("given", "message"),
     [
         (
@@ -444,7 +445,7 @@ def test_a_function_of_the_users_own(monkeypatch):
     assert [lr_at(s) for s in (0, 3, 53, 103)] == pytest.approx([LR / 4, LR, LR / 2, LR / 4])
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("name", "message"),
     [
         ("mine:missing", "mine.py has no 'missing'"),
@@ -469,7 +470,7 @@ def test_a_function_that_cannot_be_used_is_refused(monkeypatch, name, message):
         schedule(ScheduleConfig(name=name), LR, 10, Epochs(1))
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("given", "told"),
     [
         ({"warmup_steps": 40}, True),

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 
 import pytest
+from rounds import rounds
 
 from hpo.curves import Rankings
 from hpo.domination import Ranking, ahead, beyond, dominates, front, fronts, ranked, spread
@@ -37,18 +38,19 @@ def brute_fronts(losses):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", range(40))
-def test_fronts_are_those_of_every_pair_compared(size, seed):
-    rng = random.Random(seed)
-    grid = [0.0, 0.5, 1.0, 2.0, math.inf] if seed % 2 else [rng.random() for _ in range(30)]
-    losses = {key: tuple(rng.choice(grid) for _ in range(size)) for key in range(rng.randint(0, 40))}
-    found = brute_fronts(losses)
-    assert fronts(losses) == found
-    assert front(losses) == (found[0] if found else [])
-    order = ranked(losses)
-    place = {key: i for i, one in enumerate(found) for key in one}
-    assert [place[key] for key in order] == sorted(place.values()), "a front before the next"
-    assert not any(dominates(losses[b], losses[a]) for i, a in enumerate(order) for b in order[i:])
+def test_fronts_are_those_of_every_pair_compared(size):
+    for seed in range(40):
+        rng = random.Random(seed)
+        grid = [0.0, 0.5, 1.0, 2.0, math.inf] if seed % 2 else [rng.random() for _ in range(30)]
+        losses = {key: tuple(rng.choice(grid) for _ in range(size)) for key in range(rng.randint(0, 40))}
+        found = brute_fronts(losses)
+        assert fronts(losses) == found, f"seed {seed}"
+        assert front(losses) == (found[0] if found else []), f"seed {seed}"
+        order = ranked(losses)
+        place = {key: i for i, one in enumerate(found) for key in one}
+        assert [place[key] for key in order] == sorted(place.values()), f"seed {seed}: a front before the next"
+        dominated = [b for i, a in enumerate(order) for b in order[i:] if dominates(losses[b], losses[a])]
+        assert not dominated, f"seed {seed}"
 
 
 def violated(loss):
@@ -56,10 +58,13 @@ def violated(loss):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(20))
-def test_what_breaks_constraints_is_behind_what_breaks_none_and_by_how_much_it_does(size, seed):
+def test_what_breaks_constraints_is_behind_what_breaks_none_and_by_how_much_it_does(size):
+    for seed in range(20):
+        assert_feasible_first(size, random.Random(seed), f"seed {seed}")
+
+
+def assert_feasible_first(size, rng, where):
     """Deb et al. 2002, definition: feasible before infeasible, of these the less violation, else domination."""
-    rng = random.Random(seed)
     losses = {
         key: beyond(tuple(rng.random() for _ in range(size)), rng.choice([0.0, 0.0, 0.1, 0.1, 2.0, math.inf]))
         for key in range(30)
@@ -67,25 +72,28 @@ def test_what_breaks_constraints_is_behind_what_breaks_none_and_by_how_much_it_d
     if size == 1:
         losses = {key: beyond(loss[0], violated(loss)) for key, loss in losses.items()}
         expected = sorted(losses, key=lambda key: (violated(losses[key]), float(losses[key]), key))
-        assert ranked(losses) == expected
-        assert min(losses, key=lambda key: losses[key]) == expected[0]
-        assert all((losses[a] < losses[b]) == (expected.index(a) < expected.index(b)) for a in losses for b in losses)
+        assert ranked(losses) == expected, where
+        assert min(losses, key=lambda key: losses[key]) == expected[0], where
+        place = {key: i for i, key in enumerate(expected)}
+        assert all((losses[a] < losses[b]) == (place[a] < place[b]) for a in losses for b in losses), where
         return
     order = []
     for group in sorted({violated(loss) for loss in losses.values()}):
         order += ranked({key: tuple(loss) for key, loss in losses.items() if violated(loss) == group})
-    assert ranked(losses) == order
+    assert ranked(losses) == order, where
     for a in losses:
         for b in losses:
             if violated(losses[a]) != violated(losses[b]):
-                assert dominates(losses[a], losses[b]) == (violated(losses[a]) < violated(losses[b]))
+                assert dominates(losses[a], losses[b]) == (violated(losses[a]) < violated(losses[b])), where
 
 
 @pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("seed", range(10))
-def test_a_ranking_that_is_kept_is_the_one_made_anew(several, seed):
-    rng = random.Random(seed)
+def test_a_ranking_that_is_kept_is_the_one_made_anew(several):
+    for seed in range(10):
+        assert_kept_as_made_anew(several, random.Random(seed), f"seed {seed}")
 
+
+def assert_kept_as_made_anew(several, rng, where):
     def loss():
         value = rng.choice([0.0, 0.5, 1.0, math.nan, math.inf, rng.random()])
         return beyond((value, rng.random()) if several else value, rng.choice([0.0, 0.0, 1.0]))
@@ -97,7 +105,7 @@ def test_a_ranking_that_is_kept_is_the_one_made_anew(several, seed):
         ranking.put(number, new)
         losses.pop(number, None)
         losses |= {} if new is None else {number: new}
-        assert ranking.order == ranked(losses) and ranking.losses.keys() == losses.keys()
+        assert ranking.order == ranked(losses) and ranking.losses.keys() == losses.keys(), where
 
 
 def test_one_loss_ranks_as_it_did_and_nan_is_behind_everything():
@@ -132,16 +140,17 @@ def brute_spread(losses):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("seed", range(15))
-def test_how_many_are_ahead_is_counted_in_the_order_of_all(size, seed):
-    rng = random.Random(seed)
-    grid = [0.0, 0.5, 1.0, 2.0] if seed % 2 else [rng.random() for _ in range(30)]
-    sound = {key: tuple(rng.choice(grid) for _ in range(size)) for key in rng.sample(range(40), 25)}
-    order = [key for one in brute_fronts(sound) for key in brute_spread({key: sound[key] for key in one})]
-    losses = {90: (math.nan,) * size, **sound, 91: (0.0, math.nan, 0.0)[:size]}
-    assert ranked(losses) == [*order, 90, 91]
-    for place, number in enumerate(order):
-        assert ahead(losses, number) == sum(losses[other] != losses[number] for other in order[:place])
+def test_how_many_are_ahead_is_counted_in_the_order_of_all(size):
+    for seed in range(15):
+        rng = random.Random(seed)
+        grid = [0.0, 0.5, 1.0, 2.0] if seed % 2 else [rng.random() for _ in range(30)]
+        sound = {key: tuple(rng.choice(grid) for _ in range(size)) for key in rng.sample(range(40), 25)}
+        order = [key for one in brute_fronts(sound) for key in brute_spread({key: sound[key] for key in one})]
+        losses = {90: (math.nan,) * size, **sound, 91: (0.0, math.nan, 0.0)[:size]}
+        assert ranked(losses) == [*order, 90, 91], f"seed {seed}"
+        for place, number in enumerate(order):
+            before = sum(losses[other] != losses[number] for other in order[:place])
+            assert ahead(losses, number) == before, f"seed {seed}, trial {number}"
 
 
 @pytest.mark.parametrize("strategy", [Asha(), Halving(min_epochs=1), Hyperband(max_epochs=2)], ids=lambda one: one.name)
@@ -177,9 +186,8 @@ def test_the_best_trials_are_the_front_by_their_own_directions():
     assert best_of(OBJECTIVES, {}) == [] and placed(OBJECTIVES, {}) == {}
 
 
-@pytest.mark.parametrize(
-    ("bounds", "value", "violation"),
-    [
+def test_a_violation_is_a_share_of_the_bound():
+    for bounds, value, violation in [
         ({"upper": 200.0}, 300.0, 0.5),
         ({"upper": 200.0}, 200.0, 0.0),
         ({"upper": 200.0}, 100.0, -0.5),
@@ -187,13 +195,11 @@ def test_the_best_trials_are_the_front_by_their_own_directions():
         ({"upper": 0.0}, 0.25, 0.25),
         ({"lower": 1.0, "upper": 4.0}, 0.5, 0.5),
         ({"lower": 1.0, "upper": 4.0}, 3.0, -0.25),
-    ],
-)
-def test_a_violation_is_a_share_of_the_bound(bounds, value, violation):
-    assert Constraint("m", **bounds).violation(value) == pytest.approx(violation)
+    ]:
+        assert Constraint("m", **bounds).violation(value) == pytest.approx(violation), f"{value} within {bounds}"
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("given", "words"),
     [
         ({"metric": ""}, "must be the name of a metric"),
