@@ -96,8 +96,9 @@ def main() -> int:
         check_imports(sound)
         tests = list(dict.fromkeys(test for one in chosen for test in one.caught_by))
         code, lines, output = run_tests(sound, tests)
-        if failed := [test for test in tests if code or not has(lines, "PASSED", test)]:
-            print(f"without a defect these do not pass: {', '.join(failed)}\n{output[-4000:]}")
+        failed = [test for test in tests if has(lines, "FAILED", test) or not has(lines, "PASSED", test)]
+        if code or failed:
+            print(f"without a defect pytest ended with {code}; not passed: {', '.join(failed)}\n{output[-4000:]}")
             return 1
         print(f"{len(tests)} tests pass without a defect\n{'defect':36} {'seconds':>7}  caught by")
         survivors = 0
