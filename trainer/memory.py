@@ -2,7 +2,8 @@
 
 One window is trained on for show: the model, its optimizer and the batch are fake tensors (torch's FakeTensorMode),
 which have shapes and lifetimes but no storage. Adding up what is alive at every operation gives the high-water mark
-without a formula for each kind of layer. Buffers inside an operator's kernel and the allocator's rounding are not seen.
+without a formula for each kind of layer. Buffers inside an operator's kernel, but for a convolution's on a CPU, and the
+allocator's rounding are not seen.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -73,10 +74,12 @@ class Live(TorchDispatchMode):
     """While it is on: the bytes of the storages that tensors made or touched under it hold, now and at most.
 
     Of a DTensor its local part. FSDP gives memory back by resizing storages, which no mode hears of. Where `any_value`
-    is set, that is what every value is that somebody looks at; fake tensors have none.
+    is set, that is what every value is that somebody looks at; fake tensors have none. `on_cpu` says that the step is
+    for a CPU, whose convolutions may copy their input within an operation.
     """
 
     any_value: float | None = None
+    on_cpu = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +130,27 @@ class Live(TorchDispatchMode):
             return self.any_value
         result = func(*args, **(kwargs or {}))
         self.count(tree_leaves(result))
+        if self.on_cpu and func in _CONVOLUTIONS:
+            self.peak = max(self.peak, self.now + _unfolded(func, args, result))
         return result
+
+
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
+
+def _unfolded(func: Any, args: Any, result: Any) -> int:
+    """Returns the bytes of the copy that a convolution makes of its input within its kernel: one column of
+    `channels * kernel` values for each position. oneDNN makes none, but torch's own kernels do, which compute what
+    oneDNN cannot on this processor: fp16 without AVX512-FP16, bf16 without AVX-512."""
+    if func is _CONVOLUTIONS[0]:
+        output, (x, weight, bias, *settings) = result, args
+    else:
+        (output, x, weight, _, *settings), bias = args[:10], None
+    backend = torch._C._select_conv_backend(x, weight, bias, *settings)
+    pointwise = weight[0, 0].numel() == 1 and output.shape[2:] == x.shape[2:]  # its input is read as it is
+    if pointwise or backend not in (torch._C._ConvBackend.Slow2d, torch._C._ConvBackend.Slow3d):
+        return 0
+    return len(x) * weight[0].numel() * output.shape[2:].numel() * x.element_size()
 
 
 SHALLOW = (2, 3)  # blocks from whose needs those of a deeper model are carried on in proportion
@@ -190,6 +213,7 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
     fake, device = FakeTensorMode(allow_non_fake_inputs=True), pick_device(config.device)
     parts = ranks if ranks.sharded else ALONE  # replicas hold, and pass through, what a process does that is alone
     with fake, Live() as live:
+        live.on_cpu = device.type == "cpu"
         model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
         model = parts.prepare(checkpointed(model, config.activations, draws=False), task)
         parameters = live.peak = live.now  # it is made on the host: what that took beside is gone
