@@ -36,6 +36,8 @@ from trainer.task import Loss
 # of every rank; the norm is clipped in most of them.
 PARITY: dict[str, Any] = {"num_epochs": 5, "batch_size": 12, "micro_batch_size": 2, "clip": {"norm": 0.5}}
 PARITY["checkpoint"] = {"every_epochs": 1}
+# 2 epochs, 8 windows, are enough where nothing has to happen in the middle of a run.
+SHORT: dict[str, Any] = {"num_epochs": 2, "checkpoint": {"every_epochs": 2}}
 
 
 class Smooth(Toy):
@@ -43,6 +45,12 @@ class Smooth(Toy):
     one sample, so that all replicas but the first have none of it."""
 
     samples = 37
+    windows = 20
+
+    @property
+    def window(self) -> int:
+        """The number of the window that is being trained on, from 0."""
+        return round(self.progress * self.windows)
 
     def model(self) -> nn.Module:
         self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 3))
@@ -223,7 +231,7 @@ class Bad(Smooth):
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         loss = super().loss(model, batch)
-        bad = rank() == 1 and self.progress * 20 >= 3
+        bad = rank() == 1 and self.window >= 3
         return Loss(loss.sum * float("nan") if bad else loss.sum, loss.count)
 
 
@@ -239,6 +247,8 @@ class Spoils(nn.Module):
 class SpoiltWithin(Smooth):
     """From the fourth window on, before what a rank has goes to the other one, by tensor or as the next stage."""
 
+    windows = 8
+
     def model(self) -> nn.Module:
         hidden = [part for _ in range(3) for part in (nn.Linear(8, 8), nn.Sequential(nn.Tanh(), Spoils()))]
         self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *hidden, nn.Linear(8, 3))
@@ -248,7 +258,7 @@ class SpoiltWithin(Smooth):
         return {"2": "colwise", "4": "rowwise"}
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        Spoils.on = self.progress * 20 >= 3
+        Spoils.on = self.window >= 3
         return super().loss(model, batch)
 
 
@@ -257,7 +267,7 @@ class Jumping(Smooth):
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         loss = super().loss(model, batch)
-        return Loss(loss.sum * (1e4 if round(self.progress * 20) == 10 else 1.0), loss.count)
+        return Loss(loss.sum * (1e4 if self.window == 10 else 1.0), loss.count)
 
 
 def rank() -> int:
@@ -270,16 +280,17 @@ class OneJumps(Smooth):
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         loss = super().loss(model, batch)
-        return Loss(loss.sum * 1e4, loss.count, loss.terms) if hits(1) and round(self.progress * 20) == 10 else loss
+        return Loss(loss.sum * 1e4, loss.count, loss.terms) if hits(1) and self.window == 10 else loss
 
 
 class Tight(Smooth):
     """From window `start` on, rank 1's memory holds one sample at a time."""
 
+    windows = 8
     start = 5
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        if hits(1) and round(self.progress * 20) >= self.start and len(batch[1]) > 1:
+        if hits(1) and self.window >= self.start and len(batch[1]) > 1:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
         return super().loss(model, batch)
 
@@ -291,9 +302,11 @@ class TightFromTheStart(Tight):
 class TightOnTheWayBack(Smooth):
     """The same, and it is the backward pass that runs out."""
 
+    windows = 8
+
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         loss = super().loss(model, batch)
-        if hits(1) and round(self.progress * 20) >= Tight.start and len(batch[1]) > 1:
+        if hits(1) and self.window >= Tight.start and len(batch[1]) > 1:
             loss.sum.register_hook(self.run_out)
         return loss
 
@@ -487,8 +500,9 @@ def reductions(directory: str, ways: dict[str, Any]) -> dict[str, list[int]]:
         for size in (6, 1):
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
                 run(f"{directory}/{name}-{size}", parallel=kind, micro_batch_size=size, num_epochs=1)
-            counts = {event.key: event.count for event in profiler.key_averages()}
-            found[name].append(sum(counts.get(f"c10d::{op}", 0) for op in ("allreduce_", "_reduce_scatter_base_")))
+            assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+            names = [event.name() for event in profiler.profiler.kineto_results.events()]  # without their statistics
+            found[name].append(sum(names.count(f"c10d::{op}") for op in ("allreduce_", "_reduce_scatter_base_")))
     return found
 
 

@@ -13,13 +13,15 @@ import psutil
 import pytest
 import rank_runs
 import torch
+from once import once
+from rank_runs import SHORT
 from safetensors.torch import load_file
 
 from trainer.checkpoint import files
 from trainer.checkpoint.store import load
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.config.optim import OPTIMIZERS
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError
 from trainer.launch import RankFailed, RankLost, launch
 from trainer.loop import fit
 from trainer.manifest import Damaged
@@ -41,6 +43,9 @@ KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it
 COMBINED = ("zero3 tensor", "data tensor", "data pipeline", "pipeline tensor", "zero2 pipeline", "zero3 pipeline")
 SAMPLE = (  # of four ranks
     "rules zero3 tensor", "data pipeline", "pipeline tensor", "zero3 pipeline", "sm3 zero3 tensor", "muon zero3 tensor",
+)  # fmt: skip
+SWEPT = (  # of two ranks: dear, and proven by default of another kind as well
+    "rules tensor", "recomputed tensor", "jumping zero3", "frozen tensor", "background tensor", "background pipeline",
 )  # fmt: skip
 WAYS: dict[int, dict[str, Any]] = {  # in which all that can happen to a run is tried
     2: {"none": {"data": 2} | DDP, "zero1": {"data": 2, "shard": "zero1"}}
@@ -74,7 +79,7 @@ TAKEN = ("zero3", "tensor", "pipeline")  # where a rank holds a part
 NAMED = ("zero1", *TAKEN)  # which start from one process's checkpoint
 JUMPS = ("none", "zero3", "pipeline")
 FINITE = ("none", "zero1", "zero3", "pipeline")
-RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 3, "checkpoint": {"every_steps": 5}}
+RESUMED = {"task": "Wide", "micro_batch_size": 3, "num_epochs": 2, "checkpoint": {"every_steps": 5}}
 BACKGROUND = {"checkpoint": {"every_steps": 1, "asynchronous": True}}
 JUMPING = {
     "task": "Jumping",
@@ -84,6 +89,9 @@ JUMPING = {
 
 
 INTERLEAVED = {"pipeline": 2, "schedule": "interleaved"}
+SPOILT = SHORT | {"task": "SpoiltWithin", "guard": {"max_consecutive": 2}}
+SPOILT_BY: dict[str, Any] = {"tensor": KINDS[2]["tensor"], "interleaved": INTERLEAVED}
+GATHERED = KINDS[2]["zero3"] | {"gather": "bf16"}
 OTHERS: dict[int, dict[str, Any]] = {  # of other tasks: a run, and the oracle it is held against
     2: {
         "sequence": ({"task": "Block", "parallel": {"tensor": 2}}, "Block"),
@@ -118,86 +126,108 @@ OF_ALL_KINDS = [
 OF_ALL_WAYS = [pytest.param(ranks, way, marks=SLOW[ranks]) for ranks in WAYS for way in WAYS[ranks]]
 
 
-@pytest.fixture(scope="module")
+def swept(prefix: str, ways: Any) -> list[Any]:
+    """The ways as cases, of which those are slow whose runs, named `prefix` and the way, are."""
+    return [pytest.param(way, marks=(pytest.mark.slow,) if f"{prefix} {way}" in SWEPT else ()) for way in ways]
+
+
+@pytest.fixture(scope="session")
 def solo(tmp_path_factory):
     """The oracle: one process."""
 
     @cache
-    def of(name: str) -> dict[str, Any]:
+    def of(name: str, short: bool = False) -> dict[str, Any]:
         runs = {"Jumping": JUMPING, "rules": RULES, "penalty": PENALTY, "Tens": {"task": "Deep", "batch_size": 10}}
-        return rank_runs.run(str(tmp_path_factory.mktemp(name)), **runs.get(name, {"task": name}))
+        config = runs.get(name, {"task": name})
+        return rank_runs.run(str(tmp_path_factory.mktemp(name)), **(SHORT if short else {}), **config)
 
     return of
 
 
 def jobs_of(ranks: int) -> dict[str, Any]:
     """Runs by name."""
-    runs = {name: {"parallel": kind} for name, kind in KINDS[ranks].items()}
-    runs |= {name: run for name, (run, _) in OTHERS[ranks].items()}
+    runs = {name: SHORT | {"parallel": kind} for name, kind in KINDS[ranks].items()}
+    runs |= {name: SHORT | run for name, (run, _) in OTHERS[ranks].items()}
     for way, kind in WAYS[ranks].items():
         runs |= {f"whole {way}": RESUMED | {"parallel": kind}}
         runs |= {f"cut {way}": RESUMED | {"parallel": kind, "cut": 6}}
         runs |= {f"stopped {way}": {"parallel": kind, "stop": 2}}
-    runs |= {f"rules {way}": RULES | {"parallel": KINDS[ranks][way]} for count, way in RULED if count == ranks}
+    runs |= {f"rules {way}": SHORT | RULES | {"parallel": KINDS[ranks][way]} for count, way in RULED if count == ranks}
     if ranks == 4:
-        way = {"parallel": KINDS[4]["zero3 tensor"]}
+        way = SHORT | {"parallel": KINDS[4]["zero3 tensor"]}
         runs |= {f"{name} zero3 tensor": way | {"optim": {"name": name}} for name in ON_A_MESH}
     if ranks == 2:
-        doubled = {"task": "Double", "parallel": WAYS[2]["none"]}
+        ddp, zero3 = WAYS[2]["none"], KINDS[2]["zero3"]
+        doubled = SHORT | {"task": "Double", "parallel": ddp}
         runs |= {name: doubled | {"optim": optim} for name, optim in OF_EIGENVECTORS.items()}
         runs |= {
             f"background {way}": RESUMED | BACKGROUND | {"parallel": kind, "cut": 6} for way, kind in BEHIND.items()
         }
-        ddp = WAYS[2]["none"]
-        runs |= {name: {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
+        runs |= {name: SHORT | {"parallel": ddp, "optim": optim} for name, optim in TWO_PASSES.items()}
         runs |= {name: {"parallel": ddp} | run for name, run in KEPT.items()}
-        runs |= {f"recomputed {way}": RECOMPUTED | {"parallel": KINDS[2][way]} for way in RECOMPUTED_BY}
-        runs |= {f"penalty {way}": PENALTY | {"parallel": KINDS[2][way]} for way in PENALISED}
+        runs |= {f"recomputed {way}": SHORT | RECOMPUTED | {"parallel": KINDS[2][way]} for way in RECOMPUTED_BY}
+        runs |= {f"penalty {way}": SHORT | PENALTY | {"parallel": KINDS[2][way]} for way in PENALISED}
         runs |= {f"whole {name}": RESUMED | run for name, run in CUT.items()}
         runs |= {f"cut {name}": RESUMED | run | {"cut": 6} for name, run in CUT.items()}
         runs |= {"mixed": {"task": "Mixed", "parallel": {"tensor": 2}}}
-        runs |= {"powersgd": {"parallel": POWERSGD}, "stopped powersgd": {"parallel": POWERSGD, "stop": 2}}
+        runs |= {"powersgd": SHORT | {"parallel": POWERSGD}, "stopped powersgd": {"parallel": POWERSGD, "stop": 2}}
         runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
         runs |= {f"nan {way}": {"task": "Bad", "parallel": WAYS[2][way]} for way in FINITE}
+        runs |= {f"spoilt {way}": SPOILT | {"parallel": kind} for way, kind in SPOILT_BY.items()}
         runs |= {f"jumping {way}": JUMPING | {"parallel": WAYS[2][way]} for way in JUMPS}
-        runs |= {f"frozen {way}": {"task": "Adapted", "parallel": WAYS[2][way], "cut": 6} for way in ("none", *TAKEN)}
+        frozen = {"task": "Adapted", "num_epochs": 2, "cut": 6}
+        runs |= {f"frozen {way}": frozen | {"parallel": WAYS[2][way]} for way in ("none", *TAKEN)}
         runs |= {"one jumps": JUMPING | {"task": "OneJumps", "parallel": ddp}}
-        left = RESUMED | {"parallel": ddp, "directory": "left"}
+        normed = SHORT | {"task": "Normed", "precision": "bf16", "parallel": zero3}
+        runs |= {"in bf16": normed, "in bf16 gathered": normed | {"task": "Gathered", "parallel": GATHERED}}
+        stayed = RESUMED | {"parallel": ddp, "num_epochs": 3}
+        left = stayed | {"directory": "left"}
         runs |= {"refused": {"parallel": ddp, "memory_limit": "1KiB"}}
-        runs |= {"fits": {"parallel": KINDS[2]["zero3"], "micro_batch_size": "auto", "memory_limit": "15KiB"}}
-        runs |= {"left": left | {"fate": "SIGTERM"}, "went on": left}
+        runs |= {"fits": SHORT | {"parallel": zero3, "micro_batch_size": "auto", "memory_limit": "15KiB"}}
+        runs |= {"stayed": stayed, "left": left | {"fate": "SIGTERM"}, "went on": left}
     return runs
 
 
-@pytest.fixture(scope="module")
+def parts_of(ranks: int) -> dict[str, dict[str, Any]]:
+    """The runs of one launch each: those that are run by default, and those that only the full sweep has."""
+    runs = jobs_of(ranks)
+    default = [name for name in runs if (name in SAMPLE if ranks == 4 else name not in SWEPT)]
+    rest = [name for name in runs if name not in default]
+    if ranks == 2:  # what they are held against is in the launch
+        rest += [f"whole {way}" for way in ("tensor", "pipeline")] + ["tensor"]
+    return {"default": {name: runs[name] for name in default}, "slow": {name: runs[name] for name in rest}}
+
+
+def job_of(ranks: int, part: str, directory: Path) -> dict[str, Any]:
+    job: dict[str, Any] = {"directory": str(directory), "runs": parts_of(ranks)[part]}
+    if (ranks, part) == (2, "default"):
+        job["alone"] = rank_runs.run(str(directory / "resharded"), stop=2)
+        [newest] = Path(directory, "resharded").glob("step-00000008.*")
+        named, flawed = (str(shutil.copytree(newest, directory / name)) for name in ("named", "flawed"))
+        Path(flawed, "optimizer.safetensors").write_bytes(b"")
+        job["runs"] |= {"resharded": {"parallel": KINDS[2]["zero3"]}}
+        job["runs"] |= {f"from {way}": {"parallel": WAYS[2][way], "resume_from": named} for way in NAMED}
+        job["runs"] |= {"from flawed": {"parallel": KINDS[2]["zero3"], "resume_from": flawed}}
+        job |= {"sharded": ["adamw", "muon", "sm3"], "low_rank": True}
+        job["reductions"] = {"directory": str(directory), "ways": {name: KINDS[2][name] for name in REDUCED}}
+    return job
+
+
+@pytest.fixture(scope="session")
 def ran(tmp_path_factory):
-    """All runs of 2 and of 4 ranks, or a sample of them, a launch for each: rank -> name -> result."""
+    """The launch of 2 or of 4 ranks that has the run `name`: its job, and by rank what came of each run, by name."""
 
     @cache
-    def all_of(ranks: int, sample: bool) -> Any:
-        runs, directory = jobs_of(ranks), tmp_path_factory.mktemp("ranks")
-        job: dict[str, Any] = {"directory": str(directory)}
-        if sample:
-            runs = {name: runs[name] for name in SAMPLE}
-        elif ranks == 2:
-            job["alone"] = rank_runs.run(str(directory / "resharded"), stop=2)
-            [newest] = Path(directory, "resharded").glob("step-00000008.*")
-            named, flawed = (str(shutil.copytree(newest, directory / name)) for name in ("named", "flawed"))
-            Path(flawed, "optimizer.safetensors").write_bytes(b"")
-            runs |= {"resharded": {"parallel": KINDS[2]["zero3"]}}
-            runs |= {f"from {way}": {"parallel": WAYS[2][way], "resume_from": named} for way in NAMED}
-            runs |= {"from flawed": {"parallel": KINDS[2]["zero3"], "resume_from": flawed}}
-            job |= {"sharded": ["adamw", "muon", "sm3"], "low_rank": True}
-            job["reductions"] = {"directory": str(directory), "ways": {name: KINDS[2][name] for name in REDUCED}}
-        try:
-            return job, launched("runs", job | {"runs": runs}, ranks)
-        except TrainerError as error:
-            return error  # kept, so that one failure is no launch for each test
+    def part_of(ranks: int, part: str) -> Any:
+        def make(directory: Path) -> Any:
+            job = job_of(ranks, part, directory)
+            return job, launched("runs", job, ranks)
 
-    def of(ranks: int, sample: bool = False) -> Any:
-        if isinstance(found := all_of(ranks, sample), TrainerError):
-            raise found
-        return found
+        return once(tmp_path_factory, f"{part}-{ranks}-ranks", make)
+
+    def of(ranks: int, name: str) -> Any:
+        [part, *_] = [part for part, runs in parts_of(ranks).items() if name in runs] or ["default"]
+        return part_of(ranks, part)
 
     return of
 
@@ -218,11 +248,11 @@ def assert_equal(result: dict[str, Any], expected: dict[str, Any], tolerance: fl
 
 @pytest.mark.parametrize(("ranks", "kind"), OF_ALL_KINDS)
 def test_every_kind_computes_what_one_process_does(ranks, kind, ran, solo):
-    """20 windows with clipping and accumulation, every fourth with fewer samples than ranks."""
-    _, results = ran(ranks, sample=ranks == 4 and kind in SAMPLE)
+    """8 windows with clipping and accumulation, every fourth with fewer samples than ranks."""
+    _, results = ran(ranks, kind)
     result = results[0][kind]
-    assert len(result["losses"]) == 20
-    assert_equal(result, solo("Smooth"), 1e-2 if kind == "fp16" else 1e-6)
+    assert len(result["losses"]) == 8
+    assert_equal(result, solo("Smooth", short=True), 1e-2 if kind == "fp16" else 1e-6)
     assert all(other[kind]["losses"] == result["losses"] for other in results), "all ranks decide by the same numbers"
 
 
@@ -230,17 +260,17 @@ def test_every_kind_computes_what_one_process_does(ranks, kind, ran, solo):
     ("ranks", "kind"), [pytest.param(ranks, kind, marks=SLOW[ranks]) for ranks in OTHERS for kind in OTHERS[ranks]]
 )
 def test_parts_of_the_sequence_and_several_stages_a_rank_compute_what_one_process_does(ranks, kind, ran, solo):
-    assert_equal(ran(ranks)[1][0][kind], solo(OTHERS[ranks][kind][1]), 1e-6)
+    assert_equal(ran(ranks, kind)[1][0][kind], solo(OTHERS[ranks][kind][1], short=True), 1e-6)
 
 
 @pytest.mark.slow
 def test_all_kinds_at_once_on_eight_ranks(tmp_path, solo):
     cube = {"pipeline": 2, "data": 2, "tensor": 2}
-    runs = {"Smooth": {"parallel": cube | {"shard": "zero3"}}, "Stack": {"task": "Stack"}}
+    runs = {"Smooth": SHORT | {"parallel": cube | {"shard": "zero3"}}, "Stack": SHORT | {"task": "Stack"}}
     runs["Stack"]["parallel"] = cube | {"shard": "zero2"}
     for result in launched("runs", {"directory": str(tmp_path), "runs": runs}, 8)[:1]:
         for name in runs:
-            assert_equal(result[name], solo(name), 1e-6)
+            assert_equal(result[name], solo(name, short=True), 1e-6)
 
 
 @pytest.mark.slow
@@ -259,46 +289,51 @@ def test_compiled_replicas_compute_what_one_compiled_process_does_and_resume_bit
 
 
 def test_parts_of_the_sequence_and_whole_ones_are_not_added(ran):
-    for result in ran(2)[1]:
+    for result in ran(2, "mixed")[1]:
         assert result["mixed"].startswith("parallel_plan leaves an operation with one tensor that is divided along the")
         assert "'scatter' the module after which" in result["mixed"]
 
 
-@pytest.mark.parametrize(("ranks", "way"), RULED)
+@pytest.mark.parametrize(
+    ("ranks", "way"),
+    [pytest.param(*case, marks=(pytest.mark.slow,) if case == (2, "tensor") else ()) for case in RULED],
+)
 def test_rules_for_single_parameters_see_all_of_their_parts(ranks, way, ran, solo):
-    result = ran(ranks, sample=ranks == 4)[1][0][f"rules {way}"]
-    assert_equal(result, solo("rules"), 1e-6)
+    result = ran(ranks, f"rules {way}")[1][0][f"rules {way}"]
+    assert_equal(result, solo("rules", short=True), 1e-6)
 
 
 def test_replicas_report_the_share_of_time_that_gradients_are_waited_for(ran):
-    results = ran(2)[1][0]
+    results = ran(2, "ddp")[1][0]
     for way in ("ddp", "zero1"):
-        assert len(shares := results[way]["communication"]) == 5 and all(0 <= share < 1 for share in shares)
+        assert len(shares := results[way]["communication"]) == 2 and all(0 <= share < 1 for share in shares)
         assert any(share > 0 for share in shares)
     assert results["zero3"]["communication"] == []
 
 
-@pytest.mark.parametrize("way", RECOMPUTED_BY)
+@pytest.mark.parametrize("way", swept("recomputed", RECOMPUTED_BY))
 def test_activations_are_recomputed_on_any_kind_of_ranks(way, ran, solo):
     """What they are not kept for is the same to the bit."""
-    results = ran(2)[1][0]
+    results = ran(2, f"recomputed {way}")[1][0]
     assert_equal(results[f"recomputed {way}"], results[way], 0.0)
 
 
 @pytest.mark.parametrize("way", PENALISED)
 def test_a_penalty_on_gradients_goes_over_all_replicas(way, ran, solo):
-    assert_equal(ran(2)[1][0][f"penalty {way}"], solo("penalty"), 1e-6)
+    result = ran(2, f"penalty {way}")[1][0][f"penalty {way}"]
+    assert_equal(result, solo("penalty", short=True), 1e-6)
 
 
 @pytest.mark.parametrize("name", TWO_PASSES)
 def test_an_optimizer_of_two_passes_sees_all_ranks_gradients_in_both(name, ran, tmp_path):
-    assert_equal(ran(2)[1][0][name], rank_runs.run(str(tmp_path), optim=TWO_PASSES[name]), 1e-5)
+    expected = rank_runs.run(str(tmp_path), **SHORT, optim=TWO_PASSES[name])
+    assert_equal(ran(2, name)[1][0][name], expected, 1e-5)
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_kept_beside_the_optimizer_is_on_ranks_what_it_is_in_one_process(name, ran, tmp_path):
     """fp16's loss scale moves with the same overflows; averages and Lookahead's slow weights are the same."""
-    job, results = ran(2)
+    job, results = ran(2, name)
     tolerance = 1e-2 if name == "loss_scale" else 1e-6
     assert_equal(results[0][name], rank_runs.run(str(tmp_path), **KEPT[name]), tolerance)
     ours, theirs = (load(max(Path(at).glob("step-*"))) for at in (f"{job['directory']}/{name}", tmp_path))
@@ -312,21 +347,22 @@ def test_what_is_kept_beside_the_optimizer_is_on_ranks_what_it_is_in_one_process
 @pytest.mark.parametrize("name", OF_EIGENVECTORS)
 def test_optimizers_by_eigenvectors_compute_on_ranks_what_one_process_does(name, ran, tmp_path):
     """In float64 and for sides no longer than a gradient's rank: else rounding chooses among eigenvectors."""
-    result, expected = ran(2)[1][0][name], rank_runs.run(str(tmp_path), task="Double", optim=OF_EIGENVECTORS[name])
-    assert len(result["losses"]) == 20
+    expected = rank_runs.run(str(tmp_path), **SHORT, task="Double", optim=OF_EIGENVECTORS[name])
+    result = ran(2, name)[1][0][name]
+    assert len(result["losses"]) == 8
     assert_equal(result, expected, 1e-6)
 
 
 @pytest.mark.parametrize("name", ON_A_MESH)
 def test_optimizers_of_whole_matrices_see_them_on_a_mesh_of_two_dimensions(name, ran, tmp_path):
     """Each rank holds some rows of some columns."""
-    result = ran(4, sample=True)[1][0][f"{name} zero3 tensor"]
-    assert_equal(result, rank_runs.run(str(tmp_path), optim={"name": name}), 1e-6)
+    result = ran(4, f"{name} zero3 tensor")[1][0][f"{name} zero3 tensor"]
+    assert_equal(result, rank_runs.run(str(tmp_path), **SHORT, optim={"name": name}), 1e-6)
 
 
 def test_powersgd_sends_a_gradient_at_its_rank_and_the_rest_later(ran):
     """It is exact for one of its rank; nothing is lost, whatever the windows' counts; a NaN is kept nowhere."""
-    for result in ran(2)[1]:
+    for result in ran(2, "low_rank")[1]:
         found = result["low_rank"]
         assert found["exact"] < 1e-5
         assert found["rank"] == 2
@@ -334,24 +370,25 @@ def test_powersgd_sends_a_gradient_at_its_rank_and_the_rest_later(ran):
         assert found["bad"]
 
 
-def test_powersgd_follows_one_process_and_leaves_what_that_can_read(ran, solo):
-    job, results = ran(2)
-    losses, expected = (rank_runs.losses_of(result) for result in (results[0]["powersgd"], solo("Smooth")))
+def test_powersgd_follows_one_process_and_leaves_what_that_can_read(ran, solo, tmp_path):
+    job, results = ran(2, "powersgd")
+    losses, expected = (rank_runs.losses_of(result) for result in (results[0]["powersgd"], solo("Smooth", short=True)))
     torch.testing.assert_close(losses, expected, rtol=1e-2, atol=0)
     assert not torch.allclose(losses, expected, rtol=1e-5), "it is in use"
-    assert len(rank_runs.run(f"{job['directory']}/stopped powersgd")["losses"]) == 12
+    left = shutil.copytree(f"{job['directory']}/stopped powersgd", tmp_path / "left")
+    assert len(rank_runs.run(str(left))["losses"]) == 12
 
 
 @pytest.mark.parametrize("way", REDUCED)
 def test_gradients_are_reduced_once_a_window_however_many_its_micro_batches(way, ran):
-    one, six = ran(2)[1][0]["reductions"][way]
+    one, six = ran(2, "reductions")[1][0]["reductions"][way]
     assert one == six > 4, "windows of an epoch"
 
 
 @pytest.mark.parametrize("sample", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_optimizers_that_take_sharded_parameters_step_and_resume_as_on_whole_ones(sample, ran, tmp_path):
     job = {"directory": str(tmp_path), "runs": {}, "sharded": SHARDED}
-    job, results = ran(2) if sample else (job, launched("runs", job, 2))
+    job, results = ran(2, "sharded") if sample else (job, launched("runs", job, 2))
     assert list(results[0]["sharded"]) == job["sharded"]
     for name, result in results[0]["sharded"].items():
         assert result["error"] < 1e-4 * result["moved"], name
@@ -360,24 +397,24 @@ def test_optimizers_that_take_sharded_parameters_step_and_resume_as_on_whole_one
 @pytest.mark.parametrize(("ranks", "way"), [*OF_ALL_WAYS, *((2, way) for way in CUT)])
 def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, way, ran):
     """With batch norm, dropout and several buckets, whose layout would otherwise differ after the cut."""
-    whole, cut = (ran(ranks)[1][0][f"{name} {way}"] for name in ("whole", "cut"))
+    whole, cut = (ran(ranks, f"cut {way}")[1][0][f"{name} {way}"] for name in ("whole", "cut"))
     assert cut["losses"] == [*whole["losses"][:6], *whole["losses"][5:]]
     assert cut["weights"] == whole["weights"]
 
 
-@pytest.mark.parametrize("way", BEHIND)
+@pytest.mark.parametrize("way", swept("background", BEHIND))
 def test_saves_in_the_background_change_nothing_on_any_rank(way, ran):
     """After the cut it goes on from the save before, or from an older one if its end was not heard of."""
-    whole, cut = (ran(2)[1][0][f"{name} {way}"] for name in ("whole", "background"))
+    whole, cut = (ran(2, f"background {way}")[1][0][f"{name} {way}"] for name in ("whole", "background"))
     again = cut["losses"][6:]
     assert cut["losses"][:6] == whole["losses"][:6]
     assert again == whole["losses"][-len(again) :]
     assert cut["weights"] == whole["weights"]
 
 
-@pytest.mark.parametrize("way", BEHIND)
+@pytest.mark.parametrize("way", swept("background", BEHIND))
 def test_each_rank_makes_beforehand_the_memory_to_copy_what_it_saves(way, ran):
-    job, results = ran(2)
+    job, results = ran(2, f"background {way}")
     newest = max(Path(job["directory"], f"background {way}").glob("step-*"))
     written = {path.name: tensors_in(path) for path in newest.glob("*.safetensors")}
     reserved = [one[f"background {way}"]["reserved"] for one in results]
@@ -387,7 +424,7 @@ def test_each_rank_makes_beforehand_the_memory_to_copy_what_it_saves(way, ran):
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_under_zero1_a_rank_saves_its_share_of_the_optimizers_state_and_no_other_does(ranks, ran):
-    [newest] = Path(ran(ranks)[0]["directory"], "stopped zero1").glob("step-00000008.*")
+    [newest] = Path(ran(ranks, "stopped zero1")[0]["directory"], "stopped zero1").glob("step-00000008.*")
     shares = {path.name: load_file(path) for path in newest.glob("optimizer*")}
     others = {f"optimizer-{i:05d}-of-{ranks:05d}.safetensors" for i in range(2, ranks + 1)}
     assert shares.keys() == {"optimizer.safetensors"} | others
@@ -399,7 +436,7 @@ def test_under_zero1_a_rank_saves_its_share_of_the_optimizers_state_and_no_other
 
 
 def test_replicas_save_what_each_of_them_has_left_out(ran):
-    newest = max(Path(ran(2)[0]["directory"], "whole powersgd").glob("step-*"))
+    newest = max(Path(ran(2, "whole powersgd")[0]["directory"], "whole powersgd").glob("step-*"))
     first, second = (load_file(newest / f"compression{rank}.safetensors") for rank in ("", "-00002-of-00002"))
     left_out = {key for key in first if key.startswith("left_out/")}
     assert left_out == second.keys() == {f"left_out/{name}.weight" for name in ("0", "4", "6", "8")}
@@ -421,7 +458,7 @@ def test_replicas_save_what_each_of_them_has_left_out(ran):
     ],
 )
 def test_each_rank_saves_its_parts_and_damage_is_found(ranks, way, savers, ran, tmp_path):
-    [newest] = Path(ran(ranks)[0]["directory"], f"stopped {way}").glob("step-00000008.*")
+    [newest] = Path(ran(ranks, f"stopped {way}")[0]["directory"], f"stopped {way}").glob("step-00000008.*")
     last = f"of-{ranks:05d}.safetensors"
     names = {f"{item}-{i:05d}-{last}" for item in ("model", "optimizer") for i in range(1, savers + 1)}
     weights, manifest = files.read_model(newest)
@@ -439,18 +476,18 @@ def test_each_rank_saves_its_parts_and_damage_is_found(ranks, way, savers, ran, 
 
 
 def test_loader_workers_change_nothing_on_any_rank(ran):
-    for result in ran(2)[1]:
+    for result in ran(2, "workers")[1]:
         assert [result["workers"][name] for name in ("losses", "weights")] == [
             result["whole none"][name] for name in ("losses", "weights")
         ]
 
 
 @pytest.mark.parametrize(("ranks", "way"), OF_ALL_WAYS)
-def test_it_goes_on_with_another_number_of_ranks(ranks, way, ran, solo):
+def test_it_goes_on_with_another_number_of_ranks(ranks, way, ran, solo, tmp_path):
     """From the checkpoint that the ranks left at a stop at epoch 2 of 5, by one process."""
-    job, results = ran(ranks)
     name = f"stopped {way}"
-    alone = rank_runs.run(f"{job['directory']}/{name}")
+    job, results = ran(ranks, name)
+    alone = rank_runs.run(str(shutil.copytree(f"{job['directory']}/{name}", tmp_path / name)))
     assert len(alone["losses"]) == 12
     assert_equal(alone | {"losses": results[0][name]["losses"] + alone["losses"]}, solo("Smooth"), 1e-6)
     [(_, fields)] = [event for event in alone["events"] if event[0] == "ranks_changed"]
@@ -459,19 +496,20 @@ def test_it_goes_on_with_another_number_of_ranks(ranks, way, ran, solo):
 
 
 def test_parts_of_a_checkpoint_that_one_process_left(ran, solo):
-    alone, result = ran(2)[0]["alone"], ran(2)[1][0]["resharded"]
+    job, results = ran(2, "resharded")
+    alone, result = job["alone"], results[0]["resharded"]
     assert_equal(result | {"losses": alone["losses"] + result["losses"]}, solo("Smooth"), 1e-6)
 
 
-@pytest.mark.parametrize("way", ["none", *TAKEN])
+@pytest.mark.parametrize("way", swept("frozen", ["none", *TAKEN]))
 def test_each_rank_stores_what_is_frozen_once(way, ran, solo):
     """After a cut as well, and trains the rest as one process does."""
-    job, results = ran(2)
+    job, results = ran(2, f"frozen {way}")
     checkpoints = sorted(Path(job["directory"], f"frozen {way}").glob("step-*"))
     names = {path.name for path in checkpoints[0].glob("model-frozen*")}
     assert len(names) == (2 if way in ("zero3", "tensor") else 1) and len(checkpoints) == 2
     assert all(checkpoints[0].joinpath(name).samefile(checkpoints[1] / name) for name in names)
-    expected = solo("Adapted")
+    expected = solo("Adapted", short=True)
     assert_equal(results[0][f"frozen {way}"] | {"losses": expected["losses"]}, expected, 1e-6)
 
 
@@ -489,7 +527,7 @@ def tensors_in(path: Path) -> int:
 )
 def test_a_rank_reads_of_a_checkpoint_what_it_holds(run, way, ran):
     """Scalars, such as the optimizer's counts, and what is not divided are read by all."""
-    job, results = ran(2)
+    job, results = ran(2, run)
     read = [one[run]["read"] for one in results]
     total = stored(next(Path(job["directory"], run).glob("step-*")))
     assert total <= sum(read) < 1.1 * total if way != "tensor" else total < sum(read) < 1.6 * total
@@ -498,19 +536,20 @@ def test_a_rank_reads_of_a_checkpoint_what_it_holds(run, way, ran):
 
 @pytest.mark.parametrize("way", NAMED)
 def test_ranks_start_from_a_checkpoint_that_a_user_names(way, ran, solo):
-    alone, result = ran(2)[0]["alone"], ran(2)[1][0][f"from {way}"]
+    job, results = ran(2, f"from {way}")
+    alone, result = job["alone"], results[0][f"from {way}"]
     assert_equal(result | {"losses": alone["losses"] + result["losses"]}, solo("Smooth"), 1e-6)
 
 
 def test_a_named_checkpoint_that_is_damaged_is_one_error_of_all_ranks(ran):
-    told = [one["from flawed"] for one in ran(2)[1]]
+    told = [one["from flawed"] for one in ran(2, "from flawed")[1]]
     assert told[0] == told[1] and "optimizer.safetensors has 0 bytes" in told[0]
     assert told[0].startswith("train.resume_from: checkpoint ")
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_verdict_reaches_all_ranks_at_its_step(ranks, ran):
-    for result in ran(ranks)[1]:
+    for result in ran(ranks, "stopped none")[1]:
         for way in WAYS[ranks]:
             outcome = result[f"stopped {way}"]["outcome"]
             assert (outcome["kind"], outcome["step"]) == ("pruned", 8)
@@ -518,7 +557,7 @@ def test_a_verdict_reaches_all_ranks_at_its_step(ranks, ran):
 
 def test_what_is_not_finite_on_one_rank_is_skipped_by_all(ran):
     """Rank 1's share of every window has a NaN from window 4 on; ten in a row end the fit."""
-    for result in ran(2)[1]:
+    for result in ran(2, "nan none")[1]:
         for shard in FINITE:
             outcome = result[f"nan {shard}"]["outcome"]
             assert (outcome["kind"], outcome["step"]) == ("nonfinite", 13)
@@ -526,22 +565,20 @@ def test_what_is_not_finite_on_one_rank_is_skipped_by_all(ran):
             assert outcome["error"].endswith("the model's outputs are finite (on rank 1).")
 
 
-def test_what_a_rank_spoils_before_another_has_it_is_named(tmp_path):
+def test_what_a_rank_spoils_before_another_has_it_is_named(ran):
     """Its own output, though by then the other one's, later in the pass, is not finite either."""
-    ways = {"tensor": KINDS[2]["tensor"], "interleaved": INTERLEAVED}
-    runs = {way: {"task": "SpoiltWithin", "guard": {"max_consecutive": 2}, "parallel": p} for way, p in ways.items()}
-    result = launched("runs", {"directory": str(tmp_path), "runs": runs}, 2)[0]
-    for way, module in {"tensor": "3.1", "interleaved": "3.1"}.items():
-        outcome = result[way]["outcome"]
+    for way in SPOILT_BY:
+        outcome = ran(2, f"spoilt {way}")[1][0][f"spoilt {way}"]["outcome"]
         assert outcome["kind"] == "nonfinite"
-        said = f"the output of module {module} is the first that is not finite (on rank 1)."
-        assert outcome["error"].endswith(said), outcome["error"]
+        sentence = "the output of module 3.1 is the first that is not finite (on rank 1)."
+        assert outcome["error"].endswith(sentence), (way, outcome["error"])
 
 
-@pytest.mark.parametrize("way", JUMPS)
+@pytest.mark.parametrize("way", swept("jumping", JUMPS))
 def test_a_loss_that_jumps_is_reported_by_all_ranks_as_by_one(way, ran, solo):
     [[name, text]] = solo("Jumping")["artifacts"]
-    expected, (result, *others) = json.loads(text), [one[f"jumping {way}"] for one in ran(2)[1]]
+    results = ran(2, f"jumping {way}")[1]
+    expected, (result, *others) = json.loads(text), [one[f"jumping {way}"] for one in results]
     assert all(other["artifacts"] == [] for other in others), "rank 0 speaks for all"
     [[found, text]] = result["artifacts"]
     report = json.loads(text)
@@ -554,9 +591,10 @@ def test_a_loss_that_jumps_is_reported_by_all_ranks_as_by_one(way, ran, solo):
     assert shares[0] == pytest.approx(shares[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("run", ["one jumps", *(f"jumping {way}" for way in JUMPS)])
-def test_a_loss_that_jumps_on_one_rank_rolls_all_of_them_back(run, ran, solo):
-    expected, (result, other) = solo("Jumping"), (one[run] for one in ran(2)[1])
+@pytest.mark.parametrize("way", [None, *swept("jumping", JUMPS)])
+def test_a_loss_that_jumps_on_one_rank_rolls_all_of_them_back(way, ran, solo):
+    run = f"jumping {way}" if way else "one jumps"
+    expected, (result, other) = solo("Jumping"), (one[run] for one in ran(2, run)[1])
     for events in (result["events"], expected["events"]):
         [fields] = [fields for kind, fields in events if kind == "loss_jumped"]
         assert fields["step"] == 10
@@ -614,12 +652,12 @@ def test_an_error_on_one_rank_ends_all_with_its_traceback(tmp_path):
 
 def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(ran):
     """Rank 1 got SIGTERM in the sixth window."""
-    results = ran(2)[1]
+    results = ran(2, "left")[1]
     ended = [(one["left"]["outcome"]["kind"], one["left"]["outcome"]["step"]) for one in results]
     assert ended[0][0] == "preempted"
     assert ended[0] == ended[1]
     assert 6 <= ended[0][1] <= 8
-    left, went_on, whole = (results[0][name] for name in ("left", "went on", "whole none"))
+    left, went_on, whole = (results[0][name] for name in ("left", "went on", "stayed"))
     assert left["losses"] + went_on["losses"] == whole["losses"]
     assert went_on["weights"] == whole["weights"]
 
@@ -636,8 +674,9 @@ def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(ran):
 )
 def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, task, tmp_path, solo):
     """In the sixth window rank 1 has room for one sample: from the checkpoint of step 4 on, all take one at a time."""
-    job = {"directory": str(tmp_path), "runs": {"tight": {"task": task, "parallel": WAYS[2][way]}}}
-    expected, results = solo("Smooth"), launched("runs", job, 2)
+    run = {"task": task, "num_epochs": 2, "parallel": WAYS[2][way]}
+    job = {"directory": str(tmp_path), "runs": {"tight": run}}
+    expected, results = solo("Smooth", short=True), launched("runs", job, 2)
     result, other = (one["tight"] for one in results)
     assert ["out_of_memory", {"step": 4, "micro_batch_size": 1}] in result["events"]
     assert result["losses"] == other["losses"]
@@ -645,36 +684,34 @@ def test_out_of_memory_on_one_rank_makes_all_of_them_halve_the_micro_batch(way, 
     assert_nothing_left()
 
 
-def test_parameters_gathered_in_bf16_are_what_autocast_makes_of_them(tmp_path):
-    given = {"task": "Normed", "precision": "bf16", "parallel": {"data": 2, "shard": "zero3"}}
-    half = given | {"task": "Gathered", "parallel": given["parallel"] | {"gather": "bf16"}}
-    job = {"directory": str(tmp_path), "runs": {"whole": given, "half": half}}
-    results = launched("runs", job, 2)[0]
-    assert results["half"]["losses"] == results["whole"]["losses"]
-    assert results["half"]["weights"] == results["whole"]["weights"]
+def test_parameters_gathered_in_bf16_are_what_autocast_makes_of_them(ran):
+    results = ran(2, "in bf16")[1][0]
+    assert results["in bf16 gathered"]["losses"] == results["in bf16"]["losses"]
+    assert results["in bf16 gathered"]["weights"] == results["in bf16"]["weights"]
 
 
 def test_ranks_are_refused_what_does_not_fit_before_the_first_step(ran):
-    for result in ran(2)[1]:
+    for result in ran(2, "refused")[1]:
         outcome = result["refused"]["outcome"]
         assert (outcome["kind"], outcome["step"]) == ("out_of_memory", 0)
         assert "a micro-batch of 2 needs on the largest of 2 ranks" in outcome["error"]
 
 
 def test_ranks_choose_the_micro_batch_that_fits(ran, solo):
-    results = [result["fits"] for result in ran(2)[1]]
+    results = [result["fits"] for result in ran(2, "fits")[1]]
     [fields] = [fields for kind, fields in results[0]["events"] if kind == "memory_estimate"]
     assert fields["micro_batch_size"] == 6 and fields["peak"] < fields["limit"] == 15 * 1024, "a rank's share"
-    assert_equal(results[0], solo("Smooth"), 1e-6)
+    assert_equal(results[0], solo("Smooth", short=True), 1e-6)
     assert results[0]["losses"] == results[1]["losses"]
 
 
 def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
     """Which under DDP is one for nothing, before the first window."""
-    job = {"directory": str(tmp_path), "runs": {"tight": {"task": "TightFromTheStart", "parallel": WAYS[2]["none"]}}}
+    run = {"task": "TightFromTheStart", "num_epochs": 2, "parallel": WAYS[2]["none"]}
+    job = {"directory": str(tmp_path), "runs": {"tight": run}}
     result = launched("runs", job, 2)[0]["tight"]
     assert ["out_of_memory", {"step": 0, "micro_batch_size": 1}] in result["events"]
-    assert_equal(result, solo("Smooth"), 1e-6)
+    assert_equal(result, solo("Smooth", short=True), 1e-6)
 
 
 @pytest.mark.parametrize(
