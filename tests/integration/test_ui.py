@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,32 +43,27 @@ def drain(made: Made, uri: str, seconds: float = 30.0) -> mirror.DrainResult:
     return result
 
 
-def open_page(home: Home, port: int) -> subprocess.Popen[str]:
-    """`hpo ui` as a process, once it answers."""
+@contextmanager
+def page(home: Home, port: int) -> Iterator[subprocess.Popen[str]]:
+    """`hpo ui` as a process, once it answers; killed at the end if it still runs."""
     command = [sys.executable, "-m", "hpo", "ui", "--home", str(home.root), "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("MLflow's server is starting")
-    assert f"http://{HOST}:{port}" in process.stdout.readline()
-    return process
+    try:
+        assert process.stdout.readline().startswith("MLflow's server is starting")
+        assert f"http://{HOST}:{port}" in process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory) -> Iterator[tuple[Made, int, subprocess.Popen[str]]]:
-    """A home with one study, and `hpo ui` over it."""
-    made = Made(Home.at(tmp_path_factory.mktemp("shown") / "home"))
-    for _ in range(3):
-        made.complete(2)
-    assert drain(made, made.home.tracking_uri).behind == 0
-    port = free_port()
-    process = open_page(made.home, port)
-    assert process.stdout is not None
-    yield made, port, process
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-    process.stdout.close()
-    made.ledger.close()
+def leash(page: subprocess.Popen[str]) -> int:
+    """The process that leads the session of the page's server."""
+    children = Path(f"/proc/{page.pid}/task/{page.pid}/children").read_text().split()
+    [leader] = [int(pid) for pid in children if b"hpo.leash" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return leader
 
 
 def request(port: int, path: str, body: object = None, **headers: str) -> object:
@@ -78,8 +74,33 @@ def request(port: int, path: str, body: object = None, **headers: str) -> object
         return json.load(answer)
 
 
-def test_it_lists_the_runs_on_loopback_only(shown):
-    made, port, _ = shown
+def test_a_home_is_shown_and_a_killed_server_costs_nothing(tmp_path):
+    """`hpo ui` lists the runs of a home. Its server is killed while another study is mirrored over HTTP: once `hpo ui`
+    is opened again nothing is lost and nothing is there twice. Killed itself, it leaves no server."""
+    shown = Made(Home.at(tmp_path / "shown"))
+    for _ in range(3):
+        shown.complete(2)
+    assert drain(shown, shown.home.tracking_uri).behind == 0
+    made, port = Made(Home.at(tmp_path / "home"), "remote"), free_port()
+    with page(shown.home, port) as process:
+        check_runs_are_listed_on_loopback_only(shown.home, port)
+        mirror_some(made, f"http://{HOST}:{port}")
+        os.killpg(leash(process), signal.SIGKILL)
+        assert process.wait(60) == 1  # it says that its server has ended
+    result = drain_or_away(made, f"http://{HOST}:{port}")
+    assert result.behind == 3 + 5 and "cannot be used now" in result.why
+    with page(shown.home, port) as process:
+        check_nothing_is_lost(made, f"http://{HOST}:{port}")
+        leader = leash(process)
+        assert len(session(leader)) >= 3  # the leash, MLflow's command and its server
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        check_nothing_is_left(leader, port)
+    for opened in (shown, made):
+        opened.ledger.close()
+
+
+def check_runs_are_listed_on_loopback_only(home: Home, port: int) -> None:
     assert ui.answers(HOST, port)
     found = request(port, "/api/2.0/mlflow/experiments/get-by-name?experiment_name=s")
     experiment = found["experiment"]["experiment_id"]
@@ -93,16 +114,13 @@ def test_it_lists_the_runs_on_loopback_only(shown):
     with pytest.raises(urllib.error.HTTPError, match="403"):
         request(port, "/api/2.0/mlflow/experiments/search?max_results=1", Host="evil.test")
     with pytest.raises(UserError, match=f"port {port} on {HOST} is taken"):
-        ui.start(made.home, made.home.tracking_uri, port)
+        ui.start(home, home.tracking_uri, port)
     with pytest.raises(UserError, match="not loopback"):
-        ui.start(made.home, made.home.tracking_uri, free_port(), "0.0.0.0")
+        ui.start(home, home.tracking_uri, free_port(), "0.0.0.0")
 
 
-def test_a_server_that_goes_and_comes_back(shown, tmp_path):
-    """A study mirrored over HTTP: the server is killed in the middle, nothing is lost and nothing stands twice."""
-    _, port, page = shown
-    uri = f"http://{HOST}:{port}"
-    made = Made(Home.at(tmp_path / "home"), "remote")
+def mirror_some(made: Made, uri: str) -> None:
+    """Mirror a trial that trains, and let there be more of it, and of another one, than the server has."""
     made.ask()
     taken = made.claim()
     ref = made.checkpoint(taken, 1)
@@ -115,39 +133,21 @@ def test_a_server_that_goes_and_comes_back(shown, tmp_path):
     made.report(taken, 2, {"val/loss": 1.0}, epoch=2, checkpoint=made.checkpoint(taken, 2))
     made.finish(taken, "complete", 1, [1.0])
     made.complete(2)
-    os.killpg(children(page.pid)[0], signal.SIGKILL)
-    assert page.wait(30) == 1  # it says that its server has ended
-    result = drain_or_away(made, uri)
-    assert result.behind == 3 + 5 and "cannot be used now" in result.why
-    again = ui.start(shown[0].home, shown[0].home.tracking_uri, port)
-    try:
-        deadline = time.monotonic() + 120
-        while not ui.answers(HOST, port) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert drain(made, uri).behind == 0
-        report = verify(made.home, made.home.storage, uri)
-        assert (report.differences, report.counts["runs"], report.behind) == ([], 3, 0)
-        # Of the study 1; of trial 0 configuration, metrics, a file and a checkpoint; of trial 1 the first two.
-        assert (report.counts["artifacts"], report.counts["models"]) == (1 + 5 + 2, 1)
-    finally:
-        ui.halt(again)
-    assert not ui.answers(HOST, port)
-    made.ledger.close()
 
 
-def test_killed_it_leaves_no_server(shown):
-    """SIGKILL of `hpo ui` itself: no process of its session is left, and the port is free."""
-    made, port = shown[0], free_port()
-    page = open_page(made.home, port)
-    [leader] = children(page.pid)
-    assert len(session(leader)) >= 3  # the leash, MLflow's command and its server
-    page.kill()
-    assert page.wait() == -signal.SIGKILL
-    assert page.stdout is not None
-    page.stdout.close()
+def check_nothing_is_lost(made: Made, uri: str) -> None:
+    assert drain(made, uri).behind == 0
+    report = verify(made.home, made.home.storage, uri)
+    assert (report.differences, report.counts["runs"], report.behind) == ([], 3, 0)
+    # Of the study 1; of trial 0 configuration, metrics, a file and a checkpoint; of trial 1 the first two.
+    assert (report.counts["artifacts"], report.counts["models"]) == (1 + 5 + 2, 1)
+
+
+def check_nothing_is_left(leader: int, port: int) -> None:
+    """No process of the session is left, and the port is free."""
     deadline = time.monotonic() + 30
     while session(leader) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(0.05)
     assert session(leader) == []
     while True:
         with socket.socket() as probe:
@@ -159,6 +159,41 @@ def test_killed_it_leaves_no_server(shown):
                 if time.monotonic() > deadline:
                     raise
         time.sleep(0.5)
+
+
+SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+HTTPServer((given["--host"], int(given["--port"])), Healthy).serve_forever()
+"""
+
+
+def test_a_server_is_halted_with_all_of_its_processes(tmp_path, monkeypatch):
+    """In MLflow's place a server that starts at once."""
+    (tmp_path / "path" / "mlflow").mkdir(parents=True)
+    (tmp_path / "path" / "mlflow" / "__init__.py").touch()
+    (tmp_path / "path" / "mlflow" / "__main__.py").write_text(SERVER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    home, port = Home.at(tmp_path / "home").create(), free_port()
+    (home.root / "mlflow.db").touch()
+    server = ui.start(home, home.tracking_uri, port)
+    try:
+        deadline = time.monotonic() + 120
+        while not ui.answers(HOST, port):
+            assert server.poll() is None and time.monotonic() < deadline, (home.logs / "ui.log").read_text()
+            time.sleep(0.05)
+        assert len(session(server.pid)) == 2  # the leash and the server
+    finally:
+        ui.halt(server)
+    assert not ui.answers(HOST, port)
+    check_nothing_is_left(server.pid, port)
 
 
 def session(leader: int) -> list[int]:
@@ -182,10 +217,6 @@ def drain_or_away(made: Made, uri: str) -> mirror.DrainResult:
         return mirror.DrainResult(0, mirror.behind(made.ledger, uri, made.name), str(error))
     finally:
         assert time.monotonic() - began < 10
-
-
-def children(pid: int) -> list[int]:
-    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_what_cannot_be_served(tmp_path, monkeypatch):
