@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mirrored import Made
 from optuna.trial import TrialState, create_trial
+from rounds import rounds
 
 from hpo.dimensions import Float
 from hpo.errors import UserError
@@ -122,26 +123,29 @@ def test_every_shipped_strategy_is_bound_here():
     assert {spec["name"] for spec in SPECS} == set(STRATEGIES)
 
 
-def test_specification_survives_json(strategy, spec):
-    dumped = json.loads(json.dumps(strategy.model_dump()))
-    assert dumped.items() >= spec.items()
-    assert make_strategy(dumped) == strategy
-    assert make_strategy(spec["name"]).name == spec["name"]
+def test_specification_survives_json():
+    for spec in SPECS:
+        strategy = make_strategy(spec)
+        dumped = json.loads(json.dumps(strategy.model_dump()))
+        assert dumped.items() >= spec.items()
+        assert make_strategy(dumped) == strategy, spec
+        assert make_strategy(spec["name"]).name == spec["name"]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_decision_is_a_function_of_the_history_alone(strategy, spec, seed):
+def test_a_decision_is_a_function_of_the_history_alone(strategy, spec):
     """Decided again by a new object, from the JSON of the same history, in another order of its trials."""
-    full = curves(seed)
-    verdicts, tables, states = simulate(strategy, full)
-    for (number, epoch), verdict in verdicts.items():
-        seen = {other: curve for other, curve in tables.items() if other < number}
-        seen[number] = [point for point in full[number] if point[0] <= epoch]
-        shuffled = list(json.loads(json.dumps(list(seen.items()))))
-        random.Random(seed).shuffle(shuffled)
-        again = {other: [tuple(point) for point in curve] for other, curve in shuffled}
-        known = {other: state for other, state in states.items() if other < number}
-        assert make_strategy(json.loads(json.dumps(spec))).decide(TableHistory(number, epoch, again, known)) == verdict
+    for seed in range(3):
+        full = curves(seed)
+        verdicts, tables, states = simulate(strategy, full)
+        for (number, epoch), verdict in verdicts.items():
+            seen = {other: curve for other, curve in tables.items() if other < number}
+            seen[number] = [point for point in full[number] if point[0] <= epoch]
+            shuffled = list(json.loads(json.dumps(list(seen.items()))))
+            random.Random(seed).shuffle(shuffled)
+            again = {other: [tuple(point) for point in curve] for other, curve in shuffled}
+            known = {other: state for other, state in states.items() if other < number}
+            decided = make_strategy(json.loads(json.dumps(spec))).decide(TableHistory(number, epoch, again, known))
+            assert decided == verdict, f"seed {seed}, trial {number}, epoch {epoch}"
 
 
 def asha_of(strategy, number, full_length):
@@ -153,13 +157,16 @@ def asha_of(strategy, number, full_length):
     return strategy if isinstance(strategy, Asha) else None
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("every", [1, 2, 5])
-def test_it_never_stops_twice_at_one_rung(strategy, spec, seed, every):
+def test_it_never_stops_twice_at_one_rung(strategy, spec):
+    for seed, every in ((0, 1), (1, 1), (0, 2), (1, 5)):
+        assert_judged_once_at_a_rung(strategy, spec, seed, every)
+
+
+def assert_judged_once_at_a_rung(strategy, spec, seed, every):
     """Deciding on at each later report, a trial that went on from a rung is not judged there once more."""
     trials = 3 if strategy.name == "wilcoxon" else 14  # its test takes long where losses are equally far apart
     full = curves(seed, trials, nan=0.0, every=every)
-    judged = {}
+    judged, where = {}, f"seed {seed}, a report every {every} epochs"
     for number, curve in full.items():
         for length, (epoch, _) in enumerate(curve, 1):
             if not strategy.wants(epoch):
@@ -172,82 +179,85 @@ def test_it_never_stops_twice_at_one_rung(strategy, spec, seed, every):
     for number, epochs in judged.items():
         if asha := asha_of(strategy, number, full[number][-1][0]):
             rungs = [asha.rung(epoch) for epoch in epochs]
-            assert len(set(rungs)) == len(rungs)
+            assert len(set(rungs)) == len(rungs), where
         elif isinstance(strategy, Paced):
             intervals = [(epoch - strategy.n_warmup_epochs) // strategy.interval for epoch in epochs]
-            assert len(set(intervals)) == len(intervals)
+            assert len(set(intervals)) == len(intervals), where
     if every == 1:
-        assert bool(judged) == (spec not in ({"name": "none"}, {"name": "threshold"}))
+        assert bool(judged) == (spec not in ({"name": "none"}, {"name": "threshold"})), where
 
 
 @pytest.mark.parametrize("spec", [one for one in SPECS if not judged_alone(make_strategy(one))], ids=json.dumps)
-@pytest.mark.parametrize("seed", range(4))
-def test_the_only_trial_goes_on(strategy, seed):
-    [curve] = curves(seed, trials=1, nan=0.0).values()
-    for length, (epoch, _) in enumerate(curve, 1):
-        verdict = strategy.decide(TableHistory(0, epoch, {0: curve[:length]}))
-        assert (
-            verdict.kind in ("continue", "pause") if isinstance(strategy, Promoting | Breeding) else verdict == CONTINUE
-        )
+def test_the_only_trial_goes_on(strategy):
+    may_pause = isinstance(strategy, Promoting | Breeding)
+    for seed in range(4):
+        [curve] = curves(seed, trials=1, nan=0.0).values()
+        for length, (epoch, _) in enumerate(curve, 1):
+            verdict = strategy.decide(TableHistory(0, epoch, {0: curve[:length]}))
+            goes_on = verdict.kind in ("continue", "pause") if may_pause else verdict == CONTINUE
+            assert goes_on, f"seed {seed}, epoch {epoch}"
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_only_what_a_window_lets_be_known_counts(strategy, seed):
+def test_only_what_a_window_lets_be_known_counts(strategy):
     """Of the trials less than a window before it how they ended does not, nor what they reported after its epoch; of
     those after it nothing does."""
-    full = curves(seed)
-    narrow, tables, states = simulate(strategy, full, window=3)
-    for (number, epoch), verdict in narrow.items():
-        upto = {k: [point for point in curve if point[0] <= epoch] for k, curve in full.items() if k > number - 3}
-        kept = {k: curve for k, curve in tables.items() if k <= number - 3} | upto
-        kept |= {k: [point for point in tables[k] if point[0] <= epoch] for k in tables if number - 3 < k < number}
-        known = {k: states.get(k, "running") if k <= number - 3 else "running" for k in kept}
-        assert strategy.decide(TableHistory(number, epoch, kept, known, number - 3)) == verdict
+    for seed in range(4):
+        full = curves(seed)
+        narrow, tables, states = simulate(strategy, full, window=3)
+        for (number, epoch), verdict in narrow.items():
+            upto = {k: [point for point in curve if point[0] <= epoch] for k, curve in full.items() if k > number - 3}
+            kept = {k: curve for k, curve in tables.items() if k <= number - 3} | upto
+            kept |= {k: [point for point in tables[k] if point[0] <= epoch] for k in tables if number - 3 < k < number}
+            known = {k: states.get(k, "running") if k <= number - 3 else "running" for k in kept}
+            decided = strategy.decide(TableHistory(number, epoch, kept, known, number - 3))
+            assert decided == verdict, f"seed {seed}, trial {number}, epoch {epoch}"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_best_at_every_epoch_goes_on(strategy, seed):
+def test_the_best_at_every_epoch_goes_on(strategy):
     """So the best of a study only ever improves: nobody ahead of all others is stopped, or put in another's place, and
     who pauses there goes on, at the latest once no more trials come, to its end."""
-    others = {n: [(e, 0.8 + x) for e, x in curve] for n, curve in curves(seed).items()}
-    leader = [(epoch, 0.5 - 0.02 * epoch) for epoch in range(1, 13)]
-    states = {n: "complete" if len(curve) == 12 else "pruned" for n, curve in others.items()}
-    for length, (epoch, _) in enumerate(leader, 1):
-        if strategy.wants(epoch):
-            known = others | {99: leader[:length]}
-            verdict = strategy.decide(TableHistory(99, epoch, known, states))
-            assert verdict.kind in ("continue", "pause"), verdict
-            if verdict.kind == "pause":
-                assert 99 in strategy.promote(Board(known, states | {99: "paused"}), last=True), "it waits for ever"
+    for seed in range(3):
+        others = {n: [(e, 0.8 + x) for e, x in curve] for n, curve in curves(seed).items()}
+        leader = [(epoch, 0.5 - 0.02 * epoch) for epoch in range(1, 13)]
+        states = {n: "complete" if len(curve) == 12 else "pruned" for n, curve in others.items()}
+        for length, (epoch, _) in enumerate(leader, 1):
+            if strategy.wants(epoch):
+                known = others | {99: leader[:length]}
+                verdict = strategy.decide(TableHistory(99, epoch, known, states))
+                assert verdict.kind in ("continue", "pause"), f"seed {seed}: {verdict}"
+                if verdict.kind == "pause":
+                    on = strategy.promote(Board(known, states | {99: "paused"}), last=True)
+                    assert 99 in on, f"seed {seed}: it waits for ever"
 
 
 @pytest.mark.parametrize("spec", WHOLE)
-@pytest.mark.parametrize("state", ["failed", "infeasible"])
-def test_curves_of_trials_that_failed_are_held_against_nobody(strategy, state):
+def test_curves_of_trials_that_failed_are_held_against_nobody(strategy):
     full = curves(3, nan=0.0)
     broken = {200 + n: [(e, -1.0) for e, _ in curve] for n, curve in full.items()}
     verdicts, tables, states = simulate(strategy, full)
-    known = states | dict.fromkeys(broken, state)
-    for (number, epoch), verdict in verdicts.items():
-        seen = {n: curve for n, curve in tables.items() if n < number}
-        seen[number] = [point for point in full[number] if point[0] <= epoch]
-        now = {n: known[n] for n in (*seen, *broken)} | {number: "running"}
-        assert strategy.decide(TableHistory(number, epoch, seen | broken, now)) == verdict
+    for state in ("failed", "infeasible"):
+        known = states | dict.fromkeys(broken, state)
+        for (number, epoch), verdict in verdicts.items():
+            seen = {n: curve for n, curve in tables.items() if n < number}
+            seen[number] = [point for point in full[number] if point[0] <= epoch]
+            now = {n: known[n] for n in (*seen, *broken)} | {number: "running"}
+            decided = strategy.decide(TableHistory(number, epoch, seen | broken, now))
+            assert decided == verdict, f"{state}, trial {number}, epoch {epoch}"
 
 
 @pytest.mark.parametrize("spec", [one for one in SPECS if one["name"] != "threshold"], ids=json.dumps)
-@pytest.mark.parametrize("seed", range(3))
-def test_only_the_order_of_losses_matters(strategy, seed):
+def test_only_the_order_of_losses_matters(strategy):
     """So an objective that is maximised is decided like its negative, whatever its scale."""
-    full = curves(seed)
-    halved = {n: [(e, x / 2) for e, x in curve] for n, curve in full.items()}
-    bent = {n: [(e, math.exp(x)) for e, x in curve] for n, curve in full.items()}
-    kinds = {key: verdict.kind for key, verdict in simulate(strategy, full)[0].items()}
-    for other in [halved, bent] if strategy.name in RANKED else [halved]:
-        assert {key: verdict.kind for key, verdict in simulate(strategy, other)[0].items()} == kinds
+    for seed in range(3):
+        full = curves(seed)
+        halved = {n: [(e, x / 2) for e, x in curve] for n, curve in full.items()}
+        bent = {n: [(e, math.exp(x)) for e, x in curve] for n, curve in full.items()}
+        kinds = {key: verdict.kind for key, verdict in simulate(strategy, full)[0].items()}
+        for other in [halved, bent] if strategy.name in RANKED else [halved]:
+            assert {key: verdict.kind for key, verdict in simulate(strategy, other)[0].items()} == kinds, f"seed {seed}"
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@rounds("value", [math.nan, math.inf])
 def test_what_is_not_finite_ranks_behind_everything(value):
     good = {n: [(1, 0.5)] for n in range(6)}
     states = dict.fromkeys(good, "complete")
@@ -309,13 +319,15 @@ def everything_decided(strategy, made, ids, curves):
     return found
 
 
-@pytest.mark.parametrize("odd", ["inf", "-inf"])
-def test_an_infinity_of_either_sign_is_decided_as_nan_is(strategy, told, odd):
+def test_an_infinity_of_either_sign_is_decided_as_nan_is(told):
     """A value that is not finite is none, whichever way it points: so the ledger says it to every strategy."""
-    assert everything_decided(strategy, *told[odd]) == everything_decided(strategy, *told["nan"])
+    for strategy in map(make_strategy, {spec["name"]: spec for spec in SPECS}.values()):  # the last of each name
+        expected = everything_decided(strategy, *told["nan"])
+        for odd in ("inf", "-inf"):
+            assert everything_decided(strategy, *told[odd]) == expected, f"{odd}, {strategy!r}"
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("spec", "words"),
     [
         ("ahsa", ["unknown strategy 'ahsa'", "did you mean 'asha'"]),
@@ -390,7 +402,7 @@ def experimental(pruner, *given, **options):
         return pruner(*given, **options)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
+@rounds("every", [1, 2, 3])
 @pytest.mark.parametrize(
     "options",
     [
@@ -415,22 +427,21 @@ def test_median_and_percentile_are_optunas(options, every):
         )
 
 
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize(
+@rounds("every", [1, 3])
+@rounds(
     "options",
     [{"upper": 0.8}, {"lower": 0.3, "n_warmup_epochs": 3}, {"lower": 0.1, "upper": 1.0, "interval": 4}],
-    ids=str,
 )
 def test_threshold_is_optunas_threshold_pruner(options, every):
     studies = [curves(seed, trials=20, every=every) for seed in range(8)]
     assert_alike(Threshold(**options), lambda: optuna.pruners.ThresholdPruner(**steps(options)), studies, 11)
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@rounds("every", [1, 2])
 @pytest.mark.parametrize(
     "options", [{"patience": 0}, {"patience": 1}, {"patience": 2, "min_delta": 0.05}, {"patience": 4}], ids=str
 )
-@pytest.mark.parametrize("wrapped", [None, {"name": "median", "n_startup_trials": 2, "interval": 2}], ids=str)
+@rounds("wrapped", [None, {"name": "median", "n_startup_trials": 2, "interval": 2}])
 def test_patient_is_optunas_patient_pruner(options, every, wrapped):
     """On either pruner, as both are told to ask no more of it than of the trial's own losses and the complete ones."""
     inner = wrapped and optuna.pruners.MedianPruner(n_startup_trials=2, interval_steps=2)
@@ -439,7 +450,7 @@ def test_patient_is_optunas_patient_pruner(options, every, wrapped):
     assert_alike(Patient(strategy=wrapped, **options), lambda: pruner, studies, int(every == 1))
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@rounds("every", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"p_threshold": 0.4}, {"p_threshold": 0.3, "n_startup_epochs": 5}], ids=str)
 def test_wilcoxon_is_optunas_wilcoxon_pruner(options, every):
     studies = [curves(seed, trials=10, epochs=9, every=every, nan=0.0) for seed in range(2)]
@@ -485,7 +496,7 @@ class Long(list):
         raise AssertionError("it was read from end to end")
 
 
-@pytest.mark.parametrize("name", ["median", "percentile"])
+@rounds("name", ["median", "percentile"])
 def test_one_epoch_of_complete_curves_is_looked_up(name):
     complete = {n: Long((epoch, n / epoch) for epoch in range(1, 200)) for n in range(6)}
     states = dict.fromkeys(complete, "complete")
@@ -552,19 +563,24 @@ SEVERAL = [spec for spec in SPECS if getattr(make_strategy(spec), "several", Fal
 
 
 @pytest.mark.parametrize("spec", SEVERAL, ids=json.dumps)
-@pytest.mark.parametrize("seed", range(3))
-def test_several_objectives_are_ranked_by_non_domination(spec, seed):
+def test_several_objectives_are_ranked_by_non_domination(strategy):
     """Where each loss is doubled, one objective decides, and as it does alone; else a place is that among fronts."""
-    strategy, full = make_strategy(spec), curves(seed, nan=0.0)
-    alone, _, _ = simulate(strategy, full)
-    doubled = {n: [(epoch, (loss, loss)) for epoch, loss in curve] for n, curve in full.items()}
-    twice, _, _ = simulate(strategy, doubled)
-    assert {at: one.kind for at, one in twice.items()} == {at: one.kind for at, one in alone.items()}
+    for seed in range(3):
+        full = curves(seed, nan=0.0)
+        alone, _, _ = simulate(strategy, full)
+        doubled = {n: [(epoch, (loss, loss)) for epoch, loss in curve] for n, curve in full.items()}
+        twice, _, _ = simulate(strategy, doubled)
+        assert {at: one.kind for at, one in twice.items()} == {at: one.kind for at, one in alone.items()}, (
+            f"seed {seed}"
+        )
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_asha_keeps_the_first_fronts_of_a_rung(seed):
-    rng = random.Random(seed)
+def test_asha_keeps_the_first_fronts_of_a_rung():
+    for seed in range(6):
+        assert_first_fronts_kept(random.Random(seed), f"seed {seed}")
+
+
+def assert_first_fronts_kept(rng, where):
     losses = {number: (round(rng.random(), 1), round(rng.random(), 1)) for number in range(rng.randint(3, 30))}
     own, eta = max(losses), 3
     tables = {number: [(1, loss)] for number, loss in losses.items()}
@@ -581,10 +597,10 @@ def test_asha_keeps_the_first_fronts_of_a_rung(seed):
         left, ahead = left - first, ahead + len(first)
     own_front = [number for number in left if not beaten(number, left)]
     if ahead + len(own_front) <= keep:
-        assert verdict.kind == "continue"
+        assert verdict.kind == "continue", where
     if ahead >= keep:
-        assert verdict.kind == "stop"
-    assert Asha(eta=eta).decide(TableHistory(own, 1, tables | {own: [(1, (0.0, math.nan))]})).kind == "stop"
+        assert verdict.kind == "stop", where
+    assert Asha(eta=eta).decide(TableHistory(own, 1, tables | {own: [(1, (0.0, math.nan))]})).kind == "stop", where
 
 
 def test_strategies_for_one_objective_are_refused_with_several():
