@@ -6,8 +6,8 @@ import statistics
 from dataclasses import replace
 
 import optuna
-import pytest
 from optuna.trial import TrialState, create_trial
+from rounds import rounds
 
 from hpo import Choice, Float, Objective
 from hpo.search.modelled import distribution
@@ -87,7 +87,7 @@ def assert_model_is_of(rung, records):
     assert sum(asked == at for at in others.values()) == 1, "the rungs could not be told apart"
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("first", "second", "third", "rung"),
     [
         (ENOUGH, 0, 0, 1),

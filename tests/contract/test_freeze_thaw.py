@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from rounds import rounds
 
 from hpo import Choice, Float, Int, Objective
 from hpo.search import curve_model
@@ -137,7 +138,7 @@ def test_as_many_go_on_as_under_asha_though_not_the_same():
     assert strategy.promote(Board(curves, states | full, points), last=False) == []
 
 
-@pytest.mark.parametrize("last", [False, True])
+@rounds("last", [False, True])
 def test_where_nothing_finite_is_known_asha_promote_says_who_goes_on(last):
     """As of a loop of the user's own that pauses at its own will: there is nothing to make a model of."""
     points, curves = {n: (n / 20, 0.5) for n in range(20)}, {n: [(1, math.nan)] for n in range(20)}
@@ -239,7 +240,7 @@ def test_a_model_depends_on_nothing_but_its_trials():
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("losses", [[1.0] * 10, [math.nan] * 9 + [1.0], [1e300, -1e300] * 5])
+@rounds("losses", [[1.0] * 10, [math.nan] * 9 + [1.0], [1e300, -1e300] * 5])
 def test_flat_broken_and_vast_losses(losses):
     points = {n: (n / 10,) for n in range(10)}
     numbers, trials = observe(points, {n: [(1, loss)] for n, loss in enumerate(losses)})

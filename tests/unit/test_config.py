@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from rounds import rounds
 
 from hpo.config import (
     apply,
@@ -67,7 +68,7 @@ class Config(Frozen):
 CONFIG = Config()
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("text", "expected"),
     [
         ("train.num_epochs=5", 5),
@@ -95,7 +96,7 @@ def test_override_is_read_by_the_type_of_its_field(text, expected):
     assert found == expected and type(found) is type(expected)
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("text", "words"),
     [
         ("train.num_epochs=abc", ["train.num_epochs", "'abc'", "integer"]),
@@ -126,7 +127,7 @@ def test_nonsense_is_refused_in_one_sentence(text, words):
     assert "\n" not in message and len(message) < 200
 
 
-@pytest.mark.parametrize("text", ["train.num_epochs", "=5", ""])
+@rounds("text", ["train.num_epochs", "=5", ""])
 def test_override_without_path_or_equals_says_how_to_write_one(text):
     with pytest.raises(SpaceError, match="write -o path=value"):
         parse_override(text)
@@ -175,7 +176,8 @@ def test_floats_come_back_exactly(lr):
 
 
 def test_hash_is_the_same_in_another_process_and_differs_with_any_value():
-    code = "import sys; sys.path[:0] = ['tests/unit', '.']; import test_config as t; print(t.config_hash(t.CONFIG))"
+    paths = "import sys; sys.path[:0] = ['tests/unit', 'tests', '.']"
+    code = f"{paths}; import test_config as t; print(t.config_hash(t.CONFIG))"
     for seed in ("0", "1"):
         run = subprocess.run(
             [sys.executable, "-c", code],
@@ -207,12 +209,12 @@ def test_yaml_scalars_are_those_of_yaml_1_2(tmp_path):
     assert [type(value) for value in loaded.values()] == [type(value) for value in expected]
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "\ufeffa: {b: 1}\r\n"])
+@rounds("text", ["", "# nothing\n", "\ufeffa: {b: 1}\r\n"])
 def test_empty_files_and_byte_order_marks_are_read(tmp_path, text):
     assert flatten(load_yaml(yaml_file(tmp_path, text))) in ({}, {"a.b": 1})
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("text", "words"),
     [
         ("a: 1\nb: 2\na: 3\n", ["overrides.yaml:3:", "'a'", "line 1"]),
@@ -273,7 +275,7 @@ def test_flatten_takes_nested_and_dotted_paths_but_none_twice():
         flatten({"train": {"x": 1}, "train.x": 2})
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("name", "meant"),
     [
         ("lr", ["train.optim.lr"]),

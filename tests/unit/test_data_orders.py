@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rounds import rounds
 from torch import nn
 from torch.nn import functional as F
 
@@ -212,7 +213,7 @@ def test_a_mixture_changes_with_its_phases():
     assert len(set(seen[:7])) == len(set(seen[7:14])) == 7
 
 
-@pytest.mark.parametrize("given", [[0.0, 0.0], [1.0, -0.1], [1.0, float("nan")]])
+@rounds("given", [[0.0, 0.0], [1.0, -0.1], [1.0, float("nan")]])
 def test_ratios_that_mean_nothing_are_refused(given):
     with pytest.raises(DataError, match="from epoch 0 on: give one per source"):
         Mixture([(Named("a", 3), given[0]), (Named("b", 3), given[1])])
@@ -222,7 +223,7 @@ def test_ratios_that_mean_nothing_are_refused(given):
         Mixture([(Named("a", 0), 1)])
 
 
-@pytest.mark.parametrize("pacing", ["linear", "root", "exponential"])
+@rounds("pacing", ["linear", "root", "exponential"])
 def test_the_visible_share_grows_to_one(pacing):
     config = CurriculumConfig(start=0.1, epochs=3.0, pacing=pacing)
     shares = [visible(config, epoch / 10) for epoch in range(50)]
@@ -258,7 +259,7 @@ def test_what_goes_by_place_is_refused_where_indices_are_none(inner):
     assert len(Bucketed(inner, lambda index: index).order(0, 0, 2)) == 6
 
 
-@pytest.mark.parametrize(
+@rounds(
     "shown",
     [
         lambda pairs: View(pairs),
@@ -273,7 +274,7 @@ def test_pairs_are_collated_once_however_they_are_shown(shown):
     assert x.tolist() == [[4.0, 4.0], [1.0, 1.0]] and y.tolist() == [4, 1]
 
 
-@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
+@rounds("kind", [np.array, torch.tensor, tuple])
 def test_an_order_of_numbers_of_any_kind_seeds_alike(kind):
     """A seed is derived from the text of an index, and numpy's numbers have another text."""
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from rounds import rounds
 from torch import nn
 
 from trainer.diagnose import curves, flow
@@ -212,7 +213,7 @@ def test_a_landscape_that_falls_on_one_side_is_a_slope():
     assert (found.verdict, found.value) == ("on a slope", pytest.approx(0.1))
 
 
-@pytest.mark.parametrize(("loss", "untrained"), [(2.0, 2.0), (2.1, 2.0), (1.999, 2.0), (math.nan, 2.0)])
+@rounds(("loss", "untrained"), [(2.0, 2.0), (2.1, 2.0), (1.999, 2.0), (math.nan, 2.0)])
 def test_a_landscape_around_what_has_learned_nothing_says_so(loss, untrained):
     assert around(lambda x: loss, untrained).verdict == "nothing learned"
 
@@ -244,7 +245,7 @@ def falling(n, floor=0.0, rate=0.3):
     return [floor + math.exp(-rate * epoch) for epoch in range(n)]
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("train", "validation", "fit", "plateau"),
     [
         (

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
+from rounds import rounds
 
 from hpo import Bool, Choice, Float, Int
 from hpo.config import apply, as_json, flatten
@@ -223,7 +224,7 @@ def brute_force_grid(space, points):
     return found
 
 
-@pytest.mark.parametrize("points", [1, 2, 3])
+@rounds("points", [1, 2, 3])
 def test_grid_visits_every_distinct_configuration_once(points):
     kept = ("train.optim.name", "train.optim.momentum", "train.optim.nesterov", "model.num_heads", "model.hidden_size")
     space = bound({path: FULL[path] for path in (*kept, "model.dropout")})
@@ -248,7 +249,7 @@ def test_grid_axis_of_integers_is_spread_and_distinct(low, width, log, points):
     assert values[0] == low and values[-1] == low + width
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("dimensions", "words"),
     [
         ({"train.optim.rl": Float(0, 1)}, ["'train.optim.rl'", "did you mean", "'train.optim.lr'"]),
@@ -319,7 +320,7 @@ OLDER = {
 AT = {"lr": 0.5, "name": 0, "momentum": 0.4, "heads": 2, "hidden": 0.3}
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("changes", "expected"),
     [
         ({}, AT),
@@ -359,7 +360,7 @@ def test_one_and_true_are_two_options():
     assert Space({"x": Choice([True, 1])}).retained({"x": 0}, {"x": 1}) == {"x": 1}
 
 
-@pytest.mark.parametrize(
+@rounds(
     "dimension",
     [
         Float(-2.0, 3.0),
@@ -372,7 +373,6 @@ def test_one_and_true_are_two_options():
         Int(8, 64, multiple_of="heads"),
         Choice(["a", "b", "c"]),
     ],
-    ids=repr,
 )
 def test_to_unit_is_where_from_unit_comes_from(dimension):
     for k in range(101):
@@ -415,7 +415,7 @@ def test_encode_says_what_does_not_fit():
     assert space.encode({"kind": "adamw", "momentum": 0.5}, rest, strict=False)["kind"] == 1
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("dimension", "near"),
     [
         (Float(1e-5, 1e-1, log=True, prior=1e-3, strength=0.8), lambda x: 10**-3.4 <= x <= 10**-2.6),
@@ -423,7 +423,6 @@ def test_encode_says_what_does_not_fit():
         (Int(0, 100, prior=20, strength=0.8), lambda x: 10 <= x <= 30),
         (Choice(["a", "b", "c", "d"], prior="c", strength=0.8), lambda x: x == 2),
     ],
-    ids=["log float", "float", "int", "choice"],
 )
 def test_draws_gather_around_a_prior_as_often_as_its_strength_says(dimension, near):
     """Of a normal .683 lie within one standard deviation, and of the uniform rest its share."""
@@ -442,7 +441,7 @@ def test_a_dimension_without_a_prior_is_described_and_drawn_as_before():
     assert [plain.guided(k / 7) for k in range(8)] == [plain.from_unit(k / 7) for k in range(8)]
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("dimension", "words"),
     [
         (Float(0.0, 1.0, prior=2.0), "prior=2.0 is not among its values"),

@@ -11,6 +11,7 @@ from typing import Literal
 import optuna
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from rounds import rounds
 from sqlalchemy import insert
 
 import hpo
@@ -91,7 +92,7 @@ def study(**changes):
 # --- Declaring
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("changes", "words"),
     [
         ({"name": "../x"}, ["study name '../x'"]),
@@ -127,7 +128,7 @@ def test_a_task_that_is_nowhere_is_noticed_before_a_run(task):
         study(task=task).check_task()
 
 
-@pytest.mark.parametrize("missing", ["model", "train_set", "loss"])
+@rounds("missing", ["model", "train_set", "loss"])
 def test_a_task_without_what_the_trainer_calls_is_noticed_before_a_run(missing):
     methods = {name: lambda self: None for name in ("model", "train_set", "loss") if name != missing}
     for base in (TrainersTask, object):
@@ -185,7 +186,7 @@ def test_nested_yaml_overrides_are_paths():
     }
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("overrides", "words"),
     [
         ({"preset": "ful"}, ["unknown preset 'ful'", "did you mean 'full'"]),
@@ -378,7 +379,7 @@ def test_a_study_file_that_cannot_be_used_is_blamed_in_one_sentence(write, text,
         assert caught.value.__cause__ is not None and caught.value.__cause__.__traceback__ is not None
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("reference", "words"),
     [
         ("mpl", ["unknown study 'mpl'", "did you mean 'mlp'"]),
@@ -409,7 +410,7 @@ def test_a_shipped_study_loads_by_name():
     assert (loaded.reference, loaded.module, loaded.name) == ("mlp", "studies.mlp", "mlp")
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("task", "words"),
     [
         ("nowhere", ["must read 'package.module:name'"]),
