@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
+from rounds import rounds
 from sqlalchemy import insert, select
 
 from hpo.clock import SystemClock
@@ -107,7 +107,7 @@ def contents(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
         }
 
 
-@pytest.mark.parametrize("what", LIFE)
+@rounds("what", LIFE)
 def test_a_lost_answer_leaves_the_ledger_as_one_that_came(what, ledger):
     """The oracle: the same steps without the fault give the same rows and the same answer."""
     outcomes = []
