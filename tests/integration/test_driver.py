@@ -508,7 +508,9 @@ SPACES = {
     "removed": '{"lr": Float(0.1, 1.0), "width": Int(1, 8)}',
     "narrowed": '{"lr": Float(0.3, 0.4), "kind": Choice(["a", "b", "c"]), "width": Int(2, 8, powers_of_two=True)}',
     "an option removed": '{"lr": Float(0.1, 1.0), "kind": Choice(["c", "b"]), "width": Int(1, 8)}',
+    "all of these": '{"lr": Float(0.3, 0.4), "kind": Choice(["c", "b"]), "wd": Float(0.0, 0.5)}',
 }
+CHANGED = [name for name in SPACES if name != "before"]
 
 
 def with_space(space: str) -> str:
@@ -520,8 +522,14 @@ def with_space(space: str) -> str:
     )
 
 
-@pytest.mark.parametrize("space", [name for name in SPACES if name != "before"])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("sampler", "space"),
+    [
+        pytest.param(sampler, space, marks=() if sampler == "tpe" or space == "all of these" else pytest.mark.slow)
+        for sampler in SAMPLERS
+        for space in CHANGED
+    ],
+)
 def test_a_study_whose_space_has_changed_goes_on_where_that_is_allowed(home, fragile, sampler, space):
     options = ', "n_startup_trials": 2' if sampler == "tpe" else ""
     declare_as = [
