@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -11,9 +12,11 @@ import sqlite3
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +24,11 @@ import psutil
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import exists, func, select
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import SADeprecationWarning
+from typer.testing import CliRunner
 
+from hpo.cli import app
 from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.process import start_time
@@ -37,6 +44,7 @@ MICRO_STEPS_LOST = 3 * (EVERY_STEPS + 1)  # at most, with a worker: since its la
 OF_THE_TASK = select(func.count()).select_from(reports).where(~reports.c.key.like("system/%"))
 STEPS = 4  # of an epoch
 LANES = 4
+SECONDS = 240  # for one command, on a machine that does much else
 LOST = {"driver": WORKERS, "worker": 1, "mirror": 0}  # workers that die with what is killed
 _started: list[subprocess.Popen[str]] = []
 T = TypeVar("T")
@@ -56,11 +64,12 @@ LANES_WORK = Work("steps of lanes", STEPS, LANES * (EVERY_STEPS + 1))
 
 @dataclass
 class Run:
-    """One home and the commands run on it. `extra` goes to `hpo run`."""
+    """One home and the commands run on it. `extra` goes to `hpo run`, `resumed` to `hpo resume`."""
 
     home: Path
     trials: int = TRIALS
     extra: tuple[str, ...] = ("--workers", str(WORKERS), "--window", "4")
+    resumed: tuple[str, ...] = ("--workers", str(WORKERS))
     study: Path = STUDY
     name: str = "tiny"
     work: Work = Work()
@@ -84,15 +93,23 @@ class Run:
         return self.start("run", "--study", str(self.study), "--trials", str(self.trials), *self.extra)
 
     def resume(self) -> subprocess.Popen[str]:
-        return self.start("resume", "--study", self.name, "--workers", str(WORKERS))
+        return self.start("resume", "--study", self.name, *self.resumed)
 
-    def finished(self, process: subprocess.Popen[str], code: int = 0, timeout: float = 120) -> str:
+    def finished(self, process: subprocess.Popen[str], code: int = 0, timeout: float = SECONDS) -> str:
         output, _ = process.communicate(timeout=timeout)
         assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{output}"
         return output
 
+    def says(self, *command: str) -> str:
+        """What a command prints that only reads, run by this process."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SADeprecationWarning)  # of MLflow's own doing
+            ran = CliRunner().invoke(app, [*command, "--study", self.name, "--home", str(self.home)])
+        assert ran.exit_code == 0, (ran.output, ran.exception)
+        return ran.output
+
     def status(self) -> dict:
-        return json.loads(self.finished(self.start("status", "--study", self.name, "--json")))
+        return json.loads(self.says("status", "--json"))
 
     def query(self, statement: sa.Select) -> list[sa.Row]:
         """Rows of the ledger, or none while there is no ledger yet."""
@@ -104,6 +121,15 @@ class Run:
                 return list(connection.execute(statement).all())
         finally:
             ledger.close()
+
+    def glance(self, statement: sa.Select) -> list[tuple]:
+        """As `query`, but so cheap that it can be asked a hundred times a second; values are as SQLite holds them."""
+        text = str(statement.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
+        try:
+            with closing(sqlite3.connect(f"file:{self.home}/ledger.db?mode=ro", uri=True)) as connection:
+                return connection.execute(text).fetchall()
+        except sqlite3.OperationalError:  # no such file, or no such table yet
+            return []
 
     def writable(self) -> bool:
         """Whether nobody holds the ledger's write lock for as long as a second."""
@@ -155,7 +181,21 @@ def golden_run(home: Path, *extra: str, **of: Any) -> Golden:
     return Golden(digest, values, last - first)
 
 
-def wait_until(what: Callable[[], T], process: subprocess.Popen[str], seconds: float = 240, pause: float = 0.05) -> T:
+def shared_golden(factory: pytest.TempPathFactory, label: str, *extra: str, **of: Any) -> Golden:
+    """The golden run of this label, made once for all processes that share the tests of this session."""
+    base = factory.getbasetemp()
+    file = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"golden-{label}.json"
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            golden = golden_run(factory.mktemp(label) / "home", *extra, **of)
+            file.write_text(json.dumps(asdict(golden)))
+    return Golden(**json.loads(file.read_text()))
+
+
+def wait_until(
+    what: Callable[[], T], process: subprocess.Popen[str], seconds: float = SECONDS, pause: float = 0.05
+) -> T:
     """What `what` gives once that is something, which must be while the process runs; else its output is told."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
@@ -169,7 +209,7 @@ def wait_until(what: Callable[[], T], process: subprocess.Popen[str], seconds: f
 
 def first_claim(run: Run, process: subprocess.Popen[str]) -> None:
     """Wait for the first attempt."""
-    wait_until(lambda: run.query(select(attempts.c.fence).limit(1)), process, 60, pause=0.01)
+    wait_until(lambda: run.glance(select(attempts.c.fence).limit(1)), process, pause=0.01)
 
 
 def pid_of(target: str, run: Run, driver: subprocess.Popen[str], rng: random.Random) -> int | None:
@@ -192,14 +232,14 @@ def check_sound(run: Run, golden: str, lost: int) -> None:
     due = run.work.each_epoch * sum(epochs for (epochs,) in run.query(select(trials.c.epoch - trials.c.from_epoch)))
     retrained = trained - due
     assert 0 <= retrained <= lost * run.work.lost, f"{retrained} {run.work.what} were trained again"
-    verified = run.finished(run.start("verify", "--study", run.name))
+    verified = run.says("verify")
     assert "differs" not in verified and "behind" not in verified, verified
     seen = {what: int(count) for count, what in re.findall(r"(\d+) (runs|points)", verified)}
     [(values,)] = run.query(select(func.count()).select_from(reports))
     assert seen["runs"] == run.trials + 1 and seen["points"] >= values > 0, f"MLflow has not got all: {verified}"
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
+def gone(pids: list[int], seconds: float = 15.0) -> bool:
     """Whether all of them die within the time."""
     deadline = time.monotonic() + seconds
     while any(start_time(pid) for pid in pids):
@@ -213,8 +253,8 @@ def wait_for_progress(run: Run, driver: subprocess.Popen[str], target: str, valu
     """The pid of `target`, once so many values are reported and it lives."""
     while True:
         assert driver.poll() is None, driver.communicate()[0]
-        [(count,)] = run.query(OF_THE_TASK)
-        if count >= values and (pid := pid_of(target, run, driver, rng)) is not None:
+        reported = run.glance(OF_THE_TASK)
+        if reported and reported[0][0] >= values and (pid := pid_of(target, run, driver, rng)) is not None:
             return pid
         time.sleep(0.01)
 
@@ -227,7 +267,7 @@ def stop_in_a_trial(run: Run) -> tuple[int, int, int]:
     a = attempts.c
     wrote = [exists().where(t.c.trial_id == a.trial_id, t.c.fence == a.fence) for t in (reports, checkpoints)]
     busy = select(workers.c.pid, a.trial_id, a.fence).join(attempts).where(a.outcome.is_(None), *wrote)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         for pid, trial_id, fence in run.query(busy):
             os.kill(pid, signal.SIGSTOP)
@@ -237,31 +277,55 @@ def stop_in_a_trial(run: Run) -> tuple[int, int, int]:
     raise AssertionError("no worker has reported and saved anything")
 
 
-def kill_at(run: Run, target: str, share: float, golden: Golden, rng: random.Random) -> str:
-    """Run, SIGKILL `target` at `share` of the way between first claim and last tell, end the study; where it fell.
+def kill_at(run: Run, shares: Mapping[str, float], golden: Golden, rng: random.Random) -> str:
+    """Run, SIGKILL each target at its share of the way from first claim to last tell, end the study; where they fell.
 
-    The way is measured in reported values, so the kill falls however fast the machine is. A study as short as this one
-    is nearly over when the mirror has imported MLflow, so its run is made slower; how long a step takes does not enter
-    the digest. Where the study ends all the same before the kill, another one is killed earlier.
+    The way is measured in reported values, so a kill falls however fast the machine is. A study as short as this one
+    is nearly over when a mirror that begins cold has imported MLflow, so its run is made slower; how long a step takes
+    does not enter the digest. Where the study ends all the same before a kill, another one is killed earlier. The
+    driver can only be the last target.
     """
-    if target == "mirror":
+    if "mirror" in shares and subprocess.Popen._execute_child.__module__ == "subprocess":  # processes begin cold
         run.extra += ("-o", "pause=0.08")
     driver = run.run()
     first_claim(run, driver)
-    pid = wait_for_progress(run, driver, target, int(share * golden.values), rng)
-    time.sleep(rng.random() * golden.seconds / golden.values * 10)  # between two reports as well as at one
-    fell, [(told,)] = run.where(), run.query(select(func.count(trials.c.told)))
-    if told == run.trials:
-        assert share > 0.1, f"no kill falls between the first claim and the last tell: {fell}"
-        run.finished(driver)
-        run.home = run.home.with_name(f"{run.home.name}-again")
-        return kill_at(run, target, 0.8 * share, golden, rng)
-    children = [pid for (pid,) in run.query(select(workers.c.pid))]
-    os.kill(pid, signal.SIGKILL)
-    if target == "driver":
-        run.finished(driver, -signal.SIGKILL)
-        assert gone(children), "workers outlive their driver"
-        run.finished(run.resume())
-    else:
-        run.finished(driver)
-    return fell
+    falls = []
+    for target, share in sorted(shares.items(), key=lambda item: item[1]):
+        pid = wait_for_progress(run, driver, target, int(share * golden.values), rng)
+        time.sleep(rng.random() * golden.seconds / golden.values * 10)  # between two reports as well as at one
+        fell, [(told,)] = run.where(), run.query(select(func.count(trials.c.told)))
+        if told == run.trials:
+            assert share > 0.1, f"no kill falls between the first claim and the last tell: {fell}"
+            run.finished(driver)
+            run.home = run.home.with_name(f"{run.home.name}-again")
+            return kill_at(run, {target: 0.8 * share for target, share in shares.items()}, golden, rng)
+        falls.append(f"{target} at {share:.3f} of the way: {fell}")
+        children = [pid for (pid,) in run.query(select(workers.c.pid))]
+        os.kill(pid, signal.SIGKILL)
+        if target == "driver":
+            run.finished(driver, -signal.SIGKILL)
+            assert gone(children), "workers outlive their driver"
+            driver = run.resume()
+    run.finished(driver)
+    return "; ".join(falls)
+
+
+def kill_at_points(run: Run, points: Mapping[str, int]) -> int:
+    """Run, and resume as often as the driver dies, with a SIGKILL at the n-th passing of each point; the workers lost.
+
+    Each point kills one process, in whichever run of the driver it is passed so often.
+    """
+    fired = run.home.with_suffix(".fired")
+    fired.mkdir()
+    kills = ";".join(f"{name}=kill@{hit}" for name, hit in points.items())
+    run.environ |= {"HPO_TESTING": "1", "HPO_FAILPOINTS": kills, "HPO_FAILPOINTS_FIRED": str(fired)}
+    drivers = [name for name in points if name.startswith("driver.")]
+    process = run.run()
+    for _ in drivers:
+        output = run.finished(process, -signal.SIGKILL)
+        process = run.resume()
+    output = run.finished(process)
+    assert not (missed := [name for name in points if not (fired / name).exists()]), (
+        f"{missed} were not passed: {output}"
+    )
+    return sum(LOST.get(name.partition(".")[0], 1) for name in points)

@@ -13,26 +13,30 @@ from kill import (
     LANES,
     LANES_WORK,
     LOST,
+    SECONDS,
     Golden,
     Run,
     check_sound,
     end_all,
     first_claim,
-    golden_run,
     gone,
     kill_at,
+    kill_at_points,
+    shared_golden,
     stop_in_a_trial,
     wait_for_progress,
     wait_until,
 )
 from sqlalchemy import String, select
 
-from hpo.ledger.tables import attempts, checkpoints, events, reports
+from hpo.ledger.tables import attempts, checkpoints, events, reports, workers
 from hpo.worker import FENCED
 from trainer.failpoint import NAMES
 
 INSTANTS = int(os.environ.get("KILLS", "20"))  # seeded instants for each target in the slow sweep
-SAMPLED_POINTS = ("worker.after_report_commit", "artifact.after_store")
+SAMPLED_POINTS = {"worker.after_report_commit": 2, "artifact.after_store": 2}
+SAMPLED_PROMOTIONS = {"driver.after_thaw": 1, "driver.after_retire": 1}
+SAMPLED_GENERATIONS = {"driver.after_retire": 2, "driver.after_ask": 2, "worker.after_claim": 3}
 ASYNCHRONOUS = ("-o", "train.checkpoint.asynchronous=true")  # which is no part of a digest
 ASYNCHRONOUS_POINTS = ("checkpoint.after_copy", "checkpoint.before_commit")  # which other saves do not pass
 PROMOTING = ("--strategy", "asha-promote", "--workers", "1", "--window", "1")
@@ -46,7 +50,23 @@ SAVING = ("checkpoint.", "retention.", "worker.")
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory) -> Golden:
-    return golden_run(tmp_path_factory.mktemp("golden") / "home")
+    return shared_golden(tmp_path_factory, "plain")
+
+
+@pytest.fixture(scope="session")
+def promoted(tmp_path_factory) -> Golden:
+    return shared_golden(tmp_path_factory, "promoted", *PROMOTING)
+
+
+@pytest.fixture(scope="session")
+def bred(tmp_path_factory) -> Golden:
+    return shared_golden(tmp_path_factory, "bred", *BREEDING, **POPULATION)
+
+
+@pytest.fixture(scope="session")
+def fused(tmp_path_factory) -> Golden:
+    """By one worker whose lanes are four."""
+    return shared_golden(tmp_path_factory, "fused", "--workers", "1", *SIDE_BY_SIDE[2:], **LANES_STUDY)
 
 
 @pytest.fixture(autouse=True)
@@ -55,140 +75,122 @@ def ended():
     end_all()
 
 
-@pytest.fixture(scope="session")
-def promoted(tmp_path_factory) -> Golden:
-    return golden_run(tmp_path_factory.mktemp("promoted") / "home", *PROMOTING)
-
-
 def _instants(count: int) -> list[tuple[str, int]]:
     return [(target, seed) for target in ("driver", "worker", "mirror") for seed in range(count)]
 
 
-def check_kill(tmp_path, golden, target: str, seed: int) -> None:
+# At seeded instants.
+
+
+def test_kills_of_a_worker_and_the_mirror_at_sampled_instants_change_nothing(tmp_path, golden):
+    """Test `test_of_two_resumes_at_once_one_wins` kills the driver."""
+    rng = random.Random("sampled")
+    run = Run(tmp_path / "home")
+    print(f"\nSIGKILL {kill_at(run, {target: rng.random() for target in ('worker', 'mirror')}, golden, rng)}")
+    check_sound(run, golden.digest, LOST["worker"] + LOST["mirror"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "seed"), _instants(INSTANTS))
+def test_a_kill_at_any_instant_changes_nothing(tmp_path, golden, target, seed):
     rng = random.Random(f"{target}{seed}")
     run = Run(tmp_path / "home")
-    share = rng.random()
-    fell = kill_at(run, target, share, golden, rng)
-    print(f"\nSIGKILL {target} at {share:.3f} of the way: {fell}")
+    print(f"\nSIGKILL {kill_at(run, {target: rng.random()}, golden, rng)}")
     check_sound(run, golden.digest, LOST[target])
-
-
-@pytest.mark.parametrize(("target", "seed"), _instants(1))
-def test_a_kill_at_a_sampled_instant_changes_nothing(tmp_path, golden, target, seed):
-    check_kill(tmp_path, golden, target, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("target", "seed"), _instants(INSTANTS)[1:])
-def test_a_kill_at_any_instant_changes_nothing(tmp_path, golden, target, seed):
-    check_kill(tmp_path, golden, target, seed)
-
-
-def check_kill_at_point(tmp_path, golden, name: str, hit: int, *, asynchronous: bool = False) -> None:
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
-    run = Run(tmp_path / "home", environ=points)
-    run.extra += ASYNCHRONOUS if asynchronous else ()
-    process = run.run()
-    process.communicate(timeout=120)
-    assert (fired / name).exists(), f"{name} was never passed {hit} times"
-    if name.startswith("driver."):
-        assert process.returncode == -signal.SIGKILL
-        run.finished(run.resume())
-    else:
-        assert process.returncode == 0
-    periods = 2 if asynchronous else 1  # between checkpoints: a save is committed when the next one begins
-    check_sound(run, golden.digest, periods * LOST.get(name.partition(".")[0], 1))
-
-
-@pytest.mark.parametrize("name", SAMPLED_POINTS)
-def test_a_kill_at_a_sampled_point_changes_nothing(tmp_path, golden, name):
-    check_kill_at_point(tmp_path, golden, name, hit=2)
-
-
-def check_kill_of_a_promotion(tmp_path, promoted, name: str, hit: int) -> None:
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
-    run = Run(tmp_path / "home", extra=PROMOTING, environ=points)
-    output = run.run().communicate(timeout=120)[0]
-    assert (fired / name).exists(), f"{name} was never passed {hit} times:\n{output}"
-    if name.startswith("driver."):
-        run.finished(run.start("resume", "--study", "tiny"))  # with as many workers as before
-    check_sound(run, promoted.digest, LOST["worker"])
-
-
-@pytest.mark.parametrize(("name", "hit"), [("driver.after_thaw", 1), ("driver.after_retire", 1)])
-def test_a_kill_around_a_promotion_changes_nothing(tmp_path, promoted, name, hit):
-    check_kill_of_a_promotion(tmp_path, promoted, name, hit)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hit", [2, 3])
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("driver.after_thaw", "worker."))])
-def test_a_kill_anywhere_among_promotions_changes_nothing(tmp_path, promoted, name, hit):
-    check_kill_of_a_promotion(tmp_path, promoted, name, hit)
-
-
-@pytest.fixture(scope="session")
-def bred(tmp_path_factory) -> Golden:
-    return golden_run(tmp_path_factory.mktemp("bred") / "home", *BREEDING, **POPULATION)
-
-
-def check_kill_of_a_generation(tmp_path, bred, name: str, hit: int) -> None:
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
-    run = Run(tmp_path / "home", extra=BREEDING, environ=points, **POPULATION)
-    output = run.run().communicate(timeout=120)[0]
-    assert (fired / name).exists(), f"{name} was never passed {hit} times:\n{output}"
-    if name.startswith("driver."):
-        run.finished(run.resume())
-    check_sound(run, bred.digest, LOST.get(name.partition(".")[0], 1))
-
-
-@pytest.mark.parametrize(
-    ("name", "hit"), [("driver.after_retire", 2), ("driver.after_ask", 2), ("worker.after_claim", 3)]
-)
-def test_a_kill_around_an_exploit_changes_nothing(tmp_path, bred, name, hit):
-    """Before a generation is seen to have ended, once the next one is asked for, and as one of it begins."""
-    check_kill_of_a_generation(tmp_path, bred, name, hit)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hit", [1, 3])
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("driver.after_thaw", *ASYNCHRONOUS_POINTS)])
-def test_a_kill_anywhere_among_generations_changes_nothing(tmp_path, bred, name, hit):
-    check_kill_of_a_generation(tmp_path, bred, name, hit)
-
-
-@pytest.fixture(scope="session")
-def fused(tmp_path_factory) -> Golden:
-    """By one worker whose lanes are four."""
-    extra = ("--workers", "1", *SIDE_BY_SIDE[2:])
-    return golden_run(tmp_path_factory.mktemp("fused") / "home", *extra, **LANES_STUDY)
 
 
 def check_kill_of_lanes(tmp_path, fused, target: str, seed: int) -> None:
     """All lanes of a worker die with it."""
     rng = random.Random(f"lanes {target}{seed}")
     run = Run(tmp_path / "home", extra=SIDE_BY_SIDE, **LANES_STUDY)
-    share = rng.random()
-    fell = kill_at(run, target, share, fused, rng)
-    print(f"\nSIGKILL {target} at {share:.3f} of the way: {fell}")
+    print(f"\nSIGKILL {kill_at(run, {target: rng.random()}, fused, rng)}")
     check_sound(run, fused.digest, LOST[target])
 
 
-@pytest.mark.parametrize(("target", "seed"), [("worker", 0)])
-def test_a_kill_of_lanes_at_a_sampled_instant_changes_nothing(tmp_path, fused, target, seed):
-    check_kill_of_lanes(tmp_path, fused, target, seed)
+def test_a_kill_of_lanes_at_a_sampled_instant_changes_nothing(tmp_path, fused):
+    check_kill_of_lanes(tmp_path, fused, "worker", 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "seed"), _instants(INSTANTS)[1:])
 def test_a_kill_of_lanes_at_any_instant_changes_nothing(tmp_path, fused, target, seed):
     check_kill_of_lanes(tmp_path, fused, target, seed)
+
+
+# At named points. The default suite kills one study at several of them.
+
+
+def check_kills(run: Run, golden: Golden, points: dict[str, int]) -> None:
+    check_sound(run, golden.digest, kill_at_points(run, points))
+
+
+def test_kills_at_sampled_points_change_nothing(tmp_path, golden):
+    check_kills(Run(tmp_path / "home"), golden, SAMPLED_POINTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ASYNCHRONOUS_POINTS + PROMOTION_POINTS])
+def test_a_kill_at_any_named_point_changes_nothing(tmp_path, golden, name, hit):
+    check_kills(Run(tmp_path / "home"), golden, {name: hit})
+
+
+def check_kills_in_the_background(tmp_path, golden, points: dict[str, int]) -> None:
+    """The golden run waits for its saves; here each is committed when the next one begins, so two periods are lost."""
+    run = Run(tmp_path / "home")
+    run.extra += ASYNCHRONOUS
+    check_sound(run, golden.digest, 2 * kill_at_points(run, points))
+
+
+def test_kills_around_saves_in_the_background_change_nothing(tmp_path, golden):
+    check_kills_in_the_background(tmp_path, golden, dict.fromkeys(ASYNCHRONOUS_POINTS, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(SAVING)])
+def test_a_kill_at_any_point_of_saves_in_the_background_changes_nothing(tmp_path, golden, name, hit):
+    check_kills_in_the_background(tmp_path, golden, {name: hit})
+
+
+def check_kills_among_promotions(tmp_path, promoted, points: dict[str, int]) -> None:
+    """Resumed with as many workers as before, which is one."""
+    run = Run(tmp_path / "home", extra=PROMOTING, resumed=())
+    kill_at_points(run, points)
+    check_sound(run, promoted.digest, len(points) * LOST["worker"])
+
+
+def test_kills_around_promotions_change_nothing(tmp_path, promoted):
+    check_kills_among_promotions(tmp_path, promoted, SAMPLED_PROMOTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "hit"),
+    [
+        *SAMPLED_PROMOTIONS.items(),
+        *((name, hit) for name in NAMES if name.startswith(("driver.after_thaw", "worker.")) for hit in (2, 3)),
+    ],
+)
+def test_a_kill_anywhere_among_promotions_changes_nothing(tmp_path, promoted, name, hit):
+    check_kills_among_promotions(tmp_path, promoted, {name: hit})
+
+
+def test_kills_around_exploits_change_nothing(tmp_path, bred):
+    """Before a generation is seen to have ended, once the next one is asked for, and as one of it begins."""
+    check_kills(Run(tmp_path / "home", extra=BREEDING, **POPULATION), bred, SAMPLED_GENERATIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "hit"),
+    [
+        *SAMPLED_GENERATIONS.items(),
+        *((name, hit) for name in NAMES if name not in ("driver.after_thaw", *ASYNCHRONOUS_POINTS) for hit in (1, 3)),
+    ],
+)
+def test_a_kill_anywhere_among_generations_changes_nothing(tmp_path, bred, name, hit):
+    check_kills(Run(tmp_path / "home", extra=BREEDING, **POPULATION), bred, {name: hit})
 
 
 @pytest.mark.slow
@@ -198,15 +200,10 @@ def test_a_kill_of_lanes_at_any_instant_changes_nothing(tmp_path, fused, target,
     [name for name in NAMES if name not in (*ASYNCHRONOUS_POINTS, *PROMOTION_POINTS) and "artifact" not in name],
 )
 def test_a_kill_of_lanes_at_any_named_point_changes_nothing(tmp_path, fused, name, hit):
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    points = {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{name}=kill@{hit}", "HPO_FAILPOINTS_FIRED": str(fired)}
-    run = Run(tmp_path / "home", extra=SIDE_BY_SIDE, environ=points, **LANES_STUDY)
-    output = run.run().communicate(timeout=120)[0]
-    assert (fired / name).exists(), f"{name} was never passed {hit} times:\n{output}"
-    if name.startswith("driver."):
-        run.finished(run.resume())
-    check_sound(run, fused.digest, LOST.get(name.partition(".")[0], 1))
+    check_kills(Run(tmp_path / "home", extra=SIDE_BY_SIDE, **LANES_STUDY), fused, {name: hit})
+
+
+# Signals that are obeyed, and drivers and workers that meet.
 
 
 @pytest.mark.slow
@@ -224,35 +221,17 @@ def test_lanes_that_were_told_to_leave_train_nothing_again(tmp_path, fused, numb
     check_sound(run, fused.digest, lost=0)
 
 
-@pytest.mark.parametrize("name", ASYNCHRONOUS_POINTS[1:])
-def test_a_kill_around_a_save_in_the_background_changes_nothing(tmp_path, golden, name):
-    """The golden run waits for its saves."""
-    check_kill_at_point(tmp_path, golden, name, hit=2, asynchronous=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hit", [1, 3])
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ASYNCHRONOUS_POINTS + PROMOTION_POINTS])
-def test_a_kill_at_any_named_point_changes_nothing(tmp_path, golden, name, hit):
-    check_kill_at_point(tmp_path, golden, name, hit)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hit", [1, 3])
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(SAVING)])
-def test_a_kill_at_any_point_of_saves_in_the_background_changes_nothing(tmp_path, golden, name, hit):
-    check_kill_at_point(tmp_path, golden, name, hit, asynchronous=True)
-
-
 def test_of_two_resumes_at_once_one_wins(tmp_path, golden):
     run = Run(tmp_path / "home")
     driver = run.run()
     first_claim(run, driver)
     wait_for_progress(run, driver, "driver", golden.values // 3, random.Random(0))
+    children = [pid for (pid,) in run.query(select(workers.c.pid))]
     driver.kill()
-    driver.communicate()
+    run.finished(driver, -signal.SIGKILL)
+    assert gone(children), "workers outlive their driver"
     both = [run.resume(), run.resume()]
-    outputs = [process.communicate(timeout=120)[0] for process in both]
+    outputs = [process.communicate(timeout=SECONDS)[0] for process in both]
     codes = [process.returncode for process in both]
     assert sorted(codes) == [0, 3], outputs
     loser = codes.index(3)
@@ -286,12 +265,12 @@ def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, 
     wait_for_progress(run, driver, "worker", 4, random.Random(0))
     pid, trial_id, fence = stop_in_a_trial(run)
     lost = select(events.c.id).where(events.c.kind == "worker_lost", events.c.trial_id == trial_id)
-    wait_until(lambda: run.query(lost), driver, 30)  # a silent worker does not keep its trial
+    wait_until(lambda: run.glance(lost), driver)  # a silent worker does not keep its trial
     before = rows_of(run, trial_id, fence)
     assert all(before), list(map(len, before))
     driver.send_signal(signal.SIGSTOP)  # so that it does not reap the worker
     os.kill(pid, signal.SIGCONT)
-    assert gone([pid], 60), "a fenced worker goes on"
+    assert gone([pid], 120), "a fenced worker goes on"
     assert exit_code(pid) == FENCED
     driver.send_signal(signal.SIGCONT)
     assert rows_of(run, trial_id, fence) == before
@@ -325,6 +304,6 @@ def test_ctrl_c_twice_ends_at_once_and_the_study_resumes(tmp_path, golden):
     driver.send_signal(signal.SIGINT)
     started = time.monotonic()
     run.finished(driver, 130)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # on a busy machine; the study would train for longer
     run.finished(run.resume())
     check_sound(run, golden.digest, LOST["driver"])
