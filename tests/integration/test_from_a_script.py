@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,26 +46,52 @@ def test_the_script_trains_by_itself(directory):
     assert float(ran.stdout.split()[-1]) > 0.6  # of three classes
 
 
-@pytest.mark.parametrize(("name", "objective"), [("tuned", "val/accuracy"), ("lit", "val/acc"), ("hf", "val/accuracy")])
-def test_killed_and_resumed_a_study_of_the_page_ends_as_the_one_left_alone(name, objective, directory, tmp_path):
+STUDIES = {"tuned": "val/accuracy", "lit": "val/acc", "hf": "val/accuracy"}
+
+
+@pytest.fixture(scope="module")
+def whole(directory, tmp_path_factory) -> Callable[[str], Home]:
+    """Gives the home of the study of that name that nothing has interrupted."""
+
+    @functools.cache
+    def home_of(name: str) -> Home:
+        home = Home.at(tmp_path_factory.mktemp("whole") / "home")
+        ran = hpo(*run(name, directory), home=home)
+        assert ran.exit_code == 0, ran.output
+        return home
+
+    return home_of
+
+
+def run(name: str, directory: Path) -> tuple[str, ...]:
     if name == "lit":
         pytest.importorskip("lightning", reason="install lightning, of the extra dev, to run the module of the page")
-    run = ("run", "--study", str(directory / f"{name}.py"), *RUN)
-    whole, broken = Home.at(tmp_path / "whole"), Home.at(tmp_path / "broken")
+    return ("run", "--study", str(directory / f"{name}.py"), *RUN)
+
+
+def status(home: Home) -> dict:
+    return json.loads(hpo("status", "--json", home=home).stdout)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_of_the_page_learns_and_prunes(name, whole):
+    home = whole(name)
+    found = status(home)
+    assert found["trials"]["complete"] + found["trials"]["pruned"] == 4
+    assert found["trials"]["pruned"] >= 1
+    assert found["best"]["value"] > 0.6
+    curves = json.loads(hpo("show", "0", "--json", home=home).stdout)["curves"]
+    assert {STUDIES[name], "train/loss"} <= curves.keys()
+
+
+@pytest.mark.parametrize("name", ["tuned", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lit", "hf"))])
+def test_killed_and_resumed_a_study_of_the_page_ends_as_the_one_left_alone(name, directory, whole, home):
     environment = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": "worker.after_report_commit=kill@2"}
-    command = [sys.executable, "-m", "hpo", *run, "--home", str(broken.root)]
-    killed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    command = [sys.executable, "-m", "hpo", *run(name, directory), "--home", str(home.root)]
+    killed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = hpo("resume", "--executor", "inline", home=broken)
+    resumed = hpo("resume", "--executor", "inline", home=home)
     assert resumed.exit_code == 0, resumed.output
-    ran = hpo(*run, home=whole)
-    assert ran.exit_code == 0, ran.output
-    found, expected = (json.loads(hpo("status", "--json", home=home).stdout) for home in (broken, whole))
-    assert expected["trials"]["complete"] + expected["trials"]["pruned"] == 4
-    assert found["digest"] == expected["digest"]
-    assert expected["trials"]["pruned"] >= 1
-    assert expected["best"]["value"] > 0.6
-    curves = json.loads(hpo("show", "0", "--json", home=whole).stdout)["curves"]
-    assert {objective, "train/loss"} <= curves.keys()
-    verified = hpo("verify", home=broken)
+    assert status(home)["digest"] == status(whole(name))["digest"]
+    verified = hpo("verify", home=home)
     assert verified.exit_code == 0, verified.output

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
+from trainer_runs import MemoryReporter, Trial, killed_at, uninterrupted
 from typer.testing import CliRunner
 
 from hpo import load
@@ -296,6 +297,28 @@ def test_trials_learn_what_the_base_does_not_know(searched):
     assert json.loads(hpo("best", "--json", home=searched).stdout)["value"] < before["val/loss"]
 
 
+def test_a_trial_cut_in_the_middle_goes_on_to_the_bit(tmp_path):
+    """Killed between two steps of the second epoch: every value and weight as without."""
+    config = load("lora").configure({"data.generated": 60, "loss.contrastive": 0.1}).config
+
+    class Cut(LoraTask):
+        def __init__(self, _: object) -> None:
+            super().__init__(config)
+
+        def model(self):
+            self.net = super().model()
+            return self.net
+
+    given = {"task": Cut, "batch_size": 16, "micro_batch_size": 8, "optim": {"name": "adamw", "lr": 3e-3}}
+    whole = uninterrupted(tmp_path / "whole", **given)
+    cut = Trial(tmp_path / "cut", **given)
+    steps = whole.reporter.committed[0].step
+    assert cut.attempt(killed_at(steps - 1)) is None
+    assert cut.attempt() is not None
+    assert cut.digest() == whole.digest()
+
+
+@pytest.mark.slow
 def test_a_killed_study_resumes_bit_for_bit(searched, home, tmp_path):
     """Killed in the second trial, between two of its checkpoints."""
     fired = tmp_path / "fired"
@@ -319,8 +342,6 @@ def test_a_directory_trains_as_the_model_it_was_saved_from(directory, tmp_path):
 
 
 def _fit(directory: Path, **overrides) -> dict[str, float]:
-    from trainer_runs import MemoryReporter
-
     from trainer.loop import fit
 
     it = task(**{"data.generated": 60, "train.num_epochs": 1, **overrides})

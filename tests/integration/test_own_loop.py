@@ -189,25 +189,33 @@ def test_what_a_loop_gets_wrong_fails_its_trial_in_a_sentence_and_leaves_nothing
     assert verified.exit_code == 0, verified.output
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("train.folds=2", "trains no folds: leave train.folds."),
-        ("train.lanes=2", "has no lanes: leave train.lanes."),
-        ("train.parallel.data=2", "is one process: leave train.parallel."),
-    ],
-)
-def test_what_a_loop_of_ones_own_has_not_is_refused(study, home, asked, said):
-    """Before a trial where the task is given as a class, in it where it is named."""
-    flags = ("--trials", "4", "--executor", "inline", "--sampler", "random", "-o", asked)
-    ran = hpo("run", "--study", study, *flags, home=home)
+REFUSED = {
+    "train.folds=2": "trains no folds: leave train.folds.",
+    "train.lanes=2": "has no lanes: leave train.lanes.",
+    "train.parallel.data=2": "is one process: leave train.parallel.",
+}
+
+
+@pytest.mark.parametrize("asked", REFUSED)
+def test_what_a_loop_of_ones_own_has_not_is_refused_before_a_trial(study, home, asked):
+    """Where the task is given as a class."""
+    ran = hpo("run", "--study", study, *FLAGS, "-o", asked, home=home)
     assert (ran.exit_code, home.root.exists()) == (2, False)
-    assert f"OwnLoop has a fit() of its own, which {said}" in ran.output
-    named = Path(study).with_name("named.py")
+    assert f"OwnLoop has a fit() of its own, which {REFUSED[asked]}" in ran.output
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["train.lanes=2", *(pytest.param(f"train.{a}=2", marks=pytest.mark.slow) for a in ("folds", "parallel.data"))],
+)
+def test_what_a_loop_of_ones_own_has_not_is_refused_in_its_trial(study, tmp_path, home, asked):
+    """Where the task is named."""
+    named = tmp_path / "named.py"
     named.write_text(Path(study).read_text().replace("task=OwnLoop", 'task=":OwnLoop"'))
+    flags = ("--trials", "4", "--executor", "inline", "--sampler", "random", "-o", asked)
     ran = hpo("run", "--study", str(named), *flags, home=home)
     assert ran.exit_code == 1
-    assert f"OwnLoop has a fit() of its own, which {said}" in ran.output
+    assert f"OwnLoop has a fit() of its own, which {REFUSED[asked]}" in ran.output
 
 
 def test_a_study_whose_every_trial_that_came_to_its_end_failed_has_failed(study, tmp_path, home):
