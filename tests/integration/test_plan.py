@@ -25,7 +25,6 @@ SHAPE = {
     "model_type": "llama",
     "hidden_size": 256,
     "intermediate_size": 512,
-    "num_hidden_layers": 5,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 300,
@@ -37,8 +36,18 @@ SHAPE = {
 @pytest.fixture(scope="module")
 def shape(tmp_path_factory) -> str:
     """A directory with a config.json alone."""
-    path = tmp_path_factory.mktemp("shape")
-    (path / "config.json").write_text(json.dumps(SHAPE))
+    return written(tmp_path_factory, 5)
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory) -> str:
+    """As `shape`, of two layers."""
+    return written(tmp_path_factory, 2)
+
+
+def written(factory: pytest.TempPathFactory, num_layers: int) -> str:
+    path = factory.mktemp("shape")
+    (path / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": num_layers}))
     return str(path)
 
 
@@ -111,10 +120,10 @@ def test_any_study_halves_its_micro_batch():
     assert estimate(task, study.config.train, batch, accumulates=True).peak <= 0.9 * 110_000
 
 
-def test_a_model_is_planned_for_from_its_config_alone(shape):
+def test_a_model_is_planned_for_from_its_config_alone(shallow):
     """Between what bf16 needs and what four bits need, four bits are what fits."""
     fixed = {
-        "model.path": shape,
+        "model.path": shallow,
         "data.max_length": "32",
         "model.rank": "4",
         "train.activations.checkpoint": "full",
@@ -204,7 +213,7 @@ def test_four_bit_weights_take_what_is_estimated(shape):
         assert held(base_model(ModelConfig(base="nf4"))) == pytest.approx(real, rel=1e-3)
 
 
-@pytest.mark.parametrize("checkpoint", ["none", "full"])
+@pytest.mark.parametrize("checkpoint", ["full", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_deep_model_needs_what_shallower_ones_say(shape, checkpoint):
     study = load("lora").configure(
         {"model.path": shape, "model.base": "bf16", "data.max_length": 64, "train.activations.checkpoint": checkpoint}
