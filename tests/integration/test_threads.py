@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
+from typer.testing import CliRunner
 
+from hpo.cli import app
 from trainer.threads import VARIABLES, limited
 
 # Sums so long that a BLAS shares them among its threads, and so badly conditioned that any other order shows: one as
@@ -53,22 +56,45 @@ STUDY = Study("sums", Config(), ":Task", {"scale": Float(0.5, 2.0)}, [Objective(
 
 
 def test_one_digest_whatever_the_environment_says_and_whoever_trains(tmp_path):
+    """The command in this process, with one thread and with two, and a worker that its environment gives two."""
     (tmp_path / "sums.py").write_text(STUDY)
     found = {}
-    for executor, threads in (("inline", None), ("inline", "2"), ("local", "2")):
-        home = tmp_path / f"{executor}-{threads}"
-        arguments = ["--study", "sums.py", "--name", "sums", "--seed", "1", "--trials", "1", "--executor", executor]
-        hpo(tmp_path, threads, "run", *arguments, "--home", str(home))
-        status = hpo(tmp_path, threads, "status", "--study", "sums", "--json", "--home", str(home))
-        found[executor, threads] = json.loads(status)["digest"]
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            ran = CliRunner().invoke(app, study_in(tmp_path, f"inline-{threads}", "inline"))
+        assert ran.exit_code == 0, ran.output
+        found[threads] = digest(tmp_path / f"inline-{threads}")
+    hpo(tmp_path, "2", *study_in(tmp_path, "local", "local"))
+    found["local"] = digest(tmp_path / "local")
     assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.slow
+def test_one_digest_of_commands_whose_environments_differ(tmp_path):
+    (tmp_path / "sums.py").write_text(STUDY)
+    found = {}
+    for threads in (None, "1", "2"):
+        hpo(tmp_path, threads, *study_in(tmp_path, f"{threads}", "inline"))
+        found[threads] = digest(tmp_path / f"{threads}")
+    assert len(set(found.values())) == 1, found
+
+
+def study_in(directory: Path, home: str, executor: str) -> list[str]:
+    study = ["--study", str(directory / "sums.py"), "--name", "sums", "--seed", "1", "--trials", "1"]
+    return ["run", *study, "--executor", executor, "--home", str(directory / home)]
+
+
+def digest(home: Path) -> str:
+    return json.loads(CliRunner().invoke(app, ["status", "--study", "sums", "--json", "--home", str(home)]).stdout)[
+        "digest"
+    ]
 
 
 def hpo(directory: Path, threads: str | None, *arguments: str) -> str:
     environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environ |= {"OMP_NUM_THREADS": threads} if threads else {}
     command = [sys.executable, "-m", "hpo", *arguments]
-    done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
