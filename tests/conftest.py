@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import sqlalchemy as sa
@@ -26,6 +28,9 @@ from hpo.home import Home
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch, and for every process a test starts
 os.environ["COLUMNS"] = "100"
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+# Ray starts no process in advance, which would lack the study's environment, and is patient on a busy machine.
+os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_agent_register_timeout_ms": "120000"}
+os.environ |= {"RAY_worker_register_timeout_seconds": "120"}
 settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("untimed")
 signal.signal(
@@ -128,7 +133,7 @@ def postgres_database(postgres_server: Callable[[], PostgresServer]) -> Callable
     return create
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def _s3_server(tmp_path_factory) -> Iterator[str]:
     """The endpoint of a server that speaks S3 and keeps objects in its memory."""
     started = "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
@@ -166,19 +171,60 @@ def bucket(_s3_server, tmp_path, monkeypatch) -> str:
     return f"s3://{name}/of/mine"
 
 
+def _started_ray(**options: Any) -> Any:
+    """A Ray beside this process, which dies with it: a `ray.cluster_utils.Cluster`.
+
+    It has neither a dashboard nor an autoscaler nor a process that tails logs: nobody asks them, and each imports Ray.
+    Ray gives its parts seconds to start, which a busy machine may exceed, so it is started again a few times.
+    """
+    from ray._private import services
+    from ray._private.node import Node
+    from ray.cluster_utils import Cluster
+
+    nodes: list[Node] = []
+
+    def without_dashboard(node: Node, **_: Any) -> None:
+        node._webui_url = None
+        nodes.append(node)
+
+    def get_node(*arguments: Any, get: Callable = services.get_node) -> Any:
+        [raylet] = nodes[-1].all_processes["raylet"]
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                return get(*arguments)
+            except RuntimeError as error:
+                if raylet.process.poll() is not None or time.monotonic() > deadline:
+                    raise TimeoutError("the node of Ray did not start") from error
+                time.sleep(0.1)
+
+    for attempt in range(5):
+        try:
+            with (
+                mock.patch.object(Node, "start_api_server", without_dashboard),
+                mock.patch.object(services, "get_node", get_node),
+            ):
+                return Cluster(initialize_head=True, head_node_args=options)
+        except TimeoutError:
+            nodes[-1].kill_all_processes(check_alive=False, allow_graceful=False)
+            if attempt == 4:
+                raise
+    return None
+
+
 @pytest.fixture(scope="session")
 def ray_of() -> Callable[..., AbstractContextManager[str]]:
-    """Gives the address of a Ray of so much beside this process, which dies with it."""
+    """Starts a Ray of the given size and gives its address."""
     from ray._common.utils import get_ray_address_file
-    from ray.cluster_utils import Cluster
 
     @contextmanager
     def ray(**sizes: int) -> Iterator[str]:
         scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of Ray's sockets must be short
         Path(get_ray_address_file(None)).parent.mkdir(exist_ok=True)  # a Cluster writes there, whatever temp_dir says
-        given = {"object_store_memory": 80 * 2**20, "include_dashboard": False, "temp_dir": scratch}
-        given |= {"_system_config": {"worker_niceness": 0}}  # at Ray's 15, tests beside these leave nothing to them
-        cluster = Cluster(initialize_head=True, head_node_args=sizes | given)
+        options = {"object_store_memory": 80 * 2**20, "include_dashboard": False, "temp_dir": scratch}
+        options |= {"no_monitor": True, "include_log_monitor": False}
+        options |= {"_system_config": {"worker_niceness": 0}}  # at Ray's 15, tests beside these leave nothing to them
+        cluster = _started_ray(**sizes | options)
         yield cluster.address
         cluster.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
@@ -188,12 +234,15 @@ def ray_of() -> Callable[..., AbstractContextManager[str]]:
 
 @pytest.fixture(scope="session")
 def _ray_address(ray_of) -> Iterator[str]:
-    with ray_of(num_cpus=2, num_gpus=0) as address:
+    with ray_of(num_cpus=2, num_gpus=2) as address:
         yield address
 
 
 @pytest.fixture
 def ray_cluster(_ray_address, monkeypatch) -> str:
-    """The address of a Ray of two CPUs that is there, given to the executors."""
+    """The address of a running Ray of two CPUs, given to the executors.
+
+    It claims two GPUs, which no process looks for: a test that compares numbers asks for none of them.
+    """
     monkeypatch.setenv("RAY_ADDRESS", _ray_address)
     return _ray_address
