@@ -246,10 +246,13 @@ def in_child(body: Callable[[], None], points: dict[str, tuple[str, int]]) -> in
 
 
 POINTS = ("mirror.after_create_run", "mirror.after_send", "mirror.after_cursor")
+KILLS = [(point, hit) for point in POINTS for hit in (1, 2, 3)]
+SAMPLED = [(POINTS[0], 1), (POINTS[0], 2), (POINTS[1], 2), (POINTS[2], 3)]
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("hit", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("point", "hit"), [pytest.param(*kill, marks=() if kill in SAMPLED else pytest.mark.slow) for kill in KILLS]
+)
 def test_killed_at_every_point(home, point, hit):
     """The next mirror finds what was created and not recorded; each run and each point stands once."""
     made = Made(home)
