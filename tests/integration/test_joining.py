@@ -141,11 +141,11 @@ def read_until(process: subprocess.Popen[str], word: str) -> str:
 
 def test_workers_join_train_leave_and_obey_ctrl_c(tmp_path, start):
     home = Home(tmp_path / "home")
-    study = ("--study", str(STUDY), "--trials", "10", "--window", "4", "-o", "pause=0.1", "--strategy", "none")
+    study = ("--study", str(STUDY), "--trials", "8", "--window", "4", "-o", "pause=0.05", "--strategy", "none")
     driver = start(home.root, "run", *study, "--executor", "inline")  # without rungs, at which others make way
     while not (home.root / "checkpoints" / "tiny" / "study.uid").exists():
         assert driver.poll() is None
-        time.sleep(0.1)
+        time.sleep(0.02)
     join = ("worker", "--storage", home.storage, "--study", "tiny")
     short, long = start(home.root, *join), start(home.root, *join)
     read_until(short, "begins, attempt")

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import hpo
 
 ALONE = """
@@ -20,10 +18,11 @@ class Absent:
             raise ImportError(f"{name} is not on this machine")
 
 sys.meta_path.insert(0, Absent())
-spec = importlib.util.spec_from_file_location("net", sys.argv[1])
-net = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(net)
-print(*eval(sys.argv[2]).shape)
+for file, call in zip(sys.argv[1::2], sys.argv[2::2]):
+    spec = importlib.util.spec_from_file_location("net", file)
+    net = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(net)
+    print(*eval(call).shape)
 """
 NETWORKS = {
     "atft": (
@@ -46,14 +45,15 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("study", NETWORKS)
-def test_a_network_runs_by_itself_where_there_is_torch_alone(study, tmp_path):
-    """A copy of the file, so that it runs on a bare machine; the networks of lora and dpo are peft's."""
-    file = shutil.copy(Path(hpo.__file__).parents[1] / "studies" / study / "model.py", tmp_path / "net.py")
-    call, shape = NETWORKS[study]
-    command = [sys.executable, "-P", "-c", ALONE, file, call]
+def test_a_network_runs_by_itself_where_there_is_torch_alone(tmp_path):
+    """A copy of each file, so that it runs on a bare machine; the networks of lora and dpo are peft's."""
+    studies, arguments = Path(hpo.__file__).parents[1] / "studies", []
+    for study, (call, _) in NETWORKS.items():
+        (tmp_path / study).mkdir()
+        arguments += [shutil.copy(studies / study / "model.py", tmp_path / study / "net.py"), call]
+    command = [sys.executable, "-P", "-c", ALONE, *arguments]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.stdout.strip() == shape, run.stderr
+    assert run.stdout.splitlines() == [shape for _, shape in NETWORKS.values()], run.stderr
 
 
 def imported(study: str, file: str) -> set[str]:
@@ -63,10 +63,11 @@ def imported(study: str, file: str) -> set[str]:
     return names | {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
 
 
-@pytest.mark.parametrize("study", NETWORKS)
-def test_a_network_imports_torch_and_the_standard_library_alone(study):
+def test_a_network_imports_torch_and_the_standard_library_alone():
     """Also not what torch has imported, as numpy."""
-    assert {name.partition(".")[0] for name in imported(study, "model.py")} - sys.stdlib_module_names == {"torch"}
+    for study in NETWORKS:
+        packages = {name.partition(".")[0] for name in imported(study, "model.py")}
+        assert packages - sys.stdlib_module_names == {"torch"}, study
 
 
 def test_what_writes_needs_the_network_beside_it_and_torch():
