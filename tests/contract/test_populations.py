@@ -14,6 +14,7 @@ import pytest
 from driven import driven
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounds import rounds
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
@@ -233,7 +234,7 @@ def test_only_what_may_change_is_perturbed_and_by_what_the_paper_says():
     assert {round(factor, 12) for factor in moved} == set(FACTORS)
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("dimension", "value", "up", "down"),
     [
         (Float(0.0, 1.0), 0.5, 0.6, 0.4),
@@ -264,7 +265,7 @@ def test_what_may_change_is_the_floats_or_what_is_named():
     assert make_strategy("pbt").changeable(bound) == ("train.optim.lr",)
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("perturb", "space", "words"),
     [
         (["momentun"], SPACE, "momentun matches no dimension"),

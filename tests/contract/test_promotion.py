@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounds import rounds
 
 from hpo.curves import Group, Rankings
 from hpo.domination import beyond
@@ -170,7 +171,7 @@ def algorithm_2(full: dict, r: int, eta: int, R: int | None) -> list[tuple[int, 
     return jobs
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(seed=st.integers(0, 2**16), spec=st.sampled_from(ASHA), epochs=st.sampled_from([5, 9, 12]))
 def test_one_worker_does_what_the_published_algorithm_does(seed, spec, epochs):
     strategy = make_strategy(spec)
@@ -197,12 +198,13 @@ def _through(simulated: Simulation, strategy) -> list[tuple[int, int]]:
 WITHOUT = [spec for spec in SPECS if spec["name"] != "freeze-thaw"]
 
 
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**16), spec=st.sampled_from(WITHOUT), workers=st.sampled_from([1, 2, 8]))
 def test_whatever_the_workers_do(seed, spec, workers):
     assert assert_well_promoted(seed, spec, workers).modelled == 0
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8])
+@rounds("workers", [1, 2, 8])
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in WITHOUT], ids=json.dumps)
 def test_whatever_the_workers_do_where_a_model_chooses(spec, workers):
     for seed in range(2):
@@ -282,7 +284,7 @@ class KeptHistory(TableHistory):
 
 
 @pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@rounds("seed", range(3))
 def test_what_hyperband_keeps_decides_as_each_bracket_ranked_anew_by_itself(several, seed):
     """One strategy through all events on orders of all trials, against `asha-promote` on the bracket's trials alone."""
     one, kept = make_strategy({"name": "hyperband-promote", "eta": 2, "seed": seed}), Kept(several, seed)
@@ -343,7 +345,7 @@ def test_the_brackets_of_hyperband_have_the_shares_of_algorithm_1():
     assert shares == pytest.approx([1800, 1000, 600], rel=0.1)
 
 
-@pytest.mark.parametrize("trials", [1, 2, 25])
+@rounds("trials", [1, 2, 25])
 def test_a_study_ends_with_a_winner_trained_in_full(strategy, trials):
     full = losses(trials, trials, epochs=12, nan=0.0)
     simulated = Simulation(strategy, full, workers=2).run()
