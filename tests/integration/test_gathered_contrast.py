@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from trainer.config import ParallelConfig
+from trainer.launch import launch
 from trainer.losses import causal_contrastive
+from trainer.parallel.member import this
 
-RANK = """
-import sys
-import torch, torch.distributed as dist
-sys.path.insert(0, {tests!r})
-from test_gathered_contrast import items, loss_of
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://{file}", rank=rank, world_size=2)
-rows = slice(0, 5) if rank == 0 else slice(5, 12)
-own = {{name: x[rows].clone() for name, x in items().items()}}
-loss, gradients = loss_of(own, gather=True)
-torch.save([loss.sum.detach(), loss.count, *gradients], "{file}." + str(rank))
-dist.destroy_process_group()
-"""
+ROWS = (slice(0, 5), slice(5, 12))  # a rank's own
+
+
+def of_this_rank(job: dict[str, Any]) -> list[Any]:
+    """Called on each rank: its sum, its count and the gradients of its own items."""
+    member = this()
+    assert member is not None
+    loss, gradients = loss_of({name: x[ROWS[member.rank]].clone() for name, x in items().items()}, gather=True)
+    return [loss.sum.item(), int(loss.count), *(gradient.tolist() for gradient in gradients)]
 
 
 def items() -> dict[str, Tensor]:
@@ -44,16 +41,12 @@ def loss_of(own: dict[str, Tensor], *, gather: bool):
     return loss, torch.autograd.grad(loss.sum, [anchors, positives])
 
 
-def test_ranks_together_have_the_loss_of_one_process(tmp_path):
-    code = RANK.format(tests=str(Path(__file__).parent), file=tmp_path / "meeting")
-    ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank)]) for rank in range(2)]
-    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
-    parts = [torch.load(tmp_path / f"meeting.{rank}") for rank in range(2)]
+def test_ranks_together_have_the_loss_of_one_process():
+    parts = launch("test_gathered_contrast:of_this_rank", {}, ParallelConfig(data=2), device="cpu")
     whole, gradients = loss_of(items(), gather=True)
-    torch.testing.assert_close(parts[0][0] + parts[1][0], whole.sum.detach())
-    assert int(parts[0][1] + parts[1][1]) == int(whole.count)
+    assert parts[0][0] + parts[1][0] == pytest.approx(whole.sum.item(), rel=1e-7)
+    assert parts[0][1] + parts[1][1] == int(whole.count)
     for i, gradient in enumerate(gradients, 2):
-        torch.testing.assert_close(torch.cat([parts[0][i], parts[1][i]]), gradient)
-    rows = (slice(0, 5), slice(5, 12))
-    apart = [loss_of({name: x[one].clone() for name, x in items().items()}, gather=False)[0] for one in rows]
+        torch.testing.assert_close(torch.tensor([*parts[0][i], *parts[1][i]], dtype=torch.float64), gradient)
+    apart = [loss_of({name: x[rows].clone() for name, x in items().items()}, gather=False)[0] for rows in ROWS]
     assert sum(one.sum.item() for one in apart) != pytest.approx(whole.sum.item())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lm_ranks
 import pytest
 import torch
+from once import once
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from trainer.config import ParallelConfig
@@ -22,9 +24,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "ipo": {"study": "dpo", "loss.name": "ipo"},
     "reward": {"study": "dpo", "preset": "reward"},
 }
+DEFAULT = ("lora contrastive uneven", "dpo", "reward")  # a sample: each study, each kind of loss, an uneven window
+CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in RUNS]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model(tmp_path_factory) -> dict[str, str]:
     """A tiny Llama over bytes that nothing has been taught: the studies' own takes each process seconds to make."""
     path = tmp_path_factory.mktemp("models") / "tiny"
@@ -36,19 +40,31 @@ def model(tmp_path_factory) -> dict[str, str]:
     return {"model.path": str(path), "model.tokenizer": "bytes"}
 
 
-@pytest.fixture(scope="module")
-def together(model, tmp_path_factory) -> dict[str, Any]:
-    runs = {name: given | model | {"train.parallel.data": 2} for name, given in RUNS.items()}
-    job = {"directory": str(tmp_path_factory.mktemp("together")), "runs": runs}
-    return launch("lm_ranks:runs", job, ParallelConfig(data=2), device="cpu")[0]
+@pytest.fixture(scope="session")
+def together(model, tmp_path_factory):
+    """Returns what two ranks have of a run; the default ones are one launch, and the others another."""
+
+    def of(name: str) -> Any:
+        names = [run for run in RUNS if (run in DEFAULT) == (name in DEFAULT)]
+
+        def make(directory: Path) -> dict[str, Any]:
+            runs = {run: RUNS[run] | model | {"train.parallel.data": 2} for run in names}
+            return launch(
+                "lm_ranks:runs", {"directory": str(directory), "runs": runs}, ParallelConfig(data=2), device="cpu"
+            )[0]
+
+        return once(tmp_path_factory, f"lm-ranks-{name in DEFAULT}", make)[name]
+
+    return of
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", CASES)
 def test_two_ranks_have_the_losses_of_one_process(name, model, together, tmp_path):
     """Every term of both epochs. A rank's share of a window is one micro-batch, or none."""
     alone = lm_ranks.run(str(tmp_path), **RUNS[name], **model)
-    assert len(together[name]) == len(alone) == 2
-    for mine, expected in zip(together[name], alone, strict=True):
+    ranks = together(name)
+    assert len(ranks) == len(alone) == 2
+    for mine, expected in zip(ranks, alone, strict=True):
         assert mine.keys() == expected.keys() and {"train/loss", "val/loss"} <= mine.keys()
         assert ("train/loss_contrastive" in mine) == ("contrastive" in name)
         for loss in [metric for metric in mine if "loss" in metric]:

@@ -316,7 +316,8 @@ def test_without_the_extra_it_is_named(home, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_gc_has_taken_cannot_be_exported(alike):
+def test_what_gc_has_taken_cannot_be_exported(alike, tmp_path):
+    alike = Home.at(shutil.copytree(alike.root, tmp_path / "home"))  # what others read stays
     ledger = Ledger(alike.storage, create=False)
     gone = {row["number"] for row in gc.collect(ledger, alike, "mlp").dropped}
     ledger.close()
