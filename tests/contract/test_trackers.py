@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rounds import rounds
 
 from hpo import ui
 from hpo.errors import UserError
@@ -239,7 +240,7 @@ def test_two_open_a_new_database_at_once(tmp_path):
     tracker.close()
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("uri", "why"),
     [
         ("foo", "it has no scheme"),

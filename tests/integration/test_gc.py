@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from mirrored import ME, Made, sync
+from rounds import rounds
 from sqlalchemy import update
 from typer.testing import CliRunner
 
@@ -155,7 +156,7 @@ def test_it_refuses_beside_a_driver(made):
     lease.release()
 
 
-@pytest.mark.parametrize("text", ["ten", "10XB", "-1"])
+@rounds("text", ["ten", "10XB", "-1"])
 def test_a_bound_that_is_no_size_is_refused(made, text):
     shown = command(made, f"--max-bytes={text}")
     assert shown.exit_code == 2 and "give a number of bytes, or such as 500MB" in shown.stderr
