@@ -21,11 +21,15 @@ sum = $$(printf '%s\n' "$$HPO_ARGS" | sed -E 's/(^| +)--($(WHERE))[ =]+[^ ]+//g;
 ONE_HOME = $(foreach flag,home storage,$(if $(filter --$(flag) --$(flag)=%,$(HPO_ARGS)),$(error --$(flag) in HPO_ARGS is not \
 seen by all commands of this target: give HPO_$(if $(filter home,$(flag)),HOME,STORAGE)=... instead)))
 
+# Two processes, the second of which takes over what the first has not begun.
+SHARED := -q -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(SHARED)
+
 # What has come of the study $$name: its value, what was held out, and where its checkpoint and metrics lie.
 LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
-	train-integrated-safe test test-slow lint format bench clean
+	train-integrated-safe test test-fast test-slow coverage golden mutations lint format bench clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,11 +83,25 @@ train-integrated-safe: $(READY)  ## search, walk-forward folds of the best (whic
 	done; \
 	for fold in 0 1 2; do name=atft-fold-$$fold-$$sum; $(LEFT) || exit; done
 
-test: lint  ## what CI runs: style, types, imports, tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not slow'
+test: lint  ## what CI runs: style, types, imports, and every test but the full sweeps
+	$(PYTEST) -m 'not slow' --durations 20
+
+test-fast: $(READY)  ## what one process can test: no Python process, Ray, PostgreSQL or ranks is started
+	$(PYTEST) -m 'not slow and not process'
 
 test-slow: $(READY)  ## the full sweeps; says where each kill fell
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m slow -rP
+	$(PYTEST) -m slow -rP
+
+coverage: $(READY)  ## branch coverage of `make test`, by package
+	rm -rf .coverage
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(SHARED) -m 'not slow'; status=$$?; \
+	$(BIN)/coverage combine --quiet && $(BIN)/python tests/packages_covered.py && exit $$status
+
+golden: $(READY)  ## what has changed of digests, losses, help and names; ACCEPT=1 records it
+	$(BIN)/python tests/golden/update.py $(if $(ACCEPT),--accept)
+
+mutations: $(READY)  ## plant known defects one by one: a test named in each must fail
+	$(BIN)/python tests/mutations/run.py
 
 lint: $(READY)  ## style, types, imports
 	$(BIN)/ruff check .
@@ -101,4 +119,4 @@ bench: $(READY)  ## what the README claims, measured on this machine
 	$(BIN)/python bench/data.py
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .coverage build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -122,6 +122,10 @@ class _Zygote:
 _zygote: _Zygote | None = None
 
 
+def look(args: Any) -> None:
+    """Called with each command line before it begins; a test session puts its own in this place."""
+
+
 def install() -> None:
     """From here on `subprocess.Popen` begins processes warm where they may be."""
     subprocess.Popen._execute_child = _execute_child  # type: ignore[method-assign]
@@ -147,6 +151,7 @@ def _execute_child(self: Any, args: Any, *rest: Any) -> None:
     """As subprocess.Popen has it in CPython 3.11, whose arguments these are."""
     executable, preexec_fn, _, pass_fds, cwd, env, _, _, shell = rest[:9]
     p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, gid, gids, uid, umask, new_session, group = rest[9:]
+    look(args)
     environ = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
     usual = executable is None or executable == sys.executable
     plain = usual and preexec_fn is None and not shell and gid is None and gids is None and uid is None
