@@ -54,6 +54,7 @@ def of(scratch: Path) -> list[psutil.Process]:
     return [process for process in found if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.usefixtures("ray_of")  # counts it among the tests of Ray, though it starts its own
 @pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_no_process_of_ray_and_the_study_goes_on(tmp_path, scratch, twice):
     pause = ("-o", "pause=2") if twice else PAUSE  # longer than the second one takes to come
@@ -121,6 +122,7 @@ def test_a_lost_actor_is_a_lost_worker_and_one_that_ray_cannot_begin_ends_the_ru
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_of")
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("study", "count", "flags"),

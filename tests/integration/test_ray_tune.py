@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from sqlalchemy import select
+from mirrored import ENVIRONMENT, Made
+from sqlalchemy import select, update
 
 import hpo
 from hpo import asking
@@ -24,12 +25,14 @@ from hpo.clock import FakeClock
 from hpo.dimensions import Float, Int
 from hpo.errors import Busy, HpoError, UserError
 from hpo.executing import Settled
+from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.home import Home
 from hpo.ledger import Ledger, claims, driving, external, writes
 from hpo.ledger.leases import acquire
 from hpo.ledger.process import Process
 from hpo.ledger.tables import OPEN_STATES, asks, attempts, decisions, events, reports, studies, trials
 from hpo.opening import Options, open_study
+from hpo.results import Results
 from hpo.run import Request, declare, run
 from hpo.search.strategy import make_strategy
 from hpo.tuning import TuneDriver
@@ -147,27 +150,15 @@ def test_a_population_in_a_tuner_of_ones_own_is_in_the_ledger_with_its_lineage(t
     assert re.match("0 differences", at.finished(at.start("verify")))
 
 
-@pytest.fixture(scope="module")
-def _with_gpus(ray_of) -> Iterator[str]:
-    """A Ray of its own that says that it has two GPUs; nobody looks whether it has."""
-    with ray_of(num_cpus=4, num_gpus=2) as address:
-        yield address
-
-
-@pytest.fixture
-def with_gpus(_with_gpus, monkeypatch) -> str:
-    """Its address, given to the executors."""
-    monkeypatch.setenv("RAY_ADDRESS", _with_gpus)
-    return _with_gpus
-
-
 @contextmanager
-def driving_tune(home: Home, reference: str, workers: int = 1, **given: Any) -> Iterator[TuneDriver]:
-    """A driver in this process, which holds the study's lease."""
+def driving_tune(home: Home, reference: str | None, **options: Any) -> Iterator[TuneDriver]:
+    """A driver in this process, which holds the study's lease. `declared` goes to the request, the rest to the run."""
     ledger = Ledger(home.create().storage)
-    study, spec = declare(Request(home, reference, strategy="none", order="async"), ledger, workers=1)
-    placement = Settled("ray-tune", workers, scheduler=given.pop("scheduler", "fifo"))
-    options = Options(home, ledger.url, home.tracking_uri, placement=placement, **given)
+    declared = options.pop("declared", {})
+    study, spec = declare(Request(home, reference, strategy="none", order="async", **declared), ledger, workers=1)
+    resources, scheduler = options.pop("resources", NOTHING_SAID), options.pop("scheduler", "fifo")
+    placement = Settled("ray-tune", options.pop("workers", 1), resources, scheduler=scheduler)
+    options = Options(home, ledger.url, home.tracking_uri, placement=placement, **options)
     driver = TuneDriver(ledger, study, spec, options, placement.make())
     driver.acquire()
     try:
@@ -179,24 +170,77 @@ def driving_tune(home: Home, reference: str, workers: int = 1, **given: Any) -> 
 
 GPUS = '__import__("ray").get_runtime_context().get_assigned_resources().get("GPU", 0)'
 CARRIED = 'float("/runtime_resources/" in __file__)'
+# Says when hpo.attempt was imported by the process that reads the study.
+NOTES_WHEN_IT_COMES = """
+import sys, time
+WHEN = [0.0] if "hpo.attempt" in sys.modules else []
+class Notes:
+    def find_spec(self, name, *_):
+        if name == "hpo.attempt":
+            WHEN.append(time.time())
+sys.meta_path.insert(0, Notes())
+"""
 
 
-def test_a_trial_of_tune_has_its_part_of_the_gpus_of_the_cluster_and_the_code_that_was_carried(
-    tmp_path, with_gpus, monkeypatch
-):
-    """On the driver's host there are none."""
+@pytest.mark.timeout(600)
+def test_a_study_outlives_a_killed_process_and_an_interruption(tmp_path, ray_cluster, monkeypatch):
+    """Trials train one at a time. Trial 0 kills its process, which this driver allows no trial to do twice; it is
+    interrupted while the trial that replaces it trains, and another driver goes on.
+
+    Every process has the code that Ray has carried and its share of the cluster's GPUs, though the driver's host has
+    none; and it has imported what trains before it claims a trial. On a busy host that import outlasts the lease, which
+    nothing renews yet, so the trial would be lost again and again.
+    """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    mine = tmp_path / "mine.py"
-    curves = STUDY.with_name("curves_study.py").read_text()
-    mine.write_text(curves.replace('"time/epoch": 1.0', f'"val/gpus": {GPUS}, "val/carried": {CARRIED}'))
-    with driving_tune(Home(tmp_path / "home"), str(mine), workers=2, trials=1) as driver:
+    monkeypatch.setattr(writes, "MAX_LOSSES", 0)
+    study_file = tmp_path / "mine.py"
+    kill = "(self.config.train.optim.lr == 0.0123 and os.kill(os.getpid(), 9))"
+    measured = f'return {{"val/imported": WHEN[0], "val/gpus": {GPUS}, "val/carried": {CARRIED}, "val/loss"'
+    text = STUDY.read_text().replace('os.environ.get("TINY_FAIL")', kill).replace('return {"val/loss"', measured)
+    study_file.write_text(NOTES_WHEN_IT_COMES + text)
+    home = Home(tmp_path / "home")
+    options = {"trials": 2, "resources": Resources(cpus=2)}
+    overrides = PINNED | {"train.num_epochs": 3, "pause": 0.05}
+    declared = {"overrides": overrides, "enqueue": [{"train.optim.lr": 0.0123}]}
+    progress = select(trials.c.id).join(reports).where(reports.c.epoch == 1, trials.c.number == 2).limit(1)
+    with driving_tune(home, str(study_file), **options, declared=declared) as driver:
+
+        def interrupt() -> None:
+            if driver._ledger.look(lambda connection: connection.execute(progress).first()):
+                driver.request_stop()
+
+        assert driver.run(interrupt) == "interrupted"
+    t = trials.c
+    by_number = select(t.number, t.state, t.epoch, t.fence).order_by(t.number)
+    (_, lost, *_), trained, (number, left, *_) = rows(home.root, by_number)
+    assert (lost, trained, number) == ("failed", (1, "complete", 3, 1), 2)
+    assert left in OPEN_STATES
+    [(error,)] = rows(home.root, select(t.error).where(t.number == 0))
+    assert error.startswith("its worker was lost 1 times; last: ")
+    with driving_tune(home, None, **options, declared={"name": "tiny"}) as driver:
         assert driver.run() == "complete"
-    said = rows(tmp_path / "home", select(reports.c.key, reports.c.value).where(reports.c.key.like("val/%")).distinct())
-    assert {key: value for key, value in said if key != "val/loss"} == {"val/gpus": 1.0, "val/carried": 1.0}
+    _, as_before, (number, *ended, fence) = rows(home.root, by_number)
+    assert as_before == trained, "what had ended is not trained again"
+    assert (number, ended) == (2, ["complete", 3]) and fence > 1
+    outcomes = select(attempts.c.outcome).join(trials).where(t.number == 0)
+    assert rows(home.root, outcomes) == [("lost",)]
+
+    value = select(reports.c.value).distinct()
+    for key in ("val/gpus", "val/carried"):
+        assert rows(home.root, value.where(reports.c.key == key)) == [(1.0,)], key
+    same = (attempts.c.trial_id == reports.c.trial_id) & (attempts.c.fence == reports.c.fence)
+    imported = select(reports.c.value, attempts.c.started_at).join(attempts, same)
+    moments = rows(home.root, imported.where(reports.c.key == "val/imported"))
+    assert moments and all(imported < claimed for imported, claimed in moments)
+    with closing(Ledger(home.storage)) as ledger:
+        Results(ledger, "tiny", home).write()  # as the command does
+    at = Run(home.root)
+    at.finished(at.start("sync"))
+    assert re.match("0 differences", at.finished(at.start("verify")))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs where torch finds no GPU, whose share it would take")
-def test_a_trial_of_tune_keeps_to_its_share_of_a_gpu(tmp_path, with_gpus):
+def test_a_trial_of_tune_keeps_to_its_share_of_a_gpu(tmp_path, ray_cluster):
     """torch is asked to keep to it: where there is no GPU, as here, it refuses."""
     import ray
     from ray import tune
@@ -205,7 +249,7 @@ def test_a_trial_of_tune_keeps_to_its_share_of_a_gpu(tmp_path, with_gpus):
 
     study = hpo.load(str(STUDY.with_name("curves_study.py")))
     trainable = ray_tune.as_trainable(study, tmp_path / "home")
-    ray.init(address=with_gpus, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=ray_cluster, log_to_driver=False, logging_level="ERROR")
     try:
         [result] = tune.Tuner(
             tune.with_resources(trainable, {"cpu": 1, "gpu": 0.5}),
@@ -243,29 +287,7 @@ def test_failures_end_a_study_and_not_the_command(tmp_path, ray_cluster):
     assert re.match("0 differences", at.finished(at.start("verify")))
 
 
-NOTES_WHEN_IT_COMES = """
-import sys, time
-WHEN = [0.0] if "hpo.attempt" in sys.modules else []
-class Notes:
-    def find_spec(self, name, *_):
-        if name == "hpo.attempt":
-            WHEN.append(time.time())
-sys.meta_path.insert(0, Notes())
-"""
-
-
-def test_what_trains_is_imported_before_a_trial_is_claimed(tmp_path, ray_cluster):
-    """On a busy host that outlasts the lease, which nothing renews yet: the trial would be lost, and again."""
-    mine = tmp_path / "mine.py"
-    curves = STUDY.with_name("curves_study.py").read_text()
-    mine.write_text(NOTES_WHEN_IT_COMES + curves.replace('"time/epoch": 1.0', '"imported": WHEN[0]'))
-    with driving_tune(Home(tmp_path / "home"), str(mine), trials=1) as driver:
-        assert driver.run() == "complete"
-    [(imported,)] = rows(tmp_path / "home", select(reports.c.value).where(reports.c.key == "imported").distinct())
-    [(claimed,)] = rows(tmp_path / "home", select(attempts.c.started_at))
-    assert imported < claimed
-
-
+@pytest.mark.slow  # seven processes are started; with fewer losses it is part of the study that is interrupted
 @pytest.mark.timeout(600)
 def test_a_configuration_that_kills_its_process_fails_its_trial_as_under_every_executor(tmp_path, ray_cluster):
     """As test_lost_workers has it under `local`; the other trial is not lost."""
@@ -304,6 +326,7 @@ def test_a_trial_whose_process_is_killed_again_and_again_gets_on_and_is_not_give
     assert re.match("0 differences", at.finished(at.start("verify")))
 
 
+@pytest.mark.slow  # four processes are started; the Recorder is asked below
 @pytest.mark.timeout(300)
 def test_processes_that_never_come_to_train_end_the_run_in_a_sentence(tmp_path, ray_cluster):
     """Of a home whose marker is gone, as of a directory that is not mounted on the nodes."""
@@ -358,10 +381,42 @@ def test_a_recorder_that_has_lost_the_study_writes_nothing_more(tmp_path):
     recorder._ledger.close()
 
 
+def test_processes_that_fail_before_they_train_end_tune_at_the_fourth(tmp_path):
+    """One that dies over its trial counts among that trial's losses instead, and a result begins the count anew."""
+    from hpo import ray_tune
+
+    recorder = ray_tune.Recorder(ray_tune.as_trainable(hpo.load(str(STUDY)), tmp_path / "home"))
+    recorder.setup()
+    recorder._lease.write(lambda c: external.insert(c, 1, one_to_try, "tunes"))
+    worker = Process.current()
+    recorder._ledger.transact(lambda c: writes.register(c, worker, "ray-tune"))
+    trial = SimpleNamespace(trial_id="tunes", status="PENDING", get_error=lambda: "no home\n\nUserError: no marker\n")
+    try:
+        for token in range(5):  # each dies over the trial
+            claim = recorder._ledger.transact(lambda c, token=token: claims.take(c, worker.id, f"token{token}", 1))
+            recorder.on_trial_recover(1, [trial], trial)
+            recorder._ledger.transact(lambda c, fence=claim.fence: writes.lose(c, 1, fence, "gone"))
+            recorder.on_step_begin(1, [trial])
+        for _ in range(3):
+            recorder.on_trial_recover(1, [trial], trial)
+            recorder.on_step_begin(1, [trial])
+        recorder.on_trial_result(1, [trial], trial, {})
+        for _ in range(3):
+            recorder.on_trial_recover(1, [trial], trial)
+            recorder.on_step_begin(1, [trial])
+        recorder.on_trial_recover(1, [trial], trial)
+        with pytest.raises(HpoError, match=r"trials cannot go on under Ray Tune \(UserError: no marker\)\.$"):
+            recorder.on_step_begin(1, [trial])
+    finally:
+        recorder._end()
+        recorder._ledger.close()
+
+
 def one_to_try(number: int) -> writes.Ask:
     return writes.Ask(number, 0, 1, 0, {}, {}, {}, "h" * 64)
 
 
+@pytest.mark.slow  # by the command and a signal; the driver is interrupted above
 @pytest.mark.timeout(600)
 def test_a_study_that_was_interrupted_is_resumed_to_its_end(tmp_path, ray_cluster):
     at = Run(tmp_path / "home")
@@ -382,6 +437,7 @@ def test_a_study_that_was_interrupted_is_resumed_to_its_end(tmp_path, ray_cluste
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_of")  # counts it among the tests of Ray, though it starts its own
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("scheduler", ["asha", "bohb", "hyperband", "median", "pbt", "pb2"])
 def test_every_scheduler_drives_a_study_to_its_end(tmp_path, scheduler):
@@ -490,6 +546,21 @@ def test_several_objectives_are_refused(tmp_path):
     request = Request(Home(tmp_path / "home"), str(two), executor="ray-tune", sampler="random", trials=1)
     with pytest.raises(UserError, match="judge by one objective, and the study has val/loss, train/loss"):
         run(request, lambda *_: lambda _: None)
+
+
+def test_a_tuner_of_ones_own_refuses_a_study_in_a_bucket_before_anything_is_written(tmp_path):
+    from hpo import ray_tune
+
+    made = Made(Home(tmp_path / "home"))
+    with made.ledger.write() as connection:
+        connection.execute(update(studies).values(environment=ENVIRONMENT | {"checkpoints": "s3://theirs/of/mine"}))
+    made.ledger.close()
+    before = (tmp_path / "home" / "ledger.db").read_bytes()
+    with pytest.raises(
+        UserError, match=r"study 's' has its checkpoints in s3://theirs/of/mine, and Tune keeps its own"
+    ):
+        ray_tune.as_trainable(hpo.load(str(STUDY)), tmp_path / "new", name="s", storage=made.ledger.url)
+    assert not (tmp_path / "new").exists() and (tmp_path / "home" / "ledger.db").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["pbt", "pb2"])
