@@ -22,15 +22,15 @@ TRIALS, WINDOW = 12, 2
 # Options with which a model is asked after a few trials, and a trial of five epochs meets rungs.
 SAMPLER_OPTIONS: dict[str, dict[str, Any]] = {
     "tpe": {"n_startup_trials": 4},
-    "gp": {"n_startup_trials": 9},
+    "gp": {"n_startup_trials": 10},
     "nsga2": {"population_size": 3},
     "nsga3": {"population_size": 3},
 }
 STRATEGY_OPTIONS: dict[str, dict[str, Any]] = {
     "median": {"n_startup_trials": 1},
     "percentile": {"n_startup_trials": 1, "percentile": 40.0},
-    "patient": {"patience": 1, "min_delta": 0.05, "strategy": None},
-    "threshold": {"upper": 0.9, "n_warmup_epochs": 2},
+    "patient": {"patience": 0, "strategy": None},
+    "threshold": {"upper": 1.0, "n_warmup_epochs": 2},
     "wilcoxon": {"n_startup_epochs": 1},
     "halving": {"eta": 2},
     "asha": {"eta": 2},
