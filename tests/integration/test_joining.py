@@ -141,8 +141,10 @@ def read_until(process: subprocess.Popen[str], word: str) -> str:
 
 def test_workers_join_train_leave_and_obey_ctrl_c(tmp_path, start):
     home = Home(tmp_path / "home")
-    study = ("--study", str(STUDY), "--trials", "8", "--window", "4", "-o", "pause=0.05", "--strategy", "none")
-    driver = start(home.root, "run", *study, "--executor", "inline")  # without rungs, at which others make way
+    study = ("--study", str(STUDY), "--trials", "8", "--window", "4", "--strategy", "none")
+    lasting = ("-o", "train.num_epochs=2", "-o", "pause=0.1")
+    # Without rungs, at which others make way.
+    driver = start(home.root, "run", *study, *lasting, "--executor", "inline")
     while not (home.root / "checkpoints" / "tiny" / "study.uid").exists():
         assert driver.poll() is None
         time.sleep(0.02)
