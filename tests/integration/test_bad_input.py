@@ -562,7 +562,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(home, digest, d
     assert verified.exit_code == 0, verified.output
 
 
-# Run in a namespace of its own; what it starts begins warm.
+# Run in a namespace of its own; what it starts begins warm. The study alone, without MLflow, needs 0.9 MB.
 ON_A_SMALL_DISK = """
 import subprocess, sys
 from pathlib import Path
@@ -572,7 +572,7 @@ sys.path.insert(0, tests)
 import warm
 
 warm.install()
-if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "none", small]).returncode:
+if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", small]).returncode:
     sys.exit(77)
 hpo, home = [sys.executable, "-m", "hpo"], ["--home", f"{small}/home"]
 with open(f"{out}/error", "w") as error:
@@ -595,7 +595,7 @@ def test_a_full_disk_stops_the_study_and_loses_nothing(tmp_path, digest):
     assert (out / "code").read_text() == "1", ran.stderr
     sentence = (out / "error").read_text().splitlines()[-1]
     assert sentence.startswith("error: ")
-    assert "disk is full" in sentence
+    assert "disk is full" in sentence or "No space left on device" in sentence  # as the ledger or a save meets it first
     assert "hpo resume" in sentence
     assert "Traceback" not in (out / "error").read_text()
     assert ran.returncode == 0, ran.stderr
