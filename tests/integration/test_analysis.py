@@ -14,6 +14,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 from pydantic import BaseModel
+from rounds import rounds
 from typer.testing import CliRunner
 
 from hpo import Choice, Float, Objective, Study, ending
@@ -123,6 +124,11 @@ def test_every_plot_is_drawn_of_one_objective_and_of_two(tmp_path):
             assert page.count(f'id="{kind}"') == 1
 
 
+def without_page(patch: pytest.MonkeyPatch) -> None:
+    """Leave out the page, which takes longer to make than the pictures that are looked at."""
+    patch.setattr(plots, "_page", lambda *_: "")
+
+
 def alike(*varied: str) -> optuna.Study:
     """Eight trials that differ in some of four parameters."""
     unit = optuna.distributions.FloatDistribution(0, 1)
@@ -139,6 +145,7 @@ def test_a_parameter_in_which_complete_trials_do_not_differ_is_in_no_pair(tmp_pa
     from matplotlib.figure import Figure
 
     panels = {}
+    without_page(monkeypatch)
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: panels.update({Path(path).stem: figure.axes}))
     plots.draw(plots.subject(alike("a", "b", "c"), None), list(plots.PAIRS), tmp_path)
     for kind, axes in panels.items():
@@ -174,10 +181,10 @@ def awkward() -> optuna.Study:
 def test_no_two_figures_along_an_axis_lie_over_each_other(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
-    save, seen = Figure.savefig, []
+    seen = []
 
     def looked_at(figure, *given, **options):
-        save(figure, *given, **options)
+        figure.canvas.draw()
         for axes in figure.axes:
             for axis in (axes.xaxis, axes.yaxis):
                 shown = [one for one in axis.get_ticklabels(which="both") if one.get_text() and one.get_visible()]
@@ -188,6 +195,7 @@ def test_no_two_figures_along_an_axis_lie_over_each_other(tmp_path, monkeypatch)
                 over = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
                 seen.append((axes.get_xlabel(), len(boxes), over))
 
+    without_page(monkeypatch)
     monkeypatch.setattr(Figure, "savefig", looked_at)
     plots.draw(plots.subject(awkward(), None), ["slice", "contour", "rank", "parallel"], tmp_path)
     assert sum(count for _, count, _ in seen) > 100, "no text was looked at"
@@ -226,10 +234,9 @@ def drawn(tmp_path_factory) -> dict:
     """The figures of a study with whole numbers and long names, by kind."""
     from matplotlib.figure import Figure
 
-    save, figures, kinds = Figure.savefig, {}, ["slice", "contour", "rank", "parallel"]
+    figures, kinds = {}, ["slice", "contour", "rank", "parallel"]
 
     def kept(figure, path, **options):
-        save(figure, path, **options)
         figure.canvas.draw()  # at the dots per inch that it is measured by
         texts = [[*along(axes.xaxis), *along(axes.yaxis)] for axes in figure.axes]
         shown = [[one for one in some if one.get_text() and one.get_visible()] for some in texts]
@@ -238,6 +245,7 @@ def drawn(tmp_path_factory) -> dict:
         figures[Path(path).stem] = figure
 
     with pytest.MonkeyPatch.context() as patch:
+        without_page(patch)
         patch.setattr(Figure, "savefig", kept)
         plots.draw(plots.subject(layered(), None), kinds, tmp_path_factory.mktemp("drawn"))
     assert set(figures) == set(kinds)
@@ -252,7 +260,7 @@ def axes_of(figure, kind: str, name: str) -> list:
     return [axis for axis, label in labelled if label == name]
 
 
-@pytest.mark.parametrize("kind", ["slice", "contour", "rank", "parallel"])
+@rounds("kind", ["slice", "contour", "rank", "parallel"])
 def test_along_an_axis_of_whole_numbers_stand_no_others(drawn, kind):
     for name, (low, high) in WHOLE.items():
         found = axes_of(drawn[kind], kind, name)
@@ -267,6 +275,7 @@ def test_a_history_of_few_trials_counts_whole_ones(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     kept = {}
+    without_page(monkeypatch)
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: kept.update({Path(path).stem: figure}))
     plots.draw(plots.subject(known(2), None), ["history"], tmp_path)
     places = kept["history"].axes[0].xaxis.get_majorticklocs()
@@ -297,6 +306,7 @@ def texts(tmp_path, monkeypatch, study, *kinds: str) -> dict[tuple[str, str], li
             shown = [one.get_text() for one in along(axis)[1:] if one.get_visible() and one.get_text()]
             found[Path(path).stem, axis.get_label_text()] = shown
 
+    without_page(monkeypatch)
     monkeypatch.setattr(Figure, "savefig", read)
     plots.draw(plots.subject(study, None), kinds, tmp_path)
     return found
@@ -307,7 +317,7 @@ def test_options_that_are_whole_numbers_stand_alone_along_an_axis(tmp_path, monk
     assert [found[kind, "depth"] for kind in ("contour", "rank", "slice")] == [["1", "2", "3", "4"]] * 3
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("seconds", "second"),
     [(0.03, "21:34:57.805"), (2.5, "21:34:58.5"), (9, "21:34:59"), (300_000, "11-23 12:00")],
 )
@@ -316,13 +326,14 @@ def test_no_two_times_along_a_timeline_read_the_same(tmp_path, monkeypatch, seco
     assert len(found) == len(set(found)) >= 4 and found[1] == second
 
 
-def test_of_many_curves_those_of_one_point_are_seen_too(tmp_path):
+def test_of_many_curves_those_of_one_point_are_seen_too(tmp_path, monkeypatch):
     """Two trials stopped at their first report, in the right half where no other curve is: there is ink there."""
     from matplotlib.image import imread
 
     study = known(16)
     for value in (0.9, 0.7):
         study.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values={4: value}))
+    without_page(monkeypatch)
     plots.draw(plots.subject(study, None), ["curves"], tmp_path)
     red, _, blue = imread(tmp_path / "curves.png")[..., :3].transpose(2, 0, 1)
     right = (blue - red > 0.3)[:, red.shape[1] * 3 // 4 :]
@@ -363,7 +374,7 @@ def test_on_the_page_too_stand_no_others():
     assert len(figure.layout.annotations) < before
 
 
-@pytest.mark.parametrize("kind", ["slice", "contour", "rank"])
+@rounds("kind", ["slice", "contour", "rank"])
 def test_names_of_options_and_parameters_have_room_however_long(drawn, kind):
     """Upright, or in several lines."""
     figure = drawn[kind]
@@ -441,7 +452,7 @@ def test_a_condition_that_goes_takes_along_all_that_hangs_on_it():
     assert found["c"] == ({"a": "y", "b": "q", "d": 0.1}, 0.5, [])
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("path", "name", "own"),
     [("lr", "adamw", 1e-3), ("lr", "sgd", 0.1), ("beta2", "lion", 0.99), ("momentum", "sgd", 0.9)],
 )
@@ -458,7 +469,7 @@ def test_what_a_study_leaves_to_the_optimizer_goes_back_to_the_optimizers_own(pa
     assert found[f"train.optim.{path}"].default == own
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("outcomes", "said"),
     [
         (
