@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from driven import driven
+from golden_studies import tried
 
 from hpo import preflight
 from hpo.errors import UserError
@@ -47,18 +48,32 @@ POPULATIONS = ("pbt", "pb2")
 PAUSING = ("asha-promote", "pasha", "hyperband-promote", "freeze-thaw", "bohb", *POPULATIONS)
 
 
+# The cells that are computed by default: every sampler, most strategies, and one refusal of each kind.
+SAMPLED = {
+    "one objective": {
+        ("tpe", "asha"),
+        ("tpe", "bohb"),
+        ("random", "pb2"),
+        ("random", "threshold"),
+        ("qmc", "hyperband"),
+        ("grid", "patient"),
+        ("gp", "wilcoxon"),
+        ("cmaes", "none"),
+        ("nsga2", "median"),
+        ("nsga3", "pbt"),
+        ("auto", "hyperband-promote"),
+        ("freeze-thaw", "freeze-thaw"),
+        ("bohb", "bohb"),
+    },
+    "two objectives": {("nsga3", "asha"), ("random", "median"), ("cmaes", "none")},
+}
+DECLARED = {"one objective": "STUDY", "two objectives": "SEVERAL"}
+
+
 def matrix(ledger: Ledger, home: Home, *, every: bool) -> dict[str, Any]:
     """Returns, by the number of objectives, sampler -> strategy -> what came of it; None for a cell that the sample
     leaves out, unless `every` cell is computed."""
-    kinds = {"one objective": ("STUDY", _sample(0)), "two objectives": ("SEVERAL", _sample(5))}
-    return {title: _matrix(ledger, home, kind, None if every else some) for title, (kind, some) in kinds.items()}
-
-
-def _sample(shift: int) -> set[tuple[str, str]]:
-    """Returns cells that meet every sampler and every strategy, and those of strategies that bring a sampler."""
-    samplers = list(SAMPLERS)
-    met = {(samplers[(place + shift) % len(samplers)], strategy) for place, strategy in enumerate(STRATEGIES)}
-    return met | {(name, name) for name in samplers if name in STRATEGIES}
+    return {title: _matrix(ledger, home, kind, None if every else SAMPLED[title]) for title, kind in DECLARED.items()}
 
 
 def _matrix(ledger: Ledger, home: Home, kind: str, sample: set[tuple[str, str]] | None) -> dict[str, Any]:
@@ -82,7 +97,7 @@ def _cell(ledger: Ledger, home: Home, kind: str, sampler: str, strategy: str) ->
         preflight.check(*declare(request, ledger, workers=1))
     except UserError as error:
         return {"refused": str(error)}
-    return _driven(ledger, request)
+    return tried(lambda: _driven(ledger, request))
 
 
 def _written(home: Home, sampler: str, strategy: str) -> Path:

@@ -1,8 +1,9 @@
 """Computes what the golden files record; golden_record.py starts it with the processor pinned.
 
-    python golden_now.py OUTPUT.json [--all] [--only matrix.json]
+    python golden_now.py OUTPUT.json [--all]
 
-`--all` computes every cell of the matrix, and not a sample; `--only` computes the one file that it names.
+Without --all it leaves out what takes long: studies of language models, whose libraries take seconds to import, and
+most cells of the matrix.
 """
 
 from __future__ import annotations
@@ -41,13 +42,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--only", choices=["matrix.json"])
     given = parser.parse_args()
-    given.output.write_text(json.dumps(computed(given.only, every=given.all) | {"platform.json": platform_facts()}))
+    given.output.write_text(json.dumps(computed(every=given.all) | {"platform.json": platform_facts()}))
 
 
-def computed(only: str | None, *, every: bool) -> dict[str, Any]:
-    """Returns file name -> content, and the digest of the resumed study under `home`."""
+def computed(*, every: bool) -> dict[str, Any]:
+    """Returns file name -> content of all files but platform.json."""
     import golden_matrix
     import golden_studies
     import golden_surface
@@ -59,10 +59,8 @@ def computed(only: str | None, *, every: bool) -> dict[str, Any]:
         home = Home(Path(directory))
         with closing(Ledger(home.storage)) as ledger:
             made: dict[str, Any] = {"matrix.json": golden_matrix.matrix(ledger, home, every=every)}
-            if only is None:
-                made |= golden_studies.studies(ledger, home) | golden_surface.surface()
-                made["home"] = golden_studies.resumed(home.root / "unpacked")
-    return made
+            made |= golden_studies.studies(ledger, home, every=every)
+        return made | {"home.json": golden_studies.resumed(home.root / "unpacked"), **golden_surface.surface()}
 
 
 if __name__ == "__main__":

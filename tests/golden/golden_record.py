@@ -74,7 +74,7 @@ def write(name: str, content: Any) -> None:
 def differences(name: str, before: Any, now: Any, *, exact: bool = True) -> list[str]:
     """Returns what differs in the file, a line each.
 
-    A cell of the matrix that is None now was not computed. Unless `exact`, of what only holds on one platform losses
+    What is None now was not computed. Unless `exact`, of what only holds on one platform losses
     are compared, with a tolerance.
     """
     if isinstance(before, str) and isinstance(now, str):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import os
 import re
 import signal
@@ -11,6 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +46,16 @@ def surface() -> dict[str, Any]:
 
 def helps() -> dict[str, str]:
     """Returns the help of `hpo` and of each command, 100 columns wide."""
-    commands = {"hpo": [], **{f"hpo-{name}": [name] for name in get_command(app).commands}}  # pyright: ignore
-    return {f"help/{title}.txt": _help(command) for title, command in commands.items()}
+    group = get_command(app)
+    commands = {"hpo": [], **{f"hpo-{name}": [name] for name in group.commands}}  # pyright: ignore
+    return {f"help/{title}.txt": _help(group, command) for title, command in commands.items()}
 
 
-def _help(command: list[str]) -> str:
-    result = CliRunner().invoke(app, [*command, "--help"], prog_name="hpo")
-    assert result.exit_code == 0, result.output
-    return result.stdout
+def _help(group: Any, command: list[str]) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        group.main([*command, "--help"], prog_name="hpo", standalone_mode=False)
+    return printed.getvalue()
 
 
 # --- Exit codes
@@ -147,11 +152,13 @@ def _starter() -> str:
 
 
 def _imported(text: str) -> Iterator[tuple[str, Any]]:
-    """Yields each name that the text imports from hpo or the trainer, with what it stands for."""
+    """Yields each name that the text imports from hpo or the trainer, with what it stands for; that is None for a
+    module that nothing has imported yet, such as the one that needs Ray, whose import takes long."""
     for module, several in _IMPORT.findall(text):
         for name in re.findall(r"\w+", re.sub(r"#.*|\bas \w+", "", several)):
-            found = import_module(module)
-            yield name, getattr(found, name) if hasattr(found, name) else import_module(f"{module}.{name}")
+            value = getattr(import_module(module), name, None)
+            assert value is not None or find_spec(f"{module}.{name}"), f"{module} has no {name}"
+            yield name, value
 
 
 def _shapes(named: Mapping[str, Any], guides: str) -> list[str]:

@@ -1,7 +1,7 @@
 """A home that an earlier version wrote opens, verifies and compares, and its interrupted study resumes to its end.
 
-Numbers differ by processor and version, so what is held here are the facts that do not. test_golden.py compares the
-digest of the resumed study where the platform is the recorded one.
+Numbers differ by processor and version, so these tests hold the facts that do not. home.json has the digest of the
+resumed study, which was that of the uninterrupted one when it was recorded.
 """
 
 from __future__ import annotations
