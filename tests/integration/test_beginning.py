@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driven import driven
+from rounds import rounds
 from sqlalchemy import select
 
 from hpo.enqueue import read
@@ -34,7 +37,14 @@ def drive(home, trials, **flags):
             return [trial["params"] for trial in reads.trial_rows(connection, row["id"])], reads.digest(connection, row)
 
 
-@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "gp"])
+def sampled(names: Iterable[str], *by_default: str) -> list[Any]:
+    """These samplers but for the Gaussian process; what a sampler by itself makes of a beginning is in
+    tests/contract/test_samplers.py and test_warm_start.py."""
+    slow = {name for name in names if name not in by_default}
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names if name != "gp"]
+
+
+@pytest.mark.parametrize("sampler", sampled(SAMPLERS, "tpe", "qmc", "cmaes"))
 def test_enqueued_configurations_come_first_and_a_resume_goes_on_behind_them(tmp_path, sampler):
     queue = [GOOD, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.5}]
     flags = {"sampler": sampler, "enqueue": queue}
@@ -68,7 +78,7 @@ def test_other_enqueued_configurations_are_drift(tmp_path):
         drive(Home(tmp_path), 2, enqueue=[GOOD | {"lr": 0.02}])
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("entry", "words"),
     [
         ({"lrr": 0.1}, "enqueue[0]: 'lrr' is no dimension of the space; did you mean 'lr'"),
@@ -120,7 +130,7 @@ def test_a_warm_start_is_part_of_the_study_and_a_resume_makes_the_same_of_it(tmp
         drive(home, 15, warm_start="other", **flags)
 
 
-@pytest.mark.parametrize("sampler", [name for name in MODELS if name != "gp"])
+@pytest.mark.parametrize("sampler", sampled(MODELS, "tpe", "nsga2"))
 def test_every_model_takes_a_warm_start(tmp_path, sampler):
     home = Home(tmp_path)
     drive(home, 12, name="source", sampler="random", strategy="none")

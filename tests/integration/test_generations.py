@@ -96,7 +96,7 @@ def test_two_workers_give_the_same_study(golden, tmp_path):
     assert (state, digest(ledger)) == ("complete", digest(golden))
 
 
-@pytest.mark.parametrize("strategy", ["pbt", "pb2"])
+@pytest.mark.parametrize("strategy", ["pbt", pytest.param("pb2", marks=pytest.mark.slow)])
 def test_interrupted_and_resumed_again_and_again_ends_the_same(golden, tmp_path, strategy):
     flags = {}
     if strategy == "pb2":

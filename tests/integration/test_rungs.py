@@ -111,13 +111,17 @@ def test_what_went_on_is_what_never_paused(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sampler"),
     [
-        (PROMOTE, "tpe"),
-        (THAW, "freeze-thaw"),
-        ({"strategy": "pasha", "sampler": "tpe", "overrides": FULL}, "tpe"),
-        ({"strategy": "hyperband-promote", "sampler": "tpe", "overrides": FULL}, "tpe"),
-        ({"strategy": "bohb", "overrides": FULL}, "bohb"),
+        pytest.param(PROMOTE, "tpe", id="asha-promote"),
+        pytest.param({"strategy": "bohb", "overrides": FULL}, "bohb", id="bohb"),
+        *(
+            pytest.param({"sampler": sampler, **flags}, sampler, id=flags["strategy"], marks=pytest.mark.slow)
+            for flags, sampler in (
+                (THAW, "freeze-thaw"),
+                ({"strategy": "pasha", "overrides": FULL}, "tpe"),
+                ({"strategy": "hyperband-promote", "overrides": FULL}, "tpe"),
+            )
+        ),
     ],
-    ids=["asha-promote", "freeze-thaw", "pasha", "hyperband-promote", "bohb"],
 )
 def test_one_worker_interrupted_and_resumed_again_and_again_ends_the_same(tmp_path, golden, flags, sampler):
     if flags is not PROMOTE:
