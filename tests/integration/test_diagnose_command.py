@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rounds import rounds
 from torch import nn
 from trainer_runs import Toy
 from typer.testing import CliRunner
@@ -131,7 +132,7 @@ def test_a_configuration_is_diagnosed_without_a_trial_and_leaves_nothing(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("arguments", "sentence"),
     [
         ([], "give a trial's number, or by --study"),
@@ -154,10 +155,9 @@ def config(**given) -> TrainConfig:
     return TrainConfig.model_validate({"num_epochs": 2, "batch_size": 12, "micro_batch_size": 5} | given)
 
 
-@pytest.mark.parametrize(
+@rounds(
     "given",
     [*({"optim": {"name": name}} for name in OPTIMIZERS), {"optim": {"wrap": "sam"}}, {"optim": {"wrap": "lookahead"}}],
-    ids=str,
 )
 def test_every_optimizer_can_be_measured(given):
     seen = examine(Toy(None), config(**given), steps=3, points=0)

@@ -17,6 +17,7 @@ from typing import Any
 
 import mlflow
 import pytest
+from rounds import rounds
 from sqlalchemy import select
 from test_driver import drive, hpo, known, make, query, refused
 
@@ -556,7 +557,7 @@ def test_a_worker_that_is_preempted_saves_all_lanes_and_gives_them_back(taken, a
 # What a user gets wrong, and sees
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("overrides", "words"),
     [
         (["train.lanes=0"], r"train\.lanes='0' is refused: input should be greater than or equal to 1"),

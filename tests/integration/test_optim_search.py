@@ -8,6 +8,7 @@ import re
 import sys
 
 import pytest
+from rounds import rounds
 from torch import nn
 from trainer_runs import MemoryReporter
 from typer.testing import CliRunner
@@ -158,7 +159,7 @@ def test_an_optimizer_of_the_users_own_by_its_path(signs, home):
     assert all(row["state"] == "complete" for row in rows), rows
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("name", "option", "words"),
     [
         ("signs_of_mine:Sings", "power", "has no 'Sings'"),

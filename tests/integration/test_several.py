@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from operator import itemgetter
 from pathlib import Path
 
 import mlflow
 import pytest
+from rounds import rounds
 from sqlalchemy import select
 from typer.testing import CliRunner
 
@@ -194,7 +194,7 @@ def test_one_and_two_workers_and_parts_give_the_same_study(tmp_path, sampler):
     assert again == digest
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("flags", "words"),
     [
         (["--strategy", "median"], "strategy 'median' takes one objective and the study has 2: choose one of none"),
@@ -212,8 +212,7 @@ def test_what_cannot_rank_by_several_is_refused_before_anything_is_written(tmp_p
     "strategy",
     [
         "asha-promote",
-        "bohb",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("hyperband-promote", "halving", "hyperband")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("bohb", "hyperband-promote", "halving", "hyperband")),
     ],
 )
 def test_rungs_rank_by_non_domination_under_every_strategy_that_has_them(tmp_path, strategy):
@@ -226,7 +225,7 @@ def test_rungs_rank_by_non_domination_under_every_strategy_that_has_them(tmp_pat
         assert sorted(one.number for one in status.front) == brute_front(reads.trial_rows(connection, 1))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@rounds("strategy", STRATEGIES)
 def test_the_guide_says_which_strategies_take_several(strategy):
     guide = (Path(__file__).parents[2] / "docs" / "guide" / "search.md").read_text(encoding="utf-8")
     [ranking] = re.findall(r"\n\n([^.]*?) rank a rung by fronts of non-dominated", guide)
@@ -260,11 +259,10 @@ def test_at_a_rung_what_breaks_a_bound_is_behind_what_keeps_to_it(tmp_path, stra
 @pytest.mark.parametrize(
     "strategy",
     [
-        {"name": "asha", "eta": 2},
-        {"name": "halving", "eta": 2},
-        {"name": "hyperband", "eta": 3, "max_epochs": 9, "seed": 5},
+        pytest.param({"name": "asha", "eta": 2}, id="asha"),
+        pytest.param({"name": "halving", "eta": 2}, id="halving", marks=pytest.mark.slow),
+        pytest.param({"name": "hyperband", "eta": 3, "max_epochs": 9, "seed": 5}, id="hyperband"),
     ],
-    ids=itemgetter("name"),
 )
 def test_what_breaks_a_bound_passes_no_rung_that_stops_what_keeps_to_it(tmp_path, strategy):
     """As the study ran: of each three trials one is good, one bad, and one better than both but for its size."""
@@ -301,7 +299,7 @@ LOSS, ACCURACY = Objective("val/loss"), Objective("val/accuracy", "maximize")
 A, B = "val/loss", "val/accuracy"
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("objectives", "constraints", "reports", "kind", "expected"),
     [
         ([LOSS, ACCURACY], [], [{A: 1.0, B: 0.5}, {A: 2.0, B: 0.4}], "complete", ("complete", [2.0, 0.4], None)),
