@@ -702,7 +702,7 @@ def test_lanes_killed_before_any_step_end_the_same_in_other_groups(step, tmp_pat
     assert [trial.bits() for trial in (*trials, newcomer)] == [uncut[seed] for seed in range(3)]
 
 
-@pytest.mark.parametrize("step", range(1, 2 * EPOCH + 1))
+@pytest.mark.parametrize("step", STEPS)
 def test_a_lane_that_leaves_before_any_step_goes_on_from_there(step, tmp_path, uncut):
     trials = [OneOf(tmp_path / str(seed), seed=seed, **CUTS) for seed in range(2)]
     together(*trials, cuts={trials[1]: lambda read: read == step})
