@@ -33,8 +33,15 @@ from typing import Any
 MODULES = ("hpo", "hpo.worker", "hpo.mirror", "trainer.rank")
 PRELOADED = (
     "torch.distributed.elastic.agent.server.api",
-    "torch.nn.attention",
+    "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
     "torch.func",
+    "torch.nn.attention",
+    "torch.nn.parallel",
     "numpy",
     "optuna.samplers",
     "cmaes",
@@ -69,6 +76,11 @@ PRELOADED = (
     "hpo.search.samplers",
     "trainer.loop",
     "trainer.launch",
+    "trainer.memory",
+    "trainer.parallel.replicas",
+    "trainer.parallel.sharded",
+    "trainer.parallel.stages",
+    "trainer.parallel.zero1",
     "trainer.rank",
 )
 # What libraries read while they are imported: a process that wants other values has to import them itself.

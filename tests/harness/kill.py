@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import sqlalchemy as sa
+from once import once
 from sqlalchemy import exists, func, select
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import SADeprecationWarning
@@ -183,14 +183,7 @@ def golden_run(home: Path, *extra: str, **of: Any) -> Golden:
 
 def shared_golden(factory: pytest.TempPathFactory, label: str, *extra: str, **of: Any) -> Golden:
     """The golden run of this label, made once for all processes that share the tests of this session."""
-    base = factory.getbasetemp()
-    file = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"golden-{label}.json"
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not file.exists():
-            golden = golden_run(factory.mktemp(label) / "home", *extra, **of)
-            file.write_text(json.dumps(asdict(golden)))
-    return Golden(**json.loads(file.read_text()))
+    return Golden(**once(factory, label, lambda directory: asdict(golden_run(directory / "home", *extra, **of))))
 
 
 def wait_until(
