@@ -33,12 +33,59 @@ os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_agent_register_time
 os.environ |= {"RAY_worker_register_timeout_seconds": "120"}
 settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("untimed")
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell's background job ignores it, and so would its children
-warm.install()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, as would all it starts
+warm.install(always_cold=os.environ.get("HPO_COLD") == "1")
 for _name in [name for name in os.environ if name.startswith(("HPO_", "MLFLOW_"))]:
     del os.environ[_name]
+
+
+# What a test starts, by the fixtures it asks for; each is a marker of that name.
+KINDS = {
+    "ray": {"ray_of", "_ray_address", "ray_cluster"},
+    "postgres": {"postgres_server", "postgres_database"},
+    "ranks": {"ranks"},
+    "process": {"process", "_s3_server"},
+}
+_STARTERS = {sys.executable, "bash", "make", "unshare"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by what it starts. Those of Ray go first, so that one of two processes has all of them."""
+    for item in items:
+        asked = {*getattr(item, "fixturenames", ())}
+        database = getattr(item, "callspec", None) and "postgresql" in item.callspec.params.values()
+        kinds = {kind for kind, fixtures in KINDS.items() if fixtures & asked} | ({"postgres"} if database else set())
+        for kind in sorted(kinds | ({"process"} if kinds else set())):
+            item.add_marker(kind)
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+
+@pytest.fixture(scope="session")
+def process() -> None:
+    """A test that starts processes of Python asks for this; one that does not may not."""
+
+
+@pytest.fixture(scope="session")
+def ranks(process: None) -> None:
+    """A test that starts the ranks of a trial asks for this."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that starts a process without the marker, so that `make test-fast` stays what it says."""
+    kinds = {mark.name for mark in item.iter_markers()}
+
+    def look(args: Any) -> None:
+        words = [args] if isinstance(args, str) else [os.fspath(word) for word in args]
+        kind = "ranks" if "trainer.rank" in words else "process"
+        if words[0] in _STARTERS and not kinds & {kind, "slow"}:
+            raise AssertionError(f"{item.nodeid} starts {words[:4]} and does not ask for the fixture `{kind}`.")
+
+    warm.look = look
+    try:
+        return (yield)
+    finally:
+        warm.look = warm.looked_at_by_nobody
 
 
 @pytest.fixture

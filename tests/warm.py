@@ -110,7 +110,7 @@ class _Zygote:
         """One in a process of its own, which ends with this one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(theirs.fileno()), str(os.getpid()), "." * _ROOM]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+        environ = {name: value for name, value in _began_with.items() if not name.startswith("COVERAGE_")}
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environ, stdin=subprocess.DEVNULL)
         theirs.close()
         atexit.register(lambda: (ours.close(), process.wait()))
@@ -134,17 +134,24 @@ class _Zygote:
 _zygote: _Zygote | None = None
 
 
-def look(args: Any) -> None:
-    """Called with each command line before it begins; a test session puts its own in this place."""
+def looked_at_by_nobody(args: Any) -> None:
+    pass
 
 
-def install() -> None:
-    """From here on `subprocess.Popen` begins processes warm where they may be."""
+look = looked_at_by_nobody  # is called with each command line before it begins
+cold = False  # whether every process begins so
+_began_with = dict(os.environ)  # a zygote's environment, which others can read, is no test's
+
+
+def install(*, always_cold: bool = False) -> None:
+    """From here on `subprocess.Popen` shows command lines to `look` and begins processes warm where they may be."""
+    global cold, _began_with
+    cold, _began_with = always_cold, dict(os.environ)
     subprocess.Popen._execute_child = _execute_child  # type: ignore[method-assign]
 
 
 def _may_be_warm(args: Any, environ: Mapping[str, str]) -> bool:
-    if not isinstance(args, (list, tuple)) or environ.get("HPO_COLD") == "1":
+    if cold or not isinstance(args, (list, tuple)) or environ.get("HPO_COLD") == "1":
         return False
     words = [os.fspath(word) for word in args]
     module = words[2:3] if words[1:2] == ["-m"] else words[3:4] if words[1:3] == ["-P", "-m"] else []

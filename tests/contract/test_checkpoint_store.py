@@ -76,7 +76,7 @@ def store(tmp_path) -> CheckpointStore:
 
 
 @pytest.fixture(params=["disk", "s3"])
-def place(request, tmp_path) -> Disk:
+def place(request, tmp_path, process) -> Disk:
     return DISK if request.param == "disk" else ObjectStore(Bucket(request.getfixturevalue("bucket")), tmp_path)
 
 

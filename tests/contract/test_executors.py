@@ -87,6 +87,7 @@ def check(tmp_path: Path, golden: Callable, executor: str, sampler: str, strateg
         assert status.trials["pruned"] > 0, "a strategy that never stops shows nothing"
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     ("executor", "sampler", "strategy"),
     [("local-2", "tpe", "asha"), ("local-1", "qmc", "median"), ("local-4", "auto", "asha")],
@@ -122,6 +123,7 @@ def check_lanes(tmp_path: Path, fused: tuple[str, reads.Status], executor: str) 
     assert (state, digest, status.trials) == ("complete", fused[0], fused[1].trials)
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("executor", [pytest.param("local-1", marks=pytest.mark.slow), "local-2"])
 def test_a_study_of_lanes_is_the_same_on_every_executor(tmp_path, fused, executor):
     check_lanes(tmp_path, fused, executor)
@@ -162,6 +164,7 @@ def test_what_decides_a_study_changes_its_digest(tmp_path, golden, other):
     assert one != two
 
 
+@pytest.mark.usefixtures("process")
 def test_asynchronous_order_ends_complete_with_every_trial_told_once(tmp_path):
     home = Home(tmp_path / "home")
     _, status, state = drive(home, Local(2), sampler="tpe", strategy="asha", order="async")
@@ -194,6 +197,7 @@ def test_a_worker_that_does_not_see_the_checkpoints_is_refused_and_the_trial_wai
     ledger.close()
 
 
+@pytest.mark.usefixtures("process")
 def test_workers_that_cannot_start_end_the_run_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("hpo.executors.local.spawn", _spawn_broken)
     with pytest.raises(

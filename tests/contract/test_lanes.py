@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from rounds import rounds
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trainer_runs import Killed, MemoryReporter, Trial, killed_at
@@ -968,7 +969,7 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize("field", CONTRADICTIONS)
+@rounds("field", CONTRADICTIONS)
 def test_what_lanes_cannot_do_is_refused_with_the_configuration(field, tmp_path):
     TrainConfig.model_validate(CONTRADICTIONS[field])
     with pytest.raises(
@@ -1023,8 +1024,8 @@ def test_what_vmap_cannot_do_is_said_with_the_place_of_the_loss(task, tmp_path):
     assert re.search(r" at once in line \d+ \(", said[0]) and WHY[task] in said[0]
 
 
-@pytest.mark.parametrize("task", [DrawsNumpy, DrawsPython])
-@pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
+@rounds("task", [DrawsNumpy, DrawsPython])
+@rounds("seeds", [(0, 0), (0, 1)])
 def test_numbers_drawn_elsewhere_than_by_dropout_are_refused_for_every_lane(task, seeds, tmp_path):
     said = refusals(tmp_path, task, *({"seed": seed} for seed in seeds))
     start = rf"train.lanes: loss\(\) of {task.__name__} \(test_lanes.py:\d+\) draws from the generator of numpy"
@@ -1163,7 +1164,7 @@ def test_configurations_of_one_group_differ_in_nothing_else():
     assert shared({}) == {}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@rounds("dtype", [torch.float32, torch.float64])
 def test_products_round_alike_wherever_their_operands_begin(dtype):
     def placed(matrix: torch.Tensor, offset: int) -> torch.Tensor:
         memory = torch.zeros(matrix.numel() + offset, dtype=dtype)

@@ -124,6 +124,7 @@ def test_resume_brings_an_older_ledger_to_this_release(tmp_path):
     engine.dispose()
 
 
+@pytest.mark.usefixtures("process")
 def test_many_processes_may_open_a_new_database_at_once(storage):
     code = f"from hpo.ledger import Ledger; Ledger({storage!r}).close()"
     opened = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(8)]
@@ -508,6 +509,7 @@ def test_a_process_is_dead_for_certain_only_where_its_pid_can_be_looked_up():
     assert not is_dead("elsewhere", gone, ME.started)
 
 
+@pytest.mark.usefixtures("process")
 def test_the_lease_of_a_dead_process_is_taken_at_once(ledger):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = Process(ME.host, child.pid, start_time(child.pid) or "")

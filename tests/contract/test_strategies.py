@@ -483,6 +483,7 @@ assert known == set(sys.modules), sorted(set(sys.modules) - known)
 """
 
 
+@pytest.mark.usefixtures("process")
 def test_wilcoxon_imports_nothing_as_it_decides():
     """Other trials' reports wait for a decision, which holds the ledger's write lock."""
     ran = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True)

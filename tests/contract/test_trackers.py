@@ -26,8 +26,6 @@ from hpo.tracking.database import initialise
 from hpo.tracking.files import link
 from hpo.tracking.mlflow import MlflowTracker, check_uri, silence
 
-# MLflow 3.17 with SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 STUDY = Run("u" * 32, "s", 1_700_000_000_000, {"hpo.run_uid": "u" * 32, "hpo.study": "s"}, "studies.mlp", "c0ffee")
 
 
@@ -305,6 +303,7 @@ def test_a_second_name_or_a_copy(tmp_path):
         target.unlink()
 
 
+@pytest.mark.usefixtures("process")
 def test_mlflow_is_imported_only_to_be_used():
     code = (
         "import sys, hpo.mirror, hpo.verify, hpo.ui; assert not {'mlflow', 'torch', 'optuna', 'ray'} & set(sys.modules)"

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import sqlalchemy as sa
+import warm
 from once import once
 from sqlalchemy import exists, func, select
 from sqlalchemy.dialects import sqlite
@@ -278,7 +279,7 @@ def kill_at(run: Run, shares: Mapping[str, float], golden: Golden, rng: random.R
     does not enter the digest. Where the study ends all the same before a kill, another one is killed earlier. The
     driver can only be the last target.
     """
-    if "mirror" in shares and subprocess.Popen._execute_child.__module__ == "subprocess":  # processes begin cold
+    if "mirror" in shares and warm.cold:
         run.extra += ("-o", "pause=0.08")
     driver = run.run()
     first_claim(run, driver)

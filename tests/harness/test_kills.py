@@ -49,22 +49,22 @@ SAVING = ("checkpoint.", "retention.", "worker.")
 
 
 @pytest.fixture(scope="session")
-def golden(tmp_path_factory) -> Golden:
+def golden(tmp_path_factory, process) -> Golden:
     return shared_golden(tmp_path_factory, "plain")
 
 
 @pytest.fixture(scope="session")
-def promoted(tmp_path_factory) -> Golden:
+def promoted(tmp_path_factory, process) -> Golden:
     return shared_golden(tmp_path_factory, "promoted", *PROMOTING)
 
 
 @pytest.fixture(scope="session")
-def bred(tmp_path_factory) -> Golden:
+def bred(tmp_path_factory, process) -> Golden:
     return shared_golden(tmp_path_factory, "bred", *BREEDING, **POPULATION)
 
 
 @pytest.fixture(scope="session")
-def fused(tmp_path_factory) -> Golden:
+def fused(tmp_path_factory, process) -> Golden:
     """By one worker whose lanes are four."""
     return shared_golden(tmp_path_factory, "fused", "--workers", "1", *SIDE_BY_SIDE[2:], **LANES_STUDY)
 
@@ -82,6 +82,7 @@ def _instants(count: int) -> list[tuple[str, int]]:
 # At seeded instants.
 
 
+@pytest.mark.usefixtures("process")
 def test_kills_of_a_worker_and_the_mirror_at_sampled_instants_change_nothing(tmp_path, golden):
     """Test `test_of_two_resumes_at_once_one_wins` kills the driver."""
     rng = random.Random("sampled")
@@ -107,6 +108,7 @@ def check_kill_of_lanes(tmp_path, fused, target: str, seed: int) -> None:
     check_sound(run, fused.digest, LOST[target])
 
 
+@pytest.mark.usefixtures("process")
 def test_a_kill_of_lanes_at_a_sampled_instant_changes_nothing(tmp_path, fused):
     check_kill_of_lanes(tmp_path, fused, "worker", 0)
 
@@ -124,6 +126,7 @@ def check_kills(run: Run, golden: Golden, points: dict[str, int]) -> None:
     check_sound(run, golden.digest, kill_at_points(run, points))
 
 
+@pytest.mark.usefixtures("process")
 def test_kills_at_sampled_points_change_nothing(tmp_path, golden):
     check_kills(Run(tmp_path / "home"), golden, SAMPLED_POINTS)
 
@@ -142,6 +145,7 @@ def check_kills_in_the_background(tmp_path, golden, points: dict[str, int]) -> N
     check_sound(run, golden.digest, 2 * kill_at_points(run, points))
 
 
+@pytest.mark.usefixtures("process")
 def test_kills_around_saves_in_the_background_change_nothing(tmp_path, golden):
     check_kills_in_the_background(tmp_path, golden, dict.fromkeys(ASYNCHRONOUS_POINTS, 2))
 
@@ -160,6 +164,7 @@ def check_kills_among_promotions(tmp_path, promoted, points: dict[str, int]) -> 
     check_sound(run, promoted.digest, len(points) * LOST["worker"])
 
 
+@pytest.mark.usefixtures("process")
 def test_kills_around_promotions_change_nothing(tmp_path, promoted):
     check_kills_among_promotions(tmp_path, promoted, SAMPLED_PROMOTIONS)
 
@@ -176,6 +181,7 @@ def test_a_kill_anywhere_among_promotions_changes_nothing(tmp_path, promoted, na
     check_kills_among_promotions(tmp_path, promoted, {name: hit})
 
 
+@pytest.mark.usefixtures("process")
 def test_kills_around_exploits_change_nothing(tmp_path, bred):
     """Before a generation is seen to have ended, once the next one is asked for, and as one of it begins."""
     check_kills(Run(tmp_path / "home", extra=BREEDING, **POPULATION), bred, SAMPLED_GENERATIONS)
@@ -221,6 +227,7 @@ def test_lanes_that_were_told_to_leave_train_nothing_again(tmp_path, fused, numb
     check_sound(run, fused.digest, lost=0)
 
 
+@pytest.mark.usefixtures("process")
 def test_of_two_resumes_at_once_one_wins(tmp_path, golden):
     run = Run(tmp_path / "home")
     driver = run.run()
@@ -257,6 +264,7 @@ def exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text().split()[-1]))
 
 
+@pytest.mark.usefixtures("process")
 def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, golden):
     run = Run(tmp_path / "home", extra=("--workers", "2", "--window", "4", "-o", "pause=0.03"))
     run.environ["HPO_LEASE_SECONDS"] = "2"
@@ -279,6 +287,7 @@ def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, 
     check_sound(run, golden.digest, lost=2)  # what the others trained again, and what it did before it knew
 
 
+@pytest.mark.usefixtures("process")
 def test_ctrl_c_once_leaves_a_study_that_resumes(tmp_path, golden):
     run = Run(tmp_path / "home")
     driver = run.run()
@@ -294,6 +303,7 @@ def test_ctrl_c_once_leaves_a_study_that_resumes(tmp_path, golden):
     check_sound(run, golden.digest, lost=0)
 
 
+@pytest.mark.usefixtures("process")
 def test_ctrl_c_twice_ends_at_once_and_the_study_resumes(tmp_path, golden):
     run = Run(tmp_path / "home")
     driver = run.run()

@@ -32,15 +32,12 @@ from hpo.verify import verify
 from trainer.config import TrainConfig
 from trainer.durable import sha256
 
-# MLflow 3.17 with SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
-
 POPULATION = Path(__file__).parents[1] / "harness" / "population_study.py"
 FIXED = {"train.num_epochs": 2, "model.num_layers": 1, "train.batch_size": 256}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Home:
+def home(tmp_path_factory, process) -> Home:
     home = Home.at(tmp_path_factory.mktemp("analysed") / "home")
     request = Request(home=home, reference="mlp", trials=5, executor="inline", sampler="random", overrides=FIXED)
     assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"
@@ -493,7 +490,7 @@ def test_plots_elsewhere_change_nothing(home, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def confirmed(home) -> dict:
+def confirmed(home, process) -> dict:
     shown = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--json")
     assert shown.exit_code == 0, shown.output
     return json.loads(shown.stdout)
@@ -545,6 +542,7 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
     assert not verify(home, home.storage, None, None).differences
 
 
+@pytest.mark.usefixtures("process")
 def test_a_confirmation_grows_by_trials_and_by_seeds(home):
     def confirm(name, top, seeds):
         flags = ["--study", "mlp", "--name", name, "--executor", "inline", "--json"]
@@ -566,6 +564,7 @@ def test_what_a_confirmation_has_not_searched_is_not_drawn(home, confirmed, what
     assert shown.exit_code == 2 and said in shown.stderr, shown.output
 
 
+@pytest.mark.usefixtures("process")
 def test_the_best_is_ablated_a_parameter_at_a_time(home):
     shown = hpo(home, "ablate", "--study", "mlp", "--executor", "inline", "--json")
     assert shown.exit_code == 0, shown.output
@@ -610,6 +609,7 @@ def test_a_derived_study_is_driven_as_the_one_it_comes_from(home, confirmed):
         request(of, "x", [], Driven(home, Placement("ray-tune"), None, None))
 
 
+@pytest.mark.usefixtures("process")
 def test_of_a_population_it_is_said_whose_training_is_not_repeated(tmp_path):
     """Each generation replaces one of three, so some have trained with the same parameters from the first on."""
     at = Home.at(tmp_path / "home")

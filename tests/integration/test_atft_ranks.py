@@ -14,7 +14,7 @@ MODELS: dict[str, dict[str, Any]] = {"default": {}, "bare": {"selection": "none"
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory) -> dict[str, Any]:
+def together(tmp_path_factory, ranks) -> dict[str, Any]:
     runs = {name: {"parallel": {"data": 2}} | model for name, model in MODELS.items()}
     job = {"directory": str(tmp_path_factory.mktemp("together")), "runs": runs}
     return launch("atft_ranks:runs", job, ParallelConfig(data=2), device="cpu")[0]

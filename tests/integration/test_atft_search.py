@@ -20,8 +20,6 @@ from hpo.space import Space
 from studies.atft import STUDY
 from studies.atft.phases import plan
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 SMALL = {
     "data.market.num_days": 260,
     "data.market.num_stocks": 24,
@@ -50,7 +48,7 @@ def metrics(home: Home, study: str, number: int) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory) -> Home:
+def searched(tmp_path_factory, process) -> Home:
     """A home in which the study ran two small trials of one epoch, over the whole space."""
     home = Home.at(tmp_path_factory.mktemp("searched") / "home")
     result = run(home, "--study", "atft", "--trials", "2")
@@ -65,6 +63,7 @@ def test_a_search_leaves_metrics_of_every_horizon_and_never_looks_at_the_last_bl
         assert not any(name.startswith("test/") for name in found)
 
 
+@pytest.mark.usefixtures("process")
 def test_confirm_shows_the_gap_to_days_that_selected_nothing(searched):
     """The gap is held against metrics.json of the trials that were trained again."""
     result = hpo("confirm", "--study", "atft", "--top", "1", "--seeds", "2", "--json", home=searched)
@@ -79,6 +78,7 @@ def test_confirm_shows_the_gap_to_days_that_selected_nothing(searched):
     assert row["selected"] == max(metrics(searched, "atft", n)["val/rank_ic_5d"] for n in range(2))
 
 
+@pytest.mark.usefixtures("process")
 def test_constant_predictions_make_a_trial_infeasible_and_never_the_best(tmp_path):
     """A model that collapsed has no RankIC on any day: the trial is not scored 0, it is not scored."""
     (tmp_path / "collapsed.py").write_text(
@@ -152,6 +152,7 @@ def test_tiers_begin_with_what_matters_and_end_with_the_loss():
     assert {"loss.scale.rank_ic", "loss.horizon_weights.1", "loss.point"} <= tiers[3]
 
 
+@pytest.mark.usefixtures("process")
 def test_the_plateau_follows_the_rank_ic_as_torchs_scheduler_does(tmp_path):
     """The rates that are reported are those of torch's ReduceLROnPlateau fed the reported RankIC; the trial ends with
     the third epoch in a row that is not better than the best by 0.1."""

@@ -29,8 +29,6 @@ from hpo.spec import StudySpec
 from hpo.tracking import mlflow
 from studies.mlp.config import Config as MlpConfig
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 HEADER = "date,code,open,high,low,close,volume\n"
 FLAGS = ("--study", "mlp", "--trials", "2", "--executor", "inline", "--sampler", "random", "-o", "train.num_epochs=4")
 
@@ -372,23 +370,27 @@ def spoken(command: str, home: Home, **environment: str) -> subprocess.Completed
     return subprocess.run(["bash", "-c", line], env=os.environ | names, capture_output=True, timeout=60)
 
 
+@pytest.mark.usefixtures("process")
 def test_a_reader_that_leaves_ends_the_command_as_a_signal_would(crafted):
     ran = spoken("hpo show 0 --study crafted | head -1", crafted)
     assert (ran.returncode, ran.stdout, ran.stderr) == (141, b"crafted, trial 0: complete\n", b"")
 
 
+@pytest.mark.usefixtures("process")
 def test_output_that_cannot_be_written(crafted):
     ran = spoken("hpo show 0 --study crafted > /dev/full", crafted)
     assert ran.returncode == 1
     assert ran.stderr == b"error: standard output cannot be written ([Errno 28] No space left on device).\n"
 
 
+@pytest.mark.usefixtures("process")
 def test_a_working_directory_that_is_gone(crafted, tmp_path):
     ran = spoken(f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && hpo status", crafted)
     assert ran.returncode == 2
     assert ran.stderr == b"error: the working directory is gone: change to one that exists.\n"
 
 
+@pytest.mark.usefixtures("process")
 def test_a_terminal_that_knows_ascii_only(crafted):
     ran = spoken("hpo show 0 --study crafted", crafted, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (ran.returncode, ran.stderr) == (0, b"")
@@ -407,6 +409,7 @@ runpy.run_module("hpo", run_name="__main__")
 """
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("module", ["hpo.cli", "typer", "hpo.run", "hpo.driver", "optuna"])
 def test_ctrl_c_before_anything_has_begun_is_one_word(home, module):
     """However early: while the commands themselves are loaded, or what one needs."""
@@ -441,13 +444,14 @@ def read_only(home: Home, *reading: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory) -> Home:
+def ended(tmp_path_factory, process) -> Home:
     """A home whose study is complete."""
     home = Home.at(tmp_path_factory.mktemp("ended") / "home")
     assert hpo("run", *FLAGS, home=home).exit_code == 0
     return home
 
 
+@pytest.mark.usefixtures("process")
 def test_a_home_that_may_only_be_read_says_the_same(ended):
     found = read_only(ended, *READING)
     for command in READING:
@@ -474,6 +478,7 @@ def test_a_home_whose_files_take_no_changes_says_the_same(ended, tmp_path, monke
     assert files() == before and not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("process")
 def test_beside_a_writer_what_it_has_committed_is_read(ended, tmp_path):
     """What the ledger's file lacks stands in the WAL, as while a study runs."""
     home = Home.at(tmp_path / "home")
@@ -535,6 +540,7 @@ def digest_of(home: Home) -> str:
     return found["digest"]
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     "damage",
     ["flip", pytest.param("truncate", marks=pytest.mark.slow), pytest.param("manifest", marks=pytest.mark.slow)],
@@ -584,6 +590,7 @@ subprocess.run(["cp", "-r", f"{small}/home", f"{out}/home"], check=True)
 """
 
 
+@pytest.mark.usefixtures("process")
 def test_a_full_disk_stops_the_study_and_loses_nothing(tmp_path, digest):
     small, out = tmp_path / "small", tmp_path / "out"
     small.mkdir()
@@ -602,6 +609,7 @@ def test_a_full_disk_stops_the_study_and_loses_nothing(tmp_path, digest):
     assert digest_of(Home.at(out / "home")) == digest
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     "point", ["checkpoint.before_rename", pytest.param("checkpoint.after_files", marks=pytest.mark.slow)]
 )

@@ -327,7 +327,6 @@ def shown(made: Made, tracker: MlflowTracker) -> dict[int, tuple[list[int], list
     }
 
 
-@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow 3.17 with SQLAlchemy 2.1
 def test_metrics_flow_on_while_the_bucket_is_away_and_files_follow(handed_over, monkeypatch, capsys):
     made, first, tracker, clock, mirroring = handed_over
     fetch, asked = ObjectStore.here, []
@@ -360,7 +359,6 @@ def test_metrics_flow_on_while_the_bucket_is_away_and_files_follow(handed_over, 
     assert mirror.behind(made.ledger, tracker.name, "s") == 0
 
 
-@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow 3.17 with SQLAlchemy 2.1
 def test_what_a_driver_writes_into_its_home_is_looked_for_in_that_of_the_last_one(tmp_path, bucket, empty_mlflow):
     storage, begun, later, never = f"sqlite:///{tmp_path / 'ledger.db'}", *(Home(tmp_path / name) for name in "abc")
     ledger = Ledger(storage)

@@ -18,8 +18,6 @@ from hpo.cli import app
 from hpo.home import Home
 from studies.convnet import recipes
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 TINY = {
     "data.pictures.num_train": 40,
     "data.pictures.size": 8,
@@ -47,6 +45,7 @@ def status(home: Home) -> dict:
     return json.loads(hpo("status", "--study", "convnet", "--json", home=home).stdout)
 
 
+@pytest.mark.usefixtures("process")
 def test_killed_and_resumed_it_ends_as_the_uninterrupted_study(tmp_path):
     whole, broken = Home.at(tmp_path / "whole"), Home.at(tmp_path / "broken")
     environment = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": "worker.after_report_commit=kill@2"}
@@ -113,6 +112,7 @@ def test_a_table_of_recipes_without_trials_is_refused_with_what_to_pipe(given, w
     assert printed.out == ""
 
 
+@pytest.mark.usefixtures("process")
 def test_cifar_in_a_directory_is_trained_on_and_another_byte_is_another_study(tmp_path, home):
     directory = tmp_path / "cifar"
     directory.mkdir()

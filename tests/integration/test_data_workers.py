@@ -216,6 +216,7 @@ def test_an_epoch_left_early_leaves_nothing_behind_for_the_next():
     made.close()
 
 
+@pytest.mark.usefixtures("process")
 def test_workers_die_with_the_training_process_and_leave_nothing(tmp_path):
     code = """
 import sys, time
@@ -249,6 +250,7 @@ def test_signals_to_the_whole_group_are_left_to_the_training_process():
     made.close()
 
 
+@pytest.mark.usefixtures("process")
 def test_a_process_that_ends_without_closing_does_not_wait_for_its_workers():
     code = """
 import time

@@ -21,8 +21,6 @@ from trainer.config.optim import OPTIMIZERS
 from trainer.diagnose.trial import examine
 from trainer.task import Loss
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 CHECKS = [
     *("gradient flow", "update ratio", "dead units", "loss landscape"),
     *("data loading", "over/underfitting", "plateau"),
@@ -35,7 +33,7 @@ def hpo(*arguments: str):
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory) -> Home:
+def searched(tmp_path_factory, process) -> Home:
     """Trial 0 learns; a second study, still, takes steps too small to."""
     home = Home.at(tmp_path_factory.mktemp("searched") / "home")
     flags = ("--executor", "inline", "--trials", "1", "--home", str(home.root), "-o", "train.num_epochs=8")
@@ -89,6 +87,7 @@ def test_what_is_found_is_left_with_the_trial_and_shown_in_mlflow(searched, tmp_
     assert digest() == before
 
 
+@pytest.mark.usefixtures("process")
 def test_the_reports_of_jumps_are_among_the_trials_artifacts(home):
     """A threshold so low that what is only noise counts as a jump."""
     rollback = {"enabled": "true", "threshold": "0.1", "window": "4", "min_history": "4", "max_rollbacks": "50"}
@@ -217,6 +216,7 @@ STUDY = Study("fails", Config(), Fails, {"train.optim.lr": Float(1e-4, 1e-2)}, [
 """
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     ("step", "said"),
     [(0, "no train/loss and no val/loss was reported"), (2, "6 epochs are needed to judge by, and there are 2")],
@@ -279,6 +279,7 @@ def test_the_start_of_the_loader_is_not_the_pace_of_the_data():
     assert {one.check: one for one in alone}["data loading"].verdict == "not measured"
 
 
+@pytest.mark.usefixtures("process")
 def test_a_trial_without_a_loss_or_a_checkpoint_is_judged_by_what_there_is(searched, tmp_path):
     guide = Path(__file__).parents[2] / "docs" / "guide" / "own-loop.md"
     import re

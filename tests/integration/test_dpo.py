@@ -29,8 +29,6 @@ from trainer.data.text import Bytes
 from trainer.loop import fit
 from trainer.losses import LOSSES
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 
 def task(**overrides: Any) -> DpoTask:
     return DpoTask(load("dpo").configure(overrides).config)
@@ -243,6 +241,7 @@ def test_pairs_are_judged_alike_whatever_is_trained():
     assert all(one == pytest.approx(found[0]) for one in found[1:])
 
 
+@pytest.mark.usefixtures("process")
 def test_a_policy_that_has_drifted_too_far_is_infeasible(home):
     small = {"train.num_epochs": 1, "data.generated": 40, "evaluation.prompts": 4, "evaluation.most_kl": 1e-9}
     small["train.optim.lr"] = 0.02  # far enough that the KL of a few drawn answers is not below 0 by chance
@@ -262,6 +261,7 @@ def test_a_reward_model_searches_nothing_that_it_does_not_read():
 # --- From the command line
 
 
+@pytest.mark.usefixtures("process")
 def test_pairs_of_ones_own_are_learnt_from_the_command_line(home, tmp_path):
     file = tmp_path / "pairs.jsonl"
     pairs = [{"prompt": f"{i}? ", "chosen": "yes", "rejected": "no"} for i in range(24)]

@@ -34,8 +34,6 @@ from hpo.run import Request, declare
 from hpo.search.samplers import SAMPLERS
 from hpo.worker import Worker
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 CURVES = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
 ASHA = {"reference": CURVES, "window": 4, "sampler": "tpe", "strategy": "asha"}
 EPOCHS = 90
@@ -140,6 +138,7 @@ def epochs_golden(tmp_path_factory) -> str:
     return digest
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     "workers", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
 )
@@ -155,6 +154,7 @@ def test_a_budget_of_epochs_gives_the_same_study_in_parts(tmp_path, epochs_golde
     assert digest == epochs_golden
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     "point", ["driver.after_tell=kill@2", pytest.param("driver.before_ask_commit=kill@5", marks=pytest.mark.slow)]
 )
@@ -267,6 +267,7 @@ def test_of_trials_that_have_ended_only_the_new_ones_are_read_whole(home, fragil
     driver.release()
 
 
+@pytest.mark.usefixtures("process")
 def test_local_workers_are_preempted_when_the_time_is_over(tmp_path, fragile):
     flags = {"reference": str(fragile), "overrides": {"pause": 600.0}, "window": 4}
     _, status, state, _ = drive(Home(tmp_path / "home"), Local(1), trials=2, seconds=8.0, **flags)
@@ -310,6 +311,7 @@ def test_equal_failures_count_over_resumptions(tmp_path, fragile):
     assert frames and all(str(fragile.parent) in frame for frame in frames)
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(("trials", "more"), [(3, " --trials 6"), pytest.param(9, "", marks=pytest.mark.slow)])
 def test_a_stopped_study_goes_on_as_it_says_once_the_task_is_mended(home, fragile, trials, more):
     broken = fragile.parent / "broken"
@@ -328,6 +330,7 @@ def test_a_stopped_study_goes_on_as_it_says_once_the_task_is_mended(home, fragil
     assert (states["failed"], states["complete"]) == (3, max(trials, 6) - 3)
 
 
+@pytest.mark.usefixtures("process")
 def test_a_study_without_a_value_has_failed(home, fragile):
     (fragile.parent / "odd").touch()
     run = ("run", "--study", str(fragile), "--executor", "inline", "--trials", "2")
@@ -349,6 +352,7 @@ def lrs(home: Home, state: str = "complete") -> list[float]:
         return sorted(row["params"]["lr"] for row in reads.trial_rows(connection, 1) if row["state"] == state)
 
 
+@pytest.mark.usefixtures("process")
 def test_a_space_of_which_each_configuration_was_tried_ends_the_study_and_it_says_so(tmp_path, home, fragile):
     fragile.write_text(FEW)
     golden, _, state, reason = drive(Home(tmp_path / "golden"), trials=20, reference=str(fragile), window=2)
@@ -437,6 +441,7 @@ def test_a_name_that_only_the_ledger_knows_is_to_be_resumed(home, fragile):
     assert "unknown study 'fragil'" in refused(hpo("run", "--study", "fragil", "--trials", "2", home=home), 2)
 
 
+@pytest.mark.usefixtures("process")
 def test_a_study_with_nothing_left_starts_nothing(home, fragile):
     assert hpo("run", "--study", str(fragile), "--executor", "inline", "--trials", "1", home=home).exit_code == 0
 
@@ -641,6 +646,7 @@ def test_an_objective_that_was_never_reported_is_mended_under_the_same_name(home
     assert (state, status.trials["failed"], status.trials["complete"]) == ("complete", 2, 2)
 
 
+@pytest.mark.usefixtures("process")
 def test_a_resume_uses_as_many_workers_as_the_run_before_unless_told(home, fragile):
     def driven(*command: str) -> list:
         assert hpo(*command, home=home).exit_code == 0
@@ -668,6 +674,7 @@ def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_pat
     assert "scikit-learn " in found["versions"]
 
 
+@pytest.mark.usefixtures("process")
 def test_ctrl_c_while_results_are_written_leaves_a_whole_study(home, fragile, monkeypatch):
     class Interrupted(Results):
         asked = False

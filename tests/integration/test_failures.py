@@ -23,8 +23,6 @@ from hpo.ledger.tables import trials
 from hpo.verify import verify
 from trainer.errors import TrainerError
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 # Every trial ends as its parameter says.
 KINDS = """
 import math
@@ -123,6 +121,7 @@ def study(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.usefixtures("process")
 def test_every_kind_has_its_state_and_its_tag_and_none_but_the_good_one_is_best(tmp_path, study):
     home = Home(tmp_path / "home")
     hpo("run", "--study", str(study), "--trials", str(len(RULES)), "--executor", "inline", home=home)
@@ -173,6 +172,7 @@ def test_an_attempt_that_made_way_one_that_was_lost_and_one_short_of_memory_have
         assert len(found) == differing, found
 
 
+@pytest.mark.usefixtures("process")
 def test_what_memory_has_left_of_a_trials_micro_batch_is_on_its_run(home, tmp_path):
     (tmp_path / "short.py").write_text(SHORT)
     flags = ("--trials", "1", "--executor", "inline", "-o", "train.num_epochs=1", "-o", "train.batch_size=256")
@@ -188,6 +188,7 @@ def runs_of(home: Home, study: str) -> list:
     return client.search_runs([experiment.experiment_id])
 
 
+@pytest.mark.usefixtures("process")
 def test_a_study_whose_every_trial_stops_where_its_loss_is_not_finite_has_failed(tmp_path, study):
     study.write_text(
         study.read_text()
@@ -209,6 +210,7 @@ def test_a_study_whose_every_trial_stops_where_its_loss_is_not_finite_has_failed
     hpo("verify", home=home)
 
 
+@pytest.mark.usefixtures("process")
 def test_equal_tracebacks_end_a_study_and_are_shown_once(tmp_path, study):
     home = Home(tmp_path / "home")
     broken = ("-o", "fate=bug", "--executor", "inline", "--trials", "9", "--sampler", "random", "--window", "1")

@@ -192,7 +192,7 @@ def searched(home: Home, trials: int, **request: Any) -> str:
 
 
 # MLflow 3.17 with SQLAlchemy 2.1.
-@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+@pytest.mark.usefixtures("process")
 def test_a_study_is_pruned_across_folds(tmp_path):
     """And taken in two parts it is the same study, to the last bit."""
     whole, parts = Home.at(tmp_path / "whole"), Home.at(tmp_path / "parts")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.home import Home
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+pytestmark = pytest.mark.usefixtures("process")
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "from-a-script.md"
 BLOCKS = re.findall(r"[Ss]ave (?:it|this)?[^`]*?as `(\w+\.py)`.*?```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)

@@ -34,8 +34,6 @@ from hpo.worker import Worker
 from trainer import failpoint
 from trainer.errors import CheckpointError, Fenced
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 LANES = Path(__file__).parents[1] / "harness" / "lanes_study.py"
 TRIALS, WINDOW, SEED = 12, 8, 3
 STEPS = 4  # of an epoch
@@ -578,6 +576,7 @@ def test_what_lanes_cannot_do_is_refused_before_anything_is_written(tmp_path, ov
     assert not home.root.exists()
 
 
+@pytest.mark.usefixtures("process")
 def test_a_loop_of_ones_own_has_no_lanes_and_says_so(tmp_path):
     home, tiny = Home(tmp_path / "home"), str(LANES.with_name("tiny_study.py"))
     flags = ("--trials", "8", "--executor", "inline", "-o", "train.lanes=4", "-o", "pause=0")
@@ -598,7 +597,7 @@ RUN = ("run", "--study", str(LANES), "--executor", "inline", "--seed", "3", "-o"
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory) -> Home:
+def searched(tmp_path_factory, process) -> Home:
     """Begun by one worker, and continued by two."""
     home = Home(tmp_path_factory.mktemp("searched") / "home")
     onward = ("resume", "--trials", "8", "--executor", "local", "--workers", "2")
@@ -608,6 +607,7 @@ def searched(tmp_path_factory) -> Home:
     return home
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     "strategy",
     [

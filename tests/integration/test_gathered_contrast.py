@@ -13,6 +13,8 @@ from trainer.launch import launch
 from trainer.losses import causal_contrastive
 from trainer.parallel.member import this
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 ROWS = (slice(0, 5), slice(5, 12))  # a rank's own
 
 

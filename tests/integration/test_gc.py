@@ -23,9 +23,6 @@ from hpo.results import Results
 from hpo.verify import verify
 from trainer.report import Outcome, Verdict
 
-# MLflow 3.17 with SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
-
 VALUES = [0.5, 0.2, 0.9, 0.4]  # minimised: 1, 3, 0, 2
 
 
@@ -162,6 +159,7 @@ def test_a_bound_that_is_no_size_is_refused(made, text):
     assert shown.exit_code == 2 and "give a number of bytes, or such as 500MB" in shown.stderr
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     "point",
     [

@@ -91,6 +91,7 @@ def test_a_replaced_member_has_its_donors_shape_and_other_rates(golden):
     assert replaced >= 3
 
 
+@pytest.mark.usefixtures("process")
 def test_two_workers_give_the_same_study(golden, tmp_path):
     ledger, state = bred(Home(tmp_path / "home"), Local(2), workers=2)
     assert (state, digest(ledger)) == ("complete", digest(golden))

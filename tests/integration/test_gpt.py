@@ -11,8 +11,6 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.home import Home
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 TINY = (
     "data.corpus.general=120", "data.corpus.target=40", "model.hidden_size=16", "model.num_heads=2",
     "model.num_kv_heads=1", "model.num_layers=1", "train.num_epochs=2", "samples.tokens=8",
@@ -37,7 +35,7 @@ def status(home: Home) -> dict:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory) -> Home:
+def searched(tmp_path_factory, process) -> Home:
     home = Home.at(tmp_path_factory.mktemp("gpt") / "home")
     result = hpo("run", *FLAGS, "--trials", "2", home=home)
     assert result.exit_code == 0, result.output
@@ -75,6 +73,7 @@ def test_the_best_model_goes_to_hugging_faces_format(searched, tmp_path):
     assert (model.hidden_size, model.num_layers, vocab_size) == (16, 1, 257)
 
 
+@pytest.mark.usefixtures("process")
 def test_resumed_is_as_run_at_once(searched, home):
     assert hpo("run", *FLAGS, "--trials", "1", home=home).exit_code == 0
     assert hpo("run", *FLAGS, "--trials", "2", home=home).exit_code == 0
@@ -130,6 +129,7 @@ def test_what_cannot_be_trained_is_one_sentence(content, given, sentence, home, 
     assert "Traceback" not in result.output and not (home.root / "ledger.db").exists()
 
 
+@pytest.mark.usefixtures("process")
 def test_text_of_ones_own_is_learnt(home, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog. " * 400)

@@ -24,9 +24,6 @@ from hpo.verify import verify
 from trainer import failpoint
 from trainer.errors import Fenced
 
-# MLflow 3.17 with SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
-
 
 @pytest.fixture
 def made(home) -> Any:

@@ -10,6 +10,8 @@ import sys
 import pytest
 from crafted import open_crafted, put_trial
 
+pytestmark = pytest.mark.usefixtures("process")
+
 HEAVY = {"torch", "mlflow", "optuna", "ray", "sklearn", "scipy", "pandas", "pyarrow", "alembic"}
 
 LOADED = """

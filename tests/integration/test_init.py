@@ -29,6 +29,7 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("process")
 def test_what_is_written_runs_by_the_line_that_is_printed(tmp_path):
     home = tmp_path / "home"
     written = hpo("init", "spirals", directory=tmp_path, home=home)

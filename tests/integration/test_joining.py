@@ -139,6 +139,7 @@ def read_until(process: subprocess.Popen[str], word: str) -> str:
     raise AssertionError(f"it never said {word!r}: {''.join(lines)}")
 
 
+@pytest.mark.usefixtures("process")
 def test_workers_join_train_leave_and_obey_ctrl_c(tmp_path, start):
     home = Home(tmp_path / "home")
     study = ("--study", str(STUDY), "--trials", "8", "--window", "4", "--strategy", "none")

@@ -15,6 +15,8 @@ from trainer.config import ParallelConfig
 from trainer.data.text import Bytes
 from trainer.launch import launch
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 RUNS: dict[str, dict[str, Any]] = {
     "lora": {"study": "lora"},
     "lora contrastive": {"study": "lora", "loss.contrastive": 0.5},

@@ -38,8 +38,6 @@ from trainer.data.text import Bytes
 from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.report import Outcome
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 SMALL = ("-o", "data.generated=60", "-o", "train.num_epochs=2", "-o", "loss.contrastive=0.1")
 FLAGS = ("--study", "lora", "--trials", "2", "--executor", "inline", "--sampler", "random", *SMALL)
 
@@ -61,7 +59,7 @@ def task(**overrides) -> LoraTask:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory) -> Home:
+def searched(tmp_path_factory, process) -> Home:
     """A home with two trials that nothing has interrupted."""
     home = Home.at(tmp_path_factory.mktemp("lora") / "home")
     result = hpo("run", *FLAGS, home=home)
@@ -399,6 +397,7 @@ def test_a_directory_without_a_model(home, tmp_path, directory):
     assert "has no tokenizer" in refused(home, f"model.path={directory}")
 
 
+@pytest.mark.usefixtures("process")
 def test_layers_and_prompts_of_a_directory_are_looked_at_without_torch(tmp_path, directory):
     """Against peft, which takes or refuses the same names, and the tokenizer that counts words."""
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.home import Home
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+pytestmark = pytest.mark.usefixtures("process")
 
 STUDY = str(Path(__file__).parents[1] / "harness" / "killer_study.py")
 FLAGS = ("--study", STUDY, "--sampler", "random", "--strategy", "none", "--seed", "3", "--workers", "2")

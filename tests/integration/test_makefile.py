@@ -81,6 +81,7 @@ def asked(tmp_path, monkeypatch):
 TRAINED = {"train-optimized": "mlp-optimized", "train-atft": "atft-train", "train-integrated-safe": "atft-fold"}
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("target", [*TRAINED, "smoke"])
 def test_one_name_is_one_configuration(target, asked):
     def names(**other: str) -> list[str]:
@@ -100,6 +101,7 @@ def test_one_name_is_one_configuration(target, asked):
         assert not {*first} & {*names(best="model: {dropout: 0.2}")}
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("target", [*TRAINED, "train-integrated"])
 def test_a_home_that_only_some_of_the_commands_would_see_is_refused(target, tmp_path):
     for flag, variable in (("--home", "HPO_HOME"), ("--storage=", "HPO_STORAGE")):
@@ -108,11 +110,13 @@ def test_a_home_that_only_some_of_the_commands_would_see_is_refused(target, tmp_
         assert done.returncode == 2 and f"give {variable}=... instead" in done.stderr and not done.stdout
 
 
+@pytest.mark.usefixtures("process")
 def test_a_path_that_only_looks_like_a_home_is_none(asked):
     _, commands = asked("train-atft", arguments=f"{QUICK} -o data.path=/x--home/y")
     assert any("data.path=/x--home/y" in command for command in commands)
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("target", ["hpo-run", "hpo-resume", "hpo-status", "hpo-ui", "train-integrated", *TRAINED])
 @pytest.mark.parametrize("study", ["mlp", "somewhere/mine.py"])
 def test_what_is_asked_can_be_asked(target, study, asked):

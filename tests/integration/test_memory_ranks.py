@@ -50,6 +50,7 @@ def check(job: dict[str, Any], least: int = 0) -> None:
         assert found == other == asdict(memory_ranks.estimated(memory_ranks.TASKS[family](width), config)), name
 
 
+@pytest.mark.usefixtures("ranks")
 def test_the_estimate_of_ranks_is_near_the_high_water_mark():
     """Of 100 MB: what the libraries take of malloc for themselves is 6 MB on some processors."""
     check(job_of("perceptron", 2048, ["ddp", "zero1", "zero3", "tensor"], (4,)), least=100 * MIB)

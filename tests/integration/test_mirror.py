@@ -27,9 +27,6 @@ from hpo.tracking.mlflow import MlflowTracker, tracker_name
 from hpo.verify import verify
 from trainer import failpoint
 
-# MLflow 3.17 with SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
-
 
 @pytest.fixture
 def home(tmp_path, empty_mlflow) -> Home:
@@ -384,6 +381,7 @@ def test_cursors_and_commands_show_no_password():
         MlflowTracker("ftp://me:hunter2@h", Path("x"))
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_process(tmp_path, killed, empty_mlflow):
     """Spawned as the driver does it; told to leave, it has drained, also after a SIGKILL."""

@@ -28,7 +28,7 @@ from hpo.loading import source_parts
 from hpo.study import load
 from trainer.errors import CheckpointError
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+pytestmark = pytest.mark.usefixtures("process")
 
 FLAGS = ("--study", "mlp", "--executor", "inline", "--sampler", "random", "-o", "train.num_epochs=2")
 
@@ -42,7 +42,7 @@ def status(home: Home, name: str = "mlp") -> dict:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory) -> Home:
+def searched(tmp_path_factory, process) -> Home:
     """A home in which four trials of two epochs were run at once."""
     home = Home.at(tmp_path_factory.mktemp("searched") / "home")
     result = hpo("run", *FLAGS, "--trials", "4", home=home)

@@ -8,6 +8,8 @@ import pytest
 from trainer.config import ParallelConfig
 from trainer.launch import launch
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 RUNS = {f"{kind}, {layers} layers": ({kind: 2}, layers) for kind in ("tensor", "pipeline") for layers in (1, 2)}
 
 

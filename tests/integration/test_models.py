@@ -30,9 +30,6 @@ from trainer.checkpoint.store import load
 from trainer.errors import CheckpointError
 from trainer.manifest import weights
 
-# MLflow 3.17 with SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
-
 PINNED = {"model.num_layers": 1, "train.num_epochs": 3, "train.optim.name": "adamw", "train.batch_size": 64}
 
 
@@ -45,7 +42,7 @@ def searched(home: Home, trials: int, overrides: dict) -> Home:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Home:
+def home(tmp_path_factory, process) -> Home:
     """Five trials: two of them with an average of the weights, of two sizes of model."""
     return searched(Home.at(tmp_path_factory.mktemp("models") / "home"), 5, PINNED | {"train.average.name": "ema"})
 
@@ -55,7 +52,7 @@ def invoked(home: Home, *arguments: str):
 
 
 @pytest.fixture(scope="module")
-def alike(tmp_path_factory) -> Home:
+def alike(tmp_path_factory, process) -> Home:
     return searched(Home.at(tmp_path_factory.mktemp("alike") / "home"), 4, PINNED | {"model.hidden_size": 16})
 
 
@@ -172,6 +169,7 @@ def test_what_was_evaluated_is_the_average_once_something_has_entered_it():
 PARTS = Path(__file__).parents[1] / "harness/parts_study.py"
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -214,6 +212,7 @@ def test_what_ranks_have_saved_in_parts_is_mixed_exported_and_opened(kind, field
     assert (report.differences, report.behind) == ([], 0)
 
 
+@pytest.mark.usefixtures("process")
 def test_a_frozen_base_lies_on_the_disk_once_for_a_trial(tmp_path):
     """In the home as in MLflow's artifacts and models; each checkpoint opens, and `hpo gc` frees what it says."""
 

@@ -40,7 +40,7 @@ def address() -> str:
 
 
 @pytest.fixture
-def other(address) -> Iterator[subprocess.Popen[bytes]]:
+def other(address, ranks) -> Iterator[subprocess.Popen[bytes]]:
     """The second node, there before the first."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen([sys.executable, "-c", SERVE, address], env=environ)
@@ -65,6 +65,7 @@ def _is_rank(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("ranks")
 def test_two_nodes_train_as_one_process_does_one_launch_after_the_other(tmp_path, address, other):
     meeting, expected = Meeting(2, address), rank_runs.run(str(tmp_path / "alone"), num_epochs=2)
     for name in ("first", "second"):
@@ -89,6 +90,7 @@ def while_it_trains(directory: Path, do: Any) -> threading.Thread:
     return thread
 
 
+@pytest.mark.usefixtures("ranks")
 @pytest.mark.parametrize(
     ("number", "said"),
     [
@@ -105,6 +107,7 @@ def test_a_node_that_is_lost_is_named(tmp_path, address, other, monkeypatch, num
     thread.join()
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_rank_of_another_node_that_dies_is_named_with_its_node(tmp_path, address, other):
     thread = while_it_trains(tmp_path, lambda: children(other)[0].kill())
     with pytest.raises(RankLost, match=r"^rank 1 \(pid \d+ of node 1 \(.*\)\) was killed by SIGKILL\.$"):

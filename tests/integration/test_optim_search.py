@@ -146,7 +146,7 @@ def signs(tmp_path, monkeypatch):
     sys.modules.pop("signs_of_mine", None)
 
 
-@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+@pytest.mark.usefixtures("process")
 def test_an_optimizer_of_the_users_own_by_its_path(signs, home):
     """Beside the study's file; its learning rate is searched, and what has no field is among the options."""
     given = TINY | {"train.optim.name": "signs_of_mine:Signs", "train.optim.options.power": "0.5"}

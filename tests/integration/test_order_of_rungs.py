@@ -258,6 +258,7 @@ def test_one_that_is_paused_is_waited_for_no_longer(rungs):
     assert second.end() == Verdict("continue", 1)
 
 
+@pytest.mark.usefixtures("process")
 def test_uneven_trials_end_as_one_after_another(tmp_path):
     """Three workers whose trials differ tenfold in speed give the digest of one, which waits for nothing."""
     path = tmp_path / "uneven.py"

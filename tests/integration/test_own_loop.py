@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.home import Home
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+pytestmark = pytest.mark.usefixtures("process")
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "own-loop.md"
 CODE = re.search(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
@@ -41,7 +41,7 @@ def study(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(study, tmp_path_factory) -> dict:
+def whole(study, tmp_path_factory, process) -> dict:
     """The status of the study that nothing has interrupted, by the command of the guide."""
     home = Home.at(tmp_path_factory.mktemp("whole") / "home")
     command = [sys.executable, "-m", "hpo", "run", "--study", study, *FLAGS, "--home", str(home.root)]

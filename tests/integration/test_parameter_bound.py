@@ -12,7 +12,7 @@ from hpo.cli import app
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+pytestmark = pytest.mark.usefixtures("process")
 
 STUDY = """
 from dataclasses import replace

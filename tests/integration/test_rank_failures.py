@@ -15,7 +15,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.tables import trials
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
+pytestmark = pytest.mark.usefixtures("ranks")
 
 STUDY = """
 import errno

@@ -37,7 +37,7 @@ def run_in(home: Path, **environ: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def golden(tmp_path_factory) -> Run:
+def golden(tmp_path_factory, ranks) -> Run:
     run = run_in(tmp_path_factory.mktemp("golden") / "home")
     run.finished(run.run(), timeout=240)
     return run
@@ -159,6 +159,7 @@ def test_a_rank_killed_in_a_save_of_parts_changes_nothing(tmp_path, point):
     assert {"0.weight", "3.bias"} <= set(weights)
 
 
+@pytest.mark.usefixtures("ranks")
 def test_parameters_reach_every_rank_to_the_last_bit(tmp_path, monkeypatch):
     """A float that float32 does not hold, a seed beyond int32."""
     lr, seed = 0.00055471194716, 2**40 + 1

@@ -612,12 +612,14 @@ def assert_nothing_left() -> None:
     assert not [p for p in psutil.Process().children(recursive=True) if "trainer.rank" in p.cmdline()]
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_killed_rank_is_named_and_the_rest_ended(tmp_path):
     with pytest.raises(RankLost, match=r"^rank 1 \(pid \d+\) was killed by SIGKILL\.$"):
         strike("SIGKILL", tmp_path)
     assert_nothing_left()
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_stopped_rank_is_named_within_the_timeout(tmp_path):
     timeout = 8.0
     with pytest.raises(RankLost, match=r"^rank 1 \(pid \d+\) has been stopped for \d+ s \(SIGSTOP\)\.$") as caught:
@@ -626,6 +628,7 @@ def test_a_stopped_rank_is_named_within_the_timeout(tmp_path):
     assert_nothing_left()
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_rank_that_hangs_is_named_within_the_timeout(tmp_path):
     """The other one waits for it in a collective, and has shown one sign of life more."""
     timeout = 8.0
@@ -643,6 +646,7 @@ def seconds_of(caught: pytest.ExceptionInfo[RankLost]) -> int:
     return int(seconds)
 
 
+@pytest.mark.usefixtures("ranks")
 def test_an_error_on_one_rank_ends_all_with_its_traceback(tmp_path):
     with pytest.raises(RankFailed, match=r"^rank 1: ValueError: a bug of the user's$") as caught:
         strike("error", tmp_path)
@@ -662,6 +666,7 @@ def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(ran):
     assert went_on["weights"] == whole["weights"]
 
 
+@pytest.mark.usefixtures("ranks")
 @pytest.mark.parametrize(
     ("way", "task"),
     [
@@ -705,6 +710,7 @@ def test_ranks_choose_the_micro_batch_that_fits(ran, solo):
     assert results[0]["losses"] == results[1]["losses"]
 
 
+@pytest.mark.usefixtures("ranks")
 def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
     """Which under DDP is one for nothing, before the first window."""
     run = {"task": "TightFromTheStart", "num_epochs": 2, "parallel": WAYS[2]["none"]}

@@ -201,6 +201,7 @@ def test_an_infinite_objective_ends_a_study_as_nan_does(tmp_path, strategy, odd,
         assert {("infeasible", 4), ("complete", 6)} == set(ends), "and the best third of the finite ones goes on"
 
 
+@pytest.mark.usefixtures("process")
 def test_two_workers_share_the_rungs(tmp_path):
     ledger, state = drive(Home(tmp_path / "home"), Local(2), workers=2, **PROMOTE)
     assert state == "complete"

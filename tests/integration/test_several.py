@@ -26,8 +26,6 @@ from hpo.search.strategy import STRATEGIES, check_several, make_strategy
 from hpo.study import load
 from trainer.report import Outcome
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 SEVERAL = str(Path(__file__).parents[1] / "harness" / "several_study.py")
 
 
@@ -38,7 +36,7 @@ def hpo(*arguments: str, home: Home, code: int = 0):
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory) -> Home:
+def searched(tmp_path_factory, process) -> Home:
     home = Home(tmp_path_factory.mktemp("several"))
     flags = ("--trials", "30", "--executor", "inline", "--window", "4", "--seed", "3")  # a first trial out of bounds
     result = hpo("run", "--study", SEVERAL, *flags, home=home)
@@ -165,6 +163,7 @@ def test_learning_curves_are_drawn_of_the_objective_that_is_named(searched, rows
     assert seen == [(metric, sorted(tuple(curve) for curve in curves.values()))]
 
 
+@pytest.mark.usefixtures("process")
 def test_verify_finds_what_is_complete_without_its_values_or_beyond_a_bound(tmp_path):
     home = Home(tmp_path / "home")
     hpo("run", "--study", SEVERAL, "--trials", "6", "--executor", "inline", "--strategy", "none", home=home)
@@ -180,6 +179,7 @@ def test_verify_finds_what_is_complete_without_its_values_or_beyond_a_bound(tmp_
         assert f"trial {number} {words}" in hpo("verify", home=home, code=1).stdout
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     "sampler", ["tpe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nsga2", "nsga3", "auto"))]
 )
@@ -351,6 +351,7 @@ def test_a_trial_is_judged_at_one_epoch_by_all_objectives_and_constraints(
     )
 
 
+@pytest.mark.usefixtures("process")
 def test_the_front_is_confirmed_and_ablated_by_each_objective(tmp_path):
     """The oracle is the study's own formula: seed s adds 0.01 s to the loss and takes (0.01 s)^2 from the accuracy."""
     home, flags = Home(tmp_path), ("--executor", "inline")
@@ -396,6 +397,7 @@ def test_the_front_is_confirmed_and_ablated_by_each_objective(tmp_path):
     assert cost["x"] == pytest.approx(x**2 - 0.25) and cost["y"] == pytest.approx(0.5 - y)
 
 
+@pytest.mark.usefixtures("process")
 def test_a_study_that_is_nowhere_feasible_says_so(tmp_path):
     """And not that the task is to be mended."""
     study = tmp_path / "narrow.py"

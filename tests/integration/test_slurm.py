@@ -82,6 +82,7 @@ def found(storage: str, query: Select) -> list[tuple]:
     return [tuple(row) for row in rows]
 
 
+@pytest.mark.usefixtures("process")
 def test_a_job_without_a_common_ledger_is_refused():
     environ = {name: value for name, value in os.environ.items() if name != "HPO_STORAGE"} | {"HPO_HOME": "home"}
     ended = subprocess.run(["bash", str(SCRIPT), "--study", "mlp"], env=environ, capture_output=True, text=True)

@@ -55,6 +55,7 @@ STUDY = Study("sums", Config(), ":Task", {"scale": Float(0.5, 2.0)}, [Objective(
 """
 
 
+@pytest.mark.usefixtures("process")
 def test_one_digest_whatever_the_environment_says_and_whoever_trains(tmp_path):
     """The command in this process, with one thread and with two, and a worker that its environment gives two."""
     (tmp_path / "sums.py").write_text(STUDY)

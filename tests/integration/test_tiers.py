@@ -20,8 +20,6 @@ from hpo.ledger.tables import asks, trials
 from hpo.run import Request, declare
 from hpo.study import load
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own doing
-
 ROOT = Path(__file__).parents[2]
 CURVES = ROOT / "tests" / "harness" / "curves_study.py"
 FIRST, SECOND = {"lr", "optimizer", "momentum"}, {"num_heads", "hidden_size"}
@@ -45,6 +43,7 @@ def searched(home: Home, name: str) -> list[dict]:
         return [{**row, "config": config} for row, config in zip(rows, configs, strict=True)]
 
 
+@pytest.mark.usefixtures("process")
 def test_the_second_tier_is_searched_around_the_best_of_the_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = CURVES.read_text().replace('"curves"', '"my-study"')

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rounds import rounds
 from torch import nn
 from torch.nn.functional import cross_entropy
 from trainer_runs import Killed, Toy, Trial, killed_at, uninterrupted
@@ -313,7 +314,7 @@ def poison(what: str):
     return changing(change)
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("what", "named"),
     [
         ("parameter", "parameter 2.weight is not finite"),
@@ -474,7 +475,7 @@ def test_the_best_checkpoint_is_kept_over_attempts(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {ref.path.name for ref in trial.reporter.committed}
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("config", "field"),
     [
         ({"early_stopping": {"monitor": "val/los"}}, "early_stopping.monitor"),
@@ -583,7 +584,7 @@ def test_resume_from_continues_where_the_other_run_ended(trained, tmp_path):
         assert torch.equal(p, q)
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("changes", "error", "says"),
     [
         ({"num_epochs": 2}, ConfigError, "has 2 epochs behind it and train.num_epochs is 2"),
@@ -609,6 +610,7 @@ def test_resume_from_inside_an_epoch_needs_the_same_windows(tmp_path):
 # The package
 
 
+@pytest.mark.usefixtures("process")
 def test_the_trainer_runs_alone_and_its_contracts_without_torch():
     code = """
 import sys
@@ -638,9 +640,7 @@ def test_a_loss_that_is_a_bare_tensor_is_refused_by_name(tmp_path):
         Trial(tmp_path, Bare).attempt()
 
 
-@pytest.mark.parametrize(
-    ("summed", "odd"), [(lambda sum: sum.expand(3), r"of shape \(3,\)"), (torch.Tensor.item, "float")]
-)
+@rounds(("summed", "odd"), [(lambda sum: sum.expand(3), r"of shape \(3,\)"), (torch.Tensor.item, "float")])
 def test_a_loss_that_is_not_one_tensor_of_one_number_is_refused(tmp_path, summed, odd):
     class Several(Toy):
         def loss(self, model, batch):
@@ -651,7 +651,7 @@ def test_a_loss_that_is_not_one_tensor_of_one_number_is_refused(tmp_path, summed
         Trial(tmp_path, Several).attempt()
 
 
-@pytest.mark.parametrize("part", ["count", "terms"])
+@rounds("part", ["count", "terms"])
 def test_the_other_numbers_of_a_loss_are_one_each(tmp_path, part):
     class Several(Toy):
         def loss(self, model, batch):
@@ -682,7 +682,7 @@ def test_a_model_that_is_not_returned_is_refused(tmp_path):
         Trial(tmp_path, Forgotten).attempt()
 
 
-@pytest.mark.parametrize(
+@rounds(
     ("given", "said"),
     [
         (None, r"evaluate\(\) of Odd \(test_trainer_fit\.py:\d+\) returned a NoneType: return numbers by name"),

@@ -25,8 +25,7 @@ from hpo.tracking.base import Unreachable
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
 
-# MLflow 3.17 with SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+pytestmark = pytest.mark.usefixtures("process")
 HOST = "127.0.0.1"
 
 

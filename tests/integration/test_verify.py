@@ -25,9 +25,6 @@ from hpo.ledger.process import Process, start_time
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import Report, verify
 
-# MLflow 3.17 with SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Iterator[Made]:
@@ -303,6 +300,7 @@ def dead() -> Process:
     return gone
 
 
+@pytest.mark.usefixtures("process")
 def test_what_the_dead_have_left(tmp_path):
     made = Made(Home.at(tmp_path / "home"))
     gone = dead()

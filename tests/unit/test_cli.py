@@ -341,6 +341,7 @@ def test_ctrl_c_is_130(crafted, home, monkeypatch):
     assert result.stderr == "interrupted.\n"
 
 
+@pytest.mark.usefixtures("process")
 def test_ctrl_c_at_the_very_end_still_says_how_the_study_ended(tmp_path, monkeypatch):
     release = Driver.release
 
@@ -422,6 +423,7 @@ def test_what_cannot_be_meant_is_one_sentence_with_the_value_and_the_fix(home, w
     assert not home.root.exists() or not any(home.root.iterdir()), "nothing is written"
 
 
+@pytest.mark.usefixtures("process")
 def test_a_study_of_the_home_is_meant_by_its_name_there(tmp_path):
     home = Home(tmp_path)
     flags = ("--name", "mine", "-o", "train.optim.lr=0.25", "-o", "train.optim.name=sgd", "-o", "train.num_epochs=1")

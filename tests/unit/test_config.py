@@ -175,6 +175,7 @@ def test_floats_come_back_exactly(lr):
     assert from_json(Config, json.loads(json.dumps(as_json(changed)))).train.optim.lr == lr
 
 
+@pytest.mark.usefixtures("process")
 def test_hash_is_the_same_in_another_process_and_differs_with_any_value():
     paths = "import sys; sys.path[:0] = ['tests/unit', 'tests', '.']"
     code = f"{paths}; import test_config as t; print(t.config_hash(t.CONFIG))"

@@ -311,6 +311,7 @@ def test_arrays_of_numpy_are_samples_too():
     check([np.zeros(2, dtype=np.float32)] * 3)
 
 
+@pytest.mark.usefixtures("process")
 def test_pyarrow_is_loaded_by_whoever_reads_a_table_only():
     code = "import sys, trainer.loop; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -62,6 +62,7 @@ def test_without_the_library_one_sentence_says_what_to_install(monkeypatch):
         BPE.train(TEXTS, 300)
 
 
+@pytest.mark.usefixtures("process")
 def test_the_trainer_does_not_load_it():
     code = "import sys, trainer.data, trainer.data.text; assert 'tokenizers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -192,6 +192,7 @@ def test_what_is_no_such_llama_is_refused(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.usefixtures("process")
 def test_looking_at_a_directory_imports_no_torch():
     import subprocess
 

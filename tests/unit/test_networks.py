@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import hpo
 
 ALONE = """
@@ -45,6 +47,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.usefixtures("process")
 def test_a_network_runs_by_itself_where_there_is_torch_alone(tmp_path):
     """A copy of each file, so that it runs on a bare machine; the networks of lora and dpo are peft's."""
     studies, arguments = Path(hpo.__file__).parents[1] / "studies", []

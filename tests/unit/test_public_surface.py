@@ -8,6 +8,8 @@ import pytest
 
 import hpo
 
+pytestmark = pytest.mark.usefixtures("process")
+
 HEAVY = ("torch", "mlflow", "optuna", "ray", "numpy", "scipy", "sqlalchemy", "pydantic", "yaml")
 
 

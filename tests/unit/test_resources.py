@@ -96,6 +96,7 @@ def test_a_study_needs_a_cpu_for_each_thread_of_each_rank():
     assert found == Needs(ranks=2, threads=3, gpu=False)
 
 
+@pytest.mark.usefixtures("process")
 def test_a_local_worker_is_bound_to_its_cpus_and_sees_its_devices(tmp_path, monkeypatch):
     seen = tmp_path / "seen"
     says = "os.sched_getaffinity(0), os.environ['CUDA_VISIBLE_DEVICES']"
@@ -131,6 +132,7 @@ def test_a_ledger_that_other_hosts_cannot_reach_is_refused(tmp_path):
         check_reach("sqlite:////ledger.db", {here, "node1"}, "here:6379")
 
 
+@pytest.mark.usefixtures("process")
 def test_a_study_file_is_carried_with_what_it_imports_from_beside_it(tmp_path, monkeypatch):
     source, target = tmp_path / "mine", tmp_path / "there"
     (source / "parts").mkdir(parents=True)

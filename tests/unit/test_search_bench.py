@@ -179,6 +179,7 @@ def test_halves_part_the_tasks():
     assert parts == [["bowl 0", "bowl 2", "bowl 4"], ["bowl 1", "bowl 3"], [f"bowl {k}" for k in range(5)]]
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.skipif(not (REAL / "taskset").exists(), reason="runs with the tables of learning curves in ../shared/data")
 def test_the_command_goes_on_from_its_cache(tmp_path):
     cache = tmp_path / "cells.jsonl"

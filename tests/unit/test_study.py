@@ -318,6 +318,7 @@ def write(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.usefixtures("process")
 def test_a_user_file_loads_with_its_siblings_and_again_by_its_reference(write, tmp_path, monkeypatch):
     write("my_sibling_task.py", text="class Mine:\n    pass\n")
     path = write(extra="import my_sibling_task", task="my_sibling_task:Mine")
@@ -514,6 +515,7 @@ def test_to_optuna_says_what_does_not_fit(filled_home):
         study(space={}).to_optuna(filled_home)
 
 
+@pytest.mark.usefixtures("process")
 def test_loading_a_study_is_torch_free():
     code = (
         "import sys, hpo; hpo.load('mlp').configure({});"

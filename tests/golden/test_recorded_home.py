@@ -16,8 +16,6 @@ from typer.testing import CliRunner
 
 from hpo.cli import app
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow raises it
-
 SAID = home_asset.recorded()
 STUDIES = (home_asset.COMPLETE, home_asset.INTERRUPTED)
 BROKEN = ("--study", home_asset.INTERRUPTED)
