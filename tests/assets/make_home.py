@@ -1,4 +1,4 @@
-"""Writes the home that tests/golden/test_home.py opens, and what its commands say of it.
+"""Writes the home that tests/golden/test_recorded_home.py opens, and what its commands say of it.
 
     python tests/assets/make_home.py
 
