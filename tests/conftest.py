@@ -72,7 +72,7 @@ def ranks(process: None) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Under `make test-fast`, fail a test that starts a process: it has to ask for the fixture, and is left out then."""
+    """Under `make test-fast`, fail a test that starts a process: it has to ask for the fixture, which leaves it out."""
 
     def look(args: Any) -> None:
         words = [args] if isinstance(args, str) else [os.fspath(word) for word in args]
