@@ -210,7 +210,7 @@ def eventually(ask, missing: type[Exception]):
             time.sleep(0.05)
 
 
-def test_each_rank_puts_its_part_there_and_takes_from_there_what_it_holds(tmp_path, bucket):
+def test_each_rank_puts_its_part_there_and_takes_from_there_what_it_holds(tmp_path, bucket, ranks):
     """The better of two trials waits at epoch 1, and goes on by ranks in another home."""
     storage = f"sqlite:///{tmp_path / 'ledger.db'}"
     flags = PROMOTE | {"sampler": "random", "overrides": RANKS | {"train.num_epochs": 2}}

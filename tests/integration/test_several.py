@@ -280,7 +280,7 @@ def test_what_breaks_a_bound_passes_no_rung_that_stops_what_keeps_to_it(tmp_path
     with Ledger(home.storage).read() as connection:
         epochs = {row["number"]: row["epoch"] for row in reads.trial_rows(connection, 1)}
         query = select(trials.c.number, decisions.c.step).join(trials).where(decisions.c.verdict == "stop")
-        stopped = dict(connection.execute(query).tuples().all())  # a step is an epoch
+        stopped = dict(connection.execute(query).all())  # a step is an epoch
     asha, dealt = make_strategy(strategy), dict.fromkeys(epochs, 0)
     if isinstance(asha, Hyperband):
         dealt = {number: asha.bracket(number, asha.brackets(9)) for number in epochs}

@@ -41,7 +41,7 @@ def test_logs_of_the_newest_runs_stay(tmp_path):
     assert all((tmp_path / name).exists() for name in others)
 
 
-def test_a_process_of_the_platform_imports_from_where_the_command_does(tmp_path, monkeypatch):
+def test_a_process_of_the_platform_imports_from_where_the_command_does(tmp_path, monkeypatch, process):
     """From PYTHONPATH, and not from the current directory: a study finds its modules alike under every executor."""
     (tmp_path / "only_here.py").write_text("")
     monkeypatch.chdir(tmp_path)
