@@ -24,6 +24,8 @@ seen by all commands of this target: give HPO_$(if $(filter home,$(flag)),HOME,S
 # Two processes, the second of which takes over what the first has not begun.
 SHARED := -q -n 2 --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(SHARED)
+# Once for all processes that begin cold, whatever the environment says of writing bytecode.
+COMPILE := $(BIN)/python -m compileall -q hpo trainer studies
 
 # What has come of the study $$name: its value, what was held out, and where its checkpoint and metrics lie.
 LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
@@ -84,15 +86,19 @@ train-integrated-safe: $(READY)  ## search, walk-forward folds of the best (whic
 	for fold in 0 1 2; do name=atft-fold-$$fold-$$sum; $(LEFT) || exit; done
 
 test: lint  ## what CI runs: style, types, imports, and every test but the full sweeps
+	$(COMPILE)
 	$(PYTEST) -m 'not slow' --durations 20
 
-test-fast: $(READY)  ## what one process can test: no Python process, Ray, PostgreSQL or ranks is started
-	$(PYTEST) -m 'not slow and not process'
+test-fast: $(READY)  ## units and contracts, without processes, Ray, PostgreSQL and ranks
+	$(COMPILE)
+	$(PYTEST) -m 'not slow and not process' tests/unit tests/contract
 
 test-slow: $(READY)  ## the full sweeps; says where each kill fell
+	$(COMPILE)
 	$(PYTEST) -m slow -rP
 
 coverage: $(READY)  ## branch coverage of `make test`, by package
+	$(COMPILE)
 	rm -rf .coverage
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(SHARED) -m 'not slow'; status=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/python tests/packages_covered.py && exit $$status

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-import mlflow.version
-
 from hpo.tracking.database import initialise
 
 TIMES = ("creation_time", "last_update_time")
@@ -33,7 +31,7 @@ def test_recorded_statements_make_what_migrations_make(tmp_path, monkeypatch):
     """`python -m hpo.tracking.database` records those of another version of MLflow."""
     made, migrated = tmp_path / "made.db", tmp_path / "migrated.db"
     initialise(made, tmp_path / "artifacts")
-    monkeypatch.setattr(mlflow.version, "VERSION", "0.0.0")  # nothing is recorded of it
+    monkeypatch.setattr("mlflow.version.VERSION", "0.0.0")  # nothing is recorded of it
     initialise(migrated, tmp_path / "artifacts")
     assert contents(made) == contents(migrated)
     assert contents(made)[1][0]["artifact_location"] == str(tmp_path / "artifacts" / "0")

@@ -16,11 +16,16 @@ from trainer.losses import dpo, ipo, kto
 
 PAIRS, TIME = 8, 12
 
-with warnings.catch_warnings():  # of what the library imports
-    warnings.simplefilter("ignore")
-    trl = pytest.importorskip("trl", reason="runs with pip install 'hpo[dev]': trl")
-    from trl.trainer.dpo_trainer import DPOTrainer
-    from trl.trainer.kto_trainer import KTOTrainer
+
+@pytest.fixture(scope="module")
+def trainers() -> Any:
+    """TRL's trainers, whose import takes seconds that only these tests are to spend."""
+    with warnings.catch_warnings():  # of what the library imports
+        warnings.simplefilter("ignore")
+        pytest.importorskip("trl", reason="runs with pip install 'hpo[dev]': trl")
+        from trl.trainer.dpo_trainer import DPOTrainer
+        from trl.trainer.kto_trainer import KTOTrainer
+    return SimpleNamespace(dpo=DPOTrainer, kto=KTOTrainer)
 
 
 def random(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,7 +56,9 @@ def outputs(log_probs: Tensor) -> Any:
     return SimpleNamespace(log_probs=log_probs, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
 
 
-def of_trl(kind: str, beta: float, policy: Tensor, reference: Tensor, mask: Tensor, smoothing: float = 0.0) -> Tensor:
+def of_trl(
+    trainers: Any, kind: str, beta: float, policy: Tensor, reference: Tensor, mask: Tensor, smoothing: float = 0.0
+) -> Tensor:
     chosen, rejected = reference.sum(dim=1).chunk(2)
     inputs = {
         "input_ids": mask,
@@ -62,7 +69,7 @@ def of_trl(kind: str, beta: float, policy: Tensor, reference: Tensor, mask: Tens
     }
     own = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "loss_types": [kind], "loss_weights": [1.0]}
     trainer = Trainer(beta=beta, use_weighting=False, _total_train_tokens=0, label_smoothing=smoothing, **own)
-    return DPOTrainer._compute_loss(trainer, lambda **_: outputs(policy), inputs, False)
+    return trainers.dpo._compute_loss(trainer, lambda **_: outputs(policy), inputs, False)
 
 
 def pairs(log_probs: Tensor, per: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
@@ -72,10 +79,10 @@ def pairs(log_probs: Tensor, per: Tensor | float = 1.0) -> tuple[Tensor, Tensor]
 @rounds("seed", range(5))
 @rounds("beta", [0.05, 0.5])
 @pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
-def test_dpo_and_ipo_are_trls(kind, beta, seed):
+def test_dpo_and_ipo_are_trls(trainers, kind, beta, seed):
     policy, reference, mask = random(seed)
     given = policy.clone().requires_grad_()
-    want = of_trl(kind, beta, given, reference, mask)
+    want = of_trl(trainers, kind, beta, given, reference, mask)
     (want_gradient,) = torch.autograd.grad(want, given)
     policy.requires_grad_()
     per = mask.sum(dim=1) if kind == "ipo" else 1.0
@@ -87,12 +94,13 @@ def test_dpo_and_ipo_are_trls(kind, beta, seed):
 
 @rounds("seed", range(5))
 @rounds("beta", [0.05, 0.5])
-def test_smoothed_dpo_is_trls(beta, seed):
+def test_smoothed_dpo_is_trls(trainers, beta, seed):
     """TRL smooths "aot" this way, which sorts the margins of a batch: of a batch of one pair it is DPO's loss."""
     policy, reference, mask = random(seed)
     given = policy.clone().requires_grad_()
     rows = [[i, i + PAIRS] for i in range(PAIRS)]
-    want = torch.stack([of_trl("aot", beta, given[i], reference[i], mask[i], smoothing=0.2) for i in rows]).mean()
+    each = [of_trl(trainers, "aot", beta, given[i], reference[i], mask[i], smoothing=0.2) for i in rows]
+    want = torch.stack(each).mean()
     (want_gradient,) = torch.autograd.grad(want, given)
     policy.requires_grad_()
     loss = dpo(*pairs(policy), *pairs(reference), beta=beta, label_smoothing=0.2)
@@ -103,7 +111,7 @@ def test_smoothed_dpo_is_trls(beta, seed):
 
 @rounds("seed", range(5))
 @rounds("beta", [0.05, 0.5])
-def test_kto_is_trls(beta, seed):
+def test_kto_is_trls(trainers, beta, seed):
     policy, reference, mask = random(seed)
     other, ref_other, _ = random(seed + 100)
     label = torch.rand(2 * PAIRS, generator=torch.Generator().manual_seed(seed)) < 0.5
@@ -118,7 +126,7 @@ def test_kto_is_trls(beta, seed):
     own = {"calculate_KL": True, "loss_type": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0}
     trainer = Trainer(beta=beta, _compute_kl_logps=lambda *_: other.sum(dim=1), _total_train_tokens=0, **own)
     given = policy.clone().requires_grad_()
-    want = KTOTrainer._compute_loss(trainer, lambda **_: outputs(given), batch, False)
+    want = trainers.kto._compute_loss(trainer, lambda **_: outputs(given), batch, False)
     (want_gradient,) = torch.autograd.grad(want, given)
     policy.requires_grad_()
     other.requires_grad_()

@@ -28,6 +28,8 @@ from trainer.manifest import Damaged
 from trainer.parallel.split import _plan
 from trainer.parallel.stages import divide, stages_of
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 DDP = {"bucket_mb": 0.005}  # so small that there are several
 KINDS: dict[int, dict[str, Any]] = {  # train.parallel by the number of ranks it takes
     2: {"ddp": {"data": 2}, "fp16": {"data": 2, "compression": "fp16"}, "buckets": {"data": 2, "bucket_mb": 0.001}}
@@ -612,14 +614,12 @@ def assert_nothing_left() -> None:
     assert not [p for p in psutil.Process().children(recursive=True) if "trainer.rank" in p.cmdline()]
 
 
-@pytest.mark.usefixtures("ranks")
 def test_a_killed_rank_is_named_and_the_rest_ended(tmp_path):
     with pytest.raises(RankLost, match=r"^rank 1 \(pid \d+\) was killed by SIGKILL\.$"):
         strike("SIGKILL", tmp_path)
     assert_nothing_left()
 
 
-@pytest.mark.usefixtures("ranks")
 def test_a_stopped_rank_is_named_within_the_timeout(tmp_path):
     timeout = 8.0
     with pytest.raises(RankLost, match=r"^rank 1 \(pid \d+\) has been stopped for \d+ s \(SIGSTOP\)\.$") as caught:
@@ -628,7 +628,6 @@ def test_a_stopped_rank_is_named_within_the_timeout(tmp_path):
     assert_nothing_left()
 
 
-@pytest.mark.usefixtures("ranks")
 def test_a_rank_that_hangs_is_named_within_the_timeout(tmp_path):
     """The other one waits for it in a collective, and has shown one sign of life more."""
     timeout = 8.0
@@ -646,7 +645,6 @@ def seconds_of(caught: pytest.ExceptionInfo[RankLost]) -> int:
     return int(seconds)
 
 
-@pytest.mark.usefixtures("ranks")
 def test_an_error_on_one_rank_ends_all_with_its_traceback(tmp_path):
     with pytest.raises(RankFailed, match=r"^rank 1: ValueError: a bug of the user's$") as caught:
         strike("error", tmp_path)
@@ -666,7 +664,6 @@ def test_asked_to_leave_all_ranks_do_so_at_one_step_and_go_on_bit_equal(ran):
     assert went_on["weights"] == whole["weights"]
 
 
-@pytest.mark.usefixtures("ranks")
 @pytest.mark.parametrize(
     ("way", "task"),
     [
@@ -710,7 +707,6 @@ def test_ranks_choose_the_micro_batch_that_fits(ran, solo):
     assert results[0]["losses"] == results[1]["losses"]
 
 
-@pytest.mark.usefixtures("ranks")
 def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
     """Which under DDP is one for nothing, before the first window."""
     run = {"task": "TightFromTheStart", "num_epochs": 2, "parallel": WAYS[2]["none"]}
