@@ -33,7 +33,6 @@ CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) f
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> dict[str, str]:
     """A tiny Llama over bytes that nothing has been taught: the studies' own takes each process seconds to make."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
 
     path = tmp_path_factory.mktemp("models") / "tiny"
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
