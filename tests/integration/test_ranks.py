@@ -47,7 +47,9 @@ SAMPLE = (  # of four ranks
     "rules zero3 tensor", "data pipeline", "pipeline tensor", "zero3 pipeline", "sm3 zero3 tensor", "muon zero3 tensor",
 )  # fmt: skip
 SWEPT = (  # of two ranks: dear, and proven by default of another kind as well
-    "rules tensor", "recomputed tensor", "jumping zero3", "frozen tensor", "background tensor", "background pipeline",
+    "rules tensor", "rules zero3", "recomputed tensor", "recomputed zero3", "jumping zero3", "jumping pipeline",
+    "frozen tensor", "frozen zero3", "background tensor", "background pipeline", "background zero3", "nan zero3",
+    "spoilt tensor", "from tensor", "resharded", "whole sequence", "cut sequence", "whole offload", "cut offload",
 )  # fmt: skip
 WAYS: dict[int, dict[str, Any]] = {  # in which all that can happen to a run is tried
     2: {"none": {"data": 2} | DDP, "zero1": {"data": 2, "shard": "zero1"}}
@@ -128,9 +130,14 @@ OF_ALL_KINDS = [
 OF_ALL_WAYS = [pytest.param(ranks, way, marks=SLOW[ranks]) for ranks in WAYS for way in WAYS[ranks]]
 
 
+def of_run(name: str) -> Any:
+    """The marks of a case that needs the run `name` of two ranks."""
+    return (pytest.mark.slow,) if name in SWEPT else ()
+
+
 def swept(prefix: str, ways: Any) -> list[Any]:
     """The ways as cases, of which those are slow whose runs, named `prefix` and the way, are."""
-    return [pytest.param(way, marks=(pytest.mark.slow,) if f"{prefix} {way}" in SWEPT else ()) for way in ways]
+    return [pytest.param(way, marks=of_run(f"{prefix} {way}")) for way in ways]
 
 
 @pytest.fixture(scope="session")
@@ -196,20 +203,22 @@ def parts_of(ranks: int) -> dict[str, dict[str, Any]]:
     default = [name for name in runs if (name in SAMPLE if ranks == 4 else name not in SWEPT)]
     rest = [name for name in runs if name not in default]
     if ranks == 2:  # what they are held against is in the launch
-        rest += [f"whole {way}" for way in ("tensor", "pipeline")] + ["tensor"]
+        rest += [f"whole {way}" for way in TAKEN] + ["tensor", "zero3"]
     return {"default": {name: runs[name] for name in default}, "slow": {name: runs[name] for name in rest}}
 
 
 def job_of(ranks: int, part: str, directory: Path) -> dict[str, Any]:
     job: dict[str, Any] = {"directory": str(directory), "runs": parts_of(ranks)[part]}
-    if (ranks, part) == (2, "default"):
+    if ranks == 2:
         job["alone"] = rank_runs.run(str(directory / "resharded"), stop=2)
         [newest] = Path(directory, "resharded").glob("step-00000008.*")
         named, flawed = (str(shutil.copytree(newest, directory / name)) for name in ("named", "flawed"))
         Path(flawed, "optimizer.safetensors").write_bytes(b"")
-        job["runs"] |= {"resharded": {"parallel": KINDS[2]["zero3"]}}
-        job["runs"] |= {f"from {way}": {"parallel": WAYS[2][way], "resume_from": named} for way in NAMED}
-        job["runs"] |= {"from flawed": {"parallel": KINDS[2]["zero3"], "resume_from": flawed}}
+        runs = {f"from {way}": {"parallel": WAYS[2][way], "resume_from": named} for way in NAMED}
+        runs["resharded"] = {"parallel": KINDS[2]["zero3"]}
+        runs["from flawed"] = runs["resharded"] | {"resume_from": flawed}
+        job["runs"] |= {name: run for name, run in runs.items() if (name in SWEPT) == (part == "slow")}
+    if (ranks, part) == (2, "default"):
         job |= {"sharded": ["adamw", "muon", "sm3"], "low_rank": True}
         job["reductions"] = {"directory": str(directory), "ways": {name: KINDS[2][name] for name in REDUCED}}
     return job
@@ -228,7 +237,8 @@ def ran(tmp_path_factory):
         return once(tmp_path_factory, f"{part}-{ranks}-ranks", make)
 
     def of(ranks: int, name: str) -> Any:
-        [part, *_] = [part for part, runs in parts_of(ranks).items() if name in runs] or ["default"]
+        usual = "slow" if name in SWEPT else "default"
+        [part, *_] = [part for part, runs in parts_of(ranks).items() if name in runs] or [usual]
         return part_of(ranks, part)
 
     return of
@@ -298,7 +308,7 @@ def test_parts_of_the_sequence_and_whole_ones_are_not_added(ran):
 
 @pytest.mark.parametrize(
     ("ranks", "way"),
-    [pytest.param(*case, marks=(pytest.mark.slow,) if case == (2, "tensor") else ()) for case in RULED],
+    [pytest.param(ranks, way, marks=of_run(f"rules {way}")) for ranks, way in RULED],
 )
 def test_rules_for_single_parameters_see_all_of_their_parts(ranks, way, ran, solo):
     result = ran(ranks, f"rules {way}")[1][0][f"rules {way}"]
@@ -396,7 +406,9 @@ def test_optimizers_that_take_sharded_parameters_step_and_resume_as_on_whole_one
         assert result["error"] < 1e-4 * result["moved"], name
 
 
-@pytest.mark.parametrize(("ranks", "way"), [*OF_ALL_WAYS, *((2, way) for way in CUT)])
+@pytest.mark.parametrize(
+    ("ranks", "way"), [*OF_ALL_WAYS, *(pytest.param(2, way, marks=of_run(f"cut {way}")) for way in CUT)]
+)
 def test_resumed_inside_an_epoch_it_ends_bit_equal(ranks, way, ran):
     """With batch norm, dropout and several buckets, whose layout would otherwise differ after the cut."""
     whole, cut = (ran(ranks, f"cut {way}")[1][0][f"{name} {way}"] for name in ("whole", "cut"))
@@ -497,6 +509,7 @@ def test_it_goes_on_with_another_number_of_ranks(ranks, way, ran, solo, tmp_path
     assert fields == {"step": 8, "before": before, "now": {}}
 
 
+@pytest.mark.slow
 def test_parts_of_a_checkpoint_that_one_process_left(ran, solo):
     job, results = ran(2, "resharded")
     alone, result = job["alone"], results[0]["resharded"]
@@ -525,7 +538,12 @@ def tensors_in(path: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("run", "way"), [(f"{kind} {way}", way) for kind in ("cut", "from") for way in TAKEN] + [("resharded", "zero3")]
+    ("run", "way"),
+    [
+        pytest.param(run, way, marks=of_run(run))
+        for way in TAKEN
+        for run in (f"cut {way}", f"from {way}", *(("resharded",) if way == "zero3" else ()))
+    ],
 )
 def test_a_rank_reads_of_a_checkpoint_what_it_holds(run, way, ran):
     """Scalars, such as the optimizer's counts, and what is not divided are read by all."""
@@ -536,7 +554,7 @@ def test_a_rank_reads_of_a_checkpoint_what_it_holds(run, way, ran):
     assert max(read) < (0.7 if way != "tensor" else 0.8) * total
 
 
-@pytest.mark.parametrize("way", NAMED)
+@pytest.mark.parametrize("way", swept("from", NAMED))
 def test_ranks_start_from_a_checkpoint_that_a_user_names(way, ran, solo):
     job, results = ran(2, f"from {way}")
     alone, result = job["alone"], results[0][f"from {way}"]
@@ -557,23 +575,23 @@ def test_a_verdict_reaches_all_ranks_at_its_step(ranks, ran):
             assert (outcome["kind"], outcome["step"]) == ("pruned", 8)
 
 
-def test_what_is_not_finite_on_one_rank_is_skipped_by_all(ran):
+@pytest.mark.parametrize("way", swept("nan", FINITE))
+def test_what_is_not_finite_on_one_rank_is_skipped_by_all(way, ran):
     """Rank 1's share of every window has a NaN from window 4 on; ten in a row end the fit."""
-    for result in ran(2, "nan none")[1]:
-        for shard in FINITE:
-            outcome = result[f"nan {shard}"]["outcome"]
-            assert (outcome["kind"], outcome["step"]) == ("nonfinite", 13)
-            assert "10 steps in a row" in outcome["error"]
-            assert outcome["error"].endswith("the model's outputs are finite (on rank 1).")
+    for result in ran(2, f"nan {way}")[1]:
+        outcome = result[f"nan {way}"]["outcome"]
+        assert (outcome["kind"], outcome["step"]) == ("nonfinite", 13)
+        assert "10 steps in a row" in outcome["error"]
+        assert outcome["error"].endswith("the model's outputs are finite (on rank 1).")
 
 
-def test_what_a_rank_spoils_before_another_has_it_is_named(ran):
+@pytest.mark.parametrize("way", swept("spoilt", SPOILT_BY))
+def test_what_a_rank_spoils_before_another_has_it_is_named(way, ran):
     """Its own output, though by then the other one's, later in the pass, is not finite either."""
-    for way in SPOILT_BY:
-        outcome = ran(2, f"spoilt {way}")[1][0][f"spoilt {way}"]["outcome"]
-        assert outcome["kind"] == "nonfinite"
-        sentence = "the output of module 3.1 is the first that is not finite (on rank 1)."
-        assert outcome["error"].endswith(sentence), (way, outcome["error"])
+    outcome = ran(2, f"spoilt {way}")[1][0][f"spoilt {way}"]["outcome"]
+    assert outcome["kind"] == "nonfinite"
+    sentence = "the output of module 3.1 is the first that is not finite (on rank 1)."
+    assert outcome["error"].endswith(sentence), outcome["error"]
 
 
 @pytest.mark.parametrize("way", swept("jumping", JUMPS))
