@@ -30,7 +30,8 @@ from trainer.fused.stack import Stack, compare
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.task import Loss, Task
 
-EPOCH = 7  # windows: 100 samples in batches of 16, the last of 4
+SAMPLES = 36
+EPOCH = 3  # windows: in batches of 16, the last of 4
 LRS = (0.3, 0.01, 0.1, 0.002, 0.03, 0.7)  # whoever has the last one learns nothing of use, which is no matter here
 
 
@@ -44,7 +45,7 @@ class Whole(Frozen):
 
 
 class Small(Task):
-    """100 samples of 6 features in 3 classes, in float64: what is computed in another order differs by 1e-16, and what
+    """SAMPLES of 6 features in 3 classes, in float64: what is computed in another order differs by 1e-16, and what
     is computed otherwise by more."""
 
     dtype = torch.float64
@@ -58,7 +59,7 @@ class Small(Task):
         return nn.Sequential(nn.Linear(6, 13), nn.Tanh(), nn.Linear(13, 8), nn.GELU(), nn.Linear(8, 3))
 
     def train_set(self) -> TensorDataset:
-        x = torch.randn(100, 6, dtype=self.dtype)
+        x = torch.randn(SAMPLES, 6, dtype=self.dtype)
         return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
@@ -252,8 +253,8 @@ class Convolved(Small):
     """Of [batch, 6, 2, 2]."""
 
     def train_set(self) -> TensorDataset:
-        x = torch.randn(100, 6, 2, 2, dtype=self.dtype)
-        return TensorDataset(x, torch.arange(100) % 3)
+        x = torch.randn(SAMPLES, 6, 2, 2, dtype=self.dtype)
+        return TensorDataset(x, torch.arange(SAMPLES) % 3)
 
     def layers(self) -> nn.Module:
         first = nn.Sequential(nn.Conv2d(6, 13, 2, padding=1), self.norm(), nn.ReLU(), nn.Dropout2d(self.config.dropout))
@@ -419,7 +420,7 @@ def test_buffers_that_a_forward_pass_moves_move_once_a_pass(tmp_path):
 def test_data_of_another_length_has_another_number_of_windows(tmp_path):
     class Longer(Small):
         def train_set(self) -> TensorDataset:
-            x = torch.randn(100 if self.config.train.seed < 2 else 40, 6, dtype=self.dtype)
+            x = torch.randn(SAMPLES if self.config.train.seed < 2 else 50, 6, dtype=self.dtype)
             return TensorDataset(x, torch.arange(len(x)) % 3)
 
     assert_parity(tmp_path, [{"seed": seed} for seed in (2, 0, 3, 1)], task=Longer, batch_size=20)
@@ -437,7 +438,7 @@ class Partly(Small):
 
 
 def test_windows_that_count_nothing_and_terms_of_some_micro_batches_are_as_in_a_run_of_its_own(tmp_path):
-    config = {"batch_size": 33, "micro_batch_size": 9, "num_epochs": 3}
+    config = {"batch_size": 11, "micro_batch_size": 9, "num_epochs": 3}
     lanes = assert_parity(tmp_path, [{"seed": seed} for seed in range(4)], task=Partly, **config)
     empty = {sum(v for (_, key), v in lane.numbers().items() if key == "train/empty_steps") for lane in lanes}
     assert len(empty) > 1
@@ -522,7 +523,7 @@ class Embedded(Single):
     """Attention over tokens."""
 
     def train_set(self) -> TensorDataset:
-        return TensorDataset(torch.randint(0, 11, (100, 5)), torch.arange(100) % 3)
+        return TensorDataset(torch.randint(0, 11, (SAMPLES, 5)), torch.arange(SAMPLES) % 3)
 
     def layers(self) -> nn.Module:
         return nn.ModuleDict(
@@ -567,7 +568,7 @@ class WeightedSingle(Weighted):
 TASKS = (Plain, DropTransposed, Normed1d, NormedSequence, Normed2d, Grouped, Embedded, WeightedSingle, Tempered)
 
 
-def some(directory: Path, task: type[Task], count: int = 4, **config: Any) -> list[OneOf]:
+def some(directory: Path, task: type[Task], count: int = 3, **config: Any) -> list[OneOf]:
     """Trials that differ in all that lanes may differ in."""
     return [
         OneOf(
@@ -584,22 +585,28 @@ def some(directory: Path, task: type[Task], count: int = 4, **config: Any) -> li
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_lane_is_the_same_to_the_bit_among_any_others_in_any_order(task, tmp_path):
-    oracle = some(tmp_path / "alone", task, 6)
+    oracle = some(tmp_path / "alone", task, 5)
     for trial in oracle:
         together(trial)
         assert trial.kind() == "complete"
-    assert len({trial.bits() for trial in oracle}) == 6
+    assert len({trial.bits() for trial in oracle}) == 5
     drawn = random.Random(task.__name__)
-    for count in (6, 2, 3):
-        trials = some(tmp_path / str(count), task, 6)
-        chosen = drawn.sample(range(6), count)
+    for count in (5, 2):
+        trials = some(tmp_path / str(count), task, 5)
+        chosen = drawn.sample(range(5), count)
         together(*(trials[i] for i in chosen))
         assert [trials[i].bits() for i in chosen] == [oracle[i].bits() for i in chosen], chosen
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "lars", "adafactor", "sm3", "muon", "soap", "shampoo"])
+# Of those that sum alike one: by norms lamb, by the matrices of both sides soap.
+IN_BITS = ["adam", "lamb", "adafactor", "sm3", "muon", "soap"]
+IN_BITS += [pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "lars", "shampoo")]
+
+
+@pytest.mark.parametrize("name", IN_BITS)
 def test_optimizers_and_rules_compute_the_same_bits_wherever_a_lanes_weights_lie(name, tmp_path):
-    config = {"optim": {"name": name}, "clip": {"norm": 0.1, "value": 0.05}, "micro_batch_size": 5}
+    more = {"update_every": 2} if name in ("soap", "shampoo") else {}
+    config = {"optim": {"name": name} | more, "clip": {"norm": 0.1, "value": 0.05}, "micro_batch_size": 5}
     oracle, trials = some(tmp_path / "alone", Plain, **config), some(tmp_path / "all", Plain, **config)
     together(*reversed(trials))
     for trial, one in zip(oracle, trials, strict=True):
@@ -609,20 +616,26 @@ def test_optimizers_and_rules_compute_the_same_bits_wherever_a_lanes_weights_lie
 
 RULES_IN_BITS = {
     "adaptive": {"clip": {"adaptive": 0.05}, "gradients": {"centralize": True, "noise": 0.1}},
-    "ema": {"average": {"name": "ema", "decay": 0.8}, "optim": {"wrap": "lookahead"}},
+    "ema": {"average": {"name": "ema", "decay": 0.8}, "optim": {"wrap": "lookahead", "lookahead": {"k": 2}}},
     "bf16": {"precision": "bf16"},
     "plateau": {"schedule": {"name": "plateau", "plateau": {"patience": 0, "threshold": 0.9}}},
 }
 
 
-@pytest.mark.parametrize("rule", RULES_IN_BITS)
-@pytest.mark.parametrize("task", [Normed1d, Normed2d])
+@pytest.mark.parametrize(
+    ("task", "rule"),
+    [
+        *((Normed1d, rule) for rule in RULES_IN_BITS),
+        *((Normed2d, rule) for rule in ("adaptive", "bf16")),
+        *(pytest.param(Normed2d, rule, marks=pytest.mark.slow) for rule in ("ema", "plateau")),
+    ],
+)
 def test_whatever_else_is_asked_for_leaves_lanes_their_bits(rule, task, tmp_path):
     oracle, trials = (
         some(tmp_path / "alone", task, **RULES_IN_BITS[rule]),
         some(tmp_path / "all", task, **RULES_IN_BITS[rule]),
     )
-    together(*trials[3:], *trials[:3])
+    together(*trials[2:], *trials[:2])
     for trial, one in zip(oracle, trials, strict=True):
         together(trial)
         assert (trial.kind(), one.bits()) == ("complete", trial.bits())
@@ -673,7 +686,7 @@ CUTS: dict[str, Any] = {
     "num_epochs": 2,
     "micro_batch_size": 9,
     "average": {"name": "ema", "decay": 0.8},
-    "optim": {"lr": 0.01, "wrap": "lookahead", "lookahead": {"k": 3}},
+    "optim": {"lr": 0.01, "wrap": "lookahead", "lookahead": {"k": 2}},
     "schedule": {"name": "cosine", "warmup_steps": 3},
 }
 
@@ -687,7 +700,7 @@ def uncut(tmp_path_factory) -> dict[int, str]:
     return {seed: trial.bits() for seed, trial in enumerate(trials)}
 
 
-SAMPLED = (1, 5, EPOCH + 1, 2 * EPOCH)
+SAMPLED = (1, 2, EPOCH + 1, 2 * EPOCH)
 STEPS = [pytest.param(i, marks=() if i in SAMPLED else pytest.mark.slow) for i in range(1, 2 * EPOCH + 1)]
 
 
@@ -716,7 +729,7 @@ def test_a_lane_that_leaves_before_any_step_goes_on_from_there(step, tmp_path, u
     assert [trial.bits() for trial in (*trials, newcomer)] == [uncut[seed] for seed in range(3)]
 
 
-@pytest.mark.parametrize("step", [3, EPOCH + 1, EPOCH + 3])
+@pytest.mark.parametrize("step", [2, EPOCH + 1, EPOCH + 2])
 def test_a_lanes_checkpoint_is_a_runs_and_the_other_way_round(step, tmp_path):
     config: dict[str, Any] = CUTS | {"optim": {"name": "sgd", "lr": 0.1}, "task": Drop}
     first = OneOf(tmp_path / "first", seed=1, **config)
@@ -771,7 +784,7 @@ def disturbed(directory: Path, by: OneOf, **given: Any) -> list[str]:
 
 
 def test_a_lane_that_diverges_skips_its_steps_and_ends_as_on_its_own(tmp_path, undisturbed):
-    config = BESIDE | {"optim": {"name": "sgd", "lr": 1e200}, "clip": {"norm": None}}
+    config = BESIDE | {"optim": {"name": "sgd", "lr": 1e200}, "clip": {"norm": None}, "num_epochs": 5}
     lane = OneOf(tmp_path / "lane", **config)
     assert disturbed(tmp_path, lane) == undisturbed
     assert lane.kind() == "nonfinite"
@@ -801,7 +814,7 @@ def test_a_verdict_is_one_lanes(kind, ends, tmp_path, undisturbed):
 
 
 def fence(read: int) -> bool:
-    if read == 10:
+    if read == EPOCH + 2:
         raise Fenced("another attempt has it")
     return False
 
@@ -883,11 +896,11 @@ def little_memory(monkeypatch: pytest.MonkeyPatch, most: int, at: int) -> None:
 
 @pytest.mark.parametrize(("most", "stay"), [(3, 3), (2, 1)])
 def test_lanes_that_memory_does_not_hold_make_way_for_half_of_them(most, stay, tmp_path, monkeypatch, uncut):
-    little_memory(monkeypatch, most, at=3)
+    little_memory(monkeypatch, most, at=2)
     trials = [OneOf(tmp_path / str(seed), seed=seed % 3, **CUTS) for seed in range(7)]
     together(*trials)
     assert [trial.kind() for trial in trials] == ["complete"] * stay + ["preempted"] * (7 - stay)
-    assert [trial.reporter.committed[0].step for trial in trials[stay:]] == [3] * (7 - stay)
+    assert [trial.reporter.committed[0].step for trial in trials[stay:]] == [2] * (7 - stay)
     said = [fields["lanes"] for kind, fields in trials[0].reporter.events if kind == "out_of_memory"]
     assert said == ([3] if stay == 3 else [3, 1])
     for trial in trials[stay:]:
@@ -1078,7 +1091,7 @@ def test_batches_of_other_shapes_are_refused(tmp_path):
     class Cropped(Small):
         def train_set(self) -> TensorDataset:
             length = 4 + self.config.train.seed
-            return TensorDataset(torch.randn(100, length, 6, dtype=self.dtype), torch.arange(100) % 3)
+            return TensorDataset(torch.randn(SAMPLES, length, 6, dtype=self.dtype), torch.arange(SAMPLES) % 3)
 
         def loss(self, model: nn.Module, batch: Any) -> Loss:
             return super().loss(model, (batch[0].mean(1), batch[1]))
@@ -1094,7 +1107,7 @@ def test_batches_of_other_shapes_are_refused(tmp_path):
 
 
 def test_batch_norm_of_one_sample_is_refused_as_in_a_run_of_its_own(tmp_path):
-    config = {"task": NormedDouble, "batch_size": 33, "num_epochs": 1}
+    config = {"task": NormedDouble, "batch_size": SAMPLES - 1, "num_epochs": 1}
     lane = alone(tmp_path / "lane", **config)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel") as raised:
         solo(tmp_path / "solo", **config)
@@ -1105,7 +1118,7 @@ def test_a_newcomer_that_cannot_train_with_those_that_are_there_is_refused_alone
     class Longer(Small):
         def train_set(self) -> TensorDataset:
             length = 5 if self.config.train.seed == 2 else 4
-            return TensorDataset(torch.randn(100, length, 6, dtype=self.dtype), torch.arange(100) % 3)
+            return TensorDataset(torch.randn(SAMPLES, length, 6, dtype=self.dtype), torch.arange(SAMPLES) % 3)
 
         def loss(self, model: nn.Module, batch: Any) -> Loss:
             return super().loss(model, (batch[0].mean(1), batch[1]))
