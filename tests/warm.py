@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MODULES = ("hpo", "hpo.worker", "hpo.mirror", "trainer.rank")
+MODULES = ("hpo", "hpo.worker", "hpo.mirror", "trainer.rank", "rank_runs")  # the last a node of tests/integration
 PRELOADED = (
     "torch.distributed.elastic.agent.server.api",
     "torch._dynamo",
@@ -301,7 +301,7 @@ def _run(request: dict[str, Any]) -> None:
     sys.path += _site_path
     sys.argv = ["-m", *args[at + 1 :]]
     _reread()
-    if args[at] in ("hpo", "hpo.worker"):
+    if args[at] in ("hpo", "hpo.worker", "rank_runs"):
         _own_zygote()
     _measure()
     code = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from trainer.checkpoint.stored import Part
 from trainer.errors import ConfigError
 from trainer.gradients import Window
 from trainer.meter import Meter
+from trainer.nodes import Server
 from trainer.parallel.member import this
 from trainer.parallel.several import Several
 from trainer.report import Verdict
@@ -602,3 +604,7 @@ class Head(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(self.norm(x)).mean(1)
+
+
+if __name__ == "__main__":  # a node but the first, of test_nodes.py
+    Server("rank_runs:runs", sys.argv[1], {}).serve()

@@ -23,7 +23,6 @@ from trainer.errors import ConfigError
 from trainer.launch import RankLost, launch
 from trainer.nodes import Meeting
 
-SERVE = "import sys; from trainer.nodes import Server; Server('rank_runs:runs', sys.argv[1], {}).serve()"
 TWO = ParallelConfig(data=2, timeout=120.0)
 RUN = {"parallel": {"data": 2}, "num_epochs": 2}
 
@@ -43,7 +42,7 @@ def address() -> str:
 def other(address, ranks) -> Iterator[subprocess.Popen[bytes]]:
     """The second node, there before the first."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen([sys.executable, "-c", SERVE, address], env=environ)
+    process = subprocess.Popen([sys.executable, "-m", "rank_runs", address], env=environ)
     yield process
     process.kill()
     process.wait()
