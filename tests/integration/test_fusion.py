@@ -35,8 +35,9 @@ from trainer import failpoint
 from trainer.errors import CheckpointError, Fenced
 
 LANES = Path(__file__).parents[1] / "harness" / "lanes_study.py"
-TRIALS, WINDOW, SEED = 12, 8, 3
+TRIALS, WINDOW, SEED = 9, 8, 3
 STEPS = 4  # of an epoch
+ALL = 6  # of a study without a search
 FLAGS: dict[str, Any] = {"reference": str(LANES), "window": WINDOW, "seed": SEED, "overrides": {"train.lanes": 4}}
 ALIKE = {"overrides": {"train.lanes": 4, "model.hidden_size": 8}}
 
@@ -52,9 +53,9 @@ def golden(tmp_path_factory) -> Home:
 
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory) -> Home:
-    """A study of eight trials that may all train together, each to its end."""
+    """A study of trials that may all train together, each to its end."""
     home = Home(tmp_path_factory.mktemp("alike") / "home")
-    _, _, state, _ = drive(home, trials=8, strategy="none", sampler="random", **FLAGS | ALIKE)
+    _, _, state, _ = drive(home, trials=ALL, strategy="none", sampler="random", **FLAGS | ALIKE)
     assert state == "complete"
     return home
 
@@ -119,13 +120,13 @@ def test_whoever_trains_with_whom_the_study_is_the_same(tmp_path, golden):
 def test_trials_come_to_what_they_come_to_alone_but_for_rounding(tmp_path, alike):
     drive(
         Home(tmp_path / "home"),
-        trials=8,
+        trials=4,
         strategy="none",
         sampler="random",
         **FLAGS | {"overrides": ALIKE["overrides"] | {"train.lanes": 1}},
     )
     alone, together = values(Home(tmp_path / "home")), values(alike)
-    assert alone.keys() == together.keys()
+    assert alone.keys() == {*range(4)}
     for number, own in alone.items():
         assert [one[:2] for one in own] == [one[:2] for one in together[number]]
         assert [one[2] for one in own] == pytest.approx([one[2] for one in together[number]], rel=1e-4)
@@ -140,10 +141,10 @@ def test_all_reports_of_an_epoch_are_one_transaction(tmp_path, monkeypatch):
 
 
 def test_a_lane_that_has_ended_makes_room_for_a_trial_that_waits(alike):
-    """Eight trials of four lanes are one group."""
-    assert list(groups(alike).values()) == [[*range(8)]]
-    assert outcomes(alike) == [(n, 1, "complete") for n in range(8)]
-    assert [epoch for (epoch,) in query(alike, select(trials.c.epoch))] == [4] * 8
+    """Six trials of four lanes are one group."""
+    assert list(groups(alike).values()) == [[*range(ALL)]]
+    assert outcomes(alike) == [(n, 1, "complete") for n in range(ALL)]
+    assert [epoch for (epoch,) in query(alike, select(trials.c.epoch))] == [4] * ALL
 
 
 def test_only_what_is_alike_shares_a_group(golden):
@@ -262,7 +263,7 @@ def joined(columns: Sequence[Any]) -> list[Any]:
 class Taken:
     """A study whose trials wait, a worker beside its driver, and hands that take a trial from that."""
 
-    def __init__(self, home: Home, monkeypatch, reference: str = str(LANES), n: int = 8, **flags: Any) -> None:
+    def __init__(self, home: Home, monkeypatch, reference: str = str(LANES), n: int = ALL, **flags: Any) -> None:
         self.home = home
         asked = {"strategy": "none", "sampler": "random", **FLAGS, **ALIKE, "reference": reference, **flags}
         self.driver = make(home, trials=n, **asked)
@@ -301,7 +302,7 @@ def taken(tmp_path, monkeypatch):
 def lost_alone(taken: Taken, number: int) -> None:
     """All but that trial are complete by their first attempt; it waited again, and so the group took it again."""
     found = outcomes(taken.home)
-    assert [one for one in found if one[0] != number] == [(n, 1, "complete") for n in range(8) if n != number]
+    assert [one for one in found if one[0] != number] == [(n, 1, "complete") for n in range(ALL) if n != number]
     assert [one for one in found if one[0] == number] == [(number, 1, "lost"), (number, 3, "complete")]
     left = {path.name for path in taken.home.checkpoints("lanes", number).iterdir() if path.is_dir()}
     assert left == {
@@ -373,7 +374,7 @@ def test_a_trial_that_was_taken_is_dropped_alone_while_its_group_waits_at_a_rung
         time.sleep(0.3)
         taken.lose(2)
         training[-1]._renew()
-        time.sleep(1.0)
+        time.sleep(0.5)
         found = outcomes(taken.home)
         assert thread.is_alive() and not raised, "the others go on"
         assert (2, 1, "lost") in found and (1, 1, None) in found
@@ -396,6 +397,7 @@ def test_an_attempt_is_not_taken_for_lost_since_an_earlier_one_has_ended(tmp_pat
         return ended
 
     flags = FLAGS | ALIKE | {"strategy": "restarting", "sampler": "random", "window": 1}
+    flags["overrides"] = ALIKE["overrides"] | {"train.num_epochs": 3}
     golden, _, state, _ = drive(Home(tmp_path / "golden"), trials=3, **flags)
     assert state == "complete" and (1, 1, "restarted") in outcomes(Home(tmp_path / "golden"))
     monkeypatch.setattr(Worker, "_finish", finished)
@@ -414,12 +416,13 @@ def test_trials_that_wait_for_their_place_in_the_group_keep_their_leases(tmp_pat
     slow = variant(
         tmp_path,
         "            c = self.config.model\n",
-        "            c = self.config.model\n            time.sleep(0.5)\n",
+        "            c = self.config.model\n            time.sleep(0.3)\n",
     )
     home = Home(tmp_path / "home")
-    taken = Taken(home, monkeypatch, slow, n=4)
+    short = {"overrides": ALIKE["overrides"] | {"train.num_epochs": 1}}
+    taken = Taken(home, monkeypatch, slow, n=4, **short)
     with taken.ledger.write() as connection:
-        connection.execute(studies.update().values(lease_seconds=0.6))
+        connection.execute(studies.update().values(lease_seconds=0.4))
     silent: list[int] = []
     stale: dict[tuple[int, int], tuple[int, float]] = {}
     done = threading.Event()
@@ -430,7 +433,7 @@ def test_trials_that_wait_for_their_place_in_the_group_keep_their_leases(tmp_pat
             for number, fence, renewals in query(home, running.where(attempts.c.outcome.is_(None))):
                 seen, since = stale.get((number, fence), (None, time.monotonic()))
                 stale[number, fence] = renewals, since if seen == renewals else time.monotonic()
-                if time.monotonic() - stale[number, fence][1] > 0.8:
+                if time.monotonic() - stale[number, fence][1] > 0.6:
                     silent.append(number)
 
     thread = threading.Thread(target=watch)
@@ -463,9 +466,9 @@ def test_a_bug_that_one_trial_meets_fails_that_trial_alone(tmp_path, alike, befo
     reference = variant(tmp_path, before, after.format(check=check))
     home = Home(tmp_path / "home")
     flags = FLAGS | ALIKE | {"reference": reference, "strategy": "none", "sampler": "random"}
-    _, _, state, _ = drive(home, trials=8, **flags)
+    _, _, state, _ = drive(home, trials=ALL, **flags)
     assert state == "complete"
-    assert outcomes(home) == [(n, 1, "user_error" if n == 2 else "complete") for n in range(8)]
+    assert outcomes(home) == [(n, 1, "user_error" if n == 2 else "complete") for n in range(ALL)]
     [(error,)] = query(home, select(trials.c.error).where(trials.c.state == "failed"))
     assert "ValueError: a bug of one trial" in error and "lanes_study.py" in error
     assert {n: own for n, own in values(home).items() if n != 2} == {n: v for n, v in values(alike).items() if n != 2}
@@ -481,9 +484,9 @@ def test_a_loss_that_is_not_finite_ends_its_lane_alone(tmp_path, alike):
     reference = variant(tmp_path, last, f"[last := {last}, {spoilt}][0]")
     home = Home(tmp_path / "home")
     flags = FLAGS | ALIKE | {"reference": reference, "strategy": "none", "sampler": "random"}
-    _, _, state, _ = drive(home, trials=8, **flags)
+    _, _, state, _ = drive(home, trials=ALL, **flags)
     assert state == "complete"
-    assert outcomes(home) == [(n, 1, "nonfinite" if n == 2 else "complete") for n in range(8)]
+    assert outcomes(home) == [(n, 1, "nonfinite" if n == 2 else "complete") for n in range(ALL)]
     assert {n: own for n, own in values(home).items() if n != 2} == {n: v for n, v in values(alike).items() if n != 2}
 
 
@@ -600,8 +603,8 @@ RUN = ("run", "--study", str(LANES), "--executor", "inline", "--seed", "3", "-o"
 def searched(tmp_path_factory, process) -> Home:
     """Begun by one worker, and continued by two."""
     home = Home(tmp_path_factory.mktemp("searched") / "home")
-    onward = ("resume", "--trials", "8", "--executor", "local", "--workers", "2")
-    for command in ((*RUN, "--trials", "3"), onward):
+    onward = ("resume", "--trials", "6", "--executor", "local", "--workers", "2")
+    for command in ((*RUN, "--trials", "2"), onward):
         result = hpo(*command, home=home)
         assert result.exit_code == 0, (result.output, result.stderr)
     return home
@@ -620,7 +623,7 @@ def searched(tmp_path_factory, process) -> Home:
 )
 def test_under_every_strategy_a_study_of_lanes_comes_to_its_end(tmp_path, strategy):
     home = Home(tmp_path / "home")
-    trials_of = "32" if strategy in ("pbt", "pb2") else "8"
+    trials_of = "32" if strategy in ("pbt", "pb2") else "6"
     result = hpo(*RUN, "--trials", trials_of, "--strategy", strategy, home=home)
     assert result.exit_code == 0, (result.output, result.stderr)
     verified = hpo("verify", home=home)
@@ -645,12 +648,12 @@ def test_status_and_show_say_of_such_a_study_what_they_say_of_others(searched):
     digest, status = known(searched)
     said = json.loads(hpo("status", "--json", home=searched).stdout)
     assert (said["state"], said["digest"]) == ("complete", digest)
-    assert sum(said["trials"].values()) == 8
+    assert sum(said["trials"].values()) == 6
     result = hpo("show", "3", home=searched)
     assert result.exit_code == 0 and "val/loss" in result.stdout, (result.output, result.stderr)
     assert status.trials["failed"] == 0
 
 
 def test_resume_goes_on_with_other_workers_and_the_window_it_began_with(tmp_path, searched):
-    digest, _, _, _ = drive(Home(tmp_path / "home"), trials=8, **FLAGS)
+    digest, _, _, _ = drive(Home(tmp_path / "home"), trials=6, **FLAGS)
     assert known(searched)[0] == digest
