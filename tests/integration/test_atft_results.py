@@ -56,18 +56,31 @@ def test_the_table_pairs_days_and_says_what_of_the_gap_is_closed():
     assert "closes 40% (h = 1), 40% (h = 5)" in text
 
 
+def first_means(text: str) -> dict[str, float]:
+    """Of the first table, by row, for the first horizon."""
+    rows = [line.removeprefix("| ").split(" | ") for line in text.splitlines()[2:]]
+    return {name: float(first.split()[0]) for name, first, *_ in rows[: rows.index([""])]}
+
+
 def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, capsys, monkeypatch):
     best = tmp_path / "best.yaml"
     best.write_text(yaml.safe_dump({"model": {"temporal": "lstm"}}))
-    asked = [*OPTIONS, "--markets", "2", "--seeds", "1", "--config", str(best), "--keep", str(tmp_path / "kept")]
-    results.main(asked)
+    monkeypatch.setitem(results.VARIANTS, "the four phases in turn", {"loss.phase": "schedule", "train.num_epochs": 4})
+    asked = [*OPTIONS, "--seeds", "1", "--config", str(best), "--keep", str(tmp_path / "kept")]
+    results.main([*asked, "--markets", "1"])
     text = capsys.readouterr().out
-    lines = text.splitlines()
-    names = [line.split(" | ")[0].removeprefix("| ") for line in lines[2 : lines.index("")]]
     rows = ["ridge", "oracle", "GRU", *results.VARIANTS, "default model", "found by search"]
-    assert sorted(names) == sorted(rows)
-    means = dict(zip(names, (float(line.split(" | ")[1].split()[0]) for line in lines[2:]), strict=False))
+    means = first_means(text)
+    assert sorted(means) == sorted(rows)
     assert len(set(means.values())) == len(means), "two rows are the same model"
+
+    trained, fresh = results.trained, []
+    monkeypatch.setattr(results, "trained", lambda config, *of: fresh.append(config.data.seed) or trained(config, *of))
+    both = [*asked, "--markets", "2", "--rows", "GRU"]
+    results.main(both)
+    assert fresh == [1, 1], "what was kept is not trained again"
+    text = capsys.readouterr().out
+    lines, means = text.splitlines(), first_means(text)
     oracle = []
     for market in (0, 1):
         panel = prepare(
@@ -81,7 +94,7 @@ def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, 
     assert next(line for line in agreement if line.startswith("| oracle")) == "| oracle" + " | 1.0000 (1.00)" * 4 + " |"
 
     monkeypatch.setattr(results, "trained", None)
-    results.main(asked)
+    results.main(both)
     assert capsys.readouterr().out == text, "what was kept is not trained again"
 
     monkeypatch.setattr(results, "kept", lambda config, *_: np.full((2, 40, 4), 0.1 + config.data.seed))
