@@ -52,9 +52,9 @@ class Perceptron(Task):
 
 
 class Deep(Perceptron):
-    """Of eight blocks, or as many as are asked for."""
+    """Of five blocks, or as many as are asked for."""
 
-    blocks = 8
+    blocks = 5
 
     def model(self) -> nn.Module:
         w = self.width
