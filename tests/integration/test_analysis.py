@@ -56,14 +56,14 @@ def values(home: Home, name: str) -> list[float]:
     return [row["values"][0] for row in rows]
 
 
-def known(trials: int, directions: tuple[str, ...] = ("maximize",)) -> optuna.Study:
-    """Its values depend on `x` alone; `z` is there where `x` is above a half."""
+def known(trials: int, directions: tuple[str, ...] = ("maximize",), *, partly: bool = True) -> optuna.Study:
+    """Its values depend on `x` alone; `z`, if any trial has it `partly`, is there where `x` is above a half."""
     study = optuna.create_study(directions=list(directions))
     unit = optuna.distributions.FloatDistribution(0, 1)
     study.set_user_attr("metrics", [f"val/{i}" for i in range(len(directions))])
     for i in range(trials):
         x, y = i / trials, (i * 7 % trials) / trials
-        params = {"x": x, "y": y} | ({"z": y} if x > 0.5 else {})
+        params = {"x": x, "y": y} | ({"z": y} if partly and x > 0.5 else {})
         curve = {1: x / 2, 2: x} if len(directions) == 1 else {}
         study.add_trial(
             create_trial(
@@ -104,8 +104,12 @@ def test_what_has_no_importance_says_why():
         importance.importances(known(9), "shap")
 
 
-def test_every_plot_is_drawn_of_one_objective_and_of_two(tmp_path):
-    for study in (known(8), known(8, ("maximize", "minimize"))):
+def test_every_plot_is_drawn_of_one_objective_and_of_two(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **how: save(figure, path, **how | {"dpi": 20}))
+    for study in (known(8), known(8, ("maximize", "minimize"), partly=False)):
         of = plots.subject(study, None)
         kinds = [kind for kind in plots.KINDS if not plots.lacking(kind, of)]
         assert plots.KINDS.keys() - kinds <= ({"pareto"} if len(of.metrics) == 1 else {"curves", "timeline"})
@@ -181,7 +185,7 @@ def test_no_two_figures_along_an_axis_lie_over_each_other(tmp_path, monkeypatch)
     seen = []
 
     def looked_at(figure, *given, **options):
-        figure.canvas.draw()
+        figure.draw_without_rendering()
         for axes in figure.axes:
             for axis in (axes.xaxis, axes.yaxis):
                 shown = [one for one in axis.get_ticklabels(which="both") if one.get_text() and one.get_visible()]
@@ -194,8 +198,8 @@ def test_no_two_figures_along_an_axis_lie_over_each_other(tmp_path, monkeypatch)
 
     without_page(monkeypatch)
     monkeypatch.setattr(Figure, "savefig", looked_at)
-    plots.draw(plots.subject(awkward(), None), ["slice", "contour", "rank", "parallel"], tmp_path)
-    assert sum(count for _, count, _ in seen) > 100, "no text was looked at"
+    plots.draw(plots.subject(awkward(), None), ["slice", "contour", "parallel"], tmp_path)
+    assert sum(count for _, count, _ in seen) > 70, "no text was looked at"
     assert not [one for one in seen if one[2]]
 
 
@@ -234,7 +238,7 @@ def drawn(tmp_path_factory) -> dict:
     figures, kinds = {}, ["slice", "contour", "rank", "parallel"]
 
     def kept(figure, path, **options):
-        figure.canvas.draw()  # at the dots per inch that it is measured by
+        figure.draw_without_rendering()  # at the dots per inch that it is measured by
         texts = [[*along(axes.xaxis), *along(axes.yaxis)] for axes in figure.axes]
         shown = [[one for one in some if one.get_text() and one.get_visible()] for some in texts]
         figure.boxes = [[(one.get_text(), one.get_window_extent().frozen()) for one in some] for some in shown]
@@ -543,16 +547,16 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
 
 
 @pytest.mark.usefixtures("process")
-def test_a_confirmation_grows_by_trials_and_by_seeds(home):
-    def confirm(name, top, seeds):
-        flags = ["--study", "mlp", "--name", name, "--executor", "inline", "--json"]
+def test_a_confirmation_grows_by_trials_and_by_seeds(home, confirmed):
+    def confirm(top, seeds):
+        flags = ["--study", "mlp", "--name", "grown", "--executor", "inline", "--json"]
         shown = hpo(home, "confirm", "--top", str(top), "--seeds", str(seeds), *flags)
         assert shown.exit_code == 0, shown.output
         return json.loads(shown.stdout) | {"name": ""}
 
-    confirm("grown", 1, 1)
+    confirm(1, 1)
     before = values(home, "grown")
-    assert confirm("grown", 2, 2) == confirm("at-once", 2, 2)
+    assert confirm(2, 2) == confirmed | {"name": ""}, "as at once"
     assert len(values(home, "grown")) == 4 and values(home, "grown")[: len(before)] == before
     assert not verify(home, home.storage, None, None).differences
 
