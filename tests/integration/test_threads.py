@@ -6,15 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from driven import driven
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
 from hpo.cli import app
+from hpo.executors.base import Executor
+from hpo.executors.inline import Inline
+from hpo.executors.local import Local
+from hpo.home import Home
+from hpo.ledger import Ledger
+from hpo.run import Request
 from trainer.threads import VARIABLES, limited
 
 # Sums so long that a BLAS shares them among its threads, and so badly conditioned that any other order shows: one as
@@ -56,18 +64,27 @@ STUDY = Study("sums", Config(), ":Task", {"scale": Float(0.5, 2.0)}, [Objective(
 
 
 @pytest.mark.usefixtures("process")
-def test_one_digest_whatever_the_environment_says_and_whoever_trains(tmp_path):
-    """The command in this process, with one thread and with two, and a worker that its environment gives two."""
+def test_one_digest_whatever_the_environment_says_and_whoever_trains(tmp_path, monkeypatch):
+    """A driver in this process, with one thread and with two, and a worker that its environment gives two."""
     (tmp_path / "sums.py").write_text(STUDY)
     found = {}
     for threads in (1, 2):
         with threadpool_limits(threads):
-            ran = CliRunner().invoke(app, study_in(tmp_path, f"inline-{threads}", "inline"))
-        assert ran.exit_code == 0, ran.output
-        found[threads] = digest(tmp_path / f"inline-{threads}")
-    hpo(tmp_path, "2", *study_in(tmp_path, "local", "local"))
-    found["local"] = digest(tmp_path / "local")
+            found[threads] = drive(tmp_path, f"inline-{threads}", Inline())
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    found["local"] = drive(tmp_path, "local", Local(1))
     assert len(set(found.values())) == 1, found
+
+
+def drive(directory: Path, name: str, executor: Executor) -> str:
+    """The digest of the study as `executor` trains it, without its mirror."""
+    home = Home(directory / name).create()
+    with closing(Ledger(home.storage)) as ledger:
+        request = Request(home, str(directory / "sums.py"), name="sums", seed=1)
+        assert driven(ledger, request, executor, trials=1) == ("sums", "complete")
+    return digest(home.root)
 
 
 @pytest.mark.slow
