@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
+from driven import driven
 from pydantic import ValidationError
 from trainer_runs import MemoryReporter, Toy, Trial, killed_at
 
@@ -181,9 +183,10 @@ def test_folds_of_the_studies_cover_what_they_divide():
 GIVEN = {"train.folds": 4, "train.num_epochs": 1, "train.batch_size": 256, "model.num_layers": 1}
 
 
-def searched(home: Home, trials: int, **request: Any) -> str:
-    given = {"executor": "inline", "sampler": "random", "overrides": GIVEN} | request
-    run(Request(home=home, reference="mlp", trials=trials, strategy="asha", **given), lambda *_: lambda notice="": None)
+SEARCH = {"reference": "mlp", "sampler": "random", "strategy": "asha", "overrides": GIVEN}
+
+
+def digest(home: Home) -> str:
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
         found = reads.digest(connection, reads.study_row(connection, "mlp"))
@@ -196,9 +199,11 @@ def searched(home: Home, trials: int, **request: Any) -> str:
 def test_a_study_is_pruned_across_folds(tmp_path):
     """And taken in two parts it is the same study, to the last bit."""
     whole, parts = Home.at(tmp_path / "whole"), Home.at(tmp_path / "parts")
-    digest = searched(whole, 8)
-    searched(parts, 3)
-    assert searched(parts, 8) == digest
+    run(Request(home=whole, trials=6, executor="inline", **SEARCH), lambda *_: lambda notice="": None)
+    with closing(Ledger(parts.create().storage)) as ledger:
+        for trials in (3, 6):
+            driven(ledger, Request(parts, **SEARCH), trials=trials)
+    assert digest(parts) == digest(whole)
     ledger = Ledger(whole.storage, create=False)
     with ledger.read() as connection:
         trials = reads.trial_rows(connection, reads.study_row(connection, "mlp")["id"])
