@@ -100,8 +100,9 @@ def test_a_trial_that_waited_to_the_end_shows_why(golden):
 
 def test_what_went_on_is_what_never_paused(tmp_path):
     """Under a sampler that does not learn, every curve is the beginning of the same trial's whole one."""
-    promoted, _ = drive(Home(tmp_path / "promoted"), **(PROMOTE | {"sampler": "random"}))
-    whole, _ = drive(Home(tmp_path / "whole"), sampler="random", strategy="none", overrides=PROMOTE["overrides"])
+    few = {"sampler": "random", "overrides": PROMOTE["overrides"], "bound": {"trials": 9}}
+    promoted, _ = drive(Home(tmp_path / "promoted"), strategy="asha-promote", **few)
+    whole, _ = drive(Home(tmp_path / "whole"), strategy="none", **few)
     parts, full = curves(promoted), curves(whole)
     assert all(full[number][: len(curve)] == curve for number, curve in parts.items())
     assert {len(curve) for curve in parts.values()} == {1, 3, 4}
