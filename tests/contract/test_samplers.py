@@ -80,7 +80,7 @@ def spec(name):
 @pytest.fixture
 def length(name):
     """How many trials tell what a sampler does: of a Gaussian process as few as may be."""
-    return 10 if name == "gp" else 34
+    return 9 if name == "gp" else 27
 
 
 def record_of(number, proposal, state="running", values=None, curve=()):
@@ -162,7 +162,7 @@ def assert_repeated(name, spec, objectives, length):
     for number in range(length):
         golden.ordered(number)
     rng = random.Random(0)
-    for cut in [cut for cut in (0, 1, 3, 4, 8, 11, 12, 17, 25, 33) if cut < length]:
+    for cut in [cut for cut in (0, 3, 4, 8, 11, 12, 17, 25) if cut < length]:
         run = Run(spec, objectives)
         run.asked, run.told = golden.asked[:cut], golden.told[: max(cut - run.window, 0)]
         run.sampler = run.rebuilt(rng)
@@ -177,14 +177,14 @@ def assert_repeated(name, spec, objectives, length):
 def test_rebuild_repeats_the_next_ask_in_whatever_order_trials_ended(name, spec, length):
     rng = random.Random(1)
     run = Run(spec, ONE)
-    for number in range(length - 4):
+    for number in range(length - 3):
         run.ask()
         for other in [k for k in range(number + 1) if k not in {r.number for r in run.told}]:
             if rng.random() < 0.3:
                 run.tell(other)
-        if name != "gp":
+        if name != "gp" and number % 3 == 0:
             assert run.rebuilt(rng).ask(number + 1) == run.rebuilt(rng).ask(number + 1)
-    assert run.rebuilt(rng).ask(length - 4) == run.sampler.ask(length - 4)
+    assert run.rebuilt(rng).ask(length - 3) == run.sampler.ask(length - 3)
 
 
 def test_order_of_tells_between_two_asks_does_not_matter(name, spec):
@@ -440,7 +440,7 @@ def test_what_diverged_before_its_rung_keeps_proposals_away_like_what_diverged_t
     for state in ("infeasible", "pruned"):
         sampler = make_sampler(spec, space, ONE, 0)
         asked[state] = []
-        for number in range(30):
+        for number in range(16 if name == "gp" else 30):
             asked[state].append(at := sampler.ask(number).coordinates)
             loss = (at["x"] - 0.49) ** 2 + (at["y"] - 0.5) ** 2
             if at["x"] > 0.5:

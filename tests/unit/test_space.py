@@ -76,7 +76,7 @@ units = st.lists(st.floats(0, 1), min_size=len(FULL), max_size=len(FULL))
 
 
 @given(units)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_point_of_the_cube_is_a_valid_configuration(u):
     space = bound(FULL)
     coordinates = space.from_unit(u)

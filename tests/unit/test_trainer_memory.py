@@ -191,11 +191,17 @@ def test_copies_of_the_weights_are_in_the_estimate(name):
     assert found.copies == pytest.approx(kept * found.parameters, rel=1e-4)
 
 
-OF_HALVES = [(name, family, width) for name in HALF for family, width in ((perceptron, 512), (transformer, 128))]
+OF_HALVES = [
+    pytest.param(
+        name, family, width, optimizer, marks=() if optimizer == "adamw" or family is perceptron else pytest.mark.slow
+    )
+    for name in HALF
+    for family, width in ((perceptron, 512), (transformer, 128), (convolution, 64))
+    for optimizer in ("adamw", "sgd")
+]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize(("name", "family", "width"), [*OF_HALVES, *((name, convolution, 64) for name in HALF)])
+@pytest.mark.parametrize(("name", "family", "width", "optimizer"), OF_HALVES)
 def test_what_half_precision_takes_is_in_the_estimate(name, family, width, optimizer):
     """Where the processor has no such convolution, torch's own copies its input within the operation."""
     check_copies(HALF[name] | {"optim": {"name": optimizer}}, family, width, 8)
