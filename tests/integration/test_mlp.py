@@ -236,7 +236,7 @@ STUDY = replace(STUDY, name="loose", space=Space(space), enqueue=[{enqueued}])
 """
 
 
-@pytest.mark.parametrize("chosen", [("adamw", "none"), ("ranger", "lookahead")])
+@pytest.mark.parametrize("chosen", [("adamw", "none"), pytest.param(("ranger", "lookahead"), marks=pytest.mark.slow)])
 def test_the_best_configuration_trains_as_it_is_though_nothing_reads_parts_of_it(home, tmp_path, monkeypatch, chosen):
     params = dict(zip(("train.optim.name", "train.optim.wrap"), chosen, strict=True))
     params |= {"train.optim.lookahead.k": 6, "train.rollback.max_rollbacks": 1}
