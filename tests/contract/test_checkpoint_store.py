@@ -224,8 +224,15 @@ def harm(store: CheckpointStore, ref: CheckpointRef, file: str, damage) -> None:
         bucket.upload(harmed, key) if harmed.exists() else bucket.delete(key)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "manifest.json"])
-@pytest.mark.parametrize("damage", [truncate, empty, flip, flip_last, swap, Path.unlink])
+DAMAGES = [truncate, empty, flip, flip_last, swap, Path.unlink]
+DAMAGED = [(file, damage) for file in ("model.safetensors", "manifest.json") for damage in DAMAGES]
+DAMAGED += [("optimizer.safetensors", swap)]
+DAMAGED += [
+    pytest.param("optimizer.safetensors", damage, marks=pytest.mark.slow) for damage in DAMAGES if damage is not swap
+]
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGED)
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(either, file, damage):
     store = either
     put(store, 1)
@@ -784,7 +791,9 @@ def between(bucket, monkeypatch):
 CONFLICT = (409, "ConditionalRequestConflict")
 
 
-@pytest.mark.parametrize("answer", [CONFLICT, (503, "SlowDown"), (500, "InternalError"), "drop"])
+@pytest.mark.parametrize(
+    "answer", [CONFLICT, (503, "SlowDown"), pytest.param((500, "InternalError"), marks=pytest.mark.slow), "drop"]
+)
 def test_what_may_go_better_next_time_is_tried_again(answer, bucket, between):
     """AWS_MAX_ATTEMPTS is 2 here. The other request of a conflict may have been this one, its answer lost."""
     at = Bucket(bucket)

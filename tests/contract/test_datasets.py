@@ -174,7 +174,7 @@ def test_an_epoch_entered_anywhere_with_any_number_of_workers_is_the_same(readin
     loader = reading.loader(num_workers=2)
     for epoch in (0, 2):
         whole = reading.windows(epoch)
-        for position in range(len(whole) + 1):
+        for position in range(0, len(whole) + 1, 1 + epoch):
             assert reading.windows(epoch, position) == whole[position:]
             assert [exact(window) for window in loader.epoch(epoch, position)] == whole[position:]
     loader.close()

@@ -378,15 +378,15 @@ def drifting(simulation, number, params, epoch):
 
 
 def test_where_the_best_rate_drifts_the_bandit_is_ahead():
-    """In as many epochs of simulated training, over six seeds."""
+    """In as many epochs of simulated training, over four seeds."""
     final = {}
     for name in ("pbt", "pb2"):
         strategy = make_strategy({"name": name, "population": 6, "perturb": ["lr"]})
-        runs = [Simulation(strategy, drifting, seed, epochs=16).run() for seed in range(6)]
+        runs = [Simulation(strategy, drifting, seed, epochs=16).run() for seed in range(4)]
         final[name] = [min(record.curve[-1][1] for record in run.generation(15)) for run in runs]
     wins = sum(bandit_ < random_ for bandit_, random_ in zip(final["pb2"], final["pbt"], strict=True))
-    print(f"mean final loss {np.mean(final['pbt']):.2f} by pbt, {np.mean(final['pb2']):.2f} by pb2; {wins} of 6")
-    assert np.mean(final["pb2"]) < np.mean(final["pbt"]) - 0.2 and wins >= 5
+    print(f"mean final loss {np.mean(final['pbt']):.2f} by pbt, {np.mean(final['pb2']):.2f} by pb2; {wins} of 4")
+    assert np.mean(final["pb2"]) < np.mean(final["pbt"]) - 0.2 and wins == 4
 
 
 def test_the_numbers_of_draws_are_the_trials_own():

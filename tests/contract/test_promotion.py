@@ -171,7 +171,7 @@ def algorithm_2(full: dict, r: int, eta: int, R: int | None) -> list[tuple[int, 
     return jobs
 
 
-@settings(max_examples=75)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**16), spec=st.sampled_from(ASHA), epochs=st.sampled_from([5, 9, 12]))
 def test_one_worker_does_what_the_published_algorithm_does(seed, spec, epochs):
     strategy = make_strategy(spec)
@@ -198,7 +198,7 @@ def _through(simulated: Simulation, strategy) -> list[tuple[int, int]]:
 WITHOUT = [spec for spec in SPECS if spec["name"] != "freeze-thaw"]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**16), spec=st.sampled_from(WITHOUT), workers=st.sampled_from([1, 2, 8]))
 def test_whatever_the_workers_do(seed, spec, workers):
     assert assert_well_promoted(seed, spec, workers).modelled == 0
@@ -207,8 +207,7 @@ def test_whatever_the_workers_do(seed, spec, workers):
 @rounds("workers", [1, 2, 8])
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in WITHOUT], ids=json.dumps)
 def test_whatever_the_workers_do_where_a_model_chooses(spec, workers):
-    for seed in range(2):
-        assert assert_well_promoted(seed, spec, workers).modelled > 0, "the rule of asha-promote alone chose"
+    assert assert_well_promoted(workers, spec, workers).modelled > 0, "the rule of asha-promote alone chose"
 
 
 def assert_well_promoted(seed: int, spec: dict, workers: int) -> Simulation:
@@ -284,13 +283,13 @@ class KeptHistory(TableHistory):
 
 
 @pytest.mark.parametrize("several", [False, True])
-@rounds("seed", range(3))
+@rounds("seed", range(2))
 def test_what_hyperband_keeps_decides_as_each_bracket_ranked_anew_by_itself(several, seed):
     """One strategy through all events on orders of all trials, against `asha-promote` on the bracket's trials alone."""
     one, kept = make_strategy({"name": "hyperband-promote", "eta": 2, "seed": seed}), Kept(several, seed)
     alone = [make_strategy({"name": "asha-promote", "min_epochs": 2**bracket, "eta": 2}) for bracket in range(3)]
     dealing, kinds, went_on = Hyperband(eta=2, seed=seed), set(), 0
-    for _ in range(200):
+    for _ in range(120):
         history = kept.report()
         number, epoch = history.number, history.epoch
         dealt = {n: dealing.bracket(n, dealing.brackets(4)) for n in kept.curves}
