@@ -139,13 +139,20 @@ def read_until(process: subprocess.Popen[str], word: str) -> str:
     raise AssertionError(f"it never said {word!r}: {''.join(lines)}")
 
 
+# A step takes its time, so that nobody is done before the others have begun, until somebody lets all go.
+GATED = (
+    "time.sleep(self.config.pause)",
+    'time.sleep(0.0 if os.path.exists(f"{os.path.dirname(__file__)}/go") else 1.0)',
+)
+
+
 @pytest.mark.usefixtures("process")
 def test_workers_join_train_leave_and_obey_ctrl_c(tmp_path, start):
     home = Home(tmp_path / "home")
-    study = ("--study", str(STUDY), "--trials", "8", "--window", "4", "--strategy", "none")
-    lasting = ("-o", "train.num_epochs=2", "-o", "pause=0.1")
+    (tmp_path / "gated.py").write_text(STUDY.read_text().replace(*GATED))
     # Without rungs, at which others make way.
-    driver = start(home.root, "run", *study, *lasting, "--executor", "inline")
+    study = ("--study", str(tmp_path / "gated.py"), "--trials", "4", "--window", "4", "--strategy", "none")
+    driver = start(home.root, "run", *study, "-o", "train.num_epochs=1", "--executor", "inline")
     while not (home.root / "checkpoints" / "tiny" / "study.uid").exists():
         assert driver.poll() is None
         time.sleep(0.02)
@@ -157,10 +164,11 @@ def test_workers_join_train_leave_and_obey_ctrl_c(tmp_path, start):
     assert short.returncode == 130, said
     assert "trial is saved and waits" in said
     assert "left: as it was told to; 1 trial\n" in said
+    begun = read_until(long, "begins, attempt")
+    (tmp_path / "go").touch()
     said, _ = long.communicate(timeout=200)
     assert long.returncode == 0, said
-    assert "joined study tiny, which pid" in said
-    assert "begins, attempt" in said
+    assert "joined study tiny, which pid" in begun
     assert "left: nothing it joined is driven any more" in said
     output, _ = driver.communicate(timeout=60)
     assert driver.returncode == 0, output
