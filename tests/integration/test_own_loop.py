@@ -153,7 +153,7 @@ STUDY = Study("twice", Config(), Twice, {"x": Float(0.0, 1.0)}, [Objective("val/
 """
 
 
-@pytest.mark.parametrize("strategy", ["asha", "asha-promote"])
+@pytest.mark.parametrize("strategy", ["asha", pytest.param("asha-promote", marks=pytest.mark.slow)])
 def test_a_step_reported_before_its_epoch_is_no_point_to_decide_at(tmp_path, strategy):
     file = tmp_path / "twice.py"
     file.write_text(TWICE)
@@ -170,7 +170,12 @@ def test_a_step_reported_before_its_epoch_is_no_point_to_decide_at(tmp_path, str
     [
         ('return Outcome("complete", step', 'return Outcome("done", step', "returned an Outcome of kind 'done'"),
         ('"metrics": metrics}', '"metrics": metrics, "rng": {"of": [{1}]}}', "state['rng']['of']['0'], a set, cannot"),
-        ("step=step, epoch=epoch, metrics=metrics)", "step=step, epoch=epoch, metrics={'a': [1]})", "metric 'a' is no"),
+        pytest.param(
+            "step=step, epoch=epoch, metrics=metrics)",
+            "step=step, epoch=epoch, metrics={'a': [1]})",
+            "metric 'a' is no",
+            marks=pytest.mark.slow,
+        ),
         ("reporter.report(step, metrics, epoch", "reporter.report(step, {'b': []}, epoch", "metric 'b' is no number"),
     ],
 )
@@ -180,7 +185,8 @@ def test_what_a_loop_gets_wrong_fails_its_trial_in_a_sentence_and_leaves_nothing
     code = Path(study).read_text()
     assert code.count(written) == 1
     (tmp_path / "wrong.py").write_text(code.replace(written, instead))
-    ran = hpo("run", "--study", str(tmp_path / "wrong.py"), *FLAGS, home=home)
+    one = ("--trials", "1", *FLAGS[2:])
+    ran = hpo("run", "--study", str(tmp_path / "wrong.py"), *one, home=home)
     assert (ran.exit_code, ran.exception.__class__) == (1, SystemExit)
     shown = hpo("show", "0", "--study", "own-loop", "--json", home=home)
     assert json.loads(shown.stdout)["outcome"] == "user_error"
