@@ -12,7 +12,7 @@ from hpo.cli import app
 from hpo.home import Home
 
 TINY = (
-    "data.corpus.general=120", "data.corpus.target=40", "model.hidden_size=16", "model.num_heads=2",
+    "data.corpus.general=80", "data.corpus.target=30", "model.hidden_size=16", "model.num_heads=2",
     "model.num_kv_heads=1", "model.num_layers=1", "train.num_epochs=2", "samples.tokens=8",
 )  # fmt: skip
 LEARNT = (
@@ -21,6 +21,8 @@ LEARNT = (
     "train.batch_size=8",
     "train.optim.lr=0.01",
     "train.schedule.warmup_ratio=0",
+    "model.hidden_size=32",
+    "model.num_layers=1",
 )
 FLAGS = ("--study", "gpt", "--executor", "inline", "--sampler", "random")
 
@@ -132,7 +134,7 @@ def test_what_cannot_be_trained_is_one_sentence(content, given, sentence, home, 
 @pytest.mark.usefixtures("process")
 def test_text_of_ones_own_is_learnt(home, tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     result = hpo("run", *FLAGS, "--trials", "1", home=home, given=(f"data.path={path}", *LEARNT))
     assert result.exit_code == 0, result.output
     curves = json.loads(hpo("show", "0", "--study", "gpt", "--json", home=home, given=()).stdout)["curves"]
