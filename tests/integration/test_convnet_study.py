@@ -30,7 +30,7 @@ TINY = {
     "train.optim.wrap": "sam",
     "train.batch_size": 16,
     "train.micro_batch_size": 8,
-    "train.num_epochs": 3,
+    "train.num_epochs": 2,
     "train.precision": "bf16",
 }
 OPTIONS = [word for path, value in TINY.items() for word in ("-o", f"{path}={value}")]
