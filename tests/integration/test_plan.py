@@ -41,8 +41,8 @@ def shape(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def shallow(tmp_path_factory) -> str:
-    """As `shape`, of two layers."""
-    return written(tmp_path_factory, 2)
+    """As `shape`, of one layer."""
+    return written(tmp_path_factory, 1)
 
 
 def written(factory: pytest.TempPathFactory, num_layers: int) -> str:
@@ -100,7 +100,7 @@ def test_the_least_comes_first_and_little_more_is_asked_than_proves_the_answer()
 
 def test_a_preset_pins_nothing_and_no_micro_batch_is_larger_than_the_batch():
     text = plan(
-        "--study", "gpt", "--memory", "4GB", "-o", "preset=full", "-o", "model.num_layers=1", "-o", "train.batch_size=8"
+        "--study", "gpt", "--memory", "1TB", "-o", "preset=full", "-o", "model.num_layers=1", "-o", "train.batch_size=8"
     )
     assert "Tried: train.activations.checkpoint none, selective, full; train.micro_batch_size 8, 4, 1 (9 config" in text
     assert "data.block_size" not in text
