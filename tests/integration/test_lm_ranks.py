@@ -26,7 +26,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "ipo": {"study": "dpo", "loss.name": "ipo"},
     "reward": {"study": "dpo", "preset": "reward"},
 }
-DEFAULT = ("lora contrastive uneven", "dpo", "reward")  # a sample: each study, each kind of loss, an uneven window
+DEFAULT = (
+    "lora",
+    "lora contrastive uneven",
+    "dpo",
+    "reward",
+)  # a sample: each study and kind of loss, uneven windows
 CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in RUNS]
 
 
