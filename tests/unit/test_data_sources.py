@@ -312,6 +312,6 @@ def test_arrays_of_numpy_are_samples_too():
 
 
 @pytest.mark.usefixtures("process")
-def test_pyarrow_is_loaded_by_whoever_reads_a_table_only():
-    code = "import sys, trainer.loop; assert 'pyarrow' not in sys.modules"
+def test_pyarrow_and_tokenizers_are_loaded_by_whoever_reads_a_table_or_trains_a_tokenizer_only():
+    code = "import sys, trainer.loop, trainer.data.text; assert not {'pyarrow', 'tokenizers'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

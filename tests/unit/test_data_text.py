@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-import subprocess
 import sys
 
 import pytest
@@ -60,9 +59,3 @@ def test_without_the_library_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match="BPE needs the package tokenizers: install hpo with the extra `text`"):
         BPE.train(TEXTS, 300)
-
-
-@pytest.mark.usefixtures("process")
-def test_the_trainer_does_not_load_it():
-    code = "import sys, trainer.data, trainer.data.text; assert 'tokenizers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

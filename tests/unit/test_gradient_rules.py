@@ -221,7 +221,7 @@ def test_the_noise_scale_of_a_known_model(sizes):
     deviations = torch.tensor([1.0, 2.0, 3.0, 0.5], dtype=torch.float64)
     theta = nn.Parameter(torch.tensor([1.0, -1.0, 2.0, 0.5], dtype=torch.float64))
     probe, meter = NoiseProbe([theta]), Meter(ClipConfig(), GuardConfig())
-    for _ in range(2000):
+    for _ in range(1000):
         theta.grad = None
         x = deviations * torch.randn(sum(sizes), 4, dtype=torch.float64, generator=generator)
         meter.add(accumulate(list(x.split(sizes)), quadratic(theta), probe), torch.tensor(1.0))
