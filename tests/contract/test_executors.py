@@ -46,7 +46,7 @@ LANES: dict[str, Any] = {
     "window": 8,
     "overrides": {"train.lanes": 4},
 }
-LANES_TRIALS = 12
+LANES_TRIALS = 8
 
 
 def drive(
@@ -90,7 +90,11 @@ def check(tmp_path: Path, golden: Callable, executor: str, sampler: str, strateg
 @pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     ("executor", "sampler", "strategy"),
-    [("local-2", "tpe", "asha"), ("local-1", "qmc", "median"), ("local-4", "auto", "asha")],
+    [
+        ("local-2", "tpe", "asha"),
+        ("local-1", "qmc", "median"),
+        pytest.param("local-4", "auto", "asha", marks=pytest.mark.slow),
+    ],
 )
 def test_a_study_is_the_same_on_every_executor(tmp_path, golden, executor, sampler, strategy):
     """Ray has the whole of this in the full sweep, and here a study that loses an actor."""
@@ -255,19 +259,18 @@ def test_an_actor_that_is_killed_is_replaced_and_the_study_is_the_same(tmp_path,
     carried = 'return {"custom/carried": float("/runtime_resources/" in __file__), "val/loss"'
     study_file.write_text(Path(TINY).read_text().replace('return {"val/loss"', carried))
     flags = {"reference": str(study_file), "overrides": {"pause": 0.02}}
-    golden, _, _ = drive(Home(tmp_path / "inline"), Inline(), 4, **flags)
-    executor = Losing(2, NO_GPUS)
+    golden, _, _ = drive(Home(tmp_path / "inline"), Inline(), 2, **flags)
+    executor = Losing(1, NO_GPUS)
     home = Home(tmp_path / "ray")
-    digest, _, state = drive(home, executor, 4, **flags)
+    digest, _, state = drive(home, executor, 2, **flags)
     assert executor.killed
     assert (state, digest) == ("complete", golden)
     with closing(Ledger(home.storage)) as ledger:
         ended = Counter(ledger.look(lambda c: c.execute(select(attempts.c.outcome)).scalars().all()))
         where = select(reports.c.value).where(reports.c.key == "custom/carried")
         assert set(ledger.look(lambda c: c.execute(where).scalars().all())) == {1.0}
-    made_way = ended.pop("preempted", 0)  # at its rung the other one may take the lost trial, and give up its own
-    assert ended.pop("lost") == 1 and made_way <= 1
-    assert ended.total() == 4 and ended.keys() <= {"complete", "pruned"}
+    assert ended.pop("lost") == 1
+    assert ended.total() == 2 and ended.keys() <= {"complete", "pruned"}
 
 
 def test_a_home_that_ray_does_not_see_is_refused_in_one_sentence(tmp_path, ray_cluster, monkeypatch):
