@@ -208,6 +208,7 @@ def test_a_reward_models_checkpoint_holds_head_and_adapters(tmp_path):
 
 @pytest.mark.parametrize("given", [{"loss.name": "dpo"}, {"preset": "reward"}])
 def test_no_more_rows_are_evaluated_at_once_than_are_trained_on(given):
+    given = given | {"data.generated": 120, "evaluation.prompts": 16}
     it, whole = task(**given, **{"train.micro_batch_size": 7}), task(**given, **{"train.batch_size": 64})
     model, seen = perturbed(it), []
     read = model.lm if it.scores else model
