@@ -219,7 +219,7 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(given, on_device, t
     for name, task, deferred in (("empty", empty, False), ("bad", bad_at(0, 5), on_device)):
         monkeypatch.setattr(step, "skips_on_device", lambda optimizer, device, deferred=deferred: deferred)
         of = {"optim": OPTIMS[given], "micro_batch_size": None}
-        of["checkpoint"] = {"every_steps": 1 if on_device else None}  # an event of the device's waits for a save
+        of["checkpoint"] = {"every_steps": 1 if on_device else None}  # an event needs a read before a good window
         trial = uninterrupted(tmp_path / name, task=task, **of)
         results[name] = [p.detach().clone() for p in trial.task.net.parameters()]
     for p, q in zip(results["bad"], results["empty"], strict=True):
