@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -423,13 +424,26 @@ def test_ctrl_c_before_anything_has_begun_is_one_word(home, module):
 READING = ("status --json", "show 0 --json", "compare --json", "best --json", "verify")
 
 
+FORKED = """
+import os, runpy, sys
+import hpo.lookup, sqlalchemy  # what takes longest to load, once for all
+sys.stdout.reconfigure(line_buffering=True)
+home, *reading = sys.argv[1:]
+if "verify" in reading:
+    import mlflow.tracking
+for command in reading:
+    if not (child := os.fork()):
+        sys.argv = ["hpo", *command.split(), "--study", "mlp", "--home", home]
+        runpy.run_module("hpo", run_name="__main__")
+    print("rc", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print("---")
+"""
+
+
 def read_only(home: Home, *reading: str) -> dict[str, str]:
     """What each of these commands prints on the home while nothing can be written there; skips where that is not to be
     had."""
-    python = f"{sys.executable} -m hpo"
-    commands = "; ".join(
-        f"{python} {command} --study mlp --home {home.root}; echo rc $?; echo ---" for command in reading
-    )
+    commands = shlex.join([sys.executable, "-c", FORKED, str(home.root), *reading])
     script = f"mount --bind {home.root} {home.root} && mount -o remount,ro,bind {home.root} || exit 77; {commands}"
     beside = home.root.parent
     before = set(beside.iterdir())
