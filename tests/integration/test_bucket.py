@@ -78,7 +78,7 @@ def promoted(tmp_path, bucket):
     storage, state, homes = f"sqlite:///{tmp_path / 'ledger.db'}", "interrupted", 0
     while state == "interrupted":
         home = Home(tmp_path / f"home-{homes}")
-        state = drive(storage, home, bucket, 2, **PROMOTE)
+        state = drive(storage, home, bucket, 2, bound=4, **PROMOTE)
         homes += 1
         for area in ("checkpoints", "files"):
             left = [path for path in (home.root / area).rglob("*") if path.is_file() and path.name != "study.uid"]
@@ -91,7 +91,7 @@ def promoted(tmp_path, bucket):
 
 def test_trials_that_pause_go_on_from_homes_that_share_no_directory(promoted, tmp_path):
     ledger, home = promoted
-    assert drive(f"sqlite:///{tmp_path / 'golden.db'}", Home(tmp_path / "golden"), "", **PROMOTE) == "complete"
+    assert drive(f"sqlite:///{tmp_path / 'golden.db'}", Home(tmp_path / "golden"), "", bound=4, **PROMOTE) == "complete"
     golden = Ledger(f"sqlite:///{tmp_path / 'golden.db'}")
     assert digest(ledger) == digest(golden), "as on a disk, never interrupted"
     golden.close()
