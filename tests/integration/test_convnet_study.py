@@ -48,7 +48,7 @@ def status(home: Home) -> dict:
 @pytest.mark.usefixtures("process")
 def test_killed_and_resumed_it_ends_as_the_uninterrupted_study(tmp_path):
     whole, broken = Home.at(tmp_path / "whole"), Home.at(tmp_path / "broken")
-    environment = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": "worker.after_report_commit=kill@2"}
+    environment = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": "worker.after_report_commit=kill@1"}
     command = [sys.executable, "-m", "hpo", *RUN, "--home", str(broken.root)]
     assert subprocess.run(command, env=environment, capture_output=True, timeout=120).returncode == -signal.SIGKILL
     resumed = hpo("resume", "--executor", "inline", home=broken)
