@@ -25,7 +25,8 @@ class Meter:
     device. They are added one by one in float64 and in order, so when they are read changes no sum.
 
     `consecutive` is the number of windows in a row, up to the last, whose loss or gradient was not finite, less the
-    overflows that fp16's loss scale answers; `gave_up` says that it has reached the guard's limit.
+    overflows that fp16's loss scale answers; `gave_up` says that it has reached the guard's limit, and `turned_bad` has
+    the steps at which such rows have begun, until whoever tells of them takes them out.
     """
 
     def __init__(self, clip: ClipConfig, guard: GuardConfig) -> None:
@@ -33,19 +34,26 @@ class Meter:
         self.limit = guard.max_consecutive
         self.consecutive = 0
         self.gave_up = False
+        self.turned_bad: list[int] = []
         self.sums: dict[str, float] = {}
-        self._pending: list[tuple[Window, float | Tensor]] = []
+        self._pending: list[tuple[int, Window, float | Tensor]] = []
 
-    def add(self, window: Window, norm: float | Tensor) -> None:
-        """Take in a window and the norm of its gradient, unread."""
-        self._pending.append((window, norm))
+    def add(self, step: int, window: Window, norm: float | Tensor) -> None:
+        """Take in a step's window and the norm of its gradient, unread."""
+        self._pending.append((step, window, norm))
 
     def drain(self) -> list[bool]:
         """Read what is pending: for each window, whether it was finite and thus trained on. One wait for the device."""
-        windows, self._pending = self._pending, []
-        rows = [_row(window, norm) for window, norm in windows]
+        pending, self._pending = self._pending, []
+        rows = [_row(window, norm) for _, window, norm in pending]
         values = _read([[*row.values()] for row in rows])
-        return [self._take(**dict(zip(row, read, strict=True))) for row, read in zip(rows, values, strict=True)]
+        trained = []
+        for (step, *_), row, read in zip(pending, rows, values, strict=True):
+            before = self.consecutive
+            trained.append(self._take(**dict(zip(row, read, strict=True))))
+            if self.consecutive > 0 and before == 0:
+                self.turned_bad.append(step)
+        return trained
 
     def _take(
         self, *, loss: float, count: float, norm: float, met: float, answered: float = False, **others: float

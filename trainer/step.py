@@ -69,7 +69,7 @@ class Stepper:
         if self.config.rollback.enabled and s.spikes.is_spike(loss := _mean(window)):
             self.statistics.restore()
             return loss, float(norm)
-        s.meter.add(window, norm)
+        s.meter.add(s.step, window, norm)
         self.updating = True
         if self.deferred:
             self._update_on_device(window, norm)
@@ -188,10 +188,11 @@ class Stepper:
 
     def drain(self) -> bool:
         """Read the meter; whether the last window was trained on. The first of bad windows in a row is an event."""
-        before = self.state.meter.consecutive
-        trained = self.state.meter.drain()
-        if self.state.meter.consecutive > 0 and before == 0:
-            self.on_event("skipped_step", step=self.state.step, reason="loss or gradient is not finite")
+        meter = self.state.meter
+        trained = meter.drain()
+        for step in meter.turned_bad:
+            self.on_event("skipped_step", step=step, reason="loss or gradient is not finite")
+        meter.turned_bad.clear()
         return trained[-1] if trained else True
 
 

@@ -185,7 +185,7 @@ def test_clipped_counts_what_clipping_by_norm_met(net):
     for gradients in ({"normalize": "global"}, {}):
         window = window_of(net)
         norm = rules(net, {"norm": 1.1}, gradients).apply(window, 0, wait=True)
-        meter.add(window, norm)
+        meter.add(0, window, norm)
     meter.drain()
     assert norm > 5
     assert meter.metrics()["train/clipped"] == 0.5
@@ -224,7 +224,7 @@ def test_the_noise_scale_of_a_known_model(sizes):
     for _ in range(1000):
         theta.grad = None
         x = deviations * torch.randn(sum(sizes), 4, dtype=torch.float64, generator=generator)
-        meter.add(accumulate(list(x.split(sizes)), quadratic(theta), probe), torch.tensor(1.0))
+        meter.add(0, accumulate(list(x.split(sizes)), quadratic(theta), probe), torch.tensor(1.0))
     meter.drain()
     assert meter.metrics()["train/noise_scale"] == pytest.approx(14.25 / 6.25, rel=0.03)
 
@@ -248,7 +248,7 @@ def test_windows_of_one_micro_batch_say_nothing_of_the_noise(net):
         window = accumulate(batches, lambda i, b: Loss(net(b).square().sum(), len(b)), probe)
         assert window.noise is not None
         assert bool(torch.isfinite(window.noise[1])) == (sizes == [2, 2])
-        meter.add(window, torch.tensor(1.0))
+        meter.add(0, window, torch.tensor(1.0))
     assert meter.drain() == [True] * 3
     assert meter.sums["noise/trace"] == pytest.approx(float(window.noise[1]))
 

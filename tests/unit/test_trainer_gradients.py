@@ -118,8 +118,8 @@ def window(loss: float, count: float = 4, **terms: float) -> Window:
 
 def test_means_are_over_the_global_count_and_over_steps():
     meter = Meter(ClipConfig(norm=1.0), GuardConfig())
-    meter.add(window(8.0, 4, hits=1.0), torch.tensor(0.5))
-    meter.add(window(1.0, 1, hits=1.0), torch.tensor(1.5))
+    meter.add(0, window(8.0, 4, hits=1.0), torch.tensor(0.5))
+    meter.add(0, window(1.0, 1, hits=1.0), torch.tensor(1.5))
     assert meter.drain() == [True, True]
     assert meter.metrics() == {
         "train/skipped_steps": 0,
@@ -133,8 +133,8 @@ def test_means_are_over_the_global_count_and_over_steps():
 
 def test_a_term_that_begins_within_the_epoch_is_a_mean_over_its_own_windows():
     meter = Meter(ClipConfig(), GuardConfig())
-    meter.add(window(8.0, 4), torch.tensor(0.5))
-    meter.add(window(1.0, 2, rank_ic=1.0), torch.tensor(0.5))
+    meter.add(0, window(8.0, 4), torch.tensor(0.5))
+    meter.add(0, window(1.0, 2, rank_ic=1.0), torch.tensor(0.5))
     meter.drain()
     assert meter.metrics()["train/rank_ic"] == 1 / 2
 
@@ -144,7 +144,7 @@ def test_when_windows_are_read_changes_nothing():
     at_once, one_by_one = (Meter(ClipConfig(), GuardConfig()) for _ in range(2))
     for value in values:
         for meter in (at_once, one_by_one):
-            meter.add(window(value), torch.tensor(value))
+            meter.add(0, window(value), torch.tensor(value))
         one_by_one.drain()
     at_once.drain()
     assert at_once.state() == one_by_one.state()
@@ -154,7 +154,7 @@ def test_when_windows_are_read_changes_nothing():
 def test_what_is_not_finite_is_counted_and_enters_no_mean(loss, norm):
     meter = Meter(ClipConfig(), GuardConfig(max_consecutive=2))
     for bad in (True, False, True, True):
-        meter.add(window(loss) if bad else window(2.0), torch.tensor(norm if bad else 3.0))
+        meter.add(0, window(loss) if bad else window(2.0), torch.tensor(norm if bad else 3.0))
     assert not meter.gave_up
     assert meter.drain() == [False, True, False, False]
     assert (meter.consecutive, meter.gave_up) == (2, True)
@@ -164,7 +164,7 @@ def test_what_is_not_finite_is_counted_and_enters_no_mean(loss, norm):
 
 def test_nothing_trained_on_is_nan_and_never_zero():
     meter = Meter(ClipConfig(), GuardConfig(max_consecutive=1))
-    meter.add(window(0.0, 0), torch.tensor(math.nan))
+    meter.add(0, window(0.0, 0), torch.tensor(math.nan))
     assert meter.drain() == [False]
     assert not meter.gave_up
     assert math.isnan(meter.metrics()["train/loss"])
@@ -174,7 +174,7 @@ def test_nothing_trained_on_is_nan_and_never_zero():
 @pytest.mark.parametrize("name", ["loss", "lr", "grad_norm"])
 def test_a_term_may_not_take_a_name_of_the_trainers(name):
     meter = Meter(ClipConfig(), GuardConfig())
-    meter.add(Window(torch.tensor(1.0), 4, {name: torch.tensor(1.0)}), torch.tensor(1.0))
+    meter.add(0, Window(torch.tensor(1.0), 4, {name: torch.tensor(1.0)}), torch.tensor(1.0))
     meter.drain()
     with pytest.raises(TrainerError, match=f"term named {name!r}"):
         meter.metrics()

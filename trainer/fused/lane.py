@@ -117,7 +117,7 @@ class Lane(Fit):
     def trains_on(self, window: Window, norm: float) -> bool:
         """Whether the gradient that its parameters have, of which `norm` is that of the sum, is to be stepped by."""
         norm = self._ruled(window, norm)
-        self.state.meter.add(window, norm)
+        self.state.meter.add(self.state.step, window, norm)
         if trained := self.stepper.drain():
             return trained
         self.stepper.statistics.restore()
