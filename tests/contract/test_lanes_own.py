@@ -87,7 +87,7 @@ class Phased(Normed):
         return 1.0 - progress / 2
 
 
-LATE = {"loss": (Tabled, {"weight": 4.0}, 10), "lr_scale": (Phased, {"hidden": 13.0}, 11)}
+LATE = {"loss": (Tabled, {"weight": 10.0}, 4), "lr_scale": (Phased, {"hidden": 13.0}, 5)}
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -115,7 +115,7 @@ def test_a_lane_that_raises_in_the_middle_ends_alone(where, place, tmp_path):
 def test_a_lane_that_raises_as_another_joins_is_not_taken_for_that(tmp_path):
     config: dict[str, Any] = BESIDE | {"task": Tabled}
     ahead, odd, joining = (
-        OneOf(tmp_path / str(i), of={"weight": weight}, seed=i, **config) for i, weight in enumerate((1.0, 5.8, 0.5))
+        OneOf(tmp_path / str(i), of={"weight": weight}, seed=i, **config) for i, weight in enumerate((1.0, 13.5, 0.5))
     )
     together(ahead, odd, later={1: [joining]})
     assert isinstance(odd.outcome, IndexError) and odd.reporter.reads == EPOCH + 1
@@ -138,8 +138,8 @@ class Spoilt(Normed):
 
 def test_steps_that_are_skipped_are_told_by_their_lane_at_their_step(tmp_path):
     """Once for each run of them, as `fit` tells it: also where good steps of the epoch lie between two."""
-    weights = {4.0: [2, 6, 10], 1000.0: [], 7.0: [5, 12]}
-    config: dict[str, Any] = BESIDE | {"task": Spoilt, "num_epochs": 2}
+    weights = {4.0: [2, 6, 10, 14], 1000.0: [], 7.0: [5, 12]}
+    config: dict[str, Any] = BESIDE | {"task": Spoilt, "num_epochs": 5}
     lanes = {weight: OneOf(tmp_path / f"lane{weight}", of={"weight": weight}, **config) for weight in weights}
     together(*lanes.values())
     for weight, lane in lanes.items():
