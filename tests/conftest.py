@@ -51,7 +51,7 @@ _STARTERS = {sys.executable, "bash", "make", "unshare"}
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: no collection of garbage need look at it again, which is a twelfth of the time."""
+    """What is imported by now stays: no collection of garbage need look at it again, a fifteenth of the time."""
     gc.collect()
     gc.freeze()
 

@@ -184,7 +184,7 @@ def golden_run(home: Path, *extra: str, **of: Any) -> Golden:
 
 
 def shared_golden(factory: pytest.TempPathFactory, label: str, *extra: str, **of: Any) -> Golden:
-    """The golden run of this label, made once for all processes that share the tests of this session."""
+    """The golden run of this label, made once for all processes that share the tests."""
     return Golden(**once(factory, label, lambda directory: asdict(golden_run(directory / "home", *extra, **of))))
 
 

@@ -84,7 +84,7 @@ def _instants(count: int) -> list[tuple[str, int]]:
 
 @pytest.mark.usefixtures("process")
 def test_kills_of_a_worker_and_the_mirror_at_sampled_instants_change_nothing(tmp_path, golden):
-    """Test `test_of_two_resumes_at_once_one_wins...` kills the driver."""
+    """The test of two resumes at once kills the driver."""
     rng = random.Random("sampled")
     run = Run(tmp_path / "home")
     print(f"\nSIGKILL {kill_at(run, {target: rng.random() for target in ('worker', 'mirror')}, golden, rng)}")

@@ -23,7 +23,7 @@ def test_every_part_has_its_defects():
     assert all(parts.count(part) >= 3 for part in PARTS)
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.skipif(shutil.which("git") is None, reason="runs where git is installed")
 def test_every_patch_applies():
     results = {name: defect.apply(ROOT, "--check") for name, defect in DEFECTS.items()}
     assert {name: result.stderr for name, result in results.items() if result.returncode} == {}
