@@ -326,9 +326,9 @@ def at_each_window(look: Any) -> Iterator[None]:
     """Call `look(window, norm)` on every rank as each window's numbers enter its meter."""
     add = Meter.add
 
-    def noted(self: Meter, window: Window, norm: Any) -> None:
+    def noted(self: Meter, step: int, window: Window, norm: Any) -> None:
         look(window, norm)
-        add(self, window, norm)
+        add(self, step, window, norm)
 
     Meter.add = noted  # type: ignore[method-assign]
     try:
