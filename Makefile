@@ -31,7 +31,8 @@ COMPILE := $(BIN)/python -m compileall -q hpo trainer studies
 LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
-	train-integrated-safe test test-fast test-slow coverage golden mutations lint format bench clean
+	train-integrated-safe up down smoke-docker test test-fast test-slow coverage golden mutations lint format bench \
+	clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +85,20 @@ train-integrated-safe: $(READY)  ## search, walk-forward folds of the best (whic
 			-o data.split.num_folds=3 -o data.split.fold=$$fold -o data.split.test=true || exit; \
 	done; \
 	for fold in 0 1 2; do name=atft-fold-$$fold-$$sum; $(LEFT) || exit; done
+
+docker/.env:
+	cp docker/env.example $@
+
+up: docker/.env  ## start the platform of docker/: PostgreSQL, a store, MLflow, driver, workers
+	docker/make_secrets.sh
+	cd docker && docker compose up --detach --build
+
+down: docker/.env  ## stop the platform; what it keeps stays in its volumes
+	cd docker && docker compose down
+
+smoke-docker: docker/.env  ## on the platform: kill its workers, stop and resume its driver, verify
+	docker/make_secrets.sh
+	docker/smoke.sh
 
 test: lint  ## what CI runs: style, types, imports, and every test but the full sweeps
 	$(COMPILE)

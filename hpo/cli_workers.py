@@ -35,3 +35,18 @@ def node(
     from hpo.ranks import serve
 
     serve(rendezvous, storage)
+
+
+@app.command()
+def migrate(
+    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long a server may take to answer.")
+    ] = 0.0,
+) -> None:
+    """Make a ledger, or bring it to this release; `run` and `resume` do so too."""
+    from hpo.ledger import Ledger
+
+    ledger = Ledger(storage, patience=wait)
+    print(f"{ledger.shown} is a ledger of this release.")
+    ledger.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hpo import words
+from hpo import secret_files, words
 from hpo.errors import HpoError, UserError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Commands(TyperGroup):
             if callable(before):  # from here on what was begun is undone on the way out
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             _check_working_directory()
+            secret_files.read_into(os.environ)
             return super().invoke(ctx)
         except (HpoError, TrainerError) as error:
             print(f"error: {error}", file=sys.stderr)

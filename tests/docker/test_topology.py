@@ -1,0 +1,95 @@
+"""The platform of compose.yaml as processes of this machine: `smoke.sh`, unchanged, and what its services say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compose_file import DOCKER
+
+LOCAL = Path(__file__).with_name("local_compose.py")
+NEEDED = ("bwrap", "unshare", "setpriv", "ip", "curl")
+
+
+@pytest.fixture
+def platform(process, tmp_path):
+    """Runs words in a network of their own, where $COMPOSE starts services; ends what is left of them."""
+    missing = [program for program in NEEDED if shutil.which(program) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"runs as root, with {', '.join(missing or NEEDED)}: apt-get install bubblewrap iproute2 curl")
+    if not {"10001"} <= readable_by():
+        pytest.skip("runs where other users may read this Python and the project")
+    subprocess.run([DOCKER / "make_secrets.sh", tmp_path / "secrets"], check=True, stdout=subprocess.DEVNULL)
+    settings = {"HPO_STUDY": "mlp", "HPO_SECRETS": str(tmp_path / "secrets"), "HPO_LEASE_SECONDS": "5"}
+    lines = [f"{key}={value}" for key, value in (settings | {"COMPOSE_PROFILES": "s3"}).items()]
+    (tmp_path / "env").write_text("\n".join(lines))
+    compose = f"{sys.executable} {LOCAL} --state {tmp_path / 'state'} --env-file {tmp_path / 'env'}"
+
+    def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        words = ["unshare", "--net", "sh", "-c", f"ip link set lo up && {script}"]
+        given = {**os.environ, "COMPOSE": compose, **environ}
+        return subprocess.run(words, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    yield run
+    for pid in (tmp_path / "state" / "containers").glob("*/pid"):
+        if not pid.with_name("code").exists():
+            os.killpg(int(pid.read_text()), signal.SIGKILL)
+
+
+def readable_by() -> set[str]:
+    """Of the users of containers those who may run this Python and import the project in a sandbox of their own."""
+    return {"10001"} if all(os.stat(path).st_mode & 0o005 == 0o005 for path in (sys.prefix, DOCKER)) else set()
+
+
+@pytest.mark.timeout(900)
+def test_smoke_sh_loses_nothing(platform):
+    done = platform(str(DOCKER / "smoke.sh"))
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout
+    [trained] = re.findall(r"(\d+) epochs trained in (\d+) attempts", done.stdout)[-1:]
+    assert int(trained[1]) > 6  # workers were killed and the driver was stopped while they trained
+    assert "mlp: complete, 6 of 6 trials ended" in done.stdout
+    assert re.search(r"^0 differences; looked at 1 study, 6 trials", done.stdout, re.MULTILINE)
+    assert done.stdout.rstrip().endswith("smoke: nothing is lost")
+
+
+def test_a_container_sees_what_compose_says_and_no_more(platform, tmp_path):
+    look = """
+import json, os, pathlib, socket
+status = pathlib.Path("/proc/self/status").read_text()
+held = "CapEff:\\t0000000000000000" in status, "NoNewPrivs:\\t1" in status
+writable = [os.access(path, os.W_OK) for path in ("/", "/etc", "/tmp")]
+environment = sorted(name for name in os.environ if "SECRET" in name)
+found = os.getuid(), *held, *writable, sorted(os.listdir("/run/secrets")), socket.gethostbyname("postgres"), environment
+print(json.dumps(found))
+"""
+    overlay = tmp_path / "look.yaml"
+    overlay.write_text("services:\n  driver:\n    entrypoint: [python, -c]\n")
+    done = platform(
+        f'$COMPOSE --file {DOCKER}/compose.yaml --file {overlay} run --rm --no-deps -T driver "$LOOK"', LOOK=look
+    )
+    assert done.returncode == 0, done.stdout
+    uid, no_capabilities, no_new, root, etc, tmp, secrets, postgres, environment = json.loads(done.stdout)
+    assert (uid, no_capabilities, no_new) == (10001, True, True)
+    assert (root, etc, tmp) == (False, False, True)
+    assert secrets == ["hpo_storage", "mlflow_password", "s3_access_key", "s3_secret_key"]
+    assert postgres == "127.0.0.1" and environment == ["AWS_SECRET_ACCESS_KEY_FILE"]
+
+
+def test_a_service_waits_for_what_it_depends_on_and_stops_with_its_sentence(platform, tmp_path):
+    (tmp_path / "secrets" / "hpo_storage").chmod(0o600)
+    (tmp_path / "secrets" / "hpo_storage").write_text("")
+    done = platform("$COMPOSE up --detach driver; $COMPOSE ps; $COMPOSE down")
+    assert re.search(
+        r"^driver waits for migrate, which ended with 2: .*HPO_STORAGE_FILE: /run/secrets/hpo_storage",
+        done.stdout,
+        re.M,
+    )
+    assert '"driver-1": false' in done.stdout and '"worker-1": false' in done.stdout
