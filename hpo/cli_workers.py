@@ -44,7 +44,7 @@ def migrate(
         float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long a server may take to answer.")
     ] = 0.0,
 ) -> None:
-    """Make a ledger, or bring it to this release; `run` and `resume` do so too."""
+    """Make a server's ledger, or bring it to this release."""
     from hpo.ledger import Ledger
 
     ledger = Ledger(storage, patience=wait)

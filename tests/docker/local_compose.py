@@ -68,59 +68,58 @@ class Service:
         return {"LANG": "C.UTF-8", "MKL_CBWR": "AUTO,STRICT"} | image | given | {"PATH": programs}
 
     def sandbox(self, place: Path) -> list[str]:
-        """The words before a command that give it the container's view of the machine."""
-        base = Path(sys.base_prefix)
+        """The words before a command that give it the container's view of the machine, and its user."""
+        mounts = [*self._machine(), *self._mounts(place)]
+        here = self.image().get("working_dir", "/")
+        above = dict.fromkeys(path for *_, target in mounts for path in reversed(Path(target).parents))
         words = ["bwrap", "--unshare-pid", "--unshare-uts", "--unshare-ipc", "--hostname", place.name, "--clearenv"]
-        words += ["--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--proc", "/proc", "--dev", "/dev"]
+        for path in (*above, here):  # those that bubblewrap makes by itself are closed to all but root
+            words += ["--dir", str(path)]
         for name in SYSTEM:
             words += ["--symlink", f"usr/{name}", f"/{name}"] if Path("/", name).is_symlink() else []
-        for name in ("hosts", "passwd"):
-            words += ["--ro-bind", str(self.state / name), f"/etc/{name}"]
-        for path in dict.fromkeys((str(base), str(ROOT), sys.prefix)):
-            words += [] if path.startswith("/usr") else ["--ro-bind", path, path]
-        words += ["--ro-bind", str(DOCKER / "mlflow_server.py"), "/opt/mlflow_server.py"]
-        words += ["--dir", self.image().get("working_dir", "/"), *self._mounts(place)]
-        targets = [
-            Path(words[i + 2]) for i, word in enumerate(words) if word in ("--bind", "--ro-bind", "--ro-bind-try")
-        ]
-        above = dict.fromkeys(str(parent) for target in targets for parent in reversed(target.parents))
-        words[1:1] = [
-            word for parent in above for word in ("--dir", parent)
-        ]  # else bubblewrap makes them, for root alone
-        words += ["--remount-ro", "/"]
-        for key, value in self.environ().items():
-            words += ["--setenv", key, value]
-        uid, _, gid = self.said["user"].partition(":")
-        words += ["--chdir", self.image().get("working_dir", "/"), "--cap-add", "ALL", "--", "setpriv"]
-        words += [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
+        words += [word for mount in mounts for word in mount]
+        words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/", "--chdir", here]
+        words += [word for key, value in self.environ().items() for word in ("--setenv", key, value)]
+        uid, gid = self._user()
+        words += ["--cap-add", "ALL", "--", "setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
         return [*words, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 
-    def _mounts(self, place: Path) -> Iterator[str]:
-        uid, gid = map(int, self.said["user"].split(":"))
+    def _user(self) -> tuple[int, int]:
+        uid, _, gid = self.said["user"].partition(":")
+        return int(uid), int(gid)
+
+    def _machine(self) -> Iterator[tuple[str, str, str]]:
+        """What stands in for the files of an image: this machine's programs, Python and the project."""
+        for path in ("/usr", "/etc", sys.base_prefix, str(ROOT), sys.prefix):
+            if path == "/usr" or not path.startswith("/usr/"):
+                yield "--ro-bind", path, path
+        for name in ("hosts", "passwd"):
+            yield "--ro-bind", str(self.state / name), f"/etc/{name}"
+        yield "--ro-bind", str(DOCKER / "mlflow_server.py"), "/opt/mlflow_server.py"
+
+    def _mounts(self, place: Path) -> Iterator[tuple[str, str, str]]:
+        """What the file mounts: tmpfs, volumes, secrets and configs."""
         for mount in self.said.get("tmpfs", ()):
             path = mount.partition(":")[0]
-            yield from self._bound(place / "tmpfs" / path.strip("/").replace("/", "-"), path, uid, gid)
+            yield "--bind", self._kept(place / "tmpfs" / path.strip("/").replace("/", "-")), path
         for volume in self.said.get("volumes", ()):
-            source, _, target = volume.rpartition(":") if not volume.endswith(":ro") else (*volume.split(":")[:2], "")
+            *source, target = volume.removesuffix(":ro").split(":")
             if volume.endswith(":ro"):
-                source, target = volume.split(":")[:2]
-                yield from ("--ro-bind", str((DOCKER / source).resolve()), target)
-            else:
-                kept = self.state / "volumes" / source if source else place / "volume"
-                yield from self._bound(kept, target, uid, gid)
+                yield "--ro-bind", str((DOCKER / source[0]).resolve()), target
+            else:  # a named volume stays, one without a name is the container's
+                yield "--bind", self._kept(self.state / "volumes" / source[0] if source else place / "volume"), target
         for name in self.said.get("secrets", ()):
             file = DOCKER / self.model["secrets"][name]["file"]
-            yield from ("--ro-bind-try", str(file.resolve()), f"/run/secrets/{name}")
+            yield "--ro-bind-try", str(file.resolve()), f"/run/secrets/{name}"
         for config in self.said.get("configs", ()):
             file = DOCKER / self.model["configs"][config["source"]]["file"]
-            yield from ("--ro-bind", str(file.resolve()), config["target"])
+            yield "--ro-bind", str(file.resolve()), config["target"]
 
-    @staticmethod
-    def _bound(kept: Path, target: str, uid: int, gid: int) -> tuple[str, ...]:
-        if not kept.exists():
-            kept.mkdir(parents=True)
-            os.chown(kept, uid, gid)
-        return "--bind", str(kept), target
+    def _kept(self, directory: Path) -> str:
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            os.chown(directory, *self._user())
+        return str(directory)
 
     def start(self, place: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
@@ -144,7 +143,8 @@ class Service:
 def supervise(place: Path, command: list[str]) -> None:
     """Run a container to its end and leave its exit code."""
     code = subprocess.run(command).returncode
-    (place / "code").write_text(str(128 - code if code < 0 else code))
+    (place / "ended").write_text(str(128 - code if code < 0 else code))
+    (place / "ended").rename(place / "code")
 
 
 def supervised(place: Path) -> bool:

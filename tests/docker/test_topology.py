@@ -86,9 +86,10 @@ print(json.dumps(found))
 def test_a_service_waits_for_what_it_depends_on_and_stops_with_its_sentence(platform, tmp_path):
     (tmp_path / "secrets" / "hpo_storage").chmod(0o600)
     (tmp_path / "secrets" / "hpo_storage").write_text("")
+    (tmp_path / "secrets" / "hpo_storage").chmod(0o444)
     done = platform("$COMPOSE up --detach driver; $COMPOSE ps; $COMPOSE down")
     assert re.search(
-        r"^driver waits for migrate, which ended with 2: .*HPO_STORAGE_FILE: /run/secrets/hpo_storage",
+        r"^driver waits for migrate, which ended with 2: .*HPO_STORAGE_FILE: /run/secrets/hpo_storage is empty",
         done.stdout,
         re.M,
     )
