@@ -31,8 +31,8 @@ COMPILE := $(BIN)/python -m compileall -q hpo trainer studies
 LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
-	train-integrated-safe up down smoke-docker test test-fast test-slow coverage golden mutations lint format bench \
-	clean
+	train-integrated-safe up down smoke-docker images-offline test test-fast test-slow coverage golden mutations \
+	lint format bench clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ down: docker/.env  ## stop the platform; what it keeps stays in its volumes
 smoke-docker: docker/.env  ## on the platform: kill its workers, stop and resume its driver, verify
 	docker/make_secrets.sh
 	docker/smoke.sh
+
+images-offline:  ## both images on a base of Debian's packages, by buildah, where no registry can be reached
+	docker/build_offline.sh
 
 test: lint  ## what CI runs: style, types, imports, and every test but the full sweeps
 	$(COMPILE)

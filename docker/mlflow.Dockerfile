@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # MLflow's server at the version of its clients, with the drivers of PostgreSQL and S3.
 FROM python:3.11.16-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS base
 ENV PATH=/opt/mlflow/bin:$PATH \
