@@ -7,6 +7,8 @@ directory=${1:-secrets}
 mkdir -p "$directory"
 chmod 700 "$directory"
 
+chmod a+r databases.sql make_buckets.py # which containers read, too
+
 random() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 put() { # NAME VALUE
     [ -e "$directory/$1" ] && return

@@ -17,7 +17,7 @@ LABEL org.opencontainers.image.title="mlflow" \
       org.opencontainers.image.version="${VERSION}"
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin mlflow
 COPY --from=dependencies /opt/mlflow /opt/mlflow
-COPY docker/mlflow_server.py /opt/mlflow_server.py
+COPY --chmod=0644 docker/mlflow_server.py /opt/mlflow_server.py
 ENV HOME=/tmp
 USER 10001:10001
 WORKDIR /tmp
