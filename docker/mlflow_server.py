@@ -60,7 +60,7 @@ def migrate(found: Mapping[str, str]) -> None:
     from sqlalchemy.exc import OperationalError
 
     try:
-        store = utils.create_sqlalchemy_engine_with_retry(found["MLFLOW_BACKEND_STORE_URI"])
+        store = utils.create_sqlalchemy_engine(found["MLFLOW_BACKEND_STORE_URI"])
         if utils._is_empty_database(store):
             utils._initialize_tables(store)
         else:

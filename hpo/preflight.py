@@ -48,7 +48,7 @@ def check(study: Study, spec: StudySpec, *, options: Collection[str] = (), here:
             _check_own(train)
             _check_bound(train, here)
     if values.get("train.precision") == "fp8" and find_spec("torchao") is None:
-        raise UserError("train.precision 'fp8' needs torchao: pip install 'hpo[fp8]'.")
+        raise UserError("train.precision 'fp8' needs torchao: pip install -e '.[fp8]' in hpo's clone.")
     monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}
     _check_metrics(study, {path: name for path, name in monitors.items() if isinstance(name, str) and name})
     if path := values.get(RESUME_FROM):

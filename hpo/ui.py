@@ -75,7 +75,7 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
     It dies with this process, whatever that dies of, and its own children with it.
     """
     if importlib.util.find_spec("flask") is None:
-        raise UserError("MLflow's pages need the full mlflow package: pip install 'hpo[ui]'.")
+        raise UserError("MLflow's pages need the full mlflow package: pip install -e '.[ui]' in hpo's clone.")
     if host not in ("127.0.0.1", "localhost", "::1"):
         raise UserError(
             f"host {host!r} is not loopback, and these pages ask for no password: docker/ shows a team's server."

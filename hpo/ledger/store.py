@@ -30,6 +30,7 @@ BUSY_SECONDS = 30.0  # that SQLite itself waits for a lock, but where two wait f
 # characters are a class (PostgreSQL documentation, appendix A).
 _PASSING_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _PASSING_SQLSTATE = {"40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03"}
+_REFUSALS = ("password authentication failed", "does not exist", "no pg_hba.conf entry")
 _NOT_ALLOWED = "make it readable and writable, or choose another with --home or --storage"
 _FIXES = (
     (
@@ -157,7 +158,7 @@ def _engine(url: str, create: bool) -> Engine:
         try:
             return sa.create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
         except ModuleNotFoundError as error:
-            raise UserError("PostgreSQL needs psycopg: pip install 'hpo[postgres]'.") from error
+            raise UserError("PostgreSQL needs psycopg: pip install -e '.[postgres]' in hpo's clone.") from error
     raise UserError(
         f"--storage {parsed.render_as_string(hide_password=True)} is not supported: use sqlite:///PATH or postgresql+psycopg://..."
     )
@@ -272,13 +273,27 @@ def _code(error: exc.DBAPIError) -> int | str | None:
 
 def _transient(error: exc.DBAPIError) -> bool:
     """Whether the same may succeed later: the connection broke or could not be made, or others were in the way."""
+    if _refused(error):
+        return False
     if error.connection_invalidated or getattr(error.orig, "pgconn", None) is not None:
         return True  # psycopg hands over its connection with an error only if that was never made
     code = _code(error)
     return code in _PASSING_SQLITE or code in _PASSING_SQLSTATE or str(code).startswith("08")
 
 
+def _refused(error: exc.DBAPIError) -> bool:
+    """Whether a server that runs does not let this user in, or has no such database; libpq gives no code for it."""
+    said = str(error.orig)
+    return getattr(error.orig, "pgconn", None) is not None and any(words in said for words in _REFUSALS)
+
+
 def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> HpoError:
+    if _refused(error):
+        said = str(error.orig).strip().splitlines()[0]
+        return UserError(
+            f"the ledger {ledger.shown} is not open to you ({said}): check user, password and database in the URL of "
+            "--storage, HPO_STORAGE or HPO_STORAGE_FILE, where / : @ # and % in a password are percent-encoded."
+        )
     code, unknown = _code(error), "check that the database runs and can be reached"
     fix = next((fix for codes, fix in _FIXES if code in codes), unknown)
     kind = HomeError if fix is _NOT_ALLOWED else StorageError

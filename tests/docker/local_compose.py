@@ -69,15 +69,16 @@ class Service:
 
     def sandbox(self, place: Path) -> list[str]:
         """The words before a command that give it the container's view of the machine, and its user."""
-        mounts = [*self._machine(), *self._mounts(place)]
         here = self.image().get("working_dir", "/")
-        above = dict.fromkeys(path for *_, target in mounts for path in reversed(Path(target).parents))
         words = ["bwrap", "--unshare-pid", "--unshare-uts", "--unshare-ipc", "--hostname", place.name, "--clearenv"]
-        for path in (*above, here):  # those that bubblewrap makes by itself are closed to all but root
-            words += ["--dir", str(path)]
+        for mounts in (self._mounts(place), self._machine()):  # the project may lie below /tmp
+            for flag, source, target in mounts:
+                for path in reversed(Path(target).parents):  # bubblewrap would make them for root alone
+                    words += ["--dir", str(path)]
+                words += [flag, source, target]
+        words += ["--dir", here]
         for name in SYSTEM:
             words += ["--symlink", f"usr/{name}", f"/{name}"] if Path("/", name).is_symlink() else []
-        words += [word for mount in mounts for word in mount]
         words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/", "--chdir", here]
         words += [word for key, value in self.environ().items() for word in ("--setenv", key, value)]
         uid, gid = self._user()

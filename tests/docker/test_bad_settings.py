@@ -90,7 +90,7 @@ def test_mlflow_says_that_its_port_is_taken(said, settings):
 
 
 def test_mlflow_does_not_show_the_password_of_a_database_that_does_not_answer(said, settings):
-    code, sentence = mlflow(said, settings | {"MLFLOW_STORE_RETRIES": "1"}, "migrate")
+    code, sentence = mlflow(said, settings, "migrate")
     assert code == 1 and "geheim" not in sentence
     assert sentence.startswith("mlflow: postgresql+psycopg://hpo:***@127.0.0.1:1/mlflow does not answer (")
 
@@ -138,3 +138,11 @@ def test_a_volume_that_cannot_be_written_is_named(process, tmp_path):
     home.rmdir()
     assert done.returncode == 2
     assert f"home {home} cannot be written (Permission denied): choose another with --home or HPO_HOME." in done.stderr
+
+
+@pytest.mark.parametrize(("part", "named"), [("database", 'database "nowhere"'), ("username", 'role "nowhere"')])
+def test_a_server_that_lets_nobody_in_is_not_waited_for(said, postgres_server, part, named):
+    url = postgres_server().url.set(**{part: "nowhere"}).render_as_string(hide_password=False)
+    code, sentence = said("-m", "hpo", "migrate", "--wait", "1000", HPO_STORAGE=url)
+    assert code == 2
+    assert "is not open to you (" in sentence and f"{named} does not exist): check user, password and data" in sentence

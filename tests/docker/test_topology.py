@@ -55,7 +55,7 @@ def test_smoke_sh_loses_nothing(platform):
     assert done.returncode == 0, done.stdout
     [trained] = re.findall(r"(\d+) epochs trained in (\d+) attempts", done.stdout)[-1:]
     assert int(trained[1]) > 6  # workers were killed and the driver was stopped while they trained
-    assert "mlp: complete, 6 of 6 trials ended" in done.stdout
+    assert "smoke: complete, 6 of 6 trials ended" in done.stdout
     assert re.search(r"^0 differences; looked at 1 study, 6 trials", done.stdout, re.MULTILINE)
     assert done.stdout.rstrip().endswith("smoke: nothing is lost")
 

@@ -214,11 +214,11 @@ def test_a_bound_of_the_memory_is_not_asked_for_where_the_workers_are_elsewhere(
 @pytest.mark.parametrize(
     ("module", "arguments", "words"),
     [
-        ("hpo.preflight", ["--study", "mlp", "-o", "train.precision=fp8"], "needs torchao: pip install 'hpo[fp8]'"),
+        ("hpo.preflight", ["--study", "mlp", "-o", "train.precision=fp8"], "needs torchao: pip install -e '.[fp8]'"),
         (
             "studies.gpt.corpus",
             ["--study", "gpt", "-o", "data.tokenizer=bpe", "-o", "data.vocab_size=300"],
-            "data.tokenizer='bpe' needs tokenizers: pip install 'hpo[text]'",
+            "data.tokenizer='bpe' needs tokenizers: pip install -e '.[text]'",
         ),
     ],
 )

@@ -249,7 +249,7 @@ def task_model(task, weights) -> torch.nn.Module:
 @pytest.mark.parametrize("format", ["safetensors", "torch", "onnx"])
 def test_an_export_gives_what_the_model_gives(home, tmp_path, format):
     if format == "onnx":
-        pytest.importorskip("onnxruntime", reason="runs with pip install 'hpo[onnx]'")
+        pytest.importorskip("onnxruntime", reason="runs with pip install -e '.[onnx]'")
     path = tmp_path / f"model.{format}"
     shown = invoked_quietly(home, "export", "1", "--format", format, "--to", str(path))
     assert shown.exit_code == 0, shown.output
@@ -311,7 +311,7 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence(home, arguments, code,
 def test_without_the_extra_it_is_named(home, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     shown = invoked_quietly(home, "export", "1", "--format", "onnx", "--to", str(tmp_path / "m.onnx"))
-    assert shown.exit_code == 2 and "needs onnxruntime: pip install 'hpo[onnx]'" in shown.stderr
+    assert shown.exit_code == 2 and "needs onnxruntime: pip install -e '.[onnx]'" in shown.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -185,10 +185,10 @@ def found(storage: str, query: Select) -> list[tuple]:
 
 @pytest.mark.usefixtures("process")
 def test_a_job_without_a_common_ledger_is_refused():
-    environ = {name: value for name, value in os.environ.items() if name != "HPO_STORAGE"} | {"HPO_HOME": "home"}
+    environ = {name: value for name, value in os.environ.items() if "HPO_STORAGE" not in name} | {"HPO_HOME": "home"}
     ended = subprocess.run(["bash", str(SCRIPT), "--study", "mlp"], env=environ, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr.endswith("HPO_STORAGE: the URL of a PostgreSQL that all nodes reach\n")
+    assert ended.stderr.endswith("HPO_STORAGE_FILE: a file that holds the URL of a PostgreSQL that all nodes reach\n")
 
 
 def test_a_job_of_two_nodes_runs_a_study(submit):

@@ -57,6 +57,7 @@ SURFACE = {
     "sync": "--study --home --storage --tracking-uri",
     "worker": "--storage --home --study",
     "node": "rendezvous --storage",
+    "migrate": "--storage --wait",
 }
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from trainer.data.text import BPE, Bytes
 from trainer.errors import ConfigError, DataError
 
-LIBRARY = pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="runs with pip install 'hpo[text]'")
+MISSING = importlib.util.find_spec("tokenizers") is None
+LIBRARY = pytest.mark.skipif(MISSING, reason="runs with pip install -e '.[text]'")
 TEXTS = ["the quick brown fox", "the lazy dog", "the end of the fox", "déjà vu"] * 3
 
 

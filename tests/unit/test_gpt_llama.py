@@ -26,7 +26,7 @@ def transformers():
     quiet_torchao()  # which transformers looks for
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = pytest.importorskip("transformers", reason="runs with pip install 'hpo[llm]'")
+        module = pytest.importorskip("transformers", reason="runs with pip install -e '.[llm]'")
         yield module
 
 

@@ -31,7 +31,7 @@ def test_normalisation_computes_in_fp32_under_autocast(precision):
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
 def test_weights_and_gradients_stay_fp32(precision):
     if precision == "fp8":
-        pytest.importorskip("torchao", reason="runs with pip install 'hpo[fp8]'")
+        pytest.importorskip("torchao", reason="runs with pip install -e '.[fp8]'")
     model = prepare(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)), precision)
     with autocast(precision, CPU):
         model(torch.randn(16, 16)).float().square().sum().backward()
@@ -113,13 +113,13 @@ def test_fp8_is_refused_by_name_on_a_gpu_without_it():
 
 
 def test_fp8_needs_a_layer_that_its_kernels_can_compute():
-    pytest.importorskip("torchao", reason="runs with pip install 'hpo[fp8]'")
+    pytest.importorskip("torchao", reason="runs with pip install -e '.[fp8]'")
     with pytest.raises(ConfigError, match="multiples of 16: use bf16"):
         prepare(nn.Linear(15, 16), "fp8")
 
 
 def test_fp8_is_silent_on_kernels_that_it_does_not_use(caplog):
-    pytest.importorskip("torchao", reason="runs with pip install 'hpo[fp8]'")
+    pytest.importorskip("torchao", reason="runs with pip install -e '.[fp8]'")
     prepare(nn.Linear(16, 16), "fp8")
     logging.getLogger("torchao").warning("Failed to load _C_cutlass.abi3.so: no such library")
     logging.getLogger("torchao").warning("an older torch")
@@ -127,7 +127,7 @@ def test_fp8_is_silent_on_kernels_that_it_does_not_use(caplog):
 
 
 def test_fp8_rounds_products_and_leaves_small_layers_alone():
-    pytest.importorskip("torchao", reason="runs with pip install 'hpo[fp8]'")
+    pytest.importorskip("torchao", reason="runs with pip install -e '.[fp8]'")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 3))
     x = torch.randn(16, 32)
