@@ -77,9 +77,10 @@ STUDY = Study(
 class Rungs:
     """Three trials of one study, each claimed by an attempt of its own; their first rung is epoch 1."""
 
-    def __init__(self, home: Home, claimed: int = 3) -> None:
+    def __init__(self, home: Home, claimed: int = 3, order: str = "ordered") -> None:
         self.home, self.ledger = home, Ledger(home.create().storage)
         flags: dict[str, Any] = {"reference": CURVES, "window": 4, "sampler": "random", "strategy": "asha"}
+        flags["order"] = order
         study, spec = declare(Request(home, **flags), self.ledger, workers=1)
         driver = Driver(self.ledger, study, spec, Options(home, self.ledger.url, home.tracking_uri, trials=3), Inline())
         driver.acquire()
@@ -178,6 +179,13 @@ def test_what_waits_at_a_rung_is_shown(rungs):
     assert late.end().kind == "continue"
     progress.refresh()
     assert progress.at_rung == set(), "what it was told is what it trains by"
+
+
+def test_nothing_waits_at_a_rung_where_trials_are_held_against_those_that_came(tmp_path):
+    free = Rungs(Home(tmp_path / "home"), order="async")
+    assert free.report(2, 0.5).kind == "continue"
+    assert Progress(free.ledger, free.opened.name, SystemClock()).at_rung == set()
+    free.ledger.close()
 
 
 @pytest.mark.parametrize("epoch", [None, 3])

@@ -47,7 +47,7 @@ SAMPLE = (  # of four ranks
     "rules zero3 tensor", "data pipeline", "pipeline tensor", "zero3 pipeline", "sm3 zero3 tensor", "muon zero3 tensor",
 )  # fmt: skip
 SWEPT = (  # of two ranks: dear, and proven by default of another kind as well
-    "rules tensor", "rules zero3", "recomputed tensor", "recomputed zero3", "jumping zero3", "jumping pipeline",
+    "rules tensor", "rules zero3", "recomputed tensor", "recomputed zero3", "jumping zero3",
     "frozen tensor", "frozen zero3", "background tensor", "background pipeline", "background zero3", "nan zero3",
     "spoilt tensor", "from tensor", "resharded", "whole sequence", "cut sequence", "whole offload", "cut offload",
 )  # fmt: skip

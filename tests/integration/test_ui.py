@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -109,6 +110,19 @@ def test_a_home_is_shown_and_a_killed_server_costs_nothing(tmp_path, killed):
         check_nothing_is_left(leader, port)
     for opened in (shown, made):
         opened.ledger.close()
+
+
+def test_ctrl_c_while_the_server_starts_ends_both(tmp_path, empty_mlflow):
+    home, port = Home.at(tmp_path / "home").create(), free_port()
+    shutil.copyfile(empty_mlflow, home.root / "mlflow.db")
+    command = [sys.executable, "-m", "hpo", "ui", "--home", str(home.root), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("MLflow's server is starting")
+        leader = leash(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    check_nothing_is_left(leader, port)
 
 
 def check_runs_are_listed_on_loopback_only(home: Home, port: int) -> None:
