@@ -75,6 +75,7 @@ class Cluster:
             sizes = {"num_cpus": cpus, "num_gpus": len(devices()), "object_store_memory": _STORE}
             ray.init(address="local", _temp_dir=self._scratch, _node_ip_address="127.0.0.1", **sizes, **shared)
             return
+        _check_listens(self.address)
         environment: dict[str, object] = {"env_vars": ONE | _STAYS}
         if (found := carry(study, Path(str(self._scratch), "code"))) is not None:
             self.carried, environment["working_dir"] = found, str(Path(str(self._scratch), "code"))
@@ -82,7 +83,10 @@ class Cluster:
             ray.init(address=self.address, runtime_env=environment, **shared)
         except ConnectionError as error:
             first = str(error).partition("\n")[0].rstrip(".")
-            raise UserError(f"RAY_ADDRESS={self.address!r}: no Ray cluster answers there ({first}).") from error
+            raise UserError(
+                f"RAY_ADDRESS={self.address!r}: no Ray cluster lets this process in ({first}): check the address, and "
+                "that RAY_AUTH_MODE and RAY_AUTH_TOKEN are those of its head."
+            ) from error
 
     def _hosts(self) -> set[str]:
         import ray
@@ -101,6 +105,17 @@ class Cluster:
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)  # Ray's last processes may still be writing their logs
             self._scratch = None
+
+
+def _check_listens(address: str) -> None:
+    """Raise UserError where nothing listens at HOST:PORT, for which Ray would look for minutes."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10.0).close()
+    except OSError as error:
+        raise UserError(f"RAY_ADDRESS={address!r}: nothing listens there ({error}): name a cluster's head.") from error
 
 
 def last_line(error: object) -> str:

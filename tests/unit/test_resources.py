@@ -12,7 +12,7 @@ import pytest
 from hpo import load
 from hpo.errors import UserError
 from hpo.executing import Placement, Settled
-from hpo.executors.cluster import carried_environ, carry, check_reach
+from hpo.executors.cluster import Cluster, carried_environ, carry, check_reach
 from hpo.executors.local import Local
 from hpo.executors.resources import Needs, Resources, cpu_slots, devices, gpu_slots, gpus_each, needs
 from hpo.home import Home
@@ -69,6 +69,13 @@ def test_cpus_are_divided_without_overlap():
 def test_what_no_worker_can_have_is_refused(given, said):
     with pytest.raises(UserError, match=said):
         Resources(**given)
+
+
+def test_a_cluster_where_nothing_listens_is_not_looked_for(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    said = r"^RAY_ADDRESS='127\.0\.0\.1:1': nothing listens there \(.*refused\): name a cluster's head\.$"
+    with pytest.raises(UserError, match=said):
+        Cluster()._connect(load("mlp"), 1)
 
 
 def test_inline_has_all_that_is_here():
@@ -162,7 +169,7 @@ def test_a_study_file_is_carried_with_what_it_imports_from_beside_it(tmp_path, m
 
 def test_ray_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"--executor ray needs Ray: pip install 'hpo\[ray\]'"):
+    with pytest.raises(UserError, match=r"--executor ray needs Ray: pip install -e '\.\[ray\]'"):
         Placement("ray").settled()
     assert Placement("local").settled().executor == "local", "which needs none"
 
