@@ -59,18 +59,16 @@ def migrate(found: Mapping[str, str]) -> None:
     from mlflow.store.db import utils
     from sqlalchemy.exc import OperationalError
 
-    try:
-        store = utils.create_sqlalchemy_engine(found["MLFLOW_BACKEND_STORE_URI"])
-        if utils._is_empty_database(store):
-            utils._initialize_tables(store)
-        else:
-            utils._upgrade_db(store)
-        users = sqlalchemy.create_engine(found["MLFLOW_AUTH_DATABASE_URI"])
-        migrate_users(users, "head")
-    except OperationalError as error:
-        url = sqlalchemy.make_url(found["MLFLOW_BACKEND_STORE_URI"]).render_as_string(hide_password=True)
-        said = str(error.orig).splitlines()[0]
-        sys.exit(f"mlflow: {url} does not answer ({said}): check that it runs, and MLFLOW_BACKEND_STORE_URI_FILE.")
+    def migrate_runs(store: sqlalchemy.Engine) -> None:
+        (utils._initialize_tables if utils._is_empty_database(store) else utils._upgrade_db)(store)
+
+    for setting, bring in zip(DATABASES, (migrate_runs, lambda users: migrate_users(users, "head")), strict=True):
+        engine = sqlalchemy.create_engine(found[setting])
+        try:
+            bring(engine)
+        except OperationalError as error:
+            url, said = engine.url.render_as_string(hide_password=True), str(error.orig).splitlines()[0]
+            sys.exit(f"mlflow: {url} does not answer ({said}): check that it runs, and {setting}_FILE.")
 
 
 def serve(found: Mapping[str, str], environ: Mapping[str, str]) -> None:

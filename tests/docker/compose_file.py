@@ -20,7 +20,7 @@ class MissingVariable(SystemExit):
 
 
 def read(*files: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The merged model of Compose files, with variables from `environ`. Lists and mappings of overlays are added."""
+    """The merged model of Compose files, variables from `environ`: mappings of overlays are merged, a list replaces."""
     model: dict[str, Any] = {}
     for file in files:
         model = _merged(model, _filled(yaml.safe_load(file.read_text()), environ))

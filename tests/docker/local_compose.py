@@ -5,7 +5,7 @@ namespace, its volumes, secrets and configs at the paths that the file names, it
 healthcheck, and waits for what it depends on. All share the network namespace that the command runs in, where the
 names of services mean loopback. Images of others are replaced by `stand_ins.py`; restart policies are not followed.
 
-    python local_compose.py --state DIRECTORY [--env-file FILE] up|run|exec|kill|stop|wait|ps|logs|down ...
+    python local_compose.py --state DIRECTORY [--env-file FILE] [--file FILE] up|run|kill|stop|wait|ps|logs|down ...
 """
 
 from __future__ import annotations
@@ -221,14 +221,15 @@ class Project:
             return all((place / "code").exists() and (place / "code").read_text() == "0" for place in service.places())
         return all(service.healthy(place) for place in service.places())
 
-    def signal(self, names: list[str], number: int, wait: bool) -> None:
+    def signal(self, names: list[str], number: int) -> None:
+        """Send it to the services named, or all, the last first, and wait for each to end."""
         for name in reversed(names or list(self.services)):
             places = [place for place in self.services[name].places() if running(place)]
             for place in places:
                 process = running(place)
                 if process:
                     process.send_signal(number)
-            while wait and any(not (place / "code").exists() for place in places):
+            while any(not (place / "code").exists() for place in places):
                 time.sleep(0.1)
 
     def wait(self, name: str) -> int:
@@ -272,9 +273,9 @@ def main(words: list[str]) -> int:
         case "up":
             project.up(given.names)
         case "kill":
-            project.signal(given.names, signal.Signals[given.signal], wait=True)
+            project.signal(given.names, signal.Signals[given.signal])
         case "stop" | "down":
-            project.signal(given.names, signal.SIGTERM, wait=True)
+            project.signal(given.names, signal.SIGTERM)
         case "wait":
             return project.wait(given.names[0])
         case "run":

@@ -23,7 +23,7 @@ def postgres(command: list[str]) -> None:
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
         hosts = Path(data, "pg_hba.conf")
         hosts.write_text(f"{hosts.read_text()}host all all all scram-sha-256\n")
-        quiet = ["-o", f"-c listen_addresses='' -k {sockets}", "-l", "/tmp/initdb.log"]
+        quiet = ["-o", f"-c listen_addresses='' -k {sockets}", "-l", f"{sockets}/initdb.log"]
         subprocess.run(["pg_ctl", "-D", data, "-w", *quiet, "start"], check=True, stdout=subprocess.DEVNULL)
         psql = ["psql", "-q", "-h", sockets, "-U", user, "-v", "ON_ERROR_STOP=1"]
         subprocess.run([*psql, "-d", "postgres", "-c", f"CREATE DATABASE {os.environ['POSTGRES_DB']}"], check=True)

@@ -186,6 +186,6 @@ def test_dclint_finds_nothing():
         pytest.skip("runs where Node.js with npx is installed")
     command = ["npx", "--yes", "dclint@3.1.0", "-c", str(DOCKER / ".dclintrc.yaml"), str(DOCKER)]
     done = subprocess.run(command, capture_output=True, text=True)
-    if "registry" in done.stderr or "ENOTFOUND" in done.stderr:
+    if re.search(r"npm error code (ENOTFOUND|ECONNREFUSED|ETIMEDOUT|EAI_AGAIN)", done.stderr):
         pytest.skip("runs where npm's registry can be reached")
     assert (done.returncode, done.stdout.strip()) == (0, "")
