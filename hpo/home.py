@@ -46,6 +46,9 @@ class Home:
 
     root: Path
 
+    def __fspath__(self) -> str:
+        return str(self.root)
+
     @classmethod
     def at(cls, path: str | os.PathLike[str] | None = None) -> Home:
         """The home given, else $HPO_HOME, else ./.hpo. Nothing is created; UserError for what is a URL."""

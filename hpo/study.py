@@ -6,6 +6,7 @@ Torch-free, and free of Optuna: a declaration names its task by a string, import
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from hpo.config import as_json, assign, check_path, config_hash, flatten, from_j
 from hpo.dimensions import Choice, Dimension
 from hpo.enqueue import fitting, within
 from hpo.errors import SpaceError, StudyError, UserError
-from hpo.home import Home, check_name
+from hpo.home import check_name
 from hpo.identity import json_sha256, tree_sha256
 from hpo.loading import load_module, source_parts
 from hpo.objective import Constraint, Objective, check_judged
@@ -352,12 +353,11 @@ class Study:
         return {label: tree_sha256(place, "*.py") for label, place in self.code().items()}
 
     def to_optuna(
-        self, home: Home | str | None = None, name: str | None = None, *, storage: str | None = None
+        self, home: str | os.PathLike[str] | None = None, name: str | None = None, *, storage: str | None = None
     ) -> optuna.Study:
         """What the ledger of `home`, or at `storage`, knows of study `name` (by default this), as an Optuna study."""
-        from hpo.analysis.optuna import to_optuna
-
-        return to_optuna(self, home, name or self.name, storage)
+        above = import_module("hpo.analysis.optuna")  # by name: a declaration imports neither the ledger nor Optuna
+        return above.to_optuna(self, home, name or self.name, storage)
 
     def load_model(self, path: str | Path, config: BaseModel | None = None) -> nn.Module:
         """The model in a checkpoint directory, as `mlflow.artifacts.download_artifacts` gives one, in eval mode.
@@ -369,7 +369,7 @@ class Study:
         """
         from hpo.weights import load_model
 
-        return load_model(self, Path(path), config)
+        return load_model(self.name, self.task_class, Path(path), config or self.rebuild)
 
 
 def load(reference: str) -> Study:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,17 @@ from trainer.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import nn
 
-    from hpo.study import Study
-
 # In a model of MLflow's, and above `checkpoints/step-...` in the artifacts of a run.
 _CONFIG = ("config.json", "../../config.json")
 
 
-def load_model(study: Study, directory: Path, config: BaseModel | None = None) -> nn.Module:
-    """See `Study.load_model`."""
+def load_model(
+    name: str, task_class: Callable[[], type], directory: Path, config: BaseModel | Callable[[Any, str], BaseModel]
+) -> nn.Module:
+    """Returns the model in `directory` of a study called `name`; see `Study.load_model`.
+
+    `config` is the trial's configuration, or builds it from the JSON that stands beside the weights and its hash.
+    """
     from trainer.checkpoint import files
     from trainer.manifest import Damaged
 
@@ -29,20 +33,18 @@ def load_model(study: Study, directory: Path, config: BaseModel | None = None) -
         weights, manifest = files.read_model(directory)
     except Damaged as damage:
         raise CheckpointError(f"checkpoint {directory} cannot be used: {damage}.") from damage
-    task: Any = study.task_class()(_stored(study, directory, manifest) if config is None else config)
-    model = task.model()
+    given = config if isinstance(config, BaseModel) else config(_stored(directory), manifest["config_hash"])
+    model = task_class()(given).model()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"checkpoint {directory} holds another model than study {study.name!r}: {reason}"
-        ) from error
+        raise CheckpointError(f"checkpoint {directory} holds another model than study {name!r}: {reason}") from error
     return model.eval()
 
 
-def _stored(study: Study, directory: Path, manifest: dict[str, Any]) -> BaseModel:
+def _stored(directory: Path) -> Any:
     for name in _CONFIG:
         if (file := directory / name).is_file():
-            return study.rebuild(json.loads(file.read_text(encoding="utf-8")), manifest["config_hash"])
+            return json.loads(file.read_text(encoding="utf-8"))
     raise UserError(f"there is no config.json beside the weights in {directory}: give load_model the trial's config.")

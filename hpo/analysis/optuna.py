@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ _STATES = {
 
 
 def to_optuna(
-    study: Study, home: Home | str | None, name: str, storage: str | None = None, curve: str | None = None
+    study: Study, home: str | os.PathLike[str] | None, name: str, storage: str | None = None, curve: str | None = None
 ) -> optuna.Study:
     """An in-memory Optuna study with every trial of study `name`, numbers, parameters, curves and times as they are.
 
@@ -43,7 +44,7 @@ def to_optuna(
     every metric; of the study: `metrics`, the objectives' names. Raises StudyError for an unknown name, a
     study that trains another's configurations again, or parameters that the declared space does not hold.
     """
-    url = storage or (home if isinstance(home, Home) else Home.at(home)).storage
+    url = storage or Home.at(home).storage
     ledger = Ledger(url, create=False)
     try:
         with ledger.read() as connection:
