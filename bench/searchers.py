@@ -26,7 +26,7 @@ class Ours:
         from hpo.search.promotion import Promoting
         from hpo.search.samplers import make_sampler
         from hpo.search.strategy import DEFAULT, make_strategy
-        from hpo.space import Space
+        from hpo.space.space import Space
 
         space = Space({f"x{i}": Float(0.0, 1.0) for i in range(dimensions)})
         self._sampler = make_sampler(sampler, space, [Objective("loss", select="best")], seed)

@@ -10,18 +10,18 @@ __version__ = "0.1.0"
 __all__ = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "__version__", "load"]
 
 if TYPE_CHECKING:
-    from hpo.dimensions import Bool, Choice, Float, Int
-    from hpo.objective import Constraint, Objective
+    from hpo.space.dimensions import Bool, Choice, Float, Int
+    from hpo.space.objective import Constraint, Objective
     from hpo.study import Study, load
 
 # Imported at first use, so that `import hpo` costs nothing.
 _EXPORTS = {
-    "Bool": "hpo.dimensions",
-    "Choice": "hpo.dimensions",
-    "Constraint": "hpo.objective",
-    "Float": "hpo.dimensions",
-    "Int": "hpo.dimensions",
-    "Objective": "hpo.objective",
+    "Bool": "hpo.space.dimensions",
+    "Choice": "hpo.space.dimensions",
+    "Constraint": "hpo.space.objective",
+    "Float": "hpo.space.dimensions",
+    "Int": "hpo.space.dimensions",
+    "Objective": "hpo.space.objective",
     "Study": "hpo.study",
     "load": "hpo.study",
 }

@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy.engine import RowMapping
 
 from hpo import warm
-from hpo.config import as_json, config_hash
 from hpo.errors import UserError
 from hpo.ledger import Ledger, driving, writes
 from hpo.ledger import statements as sql
@@ -19,8 +18,10 @@ from hpo.search.population import breeding
 from hpo.search.promotion import Featuring, Point, promoting
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers import make_sampler
+from hpo.space.config import as_json, config_hash
+from hpo.space.trial_config import parallel_of
 from hpo.spec import StudySpec
-from hpo.study import Study, parallel_of
+from hpo.study import Study
 from hpo.words import counted
 
 

@@ -95,19 +95,6 @@ class Stopwatch:
         return timer
 
 
-def last_epoch(config: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> float:
-    """The epoch at which a trial ends at last; infinity where its configuration does not say. Of a trial that is
-    cross-validated a fold counts as an epoch.
-
-    `changes`, path -> value, go before the configuration."""
-    train = config.get("train")
-    train = train if isinstance(train, Mapping) else {}
-    if (folds := train.get("folds", 1)) != 1:
-        return folds
-    found = (changes or {}).get("train.num_epochs", train.get("num_epochs"))
-    return found if isinstance(found, int) else math.inf
-
-
 def trained(row: RowMapping) -> int:
     """The epochs of a trial that has ended, as a budget counts them: none of one that was lost."""
     return 0 if row["outcome"] == "lost" else row["epoch"] - row["from_epoch"]

@@ -252,7 +252,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="Show every metric.")]
 
 def overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
     """What a file and `-o` set; where both do, `-o`."""
-    from hpo.config import flatten, load_yaml, parse_override
+    from hpo.space.config import flatten, load_yaml, parse_override
 
     found = flatten(load_yaml(config)) if config else {}
     for path, value in map(parse_override, override or ()):
@@ -306,9 +306,9 @@ def drive(request: Request, *, quiet: bool = False) -> None:
 def _drive(request: Request, begun: Callable[[], None]) -> None:
     from rich.console import Console
 
-    from hpo.config import flatten
     from hpo.render import View, summary
     from hpo.run import run
+    from hpo.space.config import flatten
 
     console = Console()
     views: list[View] = []

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.budget import Budget, last_epoch
-from hpo.config import as_json
+from hpo.budget import Budget
 from hpo.errors import UserError
 from hpo.search.population import breeding
 from hpo.search.promotion import promoting
 from hpo.search.samplers import MODELS
 from hpo.search.strategy import BRINGS, make_strategy
+from hpo.space.config import as_json
+from hpo.space.trial_config import last_epoch
 from hpo.spec import StudySpec
 from hpo.study import Study
 

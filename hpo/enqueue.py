@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpo.config import flatten, load_yaml
 from hpo.errors import SpaceError, UserError
-from hpo.space import Space
+from hpo.space.config import flatten, load_yaml
+from hpo.space.space import Space
 from hpo.words import near
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.engine import Connection
 
 from hpo.attempt import config_of, outcome_of, task_of
-from hpo.config import apply, as_json, check_path, from_json
 from hpo.errors import HpoError, SpaceError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger
@@ -23,6 +22,7 @@ from hpo.ledger.leases import Heartbeat
 from hpo.ledger.writes import LaneReport, committed_paths
 from hpo.preflight import lacking
 from hpo.reporter import LedgerReporter, Opened, commit
+from hpo.space.config import apply, as_json, check_path, from_json
 from hpo.system import SystemMetrics
 from trainer.config.lanes import shared
 from trainer.errors import CheckpointError, ConfigError, Fenced

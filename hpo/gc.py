@@ -24,8 +24,9 @@ from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads, writes
 from hpo.ledger import statements as sql
 from hpo.ledger.process import Process
-from hpo.ledger.tables import TERMINAL_STATES, checkpoints, studies, trials
+from hpo.ledger.tables import checkpoints, studies, trials
 from hpo.search.population import breeding
+from hpo.space.trial_state import TERMINAL_STATES
 from hpo.study import RESUME_FROM
 from hpo.words import counted
 from trainer.checkpoint import CheckpointStore

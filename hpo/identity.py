@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.environment import deciding_versions
 from hpo.errors import DriftError
+from hpo.space.hashing import json_sha256, tree_sha256
 from trainer import durable
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_CLAUSES = 6  # of one message
 _MISSING = object()
 _OWN = Path(__file__).parent
-_SEARCH = ("search", "space.py", "dimensions.py")  # of this package, what decides which trials there are
+_SEARCH = ("search", "space")  # of this package, what decides which trials there are
 _LOADED = ("code", "versions", "trainer", "search")  # what stays in a process that has loaded it
 # Where a component is a mapping, what one of its entries is called.
 _ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}", "code": "the code of {}"}
@@ -113,16 +113,3 @@ def _shown(value: Any) -> str:
         given = [f"{key}={item!r}" for key, item in value.items() if key != "type" and item not in (None, {}, False)]
         return f"{value['type']}({', '.join(given)})"
     return value if isinstance(value, str) and value else json.dumps(value)
-
-
-def json_sha256(data: Any) -> str:
-    """sha256 of plain JSON, whatever the order of its keys."""
-    return sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def tree_sha256(path: Path, pattern: str) -> str:
-    """sha256 of a file, or over the names and contents of the files below a directory."""
-    if not path.is_dir():
-        return durable.sha256(path)
-    files = sorted(one for one in path.rglob(pattern) if one.is_file())
-    return json_sha256({str(one.relative_to(path)): durable.sha256(one) for one in files})

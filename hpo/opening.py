@@ -13,7 +13,6 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo import places
 from hpo.budget import Budget
 from hpo.clock import SystemClock
-from hpo.config import flatten
 from hpo.environment import describe
 from hpo.errors import DriftError
 from hpo.executing import INLINE, Settled
@@ -23,6 +22,7 @@ from hpo.ledger import Ledger, writes
 from hpo.ledger.leases import Lease
 from hpo.ledger.statements import insert_new
 from hpo.ledger.tables import checkpoints, studies, trials
+from hpo.space.config import flatten
 from hpo.spec import StudySpec
 from hpo.study import Study
 from hpo.tracking.mlflow import tracker_name

@@ -8,14 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpo.config import as_json, flatten
-from hpo.dimensions import Choice
 from hpo.errors import UserError
 from hpo.failures import own_code
 from hpo.search.samplers import ONE_OBJECTIVE
 from hpo.search.strategy import check_several, make_strategy
+from hpo.space.config import as_json, flatten
+from hpo.space.dimensions import Choice
+from hpo.space.trial_config import lanes_of, parallel_of
 from hpo.spec import StudySpec
-from hpo.study import RESUME_FROM, Study, lanes_of, parallel_of
+from hpo.study import RESUME_FROM, Study
 from hpo.words import near
 from trainer import manifest
 from trainer.config import TrainConfig

@@ -20,7 +20,7 @@ from hpo.ledger import Ledger
 from hpo.ledger.claims import Claim
 from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
-from hpo.study import parallel_of
+from hpo.space.trial_config import parallel_of
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, ConfigError, Fenced

@@ -36,8 +36,6 @@ from ray import tune
 from sqlalchemy.engine import RowMapping
 
 from hpo import demands, places
-from hpo.budget import last_epoch
-from hpo.config import as_json, config_hash
 from hpo.ending import has_value
 from hpo.errors import HpoError, NoLedger, UserError
 from hpo.executing import Settled
@@ -51,11 +49,13 @@ from hpo.ledger.history import Curves, Judgement
 from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
-from hpo.ledger.tables import TERMINAL_STATES
 from hpo.opening import Options, check_home, open_study
 from hpo.reporter import LedgerReporter, Opened
 from hpo.search.sampler import ask_seed
-from hpo.study import Study, parallel_of
+from hpo.space.config import as_json, config_hash
+from hpo.space.trial_config import last_epoch, parallel_of
+from hpo.space.trial_state import TERMINAL_STATES
+from hpo.study import Study
 from hpo.system import SystemMetrics
 from hpo.tracking.files import link
 from hpo.tune_recorder import Recorder

@@ -15,7 +15,6 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from hpo import handover, places
-from hpo.budget import last_epoch
 from hpo.home import Home
 from hpo.ledger import Ledger, tables, writes
 from hpo.ledger.claims import Claim
@@ -23,6 +22,7 @@ from hpo.ledger.history import Curves, LedgerHistory, Unsettled
 from hpo.ledger.plain import text
 from hpo.ledger.writes import LaneReport
 from hpo.search.strategy import has_rungs, make_strategy
+from hpo.space.trial_config import last_epoch
 from hpo.spec import StudySpec
 from hpo.study import Study, load
 from hpo.system import SystemMetrics

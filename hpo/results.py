@@ -17,7 +17,8 @@ from hpo.errors import StorageError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.plain import plain
-from hpo.ledger.tables import TERMINAL_STATES, checkpoints, trials
+from hpo.ledger.tables import checkpoints, trials
+from hpo.space.trial_state import TERMINAL_STATES
 from hpo.words import command
 from trainer.durable import write_text
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from hpo import demands, places, preflight, warm
 from hpo.budget import Budget, spelled
-from hpo.config import Raw, as_json, flatten
 from hpo.driver import Driver
 from hpo.enqueue import within
 from hpo.errors import NoLedger, StudyError, UserError
@@ -26,8 +25,10 @@ from hpo.results import Results
 from hpo.search.samplers import SAMPLERS, sampler_spec
 from hpo.search.strategy import STRATEGIES, by_default, make_strategy
 from hpo.signals import Signals
+from hpo.space.config import Raw, as_json, flatten
+from hpo.space.trial_config import lanes_of
 from hpo.spec import StudySpec
-from hpo.study import Study, lanes_of, load
+from hpo.study import Study, load
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
 from hpo.words import command, counted
 

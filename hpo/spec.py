@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpo.identity import json_sha256
 from hpo.search.samplers import sampler_spec
 from hpo.search.strategy import make_strategy
+from hpo.space.hashing import json_sha256
 
 
 class StudySpec(BaseModel):

@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from hpo.config import as_json, assign, check_path, config_hash, flatten, from_json, resolve
-from hpo.dimensions import Choice, Dimension
 from hpo.enqueue import fitting, within
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
-from hpo.identity import json_sha256, tree_sha256
 from hpo.loading import load_module, source_parts
-from hpo.objective import Constraint, Objective, check_judged
 from hpo.search.samplers import sampler_spec
 from hpo.search.strategy import DEFAULT, make_strategy
-from hpo.space import Space
+from hpo.space.config import as_json, assign, check_path, config_hash, flatten, from_json, resolve
+from hpo.space.dimensions import Choice, Dimension
+from hpo.space.hashing import json_sha256, tree_sha256
+from hpo.space.objective import Constraint, Objective, check_judged
+from hpo.space.space import Space
 from hpo.words import near
-from trainer.config import ParallelConfig
 from trainer.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -386,15 +385,3 @@ def load(reference: str) -> Study:
     if not isinstance(study, Study):
         raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not a hpo.Study.")
     return replace(study, reference=stable, module=module.__name__)
-
-
-def parallel_of(config: Mapping[str, Any]) -> ParallelConfig:
-    """`train.parallel` of a whole configuration in JSON; its default where there is none."""
-    train = config.get("train")
-    return ParallelConfig.model_validate(train.get("parallel", {}) if isinstance(train, Mapping) else {})
-
-
-def lanes_of(config: Mapping[str, Any]) -> int:
-    """`train.lanes` of a whole configuration in JSON; 1 where there is none."""
-    train = config.get("train")
-    return train.get("lanes", 1) if isinstance(train, Mapping) else 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray import tune
 
-from hpo.dimensions import Choice, Dimension, Float, Int
+from hpo.space.dimensions import Choice, Dimension, Float, Int
 from hpo.study import Study
 
 

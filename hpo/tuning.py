@@ -14,19 +14,19 @@ from ray.tune.search import BasicVariantGenerator, Searcher
 from sqlalchemy.engine import RowMapping
 
 from hpo import demands
-from hpo.budget import last_epoch
-from hpo.config import as_json
 from hpo.driver import Driver
 from hpo.errors import UserError
 from hpo.executing import SCHEDULERS, one_of
 from hpo.executors.ray_tune import RayTune
 from hpo.ledger import driving, external, reads
 from hpo.ledger.leases import Lease
-from hpo.ledger.tables import OPEN_STATES
 from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
 from hpo.search.population import changing
-from hpo.space import Space
-from hpo.study import Study, lanes_of
+from hpo.space.config import as_json
+from hpo.space.space import Space
+from hpo.space.trial_config import lanes_of, last_epoch
+from hpo.space.trial_state import OPEN_STATES
+from hpo.study import Study
 
 _KEPT = 4  # checkpoints of a trial in Tune's storage; another trial may be about to start from one of the last
 POPULATIONS = ("pb2", "pbt")  # schedulers that Tune allows no searcher beside

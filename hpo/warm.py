@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.config import flatten
 from hpo.errors import SpaceError, UserError
 from hpo.ledger import Ledger, reads
 from hpo.ledger.history import Curves
 from hpo.search.sampler import TrialRecord
-from hpo.space import Space
+from hpo.space.config import flatten
+from hpo.space.space import Space
 from hpo.study import Study
 from hpo.words import counted
 from trainer.report import Outcome

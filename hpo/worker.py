@@ -37,7 +37,7 @@ from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
-from hpo.study import lanes_of, parallel_of
+from hpo.space.trial_config import lanes_of, parallel_of
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.display import Display

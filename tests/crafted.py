@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from hpo.ledger import Ledger, tables
+from hpo.space import trial_state
 
 SPEC: dict[str, Any] = {
     "reference": "mlp",
@@ -60,7 +61,7 @@ def put_trial(
 ) -> int:
     """Write a trial of the first study; its objective took the values of `curve`, one per epoch of 10 steps, and
     `metrics` theirs, or one and the same. Its id."""
-    terminal = state in tables.TERMINAL_STATES
+    terminal = state in trial_state.TERMINAL_STATES
     params = {"train.optim.lr": 0.1 / (number + 1)} if params is None else params
     values = {"values": [curve[-1] if curve else None]} if terminal else {}
     with ledger.write() as connection:

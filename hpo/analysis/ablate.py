@@ -12,8 +12,8 @@ from operator import attrgetter
 from typing import Any
 
 from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
-from hpo.config import as_json, flatten
 from hpo.errors import SpaceError, UserError
+from hpo.space.config import as_json, flatten
 from hpo.words import aligned, command, counted
 
 FOUND, DEFAULTS = "as found", "all defaults"

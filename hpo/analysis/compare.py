@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import UserError
 from hpo.ledger import reads
 from hpo.ledger.tables import machine_dependent
-from hpo.objective import hold_out_of, placed
+from hpo.space.objective import hold_out_of, placed
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
 from hpo.errors import UserError
-from hpo.objective import Objective, best_of, hold_out_of, rank
+from hpo.space.objective import Objective, best_of, hold_out_of, rank
 from hpo.words import aligned, counted
 
 

@@ -166,7 +166,7 @@ def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def base_config(connection: Connection, name: str) -> dict[str, Any]:
     """The study's configuration as its trials start from it, before their own parameters; loads the declaration."""
-    from hpo.config import as_json
+    from hpo.space.config import as_json
     from hpo.spec import StudySpec
     from hpo.study import load
 

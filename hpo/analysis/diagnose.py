@@ -20,12 +20,12 @@ from sqlalchemy import Row, select
 from hpo import handover, places
 from hpo.analysis.alone import alone
 from hpo.analysis.detail import detail, kept_checkpoint
-from hpo.config import apply
 from hpo.errors import UserError
 from hpo.ledger import reads
 from hpo.ledger.claims import changes_of
 from hpo.ledger.plain import plain
 from hpo.ledger.tables import trials
+from hpo.space.config import apply
 from hpo.spec import StudySpec
 from hpo.study import Study, load
 from trainer.diagnose import curves

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import domination, places
 from hpo.analysis.best import chosen_best, none_complete
-from hpo.config import as_json, flatten
 from hpo.errors import UserError
 from hpo.executing import Placement
 from hpo.ledger import reads
-from hpo.ledger.tables import TERMINAL_STATES
-from hpo.objective import Objective, best_of, losses
 from hpo.run import Request
+from hpo.space.config import as_json, flatten
+from hpo.space.objective import Objective, best_of, losses
+from hpo.space.trial_state import TERMINAL_STATES
 from hpo.spec import StudySpec
 from hpo.study import Study
 from hpo.trained import declared

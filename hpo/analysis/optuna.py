@@ -12,11 +12,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import RowMapping
 
-from hpo.dimensions import Choice, Dimension, Float, Int
 from hpo.errors import StudyError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.search.modelled import quiet_study
+from hpo.space.dimensions import Choice, Dimension, Float, Int
 
 if TYPE_CHECKING:
     from hpo.study import Study

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpo.config import as_json, flatten
 from hpo.errors import HpoError, UserError
+from hpo.space.config import as_json, flatten
 from hpo.study import Study, load
 from hpo.words import aligned, counted
 from trainer.config.fields import size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpo.budget import spelled
 from hpo.ledger.reads import Status
-from hpo.ledger.tables import TERMINAL_STATES
+from hpo.space.trial_state import TERMINAL_STATES
 from hpo.words import counted, portion
 
 SHOWN = 10  # trials of a front

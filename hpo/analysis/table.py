@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hpo.analysis.compare import Comparison, headline
-from hpo.objective import hold_out_of
 from hpo.render import number
+from hpo.space.objective import hold_out_of
 from hpo.words import counted, endings
 
 _GAP = 2  # blanks between columns

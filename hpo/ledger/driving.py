@@ -13,7 +13,8 @@ from hpo.ledger import statements as sql
 from hpo.ledger import writes
 from hpo.ledger.history import PAGE, Curves
 from hpo.ledger.leases import Lease
-from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, decisions, events, reports, studies, trials
+from hpo.ledger.tables import asks, decisions, events, reports, studies, trials
+from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from trainer.report import Outcome
 
 COUNT_TIME = update(studies).where(studies.c.id == bindparam("study")).values(seconds_used=bindparam("used"))

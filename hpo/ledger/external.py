@@ -19,7 +19,8 @@ from hpo.ledger import claims, driving, writes
 from hpo.ledger import statements as sql
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, Judgement
-from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, asks, attempts, decisions, reports, studies, trials
+from hpo.ledger.tables import asks, attempts, decisions, reports, studies, trials
+from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from trainer.report import Outcome
 
 KEY, _FROM = "external", "external_from"  # of asks.trial_attrs; the latter is a checkpoint's sha256

@@ -20,8 +20,9 @@ from sqlalchemy.engine import Connection
 from hpo.curves import Curve, Group, Rankings, first_loss, first_losses
 from hpo.domination import Ranking, beyond, ranked
 from hpo.ledger import statements as sql
-from hpo.ledger.tables import TERMINAL_STATES, UNSETTLED, machine_dependent, reports, trials
-from hpo.objective import Constraint, Objective
+from hpo.ledger.tables import machine_dependent, reports, trials
+from hpo.space.objective import Constraint, Objective
+from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
 from hpo.words import near
 from trainer.report import Outcome, OutcomeKind
 

@@ -12,7 +12,8 @@ from sqlalchemy import bindparam, case, exists, insert, select, union, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from hpo.ledger.tables import OPEN_STATES, asks, attempts, checkpoints, decisions, leases, reports, studies, trials
+from hpo.ledger.tables import asks, attempts, checkpoints, decisions, leases, reports, studies, trials
+from hpo.space.trial_state import OPEN_STATES
 
 _trial = trials.c.id == bindparam("trial")
 _held = _trial & (trials.c.fence == bindparam("held")) & (trials.c.state == "running")

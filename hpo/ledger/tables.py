@@ -44,12 +44,6 @@ metadata = MetaData(
     }
 )
 
-# The states of a trial. `waiting`, `running` and `paused` are open, the rest terminal and never change.
-OPEN_STATES = ("waiting", "running", "paused")
-TERMINAL_STATES = ("complete", "pruned", "infeasible", "failed")
-STATES = OPEN_STATES + TERMINAL_STATES
-UNSETTLED = ("waiting", "running")  # which a trial after them may wait for: a paused one goes on in no given time
-
 
 # What the trainer and the worker report of the machine, besides `system/...`, `time/...` and `train/..._per_sec`.
 MACHINE_METRICS = ("train/gpu_util", "train/mfu")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpo.objective import Objective
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, is_open
 from hpo.search.samplers import alone, sampler_spec
+from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 FEW, MANY = 500, 250  # trials up to which freeze-thaw's model, or TPE for several objectives, is asked
 

@@ -10,7 +10,7 @@ from hpo.search.promotion import Featuring, Point
 from hpo.search.sampler import Proposal, Sampler, TrialRecord
 
 if TYPE_CHECKING:
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 
 class Beginning:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
-from hpo.objective import Objective
 from hpo.search.sampler import Proposal, TrialRecord, ask_seed, is_broken, is_valueless, reached
 from hpo.search.samplers import Random
+from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 _GENERATION = "cmaes:generation"  # of a trial: the updates of the distribution before it was drawn
 _SIGMA = 1 / 6  # of the unit cube's edge: three of them reach from its middle to its sides

@@ -10,12 +10,12 @@ from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from hpo.dimensions import Choice, Dimension, Float, Int
 from hpo.search.promotion import Featuring, Point
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
+from hpo.space.dimensions import Choice, Dimension, Float, Int
 
 if TYPE_CHECKING:
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 FEW = 4096  # configurations, conditional dimensions counted in full
 

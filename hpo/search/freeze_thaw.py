@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from hpo.errors import UserError
-from hpo.objective import Objective
 from hpo.search.asha_promote import AshaPromote
 from hpo.search.promotion import Board, Point
 from hpo.search.sampler import Proposal, TrialRecord, is_broken
 from hpo.search.samplers import Random
 from hpo.search.strategy import Curve, History
+from hpo.space.objective import Objective
 from trainer.report import CONTINUE, Verdict
 
 if TYPE_CHECKING:
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 _GOING = ("waiting", "running")
 STARTUP = 8  # trials that have been seen before the model is asked

@@ -17,11 +17,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpo.objective import Objective
 from hpo.search.sampler import Proposal, TrialRecord, ask_seed, is_open, reached
+from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
-    from hpo.space import Coordinate, Space
+    from hpo.space.space import Coordinate, Space
 
 
 def distribution(coordinate: Coordinate) -> BaseDistribution:

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from hpo.curves import first_loss
 from hpo.domination import is_nan
-from hpo.ledger.tables import STATES
 from hpo.search.asha_promote import AshaPromote
 from hpo.search.promotion import Order
 from hpo.search.strategy import Curve, History
+from hpo.space.trial_state import STATES
 
 NEWEST = 50  # trials that the tolerance is taken from
 

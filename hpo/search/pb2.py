@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpo.dimensions import Float
-from hpo.objective import Objective
 from hpo.search.pbt import Perturbed
 from hpo.search.population import Generations
 from hpo.search.sampler import Sampler, TrialRecord
+from hpo.space.dimensions import Float
+from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.random import Generator
 
     from hpo.search.bandit import Process
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 MEMORY = 200  # of the newest trials: what is older has drifted away, and costs time
 

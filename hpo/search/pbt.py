@@ -6,15 +6,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpo.dimensions import Dimension, Float, Int
-from hpo.objective import Objective
 from hpo.search.population import Generations, Population
 from hpo.search.sampler import Sampler, TrialRecord
+from hpo.space.dimensions import Dimension, Float, Int
+from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 FACTORS = (0.8, 1.2)
 

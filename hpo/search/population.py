@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpo.budget import last_epoch
-from hpo.dimensions import Float
 from hpo.errors import UserError
-from hpo.objective import Objective
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.strategy import History, Strategy, make_strategy
+from hpo.space.dimensions import Float
+from hpo.space.objective import Objective
+from hpo.space.trial_config import last_epoch
 from trainer.report import CONTINUE, Verdict
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 # Fields of the trainer that a checkpoint is bound to, or that have done their work once training has begun.
 SETTLED = (

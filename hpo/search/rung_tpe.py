@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import optuna
 
-from hpo.objective import Objective
 from hpo.search.modelled import fail
 from hpo.search.sampler import Proposal, TrialRecord, ask_seed, is_open, is_scored, is_valueless
 from hpo.search.samplers import Random
 from hpo.search.tpe import Tpe
+from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 SHARE = 3  # one proposal of so many is drawn at random: the paper's rho
 

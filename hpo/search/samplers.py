@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
-from hpo.objective import Objective
 from hpo.search.beginning import Beginning
 from hpo.search.distinct import Distinct, is_few
 from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
+from hpo.space.objective import Objective
 from hpo.words import counted, near
 
 if TYPE_CHECKING:
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 # name -> its options, each a whole number from 1, with their defaults.
 SAMPLERS: dict[str, dict[str, int]] = {

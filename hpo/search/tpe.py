@@ -9,12 +9,12 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from hpo.objective import Objective
 from hpo.search.modelled import Modelled, fail
 from hpo.search.sampler import TrialRecord, is_broken, is_valueless, reached
+from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 
 class Tpe(Modelled):

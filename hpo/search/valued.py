@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.samplers import BaseSampler
 
-from hpo.objective import Objective
 from hpo.search.modelled import Modelled, fail
 from hpo.search.sampler import Proposal, TrialRecord, is_valueless, reached
+from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
-    from hpo.space import Space
+    from hpo.space.space import Space
 
 
 class Valued(Modelled):

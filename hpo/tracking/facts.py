@@ -11,7 +11,8 @@ from sqlalchemy import and_, bindparam, func, not_, or_, select
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.ledger import reads
-from hpo.ledger.tables import TERMINAL_STATES, attempts, checkpoints, decisions, events, mirrors, reports, trials
+from hpo.ledger.tables import attempts, checkpoints, decisions, events, mirrors, reports, trials
+from hpo.space.trial_state import TERMINAL_STATES
 
 LARGEST = 1.7976931348623157e308  # what MLflow stores of an infinity
 

@@ -29,8 +29,9 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo import handover, places, results
 from hpo.home import Home
 from hpo.ledger import reads
-from hpo.ledger.tables import TERMINAL_STATES, asks, events, mirrors, reports, trials
+from hpo.ledger.tables import asks, events, mirrors, reports, trials
 from hpo.search.population import breeding
+from hpo.space.trial_state import TERMINAL_STATES
 from hpo.tracking import artifacts
 from hpo.tracking.artifacts import checkpoint_name
 from hpo.tracking.base import Batch, Model, Point, Run, Status

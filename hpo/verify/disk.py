@@ -14,7 +14,8 @@ from hpo.handover import shown, stored
 from hpo.home import WHOLE, Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.process import is_dead
-from hpo.ledger.tables import OPEN_STATES, TERMINAL_STATES, attempts, checkpoints, events, leases, trials, workers
+from hpo.ledger.tables import attempts, checkpoints, events, leases, trials, workers
+from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from hpo.tracking.database import leftovers
 from hpo.verify.report import Report, by_trial
 from hpo.words import command

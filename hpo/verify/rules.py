@@ -11,18 +11,8 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.ledger import Ledger, driving, reads
 from hpo.ledger.process import is_dead
-from hpo.ledger.tables import (
-    OPEN_STATES,
-    TERMINAL_STATES,
-    asks,
-    attempts,
-    checkpoints,
-    decisions,
-    leases,
-    reports,
-    trials,
-    workers,
-)
+from hpo.ledger.tables import asks, attempts, checkpoints, decisions, leases, reports, trials, workers
+from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from hpo.verify.report import Report, by_trial
 from hpo.words import command, counted
 

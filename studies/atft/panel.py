@@ -20,8 +20,8 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from hpo import load
-from hpo.config import parse_override
 from hpo.errors import UserError
+from hpo.space.config import parse_override
 from studies.atft.config import Config, DataConfig
 from studies.atft.features import NAMES, Grid, features, forward_returns, to_grid
 from studies.atft.graph import Graphs, build_graphs

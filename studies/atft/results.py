@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 import trainer
-from hpo.config import apply, flatten, load_yaml, parse_override
 from hpo.errors import UserError
+from hpo.space.config import apply, flatten, load_yaml, parse_override
 from studies.atft.baseline import positive, ridge_predictions
 from studies.atft.config import Config
 from studies.atft.metrics import daily_ic, newey_west_t

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hpo.space import Space
+from hpo.space.space import Space
 from studies.atft import STUDY as SEARCH
 
 STUDY = replace(SEARCH, name="atft-train", space=Space({}), sampler="random", strategy={"name": "none"})

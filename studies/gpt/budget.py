@@ -70,8 +70,8 @@ def _operations(text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     from hpo import load
-    from hpo.config import parse_override
     from hpo.errors import UserError
+    from hpo.space.config import parse_override
 
     parser = argparse.ArgumentParser(prog="python -m studies.gpt.budget", description="Parameters, tokens, operations.")
     parser.add_argument("overrides", nargs="*", metavar="PATH=VALUE", help="of the study's configuration")

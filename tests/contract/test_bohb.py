@@ -13,7 +13,7 @@ from hpo import Choice, Float, Objective
 from hpo.search.modelled import distribution
 from hpo.search.sampler import TrialRecord, ask_seed
 from hpo.search.samplers import make_sampler
-from hpo.space import Space
+from hpo.space.space import Space
 
 SPACE = Space({"x": Float(0.0, 1.0), "lr": Float(1e-4, 1e-1, log=True), "kind": Choice(["a", "b"])})
 ONE = [Objective("val/loss")]

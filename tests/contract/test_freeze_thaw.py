@@ -17,7 +17,7 @@ from hpo.search.promotion import Board
 from hpo.search.sampler import TrialRecord
 from hpo.search.samplers import make_sampler
 from hpo.search.strategy import TableHistory, make_strategy
-from hpo.space import Space
+from hpo.space.space import Space
 
 SPACE = Space(
     {

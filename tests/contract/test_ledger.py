@@ -30,7 +30,7 @@ from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
 from hpo.ledger.process import Process, is_dead, start_time
-from hpo.objective import Objective
+from hpo.space.objective import Objective
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 

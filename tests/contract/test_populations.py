@@ -28,7 +28,7 @@ from hpo.search.population import Breeding
 from hpo.search.sampler import TrialRecord, ask_seed
 from hpo.search.samplers import make_sampler
 from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
-from hpo.space import Space
+from hpo.space.space import Space
 
 SPECS = [
     {"name": "pbt", "population": 6},

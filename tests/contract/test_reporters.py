@@ -18,8 +18,8 @@ from hpo import handover
 from hpo.home import Home
 from hpo.ledger import tables, writes
 from hpo.ledger.history import Curves
-from hpo.objective import Objective
 from hpo.reporter import LedgerReporter
+from hpo.space.objective import Objective
 from hpo.system import SystemMetrics
 from trainer.errors import Fenced
 from trainer.parallel.several import _Reporter as LedReporter

@@ -24,7 +24,7 @@ from hpo.search.distinct import Distinct
 from hpo.search.modelled import distribution, quiet_study
 from hpo.search.sampler import TrialRecord, ask_seed
 from hpo.search.samplers import SAMPLERS, make_sampler
-from hpo.space import Space
+from hpo.space.space import Space
 
 SPACE = Space(
     {

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rounds import rounds
 from torch.optim import lr_scheduler as theirs
 
-from hpo.space import Choice, Float, Int, Space
+from hpo.space.space import Choice, Float, Int, Space
 from trainer.config import Frozen, PlateauConfig, ScheduleConfig, TrainConfig
 from trainer.config.schedule import OWN_FIELDS
 from trainer.epochs import Epochs

@@ -15,11 +15,9 @@ from mirrored import Made
 from optuna.trial import TrialState, create_trial
 from rounds import rounds
 
-from hpo.dimensions import Float
 from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger.history import Curves, LedgerHistory
-from hpo.objective import Objective
 from hpo.search.asha import Asha
 from hpo.search.halving import Halving
 from hpo.search.hyperband import Hyperband
@@ -34,7 +32,9 @@ from hpo.search.samplers import Random
 from hpo.search.strategy import STRATEGIES, TableHistory, check_several, has_rungs, make_strategy
 from hpo.search.threshold import Threshold
 from hpo.search.wilcoxon import Wilcoxon
-from hpo.space import Space
+from hpo.space.dimensions import Float
+from hpo.space.objective import Objective
+from hpo.space.space import Space
 from trainer.report import CONTINUE
 
 SPECS = [

@@ -9,7 +9,7 @@ import pytest
 from hpo import Float, Objective
 from hpo.search.sampler import TrialRecord
 from hpo.search.samplers import MODELS, make_sampler
-from hpo.space import Space
+from hpo.space.space import Space
 
 SPACE = Space({"x": Float(0.0, 1.0), "lr": Float(1e-4, 1e-1, log=True)})
 ONE = [Objective("val/loss")]

@@ -21,12 +21,12 @@ from hpo import Choice, Float, Objective, Study, ending
 from hpo.analysis import ablate, importance, plots, ticks
 from hpo.analysis.listed import Driven, Spread, found, request
 from hpo.cli import app
-from hpo.config import as_json, flatten
 from hpo.errors import HpoError, UserError
 from hpo.executing import Placement
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.run import Request, run
+from hpo.space.config import as_json, flatten
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
 from trainer.config import TrainConfig

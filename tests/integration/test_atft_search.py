@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from hpo import Float
 from hpo.analysis.schedule import curve
 from hpo.cli import app
-from hpo.config import apply
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.space import Space
+from hpo.space.config import apply
+from hpo.space.space import Space
 from studies.atft import STUDY
 from studies.atft.phases import plan
 

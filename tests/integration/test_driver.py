@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from hpo import identity
 from hpo.cli import app
-from hpo.config import parse_override
 from hpo.driver import Driver
 from hpo.errors import DriftError
 from hpo.executors.inline import Inline
@@ -32,6 +31,7 @@ from hpo.opening import Options
 from hpo.results import Results
 from hpo.run import Request, declare
 from hpo.search.samplers import SAMPLERS
+from hpo.space.config import parse_override
 from hpo.worker import Worker
 
 CURVES = str(Path(__file__).parents[1] / "harness" / "curves_study.py")

@@ -16,8 +16,8 @@ from hpo import handover, mirror
 from hpo.errors import UserError
 from hpo.ledger import claims, writes
 from hpo.ledger.tables import events
-from hpo.objective import Objective
 from hpo.reporter import LedgerReporter
+from hpo.space.objective import Objective
 from hpo.system import SystemMetrics
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify

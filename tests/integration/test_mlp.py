@@ -223,7 +223,7 @@ LOOSE = """
 from dataclasses import replace
 
 from hpo import Choice, Int
-from hpo.space import Space
+from hpo.space.space import Space
 from studies.mlp import STUDY
 
 space = {

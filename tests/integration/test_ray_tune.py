@@ -22,7 +22,6 @@ from sqlalchemy import select, update
 import hpo
 from hpo import asking
 from hpo.clock import FakeClock
-from hpo.dimensions import Float, Int
 from hpo.errors import Busy, HpoError, UserError
 from hpo.executing import Settled
 from hpo.executors.resources import NOTHING_SAID, Resources
@@ -30,11 +29,13 @@ from hpo.home import Home
 from hpo.ledger import Ledger, claims, driving, external, writes
 from hpo.ledger.leases import acquire
 from hpo.ledger.process import Process
-from hpo.ledger.tables import OPEN_STATES, asks, attempts, decisions, events, reports, studies, trials
+from hpo.ledger.tables import asks, attempts, decisions, events, reports, studies, trials
 from hpo.opening import Options, open_study
 from hpo.results import Results
 from hpo.run import Request, declare, run
 from hpo.search.strategy import make_strategy
+from hpo.space.dimensions import Float, Int
+from hpo.space.trial_state import OPEN_STATES
 from hpo.tuning import TuneDriver
 from trainer.report import Outcome
 

@@ -25,6 +25,7 @@ from hpo.errors import NoLedger
 from hpo.home import Home
 from hpo.ledger import Ledger, reads, tables
 from hpo.run import Request
+from hpo.space import trial_state
 
 STUDY = Path(__file__).parents[1] / "harness" / "tiny_study.py"
 
@@ -138,7 +139,7 @@ def count(ledger: Ledger, table: sa.Table) -> int:
 def ended(ledger: Ledger) -> list[bool]:
     """Of every trial, whether it has ended."""
     states = ledger.look(lambda connection: connection.execute(sa.select(tables.trials.c.state)).scalars().all())
-    return [one in tables.TERMINAL_STATES for one in states]
+    return [one in trial_state.TERMINAL_STATES for one in states]
 
 
 def _experiments(uri: str) -> list[str]:

@@ -12,12 +12,12 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.config import as_json, flatten
 from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import asks, trials
 from hpo.run import Request, declare
+from hpo.space.config import as_json, flatten
 from hpo.study import load
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ import torch
 from scipy.stats import rankdata, spearmanr
 from sklearn.metrics import mean_pinball_loss
 
-from hpo.config import Raw, apply, flatten
 from hpo.errors import SpaceError
+from hpo.space.config import Raw, apply, flatten
 from studies.atft.config import Config
 from studies.atft.losses import MEDIAN, QUANTILES, composite
 from studies.atft.phases import ALL as EVERY

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy.stats import norm, rankdata, zscore
 
-from hpo.config import Raw, apply, parse_override
 from hpo.errors import SpaceError
+from hpo.space.config import Raw, apply, parse_override
 from studies.atft import STUDY
 from studies.atft.baseline import ridge_predictions
 from studies.atft.config import Config, DataConfig, GraphConfig, MarketConfig, ModelConfig, SplitConfig

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from hpo.budget import Budget, last_epoch, parse_time, spelled
+from hpo.budget import Budget, parse_time, spelled
 from hpo.errors import UserError
+from hpo.space.trial_config import last_epoch
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from hpo import commandline, mirror
 from hpo.cli import app
-from hpo.config import flatten, load_yaml, parse_override
 from hpo.driver import Driver
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import attempts, trials
+from hpo.space.config import flatten, load_yaml, parse_override
 
 SEVERAL = str(Path(__file__).parents[1] / "harness" / "several_study.py")
 

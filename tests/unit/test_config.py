@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rounds import rounds
 
-from hpo.config import (
+from hpo.errors import SpaceError, UserError
+from hpo.space.config import (
     apply,
     as_json,
     canonical_json,
@@ -26,7 +27,6 @@ from hpo.config import (
     parse_override,
     resolve,
 )
-from hpo.errors import SpaceError, UserError
 from studies.mlp.config import Config as MlpConfig
 
 

@@ -11,11 +11,11 @@ from rounds import rounds
 from hpo.curves import Rankings
 from hpo.domination import Ranking, ahead, beyond, dominates, front, fronts, ranked, spread
 from hpo.errors import StudyError
-from hpo.objective import Constraint, best_of, placed
 from hpo.search.asha import Asha
 from hpo.search.halving import Halving
 from hpo.search.hyperband import Hyperband
 from hpo.search.strategy import TableHistory
+from hpo.space.objective import Constraint, best_of, placed
 
 
 def brute_fronts(losses):

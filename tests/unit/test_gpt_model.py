@@ -112,7 +112,7 @@ def test_parameters_are_counted_without_building_the_model(given):
 
 
 def test_the_first_trial_has_the_defaults():
-    from hpo.config import as_json, flatten
+    from hpo.space.config import as_json, flatten
     from studies.gpt import STUDY
 
     [first] = STUDY.enqueue

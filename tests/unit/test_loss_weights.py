@@ -50,8 +50,8 @@ def test_mistakes_are_refused(given, message):
 
 
 def test_factors_are_found_by_their_path_in_a_space():
-    from hpo.config import apply
-    from hpo.space import Float, Space
+    from hpo.space.config import apply
+    from hpo.space.space import Float, Space
     from trainer.config import Frozen
 
     class Config(Frozen):

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from rounds import rounds
 
 from hpo import Bool, Choice, Float, Int
-from hpo.config import apply, as_json, flatten
 from hpo.errors import SpaceError
-from hpo.space import Space
+from hpo.space.config import apply, as_json, flatten
+from hpo.space.space import Space
 
 
 class Frozen(BaseModel):

@@ -16,7 +16,6 @@ from sqlalchemy import insert
 
 import hpo
 from hpo import Choice, Float, Int, Objective, Study, load
-from hpo.config import as_json, check_path, config_hash, parse_override
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import Home
 from hpo.identity import drift
@@ -24,6 +23,7 @@ from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
 from hpo.loading import source_parts
 from hpo.search.strategy import make_strategy
+from hpo.space.config import as_json, check_path, config_hash, parse_override
 from hpo.spec import StudySpec
 from trainer.task import Task as TrainersTask
 

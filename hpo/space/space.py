@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hpo.config import as_json, check_path, flatten, misfit
-from hpo.dimensions import Bool, Choice, Coordinate, Dimension, Float, Int
 from hpo.errors import SpaceError
+from hpo.space.config import as_json, check_path, flatten, misfit
+from hpo.space.dimensions import Bool, Choice, Coordinate, Dimension, Float, Int
 from hpo.words import near
 
 __all__ = ["Bool", "Choice", "Coordinate", "Dimension", "Float", "Int", "Space"]
