@@ -146,7 +146,7 @@ def multiply(home: Any, wanted: int) -> None:
 
 def growth(directory: Path, strategy: str, trials: int, measured: int) -> None:
     """Print what a trial costs in a small and in a large study."""
-    from hpo.search.population import breeding
+    from hpo.search.population.base import breeding
 
     costs = (bred if breeding(strategy) else multiplied)(directory, strategy, trials, measured)
     for number, cost in costs.items():
@@ -193,7 +193,7 @@ def waiting(directory: Path, strategy: str) -> None:
     from hpo.ledger import Ledger
     from hpo.ledger.history import Curves, LedgerHistory
     from hpo.ledger.tables import trials
-    from hpo.search.promotion import Board, promoting
+    from hpo.search.promotion.base import Board, promoting
     from hpo.study import load
 
     promotes = promoting(strategy)

@@ -23,9 +23,9 @@ class Ours:
         self, sampler: str, strategy: str | None, dimensions: int, seed: int, window: int | None = None
     ) -> None:
         from hpo import Float, Objective
-        from hpo.search.promotion import Promoting
-        from hpo.search.samplers import make_sampler
-        from hpo.search.strategy import DEFAULT, make_strategy
+        from hpo.search.promotion.base import Promoting
+        from hpo.search.samplers.registry import make_sampler
+        from hpo.search.strategies.base import DEFAULT, make_strategy
         from hpo.space.space import Space
 
         space = Space({f"x{i}": Float(0.0, 1.0) for i in range(dimensions)})
@@ -39,7 +39,7 @@ class Ours:
         self._told = 0  # ordered: the trials before this one have been
 
     def next(self) -> tuple[int, Sequence[float] | None] | None:
-        from hpo.search.promotion import Board, Featuring
+        from hpo.search.promotion.base import Board, Featuring
 
         if self._promoting and "paused" in self._states.values():
             points = self._sampler.features() if isinstance(self._sampler, Featuring) else {}
@@ -65,7 +65,7 @@ class Ours:
         return True
 
     def report(self, number: int, epoch: int, loss: float, done: bool) -> bool:
-        from hpo.search.strategy import TableHistory
+        from hpo.search.strategies.base import TableHistory
 
         self._curves[number].append((epoch, loss))
         kind = "continue"
@@ -86,7 +86,7 @@ class Ours:
         return False
 
     def _record(self, number: int) -> Any:
-        from hpo.search.sampler import TrialRecord
+        from hpo.search.samplers.base import TrialRecord
 
         state, curve = self._states[number], self._curves[number]
         values = (min(loss for _, loss in curve if math.isfinite(loss)),) if state == "complete" else None

@@ -14,10 +14,10 @@ from hpo.errors import UserError
 from hpo.ledger import Ledger, driving, writes
 from hpo.ledger import statements as sql
 from hpo.ledger.history import Curve, Curves
-from hpo.search.population import breeding
-from hpo.search.promotion import Featuring, Point, promoting
-from hpo.search.sampler import Proposal, Sampler, TrialRecord, ask_seed
-from hpo.search.samplers import make_sampler
+from hpo.search.population.base import breeding
+from hpo.search.promotion.base import Featuring, Point, promoting
+from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
+from hpo.search.samplers.registry import make_sampler
 from hpo.space.config import as_json, config_hash
 from hpo.space.trial_config import parallel_of
 from hpo.spec import StudySpec

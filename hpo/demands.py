@@ -8,10 +8,10 @@ from typing import Any
 
 from hpo.budget import Budget
 from hpo.errors import UserError
-from hpo.search.population import breeding
-from hpo.search.promotion import promoting
-from hpo.search.samplers import MODELS
-from hpo.search.strategy import BRINGS, make_strategy
+from hpo.search.population.base import breeding
+from hpo.search.promotion.base import promoting
+from hpo.search.samplers.registry import MODELS
+from hpo.search.strategies.base import BRINGS, make_strategy
 from hpo.space.config import as_json
 from hpo.space.trial_config import last_epoch
 from hpo.spec import StudySpec

@@ -17,9 +17,9 @@ from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process import Process
 from hpo.opening import Options, check_home, continued, open_study, write_changes
 from hpo.reclaim import Reclaimer
-from hpo.search.population import breeding, planned_epochs
-from hpo.search.promotion import Board, promoting
-from hpo.search.strategy import has_rungs, make_strategy
+from hpo.search.population.base import breeding, planned_epochs
+from hpo.search.promotion.base import Board, promoting
+from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.spec import StudySpec
 from hpo.study import Study

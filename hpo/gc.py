@@ -25,7 +25,7 @@ from hpo.ledger import Ledger, leases, reads, writes
 from hpo.ledger import statements as sql
 from hpo.ledger.process import Process
 from hpo.ledger.tables import checkpoints, studies, trials
-from hpo.search.population import breeding
+from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.study import RESUME_FROM
 from hpo.words import counted

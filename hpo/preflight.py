@@ -10,8 +10,8 @@ from typing import Any
 
 from hpo.errors import UserError
 from hpo.failures import own_code
-from hpo.search.samplers import ONE_OBJECTIVE
-from hpo.search.strategy import check_several, make_strategy
+from hpo.search.samplers.registry import ONE_OBJECTIVE
+from hpo.search.strategies.base import check_several, make_strategy
 from hpo.space.config import as_json, flatten
 from hpo.space.dimensions import Choice
 from hpo.space.trial_config import lanes_of, parallel_of

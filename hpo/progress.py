@@ -15,8 +15,8 @@ from hpo.budget import spelled
 from hpo.clock import Clock
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import asks, decisions, events, machine_dependent, reports, trials
-from hpo.search.strategy import make_strategy
-from hpo.space.objective import best_of
+from hpo.search.ranking import best_of
+from hpo.search.strategies.base import make_strategy
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
 from hpo.words import command, counted, near
 

@@ -51,7 +51,7 @@ from hpo.ledger.process import Process
 from hpo.ledger.store import PATIENCE
 from hpo.opening import Options, check_home, open_study
 from hpo.reporter import LedgerReporter, Opened
-from hpo.search.sampler import ask_seed
+from hpo.search.samplers.base import ask_seed
 from hpo.space.config import as_json, config_hash
 from hpo.space.trial_config import last_epoch, parallel_of
 from hpo.space.trial_state import TERMINAL_STATES

@@ -22,8 +22,8 @@ from rich.text import Text
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.progress import Progress, Trial
-from hpo.search import auto
-from hpo.search.strategy import by_default
+from hpo.search.samplers import auto
+from hpo.search.strategies.base import by_default
 from hpo.space.objective import hold_out_of
 from hpo.space.trial_state import STATES
 from hpo.words import command, counted, endings, portion

@@ -21,7 +21,7 @@ from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory, Unsettled
 from hpo.ledger.plain import text
 from hpo.ledger.writes import LaneReport
-from hpo.search.strategy import has_rungs, make_strategy
+from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_config import last_epoch
 from hpo.spec import StudySpec
 from hpo.study import Study, load

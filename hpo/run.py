@@ -22,8 +22,8 @@ from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
 from hpo.opening import LEASE_SECONDS, Options
 from hpo.results import Results
-from hpo.search.samplers import SAMPLERS, sampler_spec
-from hpo.search.strategy import STRATEGIES, by_default, make_strategy
+from hpo.search.samplers.registry import SAMPLERS, sampler_spec
+from hpo.search.strategies.base import STRATEGIES, by_default, make_strategy
 from hpo.signals import Signals
 from hpo.space.config import Raw, as_json, flatten
 from hpo.space.trial_config import lanes_of

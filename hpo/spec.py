@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpo.search.samplers import sampler_spec
-from hpo.search.strategy import make_strategy
+from hpo.search.samplers.registry import sampler_spec
+from hpo.search.strategies.base import make_strategy
 from hpo.space.hashing import json_sha256
 
 

@@ -23,8 +23,8 @@ from hpo.enqueue import fitting, within
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.home import check_name
 from hpo.loading import load_module, source_parts
-from hpo.search.samplers import sampler_spec
-from hpo.search.strategy import DEFAULT, make_strategy
+from hpo.search.samplers.registry import sampler_spec
+from hpo.search.strategies.base import DEFAULT, make_strategy
 from hpo.space.config import as_json, assign, check_path, config_hash, flatten, from_json, resolve
 from hpo.space.dimensions import Choice, Dimension
 from hpo.space.hashing import json_sha256, tree_sha256
@@ -56,8 +56,8 @@ class Study:
     plan         {path: values}: what `hpo plan` may change to save memory, what is dearest to you first; of each the
                  values as you would rather have them, none needing more memory than the one before
     data_paths   fields that name data files; their contents belong to the study's identity
-    sampler      a name in hpo.search.samplers.SAMPLERS, or {"name": ..., option: value}
-    strategy     a name in hpo.search.strategy.STRATEGIES, or {"name": ..., option: value}; "none" lets no trial stop
+    sampler      a name in search.samplers.registry.SAMPLERS, or {"name": ..., option: value}
+    strategy     a name in search.strategies.base.STRATEGIES, or {"name": ..., option: value}; "none" lets no trial stop
     enqueue      configurations to be tried first, path -> value; what one leaves open is drawn at random
     hold_out     {path: value} under which the task also measures, as `test/...`, what no trial is selected by
     check        "package.module:function" (or ".module:function"), called with the configuration before anything is

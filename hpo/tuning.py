@@ -21,7 +21,7 @@ from hpo.executors.ray_tune import RayTune
 from hpo.ledger import driving, external, reads
 from hpo.ledger.leases import Lease
 from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
-from hpo.search.population import changing
+from hpo.search.population.base import changing
 from hpo.space.config import as_json
 from hpo.space.space import Space
 from hpo.space.trial_config import lanes_of, last_epoch

@@ -8,7 +8,7 @@ from typing import Any
 from hpo.errors import SpaceError, UserError
 from hpo.ledger import Ledger, reads
 from hpo.ledger.history import Curves
-from hpo.search.sampler import TrialRecord
+from hpo.search.samplers.base import TrialRecord
 from hpo.space.config import flatten
 from hpo.space.space import Space
 from hpo.study import Study

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hpo.search.strategy import History
+from hpo.search.strategies.base import History
 from trainer.report import CONTINUE, Verdict
 
 

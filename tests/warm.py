@@ -73,7 +73,7 @@ PRELOADED = (
     "hpo.tracking.mlflow",
     "hpo.executors.local",
     "hpo.executors.inline",
-    "hpo.search.samplers",
+    "hpo.search.samplers.registry",
     "trainer.loop",
     "trainer.launch",
     "trainer.memory",

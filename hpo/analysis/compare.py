@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import UserError
 from hpo.ledger import reads
 from hpo.ledger.tables import machine_dependent
-from hpo.space.objective import hold_out_of, placed
+from hpo.search.ranking import placed
+from hpo.space.objective import hold_out_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection

@@ -13,7 +13,8 @@ from typing import Any
 
 from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
 from hpo.errors import UserError
-from hpo.space.objective import Objective, best_of, hold_out_of, rank
+from hpo.search.ranking import best_of, rank
+from hpo.space.objective import Objective, hold_out_of
 from hpo.words import aligned, counted
 
 

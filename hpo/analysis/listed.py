@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from hpo import domination, places
+from hpo import places
 from hpo.analysis.best import chosen_best, none_complete
 from hpo.errors import UserError
 from hpo.executing import Placement
 from hpo.ledger import reads
 from hpo.run import Request
+from hpo.search import pareto
+from hpo.search.ranking import best_of, losses
 from hpo.space.config import as_json, flatten
-from hpo.space.objective import Objective, best_of, losses
+from hpo.space.objective import Objective
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.spec import StudySpec
 from hpo.study import Study
@@ -50,7 +52,7 @@ class Found:
     def best(self, top: int) -> list[Mapping[str, Any]]:
         """The `top` best trials; with several objectives those that together cover the front best."""
         of = {one["number"]: one for one in self.ranked}
-        return [of[number] for number in domination.ranked(losses(self.spec.objectives, _values(self.ranked)))[:top]]
+        return [of[number] for number in pareto.ranked(losses(self.spec.objectives, _values(self.ranked)))[:top]]
 
     def unused_seeds(self, count: int) -> range:
         """Those that follow on the largest the study has used: by these nothing was selected."""

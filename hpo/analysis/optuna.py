@@ -15,7 +15,7 @@ from sqlalchemy import RowMapping
 from hpo.errors import StudyError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.search.modelled import quiet_study
+from hpo.search.samplers.optuna_sampler import quiet_study
 from hpo.space.dimensions import Choice, Dimension, Float, Int
 
 if TYPE_CHECKING:

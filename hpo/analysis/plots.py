@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.analysis import ticks
 from hpo.analysis.importance import Target, importances, lacking_importances, quiet
 from hpo.errors import UserError
-from hpo.search.modelled import quiet_optuna
+from hpo.search.samplers.optuna_sampler import quiet_optuna
 from hpo.words import endings, near
 
 PAGE = "plots.html"

@@ -17,10 +17,10 @@ from typing import Any
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.engine import Connection
 
-from hpo.curves import Curve, Group, Rankings, first_loss, first_losses
-from hpo.domination import Ranking, beyond, ranked
 from hpo.ledger import statements as sql
 from hpo.ledger.tables import machine_dependent, reports, trials
+from hpo.search.curves import Curve, Group, Rankings, first_loss, first_losses
+from hpo.search.pareto import Ranking, beyond, ranked
 from hpo.space.objective import Constraint, Objective
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
 from hpo.words import near
@@ -308,7 +308,7 @@ def _nonfinite(outcome: Outcome, metric: str) -> Outcome:
 
 
 class LedgerHistory:
-    """A hpo.search.strategy.History inside the transaction of a report."""
+    """A hpo.search.strategies.base.History inside the transaction of a report."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo.errors import StudyError
 from hpo.ledger.process import Process, is_dead
 from hpo.ledger.tables import asks, attempts, leases, machine_dependent, reports, studies, trials, workers
-from hpo.space.objective import best_of, placed
+from hpo.search.ranking import best_of, placed
 from hpo.space.trial_state import STATES
 
 _TRAINED = trials.c.epoch - trials.c.from_epoch

@@ -30,7 +30,7 @@ from hpo import handover, places, results
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import asks, events, mirrors, reports, trials
-from hpo.search.population import breeding
+from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.tracking import artifacts
 from hpo.tracking.artifacts import checkpoint_name

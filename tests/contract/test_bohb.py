@@ -10,9 +10,9 @@ from optuna.trial import TrialState, create_trial
 from rounds import rounds
 
 from hpo import Choice, Float, Objective
-from hpo.search.modelled import distribution
-from hpo.search.sampler import TrialRecord, ask_seed
-from hpo.search.samplers import make_sampler
+from hpo.search.samplers.base import TrialRecord, ask_seed
+from hpo.search.samplers.optuna_sampler import distribution
+from hpo.search.samplers.registry import make_sampler
 from hpo.space.space import Space
 
 SPACE = Space({"x": Float(0.0, 1.0), "lr": Float(1e-4, 1e-1, log=True), "kind": Choice(["a", "b"])})

@@ -17,8 +17,8 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import studies
 from hpo.run import Request, declare
-from hpo.search.promotion import Promoting
-from hpo.search.strategy import BRINGS, STRATEGIES, make_strategy
+from hpo.search.promotion.base import Promoting
+from hpo.search.strategies.base import BRINGS, STRATEGIES, make_strategy
 
 KEPT = Path(__file__).parents[1] / "harness" / "kept_study.py"
 LENGTH = 9  # epochs of a trial

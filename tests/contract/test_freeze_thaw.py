@@ -10,13 +10,13 @@ import torch
 from rounds import rounds
 
 from hpo import Choice, Float, Int, Objective
-from hpo.search import curve_model
-from hpo.search.curve_model import Model, Trials, observe
-from hpo.search.freeze_thaw import FreezeThaw
-from hpo.search.promotion import Board
-from hpo.search.sampler import TrialRecord
-from hpo.search.samplers import make_sampler
-from hpo.search.strategy import TableHistory, make_strategy
+from hpo.search.promotion import curve_model
+from hpo.search.promotion.base import Board
+from hpo.search.promotion.curve_model import Model, Trials, observe
+from hpo.search.promotion.freeze_thaw import FreezeThaw
+from hpo.search.samplers.base import TrialRecord
+from hpo.search.samplers.registry import make_sampler
+from hpo.search.strategies.base import TableHistory, make_strategy
 from hpo.space.space import Space
 
 SPACE = Space(

@@ -22,12 +22,12 @@ from hpo import Bool, Choice, Float, Int, Objective
 from hpo.errors import UserError
 from hpo.ledger import Ledger, reads
 from hpo.run import Request, declare
-from hpo.search import bandit
-from hpo.search.pbt import FACTORS, perturbed
-from hpo.search.population import Breeding
-from hpo.search.sampler import TrialRecord, ask_seed
-from hpo.search.samplers import make_sampler
-from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
+from hpo.search.population import gp_bandit
+from hpo.search.population.base import Breeding
+from hpo.search.population.pbt import FACTORS, perturbed
+from hpo.search.samplers.base import TrialRecord, ask_seed
+from hpo.search.samplers.registry import make_sampler
+from hpo.search.strategies.base import STRATEGIES, TableHistory, make_strategy
 from hpo.space.space import Space
 
 SPECS = [
@@ -337,7 +337,7 @@ def test_the_kernel_is_the_papers_formula():
     """Parker-Holder et al. 2020, section 4.2: k_SE(x, x') (1 - omega)^(|t - t'| / 2)."""
     rng = np.random.default_rng(0)
     x, y, t, s = rng.random((5, 3)), rng.random((4, 3)), rng.integers(0, 9, 5) * 1.0, rng.integers(0, 9, 4) * 1.0
-    found = bandit.Kernel(1.7, 0.4, 0.2)(x, t, y, s)
+    found = gp_bandit.Kernel(1.7, 0.4, 0.2)(x, t, y, s)
     for i in range(5):
         for j in range(4):
             square = sum((a - b) ** 2 for a, b in zip(x[i], y[j], strict=True))
@@ -349,7 +349,7 @@ def test_the_kernel_is_the_papers_formula():
 def test_the_posterior_is_scikit_learns_where_time_stands_still():
     rng = np.random.default_rng(1)
     x, y, new = rng.random((12, 2)), rng.normal(size=12), rng.random((7, 2))
-    ours = bandit.Process(x, np.zeros(12), y, bandit.Kernel(2.0, 0.3, 0.5), 0.05)
+    ours = gp_bandit.Process(x, np.zeros(12), y, gp_bandit.Kernel(2.0, 0.3, 0.5), 0.05)
     theirs = GaussianProcessRegressor(ConstantKernel(2.0) * RBF(0.3), alpha=0.05, optimizer=None).fit(x, y)
     mean, deviation = ours.at(new, 0.0)
     expected = theirs.predict(new, return_std=True)
@@ -361,8 +361,8 @@ def test_the_posterior_is_scikit_learns_where_time_stands_still():
 
 
 def test_the_width_of_the_bound_is_the_papers():
-    assert bandit.width(100) == pytest.approx(math.sqrt(0.2 + math.log(0.4 * 100)))
-    assert bandit.width(0) == bandit.width(1) == pytest.approx(math.sqrt(0.2))
+    assert gp_bandit.width(100) == pytest.approx(math.sqrt(0.2 + math.log(0.4 * 100)))
+    assert gp_bandit.width(0) == gp_bandit.width(1) == pytest.approx(math.sqrt(0.2))
 
 
 def drifting(simulation, number, params, epoch):

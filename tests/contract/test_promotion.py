@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds import rounds
 
-from hpo.curves import Group, Rankings
-from hpo.domination import beyond
 from hpo.errors import UserError
 from hpo.run import Request, declare
-from hpo.search import freeze_thaw
-from hpo.search.hyperband import Hyperband
-from hpo.search.hyperband_promote import HyperbandPromote
-from hpo.search.promotion import Board, Promoting
-from hpo.search.strategy import STRATEGIES, TableHistory, make_strategy
+from hpo.search.curves import Group, Rankings
+from hpo.search.pareto import beyond
+from hpo.search.promotion import freeze_thaw
+from hpo.search.promotion.base import Board, Promoting
+from hpo.search.promotion.hyperband import HyperbandPromote
+from hpo.search.strategies.base import STRATEGIES, TableHistory, make_strategy
+from hpo.search.strategies.hyperband import Hyperband
 
 SPECS = [
     {"name": "asha-promote"},

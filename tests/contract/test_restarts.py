@@ -12,7 +12,7 @@ from sqlalchemy import select
 from hpo.home import Home
 from hpo.ledger import Ledger, driving, reads, tables
 from hpo.run import Request
-from hpo.search.strategy import STRATEGIES
+from hpo.search.strategies.base import STRATEGIES
 
 STUDY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
 PINNED = {"pause": 0.0, "model.hidden_size": 8, "train.optim.name": "adamw", "train.optim.lr": 0.05}

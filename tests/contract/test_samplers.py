@@ -19,11 +19,11 @@ from scipy.stats.qmc import Sobol
 
 from hpo import Bool, Choice, Float, Int, Objective
 from hpo.errors import UserError
-from hpo.search import auto, modelled
-from hpo.search.distinct import Distinct
-from hpo.search.modelled import distribution, quiet_study
-from hpo.search.sampler import TrialRecord, ask_seed
-from hpo.search.samplers import SAMPLERS, make_sampler
+from hpo.search.samplers import auto, optuna_sampler
+from hpo.search.samplers.base import TrialRecord, ask_seed
+from hpo.search.samplers.deduplicate import Distinct
+from hpo.search.samplers.optuna_sampler import distribution, quiet_study
+from hpo.search.samplers.registry import SAMPLERS, make_sampler
 from hpo.space.space import Space
 
 SPACE = Space(
@@ -602,7 +602,7 @@ def test_a_model_of_curves_learns_what_trials_are_judged_by(curve):
 def test_the_model_does_not_mind_how_a_task_has_left_torch():
     import torch
 
-    from hpo.search.curve_model import Model
+    from hpo.search.promotion.curve_model import Model
 
     expected = judged_late(early_minimum, "freeze-thaw")
     Model.of.cache_clear()
@@ -712,7 +712,7 @@ def test_of_few_configurations_none_is_proposed_twice_while_there_are_others(nam
 def test_what_is_put_in_a_proposals_place_is_in_the_model_and_does_not_make_it_anew(name, monkeypatch):
     """Of three trials that are open, each ask knows where they are, as one that is rebuilt does."""
     made, distinct = [], []
-    monkeypatch.setattr(modelled, "quiet_study", lambda *given: made.append(given) or quiet_study(*given))
+    monkeypatch.setattr(optuna_sampler, "quiet_study", lambda *given: made.append(given) or quiet_study(*given))
     monkeypatch.setattr(auto, "FEW", 12)
     ask = Distinct.ask
     monkeypatch.setattr(Distinct, "ask", lambda self, number: distinct.append(number) or ask(self, number))

@@ -18,20 +18,20 @@ from rounds import rounds
 from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger.history import Curves, LedgerHistory
-from hpo.search.asha import Asha
-from hpo.search.halving import Halving
-from hpo.search.hyperband import Hyperband
-from hpo.search.median import Median
-from hpo.search.paced import Paced
-from hpo.search.patient import Patient
-from hpo.search.percentile import Percentile
-from hpo.search.population import Breeding
-from hpo.search.promotion import Board, Promoting
-from hpo.search.sampler import TrialRecord
-from hpo.search.samplers import Random
-from hpo.search.strategy import STRATEGIES, TableHistory, check_several, has_rungs, make_strategy
-from hpo.search.threshold import Threshold
-from hpo.search.wilcoxon import Wilcoxon
+from hpo.search.population.base import Breeding
+from hpo.search.promotion.base import Board, Promoting
+from hpo.search.samplers.base import TrialRecord
+from hpo.search.samplers.registry import Random
+from hpo.search.strategies.asha import Asha
+from hpo.search.strategies.base import STRATEGIES, TableHistory, check_several, has_rungs, make_strategy
+from hpo.search.strategies.halving import Halving
+from hpo.search.strategies.hyperband import Hyperband
+from hpo.search.strategies.interval import Paced
+from hpo.search.strategies.median import Median
+from hpo.search.strategies.patient import Patient
+from hpo.search.strategies.percentile import Percentile
+from hpo.search.strategies.threshold import Threshold
+from hpo.search.strategies.wilcoxon import Wilcoxon
 from hpo.space.dimensions import Float
 from hpo.space.objective import Objective
 from hpo.space.space import Space
@@ -471,7 +471,7 @@ def test_wilcoxon_holds_no_trial_against_one_that_is_not_finite():
 
 IMPORTS = """
 import sys
-from hpo.search.strategy import TableHistory, make_strategy
+from hpo.search.strategies.base import TableHistory, make_strategy
 
 strategy = make_strategy("wilcoxon")
 assert not strategy.wants(1) and "scipy" not in sys.modules

@@ -7,8 +7,8 @@ import statistics
 import pytest
 
 from hpo import Float, Objective
-from hpo.search.sampler import TrialRecord
-from hpo.search.samplers import MODELS, make_sampler
+from hpo.search.samplers.base import TrialRecord
+from hpo.search.samplers.registry import MODELS, make_sampler
 from hpo.space.space import Space
 
 SPACE = Space({"x": Float(0.0, 1.0), "lr": Float(1e-4, 1e-1, log=True)})

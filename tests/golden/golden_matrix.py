@@ -14,8 +14,8 @@ from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.run import Request, declare
-from hpo.search.samplers import SAMPLERS
-from hpo.search.strategy import STRATEGIES
+from hpo.search.samplers.registry import SAMPLERS
+from hpo.search.strategies.base import STRATEGIES
 
 DECLARATION = Path(__file__).with_name("matrix_study.py")
 TRIALS, WINDOW = 12, 2

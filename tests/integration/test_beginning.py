@@ -18,7 +18,7 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import asks
 from hpo.run import Request, declare
-from hpo.search.samplers import MODELS, SAMPLERS
+from hpo.search.samplers.registry import MODELS, SAMPLERS
 from hpo.warm import records
 
 HARNESS = Path(__file__).parents[1] / "harness"

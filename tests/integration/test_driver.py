@@ -30,7 +30,7 @@ from hpo.ledger.tables import asks, attempts, events, studies, trials, workers
 from hpo.opening import Options
 from hpo.results import Results
 from hpo.run import Request, declare
-from hpo.search.samplers import SAMPLERS
+from hpo.search.samplers.registry import SAMPLERS
 from hpo.space.config import parse_override
 from hpo.worker import Worker
 

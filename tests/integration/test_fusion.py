@@ -29,7 +29,7 @@ from hpo.ledger import Ledger, claims, writes
 from hpo.ledger.process import Process
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, studies, trials
 from hpo.run import Request, declare
-from hpo.search.strategy import STRATEGIES
+from hpo.search.strategies.base import STRATEGIES
 from hpo.worker import Worker
 from trainer import failpoint
 from trainer.errors import CheckpointError, Fenced

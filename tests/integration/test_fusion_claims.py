@@ -12,7 +12,7 @@ from test_fusion import ALIKE, FLAGS, SIZES, STEPS, groups, outcomes, values, va
 
 from hpo.home import Home
 from hpo.ledger.tables import trials
-from hpo.search.strategy import STRATEGIES, History
+from hpo.search.strategies.base import STRATEGIES, History
 from trainer.report import CONTINUE, Verdict
 
 ASHA = '{"name": "asha", "min_epochs": 1, "eta": 2}'

@@ -33,7 +33,7 @@ from hpo.ledger.tables import asks, attempts, decisions, events, reports, studie
 from hpo.opening import Options, open_study
 from hpo.results import Results
 from hpo.run import Request, declare, run
-from hpo.search.strategy import make_strategy
+from hpo.search.strategies.base import make_strategy
 from hpo.space.dimensions import Float, Int
 from hpo.space.trial_state import OPEN_STATES
 from hpo.tuning import TuneDriver

@@ -20,8 +20,8 @@ from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.history import Curves
 from hpo.ledger.tables import decisions, trials
-from hpo.search.hyperband import Hyperband
-from hpo.search.strategy import STRATEGIES, check_several, make_strategy
+from hpo.search.strategies.base import STRATEGIES, check_several, make_strategy
+from hpo.search.strategies.hyperband import Hyperband
 from hpo.space.objective import Constraint, Objective
 from hpo.study import load
 from trainer.report import Outcome

@@ -8,14 +8,15 @@ from collections import Counter
 import pytest
 from rounds import rounds
 
-from hpo.curves import Rankings
-from hpo.domination import Ranking, ahead, beyond, dominates, front, fronts, ranked, spread
 from hpo.errors import StudyError
-from hpo.search.asha import Asha
-from hpo.search.halving import Halving
-from hpo.search.hyperband import Hyperband
-from hpo.search.strategy import TableHistory
-from hpo.space.objective import Constraint, best_of, placed
+from hpo.search.curves import Rankings
+from hpo.search.pareto import Ranking, ahead, beyond, dominates, front, fronts, ranked, spread
+from hpo.search.ranking import best_of, placed
+from hpo.search.strategies.asha import Asha
+from hpo.search.strategies.base import TableHistory
+from hpo.search.strategies.halving import Halving
+from hpo.search.strategies.hyperband import Hyperband
+from hpo.space.objective import Constraint
 
 
 def brute_fronts(losses):
@@ -215,7 +216,7 @@ def test_a_constraint_that_bounds_nothing_is_refused(given, words):
 
 
 def test_of_many_rankings_those_asked_for_last_are_kept(monkeypatch):
-    monkeypatch.setattr("hpo.curves._KEPT", 3)
+    monkeypatch.setattr("hpo.search.curves._KEPT", 3)
     kept = Rankings({0: [(1, 0.5)]})
     often = kept.of(1, 2)
     for epoch in range(2, 8):

@@ -49,7 +49,8 @@ def test_declaring_needs_no_torch_optuna_or_numpy(name):
 
 def test_random_and_grid_ask_without_optuna_or_scipy():
     code = (
-        "import sys, json; from hpo.search.samplers import make_sampler; from hpo.space.space import Space, Float;"
+        "import sys, json; from hpo.search.samplers.registry import make_sampler;"
+        "from hpo.space.dimensions import Float; from hpo.space.space import Space;"
         "s = Space({'x': Float(0, 1)});"
         "[make_sampler(n, s, [], 0).ask(0) for n in ('random', 'grid')];"
         "print(json.dumps([m for m in ('torch', 'mlflow', 'optuna', 'ray', 'scipy') if m in sys.modules]))"

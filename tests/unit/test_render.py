@@ -34,7 +34,7 @@ from hpo.render import (
     unasked,
 )
 from hpo.run import Result
-from hpo.search.strategy import make_strategy
+from hpo.search.strategies.base import make_strategy
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from hpo.identity import drift
 from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
 from hpo.loading import source_parts
-from hpo.search.strategy import make_strategy
+from hpo.search.strategies.base import make_strategy
 from hpo.space.config import as_json, check_path, config_hash, parse_override
 from hpo.spec import StudySpec
 from trainer.task import Task as TrainersTask

@@ -1,0 +1,1 @@
+"""Population strategies: trials come in generations that start from each other's checkpoints."""

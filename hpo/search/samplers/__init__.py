@@ -1,0 +1,1 @@
+"""Samplers: each proposes configurations for new trials."""

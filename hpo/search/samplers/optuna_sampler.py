@@ -1,0 +1,209 @@
+"""Samplers of Optuna's, kept in step with the ledger.
+
+Optuna is a library here: an in-memory study mirrors the trials told and open, and every ask gets a fresh sampler with a
+seed of its own, so nothing of a sampler has to survive a restart.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from hpo.search.samplers.base import Proposal, TrialRecord, ask_seed, is_open, reached
+from hpo.space.objective import Objective
+
+if TYPE_CHECKING:
+    from hpo.space.space import Coordinate, Space
+
+
+def distribution(coordinate: Coordinate) -> BaseDistribution:
+    """Optuna's distribution of a coordinate."""
+    kind, *rest = coordinate
+    if kind == "float":
+        low, high, log, step = rest
+        return FloatDistribution(low, high, log=log, step=step)
+    if kind == "int":
+        low, high, log, step = rest
+        return IntDistribution(low, high, log=log, step=step)
+    if kind == "choice":
+        return CategoricalDistribution(range(rest[0]))
+    return FloatDistribution(0.0, 1.0)
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Keep what Optuna says about its own working from the user."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def quiet_study(directions: Sequence[Literal["minimize", "maximize"]], name: str | None = None) -> optuna.Study:
+    """A new study in memory, without the line that Optuna logs about it."""
+    with quiet_optuna():
+        return optuna.create_study(directions=directions, study_name=name)
+
+
+class _Replay(BaseSampler):
+    """Draws what an earlier ask has drawn."""
+
+    def __init__(self, coordinates: Mapping[str, Any]) -> None:
+        self._coordinates = coordinates
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:
+        return {}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        return self._coordinates[param_name]
+
+
+class Modelled(ABC):
+    """What the samplers of Optuna's share; how trials enter their models is theirs to say.
+
+    Optuna numbers trials as they come; they enter its study in number order, at the first ask that needs them. Of its
+    system attributes those that begin with `KEEPS` go with the proposals, and come back with the records.
+    """
+
+    KEEPS: tuple[str, ...] = ()
+
+    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
+        self._seed = seed
+        self._directions: list[Literal["minimize", "maximize"]] = [objective.direction for objective in objectives]
+        self._distributions = {path: distribution(seen) for path, seen in space.coordinates.items()}
+        self._records: dict[int, TrialRecord] = {}
+        self._earlier: list[FrozenTrial] = []
+        self._clear()
+
+    @abstractmethod
+    def _sampler(self, seed: int) -> BaseSampler:
+        """Optuna's sampler for one ask."""
+
+    def _enter(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        """Let a running trial of Optuna's study end, if it has, as its record says."""
+        if not is_open(record):
+            for name, violation in _constraints(record).items():
+                trial.set_constraint(name, violation)
+            self._end(trial, record)
+
+    @abstractmethod
+    def _end(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        """Let a trial of Optuna's study end as its record, which is not open, says."""
+
+    def _clear(self) -> None:
+        """Forget Optuna's study; the next ask fills a new one from the records."""
+        self._study = quiet_study(self._directions)
+        self._study.add_trials(self._earlier)
+        self._trials: list[optuna.Trial] = []
+
+    def warm(self, records: Sequence[TrialRecord]) -> None:
+        """Have complete trials of another study in the model, each with every coordinate."""
+        self._earlier = [
+            create_trial(
+                values=reached(record, len(self._directions)),
+                params={path: record.coordinates[path] for path in self._distributions},
+                distributions=self._distributions,
+                system_attrs=self._attributes(record),
+                constraints=_constraints(record),
+            )
+            for record in records
+        ]
+        self._clear()
+
+    def adopt(self, record: TrialRecord) -> None:
+        self._take(record)
+
+    def tell(self, record: TrialRecord) -> None:
+        self._take(record)
+
+    def _take(self, record: TrialRecord) -> None:
+        self._records[record.number] = record
+        if record.number >= len(self._trials):
+            return
+        known = self._attributes_of(record.number)
+        if known.state.is_finished() or known.params.keys() != record.coordinates.keys():
+            self._clear()  # what has ended in Optuna's study, as a paused trial has, cannot go on there
+            return
+        if known.params != record.coordinates:
+            self._move(self._trials[record.number], record.coordinates)
+        self._enter(self._trials[record.number], record)
+
+    def _move(self, trial: optuna.Trial, coordinates: Mapping[str, Any]) -> None:
+        """Let a running trial of Optuna's study be one that is tried elsewhere."""
+        for path, value in coordinates.items():
+            there = self._distributions[path]
+            self._study._storage.set_trial_param(trial._trial_id, path, there.to_internal_repr(value), there)
+
+    def _attributes_of(self, number: int) -> Any:
+        return self._study._storage.get_trial(self._trials[number]._trial_id)
+
+    def ask(self, number: int) -> Proposal:
+        self._catch_up(number)
+        seed = ask_seed(self._seed, number)
+        before = self._study_attributes()
+        with quiet_optuna():
+            trial = self._ask(self._sampler(seed % 2**32), self._distributions)
+        coordinates = {path: trial.params[path] for path in self._distributions}
+        trial_attrs = self._kept(self._attributes_of(number).system_attrs)
+        after = self._study_attributes()
+        study_attrs = {key: value for key, value in after.items() if key not in before}
+        self._records[number] = TrialRecord(number, "running", coordinates, None, (), trial_attrs, study_attrs)
+        return Proposal(coordinates, seed, trial_attrs=trial_attrs, study_attrs=study_attrs)
+
+    def exhausted(self, number: int) -> str:
+        return ""
+
+    def _catch_up(self, number: int) -> None:
+        """Have the trials before `number` in Optuna's study."""
+        while len(self._trials) < number:
+            record = self._records[len(self._trials)]
+            known = {path: self._distributions[path] for path in self._distributions if path in record.coordinates}
+            trial = self._ask(_Replay(record.coordinates), known)
+            storage, study = self._study._storage, self._study
+            for key, value in self._attributes(record).items():
+                storage.set_trial_system_attr(trial._trial_id, key, value)
+            for key, value in self._kept(record.study_attrs).items():
+                storage.set_study_system_attr(study._study_id, key, value)
+            self._enter(trial, record)
+        if len(self._trials) > number:
+            raise ValueError(f"trial {number} has been asked for already")
+
+    def _ask(self, sampler: BaseSampler, distributions: Mapping[str, BaseDistribution]) -> optuna.Trial:
+        self._study.sampler = sampler
+        self._trials.append(self._study.ask(dict(distributions)))
+        return self._trials[-1]
+
+    def _attributes(self, record: TrialRecord) -> dict[str, Any]:
+        """Optuna's system attributes of a trial that was asked for earlier."""
+        return self._kept(record.trial_attrs)
+
+    def _study_attributes(self) -> dict[str, Any]:
+        return self._kept(self._study._storage.get_study_system_attrs(self._study._study_id))
+
+    def _kept(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in attributes.items() if key.startswith(self.KEEPS)} if self.KEEPS else {}
+
+
+def _constraints(record: TrialRecord) -> dict[str, float]:
+    """The violations as Optuna has them: each trial the same names, none of them NaN."""
+    return {str(i): violation for i, violation in enumerate(record.violations)}
+
+
+def fail(study: optuna.Study, trial: optuna.Trial) -> None:
+    """Let a trial end so that no model sees it."""
+    study.tell(trial, state=TrialState.FAIL)

@@ -1,0 +1,1 @@
+"""Stopping strategies: each decides at a report whether a trial goes on."""
