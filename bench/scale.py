@@ -194,7 +194,7 @@ def waiting(directory: Path, strategy: str) -> None:
     from hpo.ledger.history import Curves, LedgerHistory
     from hpo.ledger.tables import trials
     from hpo.search.promotion.base import Board, promoting
-    from hpo.study import load
+    from hpo.study.declaration import load
 
     promotes = promoting(strategy)
     if promotes is None:

@@ -12,7 +12,7 @@ __all__ = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study",
 if TYPE_CHECKING:
     from hpo.space.dimensions import Bool, Choice, Float, Int
     from hpo.space.objective import Constraint, Objective
-    from hpo.study import Study, load
+    from hpo.study.declaration import Study, load
 
 # Imported at first use, so that `import hpo` costs nothing.
 _EXPORTS = {
@@ -22,8 +22,8 @@ _EXPORTS = {
     "Float": "hpo.space.dimensions",
     "Int": "hpo.space.dimensions",
     "Objective": "hpo.space.objective",
-    "Study": "hpo.study",
-    "load": "hpo.study",
+    "Study": "hpo.study.declaration",
+    "load": "hpo.study.declaration",
 }
 
 

@@ -20,8 +20,8 @@ from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers.registry import make_sampler
 from hpo.space.config import as_json, config_hash
 from hpo.space.trial_config import parallel_of
-from hpo.spec import StudySpec
-from hpo.study import Study
+from hpo.study.declaration import Study
+from hpo.study.spec import StudySpec
 from hpo.words import counted
 
 

@@ -7,13 +7,13 @@ import traceback
 from typing import Any, get_args
 
 from hpo.errors import HpoError, UserError
-from hpo.failures import place
 from hpo.home import Home
 from hpo.ledger.claims import Claim
-from hpo.preflight import lacking
 from hpo.space.config import apply
 from hpo.space.trial_config import lanes_of
-from hpo.study import Study
+from hpo.study.declaration import Study
+from hpo.study.preflight import lacking
+from hpo.study.user_code import place
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
 from trainer.folds import fit_folds

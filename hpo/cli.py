@@ -71,7 +71,7 @@ def _common(
 @app.command()
 def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, of its file.")]) -> None:
     """Write a study to begin with, NAME.py. It runs as it is, and is there to be changed."""
-    from hpo.starter import write
+    from hpo.study.template import write
 
     file = write(name, Path.cwd()).name
     print(f"{file} is written: open it and change what is yours; as it is, it runs by")
@@ -113,11 +113,11 @@ def run(
     allow_drift: DriftOption = False,
 ) -> None:
     """Search until trials, epochs or time are used up. A study that exists is continued."""
-    from hpo import enqueue as enqueued
-    from hpo.budget import parse_time
     from hpo.executors.resources import Resources
     from hpo.home import Home
     from hpo.run import Request
+    from hpo.study import enqueue as enqueued
+    from hpo.study.budget import parse_time
 
     commandline.drive(
         Request(
@@ -165,11 +165,11 @@ def resume(
     allow_drift: DriftOption = False,
 ) -> None:
     """Continue an interrupted study from its last checkpoints. More may be asked for."""
-    from hpo.budget import parse_time
     from hpo.executors.resources import Resources
     from hpo.home import Home
     from hpo.lookup import open_study, tracking_uri_of
     from hpo.run import Request
+    from hpo.study.budget import parse_time
 
     ledger, name, at = open_study(home, storage, study, upgrade=True)
     request = Request(

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import ending, failures
+from hpo import ending
 from hpo.asking import Asking, Listing
-from hpo.budget import Budget, Stopwatch, trained
 from hpo.clock import Clock, SystemClock
 from hpo.executors.base import Executor, WorkerContext
 from hpo.ledger import Ledger, driving, writes
@@ -21,8 +20,10 @@ from hpo.search.population.base import breeding, planned_epochs
 from hpo.search.promotion.base import Board, promoting
 from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.spec import StudySpec
-from hpo.study import Study
+from hpo.study import user_code
+from hpo.study.budget import Budget, Stopwatch, trained
+from hpo.study.declaration import Study
+from hpo.study.spec import StudySpec
 from trainer.failpoint import failpoint
 
 
@@ -92,7 +93,7 @@ class Driver:
                 driving.thaw(connection, self._id, [n for n, one in self._rows.items() if one["state"] == "paused"])
             if self._streak.forgiven > self._forgiven_before:
                 uid = f"{self._lease.name}.{self._lease.fence}.forgiven"
-                writes.note(connection, self._id, failures.FORGIVEN, {"first": self._streak.forgiven}, uid)
+                writes.note(connection, self._id, user_code.FORGIVEN, {"first": self._streak.forgiven}, uid)
 
         self._lease.write(body)
 
@@ -198,14 +199,14 @@ class Driver:
         found = connection.execute(driving.ALL, {"study": self._id}).mappings().all()
         plans = connection.execute(driving.CONFIGS, {"study": self._id}).all()
         planned = {n: planned_epochs(config, self._breeding, n, found[n]["from_epoch"]) for n, config in plans}
-        return found, planned, failures.forgiven(connection, self._id)
+        return found, planned, user_code.forgiven(connection, self._id)
 
     def _judge_failures(self, in_order: Sequence[RowMapping], told: Sequence[int]) -> None:
         """Count on where the last driver stopped; a study that failures have ended, and that may go on, begins anew."""
-        so_far = failures.Streak(self._forgiven_before, in_order)
-        self._streak = failures.Streak(self._forgiven_before, (self._rows[number] for number in told))
+        so_far = user_code.Streak(self._forgiven_before, in_order)
+        self._streak = user_code.Streak(self._forgiven_before, (self._rows[number] for number in told))
         if self._state == "stopped" and self._short():
-            self._streak = failures.Streak(self._asked)
+            self._streak = user_code.Streak(self._asked)
         elif so_far.full and not self._short():
             self._streak = so_far
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo.budget import Budget, spelled
 from hpo.ledger import driving
+from hpo.study.budget import Budget, spelled
 from hpo.words import command, counted
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from hpo.errors import UserError
 from hpo.executors.base import Executor
 from hpo.executors.resources import NOTHING_SAID, Resources, gpus_each, host_gpus, needs
-from hpo.study import Study
+from hpo.study.declaration import Study
 from hpo.words import near
 
 # name -> where it is. To add one is to add its line here.

@@ -27,7 +27,7 @@ from hpo.ledger.process import Process
 from hpo.ledger.tables import checkpoints, studies, trials
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.study import RESUME_FROM
+from hpo.study.declaration import RESUME_FROM
 from hpo.words import counted
 from trainer.checkpoint import CheckpointStore
 from trainer.durable import write_text

@@ -16,28 +16,16 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.errors import HomeError, StorageError, UserError
+from hpo.study.naming import check_name
 from trainer.durable import write_text
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MARKER = "study.uid"
 WHOLE = "study"  # the directory of what belongs to no single trial
-_RESERVED = {"con", "prn", "aux", "nul", *(f"{stem}{i}" for stem in ("com", "lpt") for i in range(1, 10))}
-
-
-def check_name(name: str, what: str = "study name") -> str:
-    """Return `name` if it is safe as a directory and a run name on every platform, else raise UserError."""
-    if not _NAME.fullmatch(name) or name.split(".")[0].lower() in _RESERVED or name.endswith("."):
-        raise UserError(
-            f"{what} {name!r} cannot be used: a letter or digit, then up to 63 letters, digits, '.', '_' or '-', with "
-            "no '.' at the end, and none of the names of devices (con, nul, com1 ...) that Windows keeps to itself."
-        )
-    return name
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from contextlib import closing
 from typing import Any
 
 from hpo.errors import NoLedger, UserError
-from hpo.home import Home, check_name
+from hpo.home import Home
 from hpo.ledger import Ledger, reads
+from hpo.study.naming import check_name
 
 
 def open_ledger(home: str, storage: str | None, *, upgrade: bool = False) -> tuple[Ledger, Home]:
@@ -21,8 +22,8 @@ def open_ledger(home: str, storage: str | None, *, upgrade: bool = False) -> tup
 def declaration(study: str, home: str, storage: str | None, given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Where a study is declared, and what its configuration is to be besides: of one that only the ledger has by that
     name, as it was begun."""
-    from hpo.loading import shipped
-    from hpo.spec import StudySpec
+    from hpo.study.loading import shipped
+    from hpo.study.spec import StudySpec
 
     if ".py" in study or study in shipped():
         return study, given

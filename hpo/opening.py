@@ -11,20 +11,20 @@ from sqlalchemy import select, update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import places
-from hpo.budget import Budget
 from hpo.clock import SystemClock
-from hpo.environment import describe
 from hpo.errors import DriftError
 from hpo.executing import INLINE, Settled
 from hpo.home import Home
-from hpo.identity import drift, identity
 from hpo.ledger import Ledger, writes
 from hpo.ledger.leases import Lease
 from hpo.ledger.statements import insert_new
 from hpo.ledger.tables import checkpoints, studies, trials
 from hpo.space.config import flatten
-from hpo.spec import StudySpec
-from hpo.study import Study
+from hpo.study.budget import Budget
+from hpo.study.declaration import Study
+from hpo.study.environment import describe
+from hpo.study.identity import drift, identity
+from hpo.study.spec import StudySpec
 from hpo.tracking.mlflow import tracker_name
 
 LEASE_SECONDS = 30.0

@@ -11,13 +11,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, case, exists, false, func, select, union_all
 from sqlalchemy.engine import Connection
 
-from hpo.budget import spelled
 from hpo.clock import Clock
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import asks, decisions, events, machine_dependent, reports, trials
 from hpo.search.ranking import best_of
 from hpo.search.strategies.base import make_strategy
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
+from hpo.study.budget import spelled
 from hpo.words import command, counted, near
 
 

@@ -15,12 +15,12 @@ from hpo import places
 from hpo.attempt import attempt, outcome_of
 from hpo.errors import DriftError, HpoError, StorageError, UserError
 from hpo.home import Home
-from hpo.identity import check_worker
 from hpo.ledger import Ledger
 from hpo.ledger.claims import Claim
 from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
 from hpo.space.trial_config import parallel_of
+from hpo.study.identity import check_worker
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, ConfigError, Fenced

@@ -35,14 +35,13 @@ from typing import Any
 from ray import tune
 from sqlalchemy.engine import RowMapping
 
-from hpo import demands, places
+from hpo import places
 from hpo.ending import has_value
 from hpo.errors import HpoError, NoLedger, UserError
 from hpo.executing import Settled
 from hpo.executors.cluster import carried_environ
 from hpo.executors.resources import gpu_share, gpus_asked, keep_to_share
 from hpo.home import Home
-from hpo.identity import check_worker
 from hpo.ledger import Ledger, external, reads, writes
 from hpo.ledger.claims import Claim, renew
 from hpo.ledger.history import Curves, Judgement
@@ -55,7 +54,9 @@ from hpo.search.samplers.base import ask_seed
 from hpo.space.config import as_json, config_hash
 from hpo.space.trial_config import last_epoch, parallel_of
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.study import Study
+from hpo.study import compatibility
+from hpo.study.declaration import Study
+from hpo.study.identity import check_worker
 from hpo.system import SystemMetrics
 from hpo.tracking.files import link
 from hpo.tune_recorder import Recorder
@@ -186,7 +187,7 @@ def _begin(ledger: Ledger, opened: Opened, config: Mapping[str, Any], job: Job, 
     coordinates, params = params_of(study, config)
     mine = ledger.look(lambda c: external.newest(c, opened.id, tune.get_context().get_trial_id()))
     if origin is not None and mine is not None and mine["number"] != origin.trial:
-        demands.whole("this scheduler of Ray Tune's", as_json(study.config))
+        compatibility.whole("this scheduler of Ray Tune's", as_json(study.config))
     if origin is not None and origin.ref.epoch >= last_epoch(as_json(study.build(params))):
         return None
     origin_of = (origin.trial, origin.ref.sha256) if origin else None

@@ -23,8 +23,8 @@ from hpo.ledger.plain import text
 from hpo.ledger.writes import LaneReport
 from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_config import last_epoch
-from hpo.spec import StudySpec
-from hpo.study import Study, load
+from hpo.study.declaration import Study, load
+from hpo.study.spec import StudySpec
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced

@@ -9,16 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpo import demands, places, preflight, warm
-from hpo.budget import Budget, spelled
+from hpo import places, warm
 from hpo.driver import Driver
-from hpo.enqueue import within
 from hpo.errors import NoLedger, StudyError, UserError
 from hpo.executing import Placement, Settled, elsewhere, one_of
 from hpo.executors.resources import NOTHING_SAID, Resources
-from hpo.home import Home, check_name
+from hpo.home import Home
 from hpo.ledger import Ledger, reads
-from hpo.loading import shipped
 from hpo.lookup import tracking_uri_of
 from hpo.opening import LEASE_SECONDS, Options
 from hpo.results import Results
@@ -27,8 +24,13 @@ from hpo.search.strategies.base import STRATEGIES, by_default, make_strategy
 from hpo.signals import Signals
 from hpo.space.config import Raw, as_json, flatten
 from hpo.space.trial_config import lanes_of
-from hpo.spec import StudySpec
-from hpo.study import Study, load
+from hpo.study import compatibility, preflight
+from hpo.study.budget import Budget, spelled
+from hpo.study.declaration import Study, load
+from hpo.study.enqueue import within
+from hpo.study.loading import shipped
+from hpo.study.naming import check_name
+from hpo.study.spec import StudySpec
 from hpo.tracking.mlflow import check_uri, silence, tracker_name
 from hpo.words import command, counted
 
@@ -271,8 +273,8 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     strategy = request.strategy and _strategy(request.strategy, study)
     chosen = strategy or (stored.strategy if stored else study.strategy)
     if strategy or not stored:  # what was begun so goes on
-        demands.rungs(chosen)
-    promotes = demands.promotes(chosen, request.order)
+        compatibility.rungs(chosen)
+    promotes = compatibility.promotes(chosen, request.order)
     lanes = lanes_of(as_json(study.config))
     at_once = workers * lanes
     defaults = stored or StudySpec(
@@ -303,11 +305,13 @@ def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Stud
     if request.sampler is not None:
         own = study.sampler["name"] == request.sampler
         given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
-    given |= demands.generations(chosen, study, request.order, request.window, Budget(request.trials, request.epochs))
-    if brought := demands.sampler(chosen, request.sampler):
+    given |= compatibility.generations(
+        chosen, study, request.order, request.window, Budget(request.trials, request.epochs)
+    )
+    if brought := compatibility.sampler(chosen, request.sampler):
         given |= _sampling(sampler_spec(brought))
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
-    demands.check(study, spec)
+    compatibility.check(study, spec)
     return study, spec
 
 

@@ -18,7 +18,7 @@ from hpo.errors import HomeError, HpoError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads, writes
 from hpo.space.objective import Objective
-from hpo.study import Study
+from hpo.study.declaration import Study
 from hpo.trained import Trained, all_trained, declared, evaluating, trained
 from hpo.words import aligned, counted
 

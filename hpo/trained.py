@@ -15,8 +15,8 @@ from hpo.analysis.detail import detail, kept_checkpoints
 from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import reads
-from hpo.spec import StudySpec
-from hpo.study import Study, load
+from hpo.study.declaration import Study, load
+from hpo.study.spec import StudySpec
 from hpo.words import command
 from trainer.manifest import weights
 from trainer.place import Disk

@@ -13,7 +13,6 @@ from ray.tune import TuneError, schedulers
 from ray.tune.search import BasicVariantGenerator, Searcher
 from sqlalchemy.engine import RowMapping
 
-from hpo import demands
 from hpo.driver import Driver
 from hpo.errors import UserError
 from hpo.executing import SCHEDULERS, one_of
@@ -26,7 +25,8 @@ from hpo.space.config import as_json
 from hpo.space.space import Space
 from hpo.space.trial_config import lanes_of, last_epoch
 from hpo.space.trial_state import OPEN_STATES
-from hpo.study import Study
+from hpo.study import compatibility
+from hpo.study.declaration import Study
 
 _KEPT = 4  # checkpoints of a trial in Tune's storage; another trial may be about to start from one of the last
 POPULATIONS = ("pb2", "pbt")  # schedulers that Tune allows no searcher beside
@@ -251,7 +251,7 @@ def make_scheduler(name: str | None, study: Study) -> Any:
         raise UserError(f"--scheduler {name} must know how long a trial trains: give the study train.num_epochs.")
     floats = changing(study.space)
     if name in POPULATIONS:
-        demands.whole(f"--scheduler {name}", as_json(study.config))
+        compatibility.whole(f"--scheduler {name}", as_json(study.config))
     if name in POPULATIONS and not floats:
         raise UserError(
             f"--scheduler {name} perturbs every Float that may change in the middle of training, and the space "

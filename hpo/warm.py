@@ -11,7 +11,7 @@ from hpo.ledger.history import Curves
 from hpo.search.samplers.base import TrialRecord
 from hpo.space.config import flatten
 from hpo.space.space import Space
-from hpo.study import Study
+from hpo.study.declaration import Study
 from hpo.words import counted
 from trainer.report import Outcome
 

@@ -28,7 +28,6 @@ from hpo.executors.process import FAULT
 from hpo.executors.resources import keep_to_share
 from hpo.fusion import Fusion, Hands
 from hpo.home import Home
-from hpo.identity import check_loaded, check_worker
 from hpo.ledger import Ledger, writes
 from hpo.ledger.claims import Claim, claim, renew
 from hpo.ledger.history import Judgement
@@ -38,6 +37,7 @@ from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
 from hpo.space.trial_config import lanes_of, parallel_of
+from hpo.study.identity import check_loaded, check_worker
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.display import Display

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpo.analysis.alone import alone
 from hpo.errors import UserError
-from hpo.study import load
+from hpo.study.declaration import load
 from trainer.diagnose.batch_size import BatchSizes
 
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo import places, preflight, results
+from hpo import places, results
 from hpo.analysis.detail import detail, kept_checkpoint
 from hpo.errors import HpoError, UserError
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.render import judgement, number
 from hpo.space.config import flatten
+from hpo.study import preflight
 from hpo.words import aligned, command, endings
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from sqlalchemy import bindparam, select
 from hpo import places
 from hpo.analysis.compare import headline
 from hpo.errors import UserError
-from hpo.failures import own_part
 from hpo.home import Home
 from hpo.ledger import reads
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
 from hpo.render import duration, judgement, number, sparkline
+from hpo.study.user_code import own_part
 from hpo.words import aligned, counted
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
 def base_config(connection: Connection, name: str) -> dict[str, Any]:
     """The study's configuration as its trials start from it, before their own parameters; loads the declaration."""
     from hpo.space.config import as_json
-    from hpo.spec import StudySpec
-    from hpo.study import load
+    from hpo.study.declaration import load
+    from hpo.study.spec import StudySpec
 
     spec = StudySpec.from_json(reads.study_row(connection, name)["spec"])
     return as_json(load(spec.reference).configure(spec.overrides).config)

@@ -26,8 +26,8 @@ from hpo.ledger.claims import changes_of
 from hpo.ledger.plain import plain
 from hpo.ledger.tables import trials
 from hpo.space.config import apply
-from hpo.spec import StudySpec
-from hpo.study import Study, load
+from hpo.study.declaration import Study, load
+from hpo.study.spec import StudySpec
 from trainer.diagnose import curves
 from trainer.diagnose.finding import Finding, unmeasured
 from trainer.place import DISK, Disk

@@ -19,8 +19,8 @@ from hpo.search.ranking import best_of, losses
 from hpo.space.config import as_json, flatten
 from hpo.space.objective import Objective
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.spec import StudySpec
-from hpo.study import Study
+from hpo.study.declaration import Study
+from hpo.study.spec import StudySpec
 from hpo.trained import declared
 from hpo.words import counted
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpo.analysis.alone import alone
 from hpo.errors import UserError
-from hpo.study import load
+from hpo.study.declaration import load
 from trainer.diagnose.range_test import RangeTest
 
 ROWS = 15

@@ -19,7 +19,7 @@ from hpo.search.samplers.optuna_sampler import quiet_study
 from hpo.space.dimensions import Choice, Dimension, Float, Int
 
 if TYPE_CHECKING:
-    from hpo.study import Study
+    from hpo.study.declaration import Study
 
 _STATES = {
     "waiting": TrialState.WAITING,

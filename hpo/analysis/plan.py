@@ -12,7 +12,7 @@ import numpy as np
 
 from hpo.errors import HpoError, UserError
 from hpo.space.config import as_json, flatten
-from hpo.study import Study, load
+from hpo.study.declaration import Study, load
 from hpo.words import aligned, counted
 from trainer.config.fields import size
 

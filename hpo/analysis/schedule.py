@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
-from hpo.failures import own_code
-from hpo.study import load
+from hpo.study.declaration import load
+from hpo.study.user_code import own_code
 from hpo.words import counted
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hpo.budget import spelled
 from hpo.ledger.reads import Status
 from hpo.space.trial_state import TERMINAL_STATES
+from hpo.study.budget import spelled
 from hpo.words import counted, portion
 
 SHOWN = 10  # trials of a front

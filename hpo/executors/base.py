@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpo.home import Home
-from hpo.study import Study
+from hpo.study.declaration import Study
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from alembic.migration import MigrationContext
 from sqlalchemy import func, insert, select
 from typer.testing import CliRunner
 
-from hpo.budget import Budget
 from hpo.cli import app
 from hpo.clock import FakeClock, SystemClock
 from hpo.errors import Busy, HpoError, StorageError
@@ -31,6 +30,7 @@ from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
 from hpo.ledger.process import Process, is_dead, start_time
 from hpo.space.objective import Objective
+from hpo.study.budget import Budget
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 

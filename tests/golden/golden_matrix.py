@@ -9,13 +9,13 @@ from typing import Any
 from driven import driven
 from golden_studies import tried
 
-from hpo import preflight
 from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.run import Request, declare
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.search.strategies.base import STRATEGIES
+from hpo.study import preflight
 
 DECLARATION = Path(__file__).with_name("matrix_study.py")
 TRIALS, WINDOW = 12, 2

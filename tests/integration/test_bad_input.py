@@ -21,12 +21,13 @@ from pydantic import BaseModel
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
-from hpo import Choice, Int, Objective, Study, preflight
+from hpo import Choice, Int, Objective, Study
 from hpo.cli import app
 from hpo.errors import HomeError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, store, tables
-from hpo.spec import StudySpec
+from hpo.study import preflight
+from hpo.study.spec import StudySpec
 from hpo.tracking import mlflow
 from studies.mlp.config import Config as MlpConfig
 
@@ -214,7 +215,11 @@ def test_a_bound_of_the_memory_is_not_asked_for_where_the_workers_are_elsewhere(
 @pytest.mark.parametrize(
     ("module", "arguments", "words"),
     [
-        ("hpo.preflight", ["--study", "mlp", "-o", "train.precision=fp8"], "needs torchao: pip install -e '.[fp8]'"),
+        (
+            "hpo.study.preflight",
+            ["--study", "mlp", "-o", "train.precision=fp8"],
+            "needs torchao: pip install -e '.[fp8]'",
+        ),
         (
             "studies.gpt.corpus",
             ["--study", "gpt", "-o", "data.tokenizer=bpe", "-o", "data.vocab_size=300"],

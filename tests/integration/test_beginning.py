@@ -12,13 +12,13 @@ from driven import driven
 from rounds import rounds
 from sqlalchemy import select
 
-from hpo.enqueue import read
 from hpo.errors import DriftError, SpaceError, UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import asks
 from hpo.run import Request, declare
 from hpo.search.samplers.registry import MODELS, SAMPLERS
+from hpo.study.enqueue import read
 from hpo.warm import records
 
 HARNESS = Path(__file__).parents[1] / "harness"

@@ -18,7 +18,6 @@ from sqlalchemy import func, select, update
 from sqlalchemy.event import listen
 from typer.testing import CliRunner
 
-from hpo import identity
 from hpo.cli import app
 from hpo.driver import Driver
 from hpo.errors import DriftError
@@ -32,6 +31,7 @@ from hpo.results import Results
 from hpo.run import Request, declare
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.space.config import parse_override
+from hpo.study import identity
 from hpo.worker import Worker
 
 CURVES = str(Path(__file__).parents[1] / "harness" / "curves_study.py")

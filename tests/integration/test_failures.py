@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from hpo.attempt import outcome_of
 from hpo.cli import app
-from hpo.failures import Streak
 from hpo.home import Home
 from hpo.ledger import Ledger, writes
 from hpo.ledger.tables import trials
+from hpo.study.user_code import Streak
 from hpo.verify import verify
 from trainer.errors import TrainerError
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.study import Study, load
+from hpo.study.declaration import Study, load
 
 
 def hpo(*arguments: str, directory: Path, home: Path) -> subprocess.CompletedProcess:

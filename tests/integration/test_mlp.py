@@ -24,8 +24,8 @@ from hpo.errors import UserError
 from hpo.home import Home
 from hpo.ledger import Ledger, leases, reads
 from hpo.ledger.process import Process, start_time
-from hpo.loading import source_parts
-from hpo.study import load
+from hpo.study.declaration import load
+from hpo.study.loading import source_parts
 from trainer.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("process")

@@ -93,7 +93,7 @@ class Watching:
 
 
 def fit(study: str, directory: Path, reporter: Watching, committed=()):
-    from hpo.study import load
+    from hpo.study.declaration import load
     from trainer.checkpoint import CheckpointStore
 
     declared = load(f"{study}:STUDY")

@@ -23,7 +23,7 @@ from hpo.ledger.tables import decisions, trials
 from hpo.search.strategies.base import STRATEGIES, check_several, make_strategy
 from hpo.search.strategies.hyperband import Hyperband
 from hpo.space.objective import Constraint, Objective
-from hpo.study import load
+from hpo.study.declaration import load
 from trainer.report import Outcome
 
 SEVERAL = str(Path(__file__).parents[1] / "harness" / "several_study.py")

@@ -18,7 +18,7 @@ from hpo.ledger import Ledger, reads
 from hpo.ledger.tables import asks, trials
 from hpo.run import Request, declare
 from hpo.space.config import as_json, flatten
-from hpo.study import load
+from hpo.study.declaration import load
 
 ROOT = Path(__file__).parents[2]
 CURVES = ROOT / "tests" / "harness" / "curves_study.py"

@@ -17,7 +17,7 @@ from hpo.analysis.detail import describe, detail
 from hpo.analysis.table import comparison
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.study import load
+from hpo.study.declaration import load
 from hpo.words import endings
 
 

@@ -8,18 +8,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.environment import deciding_versions
 from hpo.errors import DriftError
 from hpo.space.hashing import json_sha256, tree_sha256
+from hpo.study.environment import deciding_versions
 from trainer import durable
 
 if TYPE_CHECKING:
-    from hpo.spec import StudySpec
-    from hpo.study import Study
+    from hpo.study.declaration import Study
+    from hpo.study.spec import StudySpec
 
 MAX_CLAUSES = 6  # of one message
 _MISSING = object()
-_OWN = Path(__file__).parent
+_OWN = Path(__file__).parents[1]
 _SEARCH = ("search", "space")  # of this package, what decides which trials there are
 _LOADED = ("code", "versions", "trainer", "search")  # what stays in a process that has loaded it
 # Where a component is a mapping, what one of its entries is called.

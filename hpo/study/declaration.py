@@ -19,10 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from hpo.enqueue import fitting, within
 from hpo.errors import SpaceError, StudyError, UserError
-from hpo.home import check_name
-from hpo.loading import load_module, source_parts
 from hpo.search.samplers.registry import sampler_spec
 from hpo.search.strategies.base import DEFAULT, make_strategy
 from hpo.space.config import as_json, assign, check_path, config_hash, flatten, from_json, resolve
@@ -30,6 +27,9 @@ from hpo.space.dimensions import Choice, Dimension
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.space.objective import Constraint, Objective, check_judged
 from hpo.space.space import Space
+from hpo.study.enqueue import fitting, within
+from hpo.study.loading import load_module, source_parts
+from hpo.study.naming import check_name
 from hpo.words import near
 from trainer.manifest import MANIFEST
 
@@ -317,7 +317,7 @@ class Study:
         return Path(file).parent if file else Path.cwd()
 
     def identity(self) -> dict[str, Any]:
-        """Component -> what decides the study's results, by path or as a sha256; see hpo.identity."""
+        """Component -> what decides the study's results, by path or as a sha256; see hpo.study.identity."""
         return {
             "space": json.loads(json.dumps(self.space.describe())),  # plain: lists, no tuples
             "objectives": json_sha256([one.to_json() for one in (*self.objectives, *self.constraints)]),
@@ -366,7 +366,7 @@ class Study:
         Built from the `config.json` that stands there, or from `config`. Raises CheckpointError for a directory that
         holds no such model, UserError where the configuration is missing.
         """
-        from hpo.weights import load_model
+        from hpo.study.load_model import load_model
 
         return load_model(self.name, self.task_class, Path(path), config or self.rebuild)
 

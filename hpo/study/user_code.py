@@ -17,7 +17,7 @@ from hpo.ledger.tables import events
 from trainer.errors import TrainerError
 
 MAX_EQUAL_FAILURES = 3  # in a row, with one and the same traceback
-_HERE = Path(__file__).parents[1]
+_HERE = Path(__file__).parents[2]
 _NOT_A_STUDYS = (_HERE / "hpo", _HERE / "trainer", *map(Path, set(sysconfig.get_paths().values())))
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line .*\n(?:    .*\n)*', re.MULTILINE)
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")  # of an object: another one in every process

@@ -1,4 +1,4 @@
-"""The study file that `hpo init` writes: hpo/my_study.py under another name."""
+"""The study file that `hpo init` writes: hpo/study/my_study.py under another name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hpo.errors import UserError
-from hpo.home import check_name
-from hpo.loading import shipped
+from hpo.study.loading import shipped
+from hpo.study.naming import check_name
 
 _TEMPLATE = Path(__file__).with_name("my_study.py")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UserError
-from hpo.failures import own_code
 from hpo.search.samplers.registry import ONE_OBJECTIVE
 from hpo.search.strategies.base import check_several, make_strategy
 from hpo.space.config import as_json, flatten
 from hpo.space.dimensions import Choice
 from hpo.space.trial_config import lanes_of, parallel_of
-from hpo.spec import StudySpec
-from hpo.study import RESUME_FROM, Study
+from hpo.study.declaration import RESUME_FROM, Study
+from hpo.study.spec import StudySpec
+from hpo.study.user_code import own_code
 from hpo.words import near
 from trainer import manifest
 from trainer.config import TrainConfig
