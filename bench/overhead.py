@@ -48,7 +48,7 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
     """Seconds for so many trials: the trials' own path, and that and the mirror's draining, one after the other."""
     from hpo.clock import SystemClock
     from hpo.ledger import leases
-    from hpo.ledger.process import Process
+    from hpo.ledger.process_id import Process
     from hpo.tracking.draining import GRACE, LEASE_TIMEOUT, Mirror
     from hpo.tracking.mlflow import MlflowTracker
 

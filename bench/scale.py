@@ -285,7 +285,7 @@ def reports(directory: Path, workers: int, seconds: float) -> None:
     """Print how busy a driver is whose workers report once a second each."""
     from hpo.driver import Driver
     from hpo.home import Home
-    from hpo.ledger import Ledger, reads
+    from hpo.ledger import Ledger, queries
     from hpo.opening import Options
     from hpo.run import Request, declare
 
@@ -312,7 +312,7 @@ def reports(directory: Path, workers: int, seconds: float) -> None:
     finally:
         driver.release()
     with ledger.read() as connection:
-        states = reads.status(connection, spec.name).trials
+        states = queries.status(connection, spec.name).trials
     wall, busy, steps = (marks[1][i] - marks[0][i] for i in range(3))
     ended = states["complete"] + states["pruned"]
     print(f"reports {workers} workers, {steps / wall:.1f} reports a second, {ended} trials have ended")

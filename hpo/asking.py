@@ -11,7 +11,7 @@ from sqlalchemy.engine import RowMapping
 
 from hpo import warm
 from hpo.errors import UserError
-from hpo.ledger import Ledger, driving, writes
+from hpo.ledger import Ledger, driver_queries, transactions
 from hpo.ledger import statements as sql
 from hpo.ledger.history import Curve, Curves
 from hpo.search.population.base import breeding
@@ -73,7 +73,7 @@ class Asking:
         if not promoting(self._spec.strategy):
             return {}
         where = {"study": self._curves.study_id}
-        found = self._ledger.look(lambda connection: connection.execute(driving.PAUSES, where).all())
+        found = self._ledger.look(lambda connection: connection.execute(driver_queries.PAUSES, where).all())
         return {number: epoch for number, epoch in found if epoch is not None}
 
     def features(self) -> Mapping[int, Point]:
@@ -83,7 +83,7 @@ class Asking:
     def exhausted(self, number: int) -> str:
         return self._sampler.exhausted(number)
 
-    def ask(self, number: int, told: int) -> writes.Ask:
+    def ask(self, number: int, told: int) -> transactions.Ask:
         """What to try as trial `number`, as the ledger takes it; `told` ends are known by now."""
         proposal = self._sampler.ask(number)
         params = self._study.space.decode(proposal.coordinates, self._study.fixed())
@@ -150,7 +150,7 @@ class Listing:
         listed = len(self._spec.listed)
         return f"{counted(listed, 'configuration')} {'is' if listed == 1 else 'are'} listed" if number >= listed else ""
 
-    def ask(self, number: int, told: int) -> writes.Ask:
+    def ask(self, number: int, told: int) -> transactions.Ask:
         proposal = Proposal({}, ask_seed(self._spec.seed, number))
         return _asked(self._study, number, told, proposal, self._spec.listed[number]["params"])
 
@@ -166,10 +166,10 @@ def _asked(
     proposal: Proposal,
     params: Mapping[str, Any],
     descent: Mapping[str, Any] | None = None,
-) -> writes.Ask:
+) -> transactions.Ask:
     config = study.build(params)
     resolved = as_json(config)
-    return writes.Ask(
+    return transactions.Ask(
         number=number,
         draw=proposal.draw,
         seed=proposal.seed,

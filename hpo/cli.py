@@ -196,15 +196,15 @@ def status(
 ) -> None:
     """How far a study is; without a name, each of several in a line."""
     from hpo.analysis.status import describe, line
-    from hpo.ledger import reads
+    from hpo.ledger import queries
     from hpo.lookup import open_studies
 
     ledger, names, _ = open_studies(home, storage, study)
     with ledger.read() as connection:
-        found = [reads.status(connection, name) for name in names]
+        found = [queries.status(connection, name) for name in names]
         if as_json:
             rows = [
-                asdict(one) | {"digest": reads.digest(connection, reads.study_row(connection, one.study))}
+                asdict(one) | {"digest": queries.digest(connection, queries.study_row(connection, one.study))}
                 for one in found
             ]
             print(json.dumps(rows if len(rows) > 1 else rows[0]))

@@ -73,7 +73,7 @@ def plot(
     """Draw a study: PNG files, and all on one page. They are left with the study and shown in its MLflow run."""
     from hpo import handover, mirror
     from hpo.analysis import plots
-    from hpo.ledger import reads
+    from hpo.ledger import queries
 
     wanted = plots.chosen(kinds or ())
     ledger, name, at, found = _opened(home, storage, study, metric)
@@ -94,7 +94,7 @@ def plot(
         with commandline.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
             files = plots.draw(of, drawn, Path(directory))
         with ledger.read() as connection:
-            study_id = reads.study_row(connection, name)["id"]
+            study_id = queries.study_row(connection, name)["id"]
         handover.leave(ledger, at.files(name, None), study_id, {f"plots/{file}": files[file] for file in files})
     with ledger.read() as connection:
         where = at.files(name, None) / handover.of_study(connection, study_id)[f"plots/{plots.PAGE}"]

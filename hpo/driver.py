@@ -10,10 +10,11 @@ from hpo import ending
 from hpo.asking import Asking, Listing
 from hpo.clock import Clock, SystemClock
 from hpo.executors.base import Executor, WorkerContext
-from hpo.ledger import Ledger, driving, writes
+from hpo.ledger import Ledger, driver_queries, transactions
+from hpo.ledger.driver_queries import trained
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, Lease, acquire
-from hpo.ledger.process import Process
+from hpo.ledger.process_id import Process
 from hpo.opening import Options, check_home, continued, open_study, write_changes
 from hpo.reclaim import Reclaimer
 from hpo.search.population.base import breeding, planned_epochs
@@ -21,7 +22,7 @@ from hpo.search.promotion.base import Board, promoting
 from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.study import user_code
-from hpo.study.budget import Budget, Stopwatch, trained
+from hpo.study.budget import Budget, Stopwatch
 from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
 from trainer.failpoint import failpoint
@@ -90,10 +91,12 @@ class Driver:
             before = row["spec"]["strategy"]
             waited = promoting(before) or breeding(before)
             if not (waited and (self._promoting or self._breeding)):  # what Ray Tune has paused waits for nothing here
-                driving.thaw(connection, self._id, [n for n, one in self._rows.items() if one["state"] == "paused"])
+                driver_queries.thaw(
+                    connection, self._id, [n for n, one in self._rows.items() if one["state"] == "paused"]
+                )
             if self._streak.forgiven > self._forgiven_before:
                 uid = f"{self._lease.name}.{self._lease.fence}.forgiven"
-                writes.note(connection, self._id, user_code.FORGIVEN, {"first": self._streak.forgiven}, uid)
+                transactions.note(connection, self._id, user_code.FORGIVEN, {"first": self._streak.forgiven}, uid)
 
         self._lease.write(body)
 
@@ -140,7 +143,7 @@ class Driver:
         """Renew the lease and, while the study is driven, count the time so far."""
         self._lease.check(connection)
         if self._time.runs:
-            connection.execute(driving.COUNT_TIME, {"study": self._id, "used": self._time.seconds})
+            connection.execute(driver_queries.COUNT_TIME, {"study": self._id, "used": self._time.seconds})
 
     def _expire(self) -> None:
         self._expired = True
@@ -196,8 +199,8 @@ class Driver:
 
     def _known(self, connection: Connection) -> tuple[Sequence[RowMapping], dict[int, float], int]:
         """All trials, the epochs planned for those that are open, and from which trial on failures count."""
-        found = connection.execute(driving.ALL, {"study": self._id}).mappings().all()
-        plans = connection.execute(driving.CONFIGS, {"study": self._id}).all()
+        found = connection.execute(driver_queries.ALL, {"study": self._id}).mappings().all()
+        plans = connection.execute(driver_queries.CONFIGS, {"study": self._id}).all()
         planned = {n: planned_epochs(config, self._breeding, n, found[n]["from_epoch"]) for n, config in plans}
         return found, planned, user_code.forgiven(connection, self._id)
 
@@ -216,7 +219,7 @@ class Driver:
         """Tell what has ended, ask what may be asked, commit both; True once everything asked for has ended."""
         ended = self._ended() if self._open else {}
         told: list[tuple[int, int]] = []
-        proposals: list[writes.Ask] = []
+        proposals: list[transactions.Ask] = []
         thawed = self._promoted() if ask and not self._expired else []
         while ask and not self._expired and self._wants_more() and self._may_ask(ended, told):
             proposals.append(self._ask(self._asked))
@@ -276,7 +279,7 @@ class Driver:
         self._ended_rows.pop(row["number"], None)
         self._streak.note(row)
 
-    def _ask(self, number: int) -> writes.Ask:
+    def _ask(self, number: int) -> transactions.Ask:
         proposal = self._asking.ask(number, told=self._told)
         self._open.add(number)
         self._asked += 1
@@ -284,10 +287,10 @@ class Driver:
         self._epochs[number] = self._plans[number] = planned_epochs(proposal.config, self._breeding, number, start)
         return proposal
 
-    def _commit(self, proposals: list[writes.Ask], told: list[tuple[int, int]], thawed: list[int]) -> None:
+    def _commit(self, proposals: list[transactions.Ask], told: list[tuple[int, int]], thawed: list[int]) -> None:
         def body(connection: Connection) -> None:
-            driving.thaw(connection, self._id, thawed)
-            writes.ask(connection, self._id, proposals, told)
+            driver_queries.thaw(connection, self._id, thawed)
+            transactions.ask(connection, self._id, proposals, told)
 
         failpoint("driver.before_ask_commit")
         self._lease.write(body)
@@ -312,7 +315,7 @@ class Driver:
     def _newly_halted(self, connection: Connection) -> tuple[set[int], Sequence[RowMapping]]:
         # Under promotion none but this driver lets paused trials go on.
         going = self._open - self._paused - self._ended_rows.keys() if self._promoting else None
-        return driving.halted(connection, self._id, min(self._open), self._paused, self._ended_rows, going)
+        return driver_queries.halted(connection, self._id, min(self._open), self._paused, self._ended_rows, going)
 
     def _note_end(self, row: RowMapping) -> None:
         self._ended_rows[row["number"]] = row
@@ -346,14 +349,14 @@ class Driver:
             if self._epochs_short or (alone and not numbers):
                 self._epochs[number] = self._plans[number]
                 numbers.append(number)
-        for row in self._ledger.look(lambda c: driving.rows(c, self._id, numbers)):
+        for row in self._ledger.look(lambda c: driver_queries.rows(c, self._id, numbers)):
             self._asking.adopt(row)
         self._paused -= set(numbers)
         return numbers
 
     def _retire(self, numbers: list[int]) -> None:
         """Nothing is left that could let them go on: they end as pruned, by the value of the rung they have reached."""
-        self._lease.write(lambda connection: driving.retire(connection, self._id, numbers, self._curves))
+        self._lease.write(lambda connection: driver_queries.retire(connection, self._id, numbers, self._curves))
         self._paused = self._paused - set(numbers)  # they have ended, and are looked for
         if numbers:
             failpoint("driver.after_retire")
@@ -390,5 +393,5 @@ class Driver:
         if why:
             self.reason = ending.nothing_left(self._asked, why)
         if why or state != self._state:
-            self._ledger.transact(lambda c: driving.end(c, self._lease, self._id, state, self._asked, why))
+            self._ledger.transact(lambda c: driver_queries.end(c, self._lease, self._id, state, self._asked, why))
         return state

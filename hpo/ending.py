@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo.ledger import driving
+from hpo.ledger import driver_queries
 from hpo.study.budget import Budget, spelled
 from hpo.words import command, counted
 
@@ -38,8 +38,8 @@ def has_value(row: RowMapping) -> bool:
 def without_best(connection: Connection, study_id: int, study: str, asked: int, scored: bool, again: str) -> str:
     """Why a study has no best trial after so many, of which one has a value or, if not `scored`, none; else empty."""
     if not scored:
-        return nothing_scored(study, asked, again, driving.outcomes(connection, study_id))
-    failed = driving.failed_to_the_last(connection, study_id)
+        return nothing_scored(study, asked, again, driver_queries.outcomes(connection, study_id))
+    failed = driver_queries.failed_to_the_last(connection, study_id)
     return none_complete(study, failed, again) if failed else ""
 
 

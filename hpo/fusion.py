@@ -19,7 +19,7 @@ from hpo.ledger import Ledger
 from hpo.ledger import statements as sql
 from hpo.ledger.claims import Claim, any_waiting, claim_alike, fenced, join
 from hpo.ledger.leases import Heartbeat
-from hpo.ledger.writes import LaneReport, committed_paths
+from hpo.ledger.transactions import LaneReport, committed_paths
 from hpo.reporter import LedgerReporter, Opened, commit
 from hpo.space.config import apply, as_json, check_path, from_json
 from hpo.study.preflight import lacking

@@ -21,9 +21,9 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo import places, results
 from hpo.clock import SystemClock
 from hpo.home import Home
-from hpo.ledger import Ledger, leases, reads, writes
+from hpo.ledger import Ledger, leases, queries, transactions
 from hpo.ledger import statements as sql
-from hpo.ledger.process import Process
+from hpo.ledger.process_id import Process
 from hpo.ledger.tables import checkpoints, studies, trials
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
@@ -60,7 +60,7 @@ def collect(
     Those that a restart, `train.resume_from` of a study of this ledger or the next generation of a population starts
     from stay with their trial. Raises Busy while the study has a driver.
     """
-    row = ledger.look(lambda connection: reads.study_row(connection, name))
+    row = ledger.look(lambda connection: queries.study_row(connection, name))
     if dry_run:
         return ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
     lease = leases.acquire(ledger, f"driver:{row['id']}", row["name"], Process.current(), SystemClock(), LEASE_TIMEOUT)
@@ -85,8 +85,8 @@ def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, 
         .order_by(trials.c.number, checkpoints.c.step, checkpoints.c.id)
     )
     kept = _measured(home, study, connection.execute(query).mappings())
-    order = reads.ranked(connection, study)
-    best = {one.number for one in reads.bests(connection, study)} | set(order[:keep_best])
+    order = queries.ranked(connection, study)
+    best = {one.number for one in queries.bests(connection, study)} | set(order[:keep_best])
     protected = best | _started_from(connection, home, study, kept) | _to_breed(connection, study)
     ended = [
         row for row in kept if row["trial_state"] in TERMINAL_STATES and row["number"] not in protected
@@ -164,7 +164,7 @@ def _mark(connection: Connection, lease: leases.Lease, study: RowMapping, rows: 
         connection.execute(update(checkpoints).where(mine).values(state="deleted", revision=revision))
     if dropped := [row for row in rows if row["number"] not in needed]:
         fields = {"trials": sorted({row["number"] for row in dropped}), "bytes": sum(row["size"] for row in dropped)}
-        writes.note(connection, study["id"], "checkpoints_dropped", fields, uid)
+        transactions.note(connection, study["id"], "checkpoints_dropped", fields, uid)
     return needed
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.engine import Connection
 
 from hpo.errors import UserError
-from hpo.ledger import Ledger, tables, writes
+from hpo.ledger import Ledger, tables, transactions
 from trainer.durable import sync
 from trainer.place import DISK, Disk
 
@@ -78,7 +78,7 @@ def attach(
     before = ledger.look(lambda connection: artifacts(connection, trial_id))
     stored = {name: store(root, fence + 1, source, name, place) for name, source in files.items()}
     events = {uuid.uuid4().hex: {"path": name, "stored": where} for name, where in stored.items()}
-    if not ledger.transact(lambda connection: writes.attach(connection, trial_id, fence, events)):
+    if not ledger.transact(lambda connection: transactions.attach(connection, trial_id, fence, events)):
         _remove(root, stored.values(), place)
         raise UserError("the trial has been taken by another attempt meanwhile: run the diagnosis again.")
     _remove(root, [where for name, where in before.items() if name in files], place)
@@ -92,7 +92,7 @@ def leave(ledger: Ledger, root: Path, study_id: int, files: Mapping[str, Path]) 
 
     def body(connection: Connection) -> None:
         for name, where in stored.items():
-            writes.note(connection, study_id, "artifact", {"path": name, "stored": where}, uids[name])
+            transactions.note(connection, study_id, "artifact", {"path": name, "stored": where}, uids[name])
 
     ledger.transact(body)
     _remove(root, [where for name, where in before.items() if name in files])

@@ -15,8 +15,8 @@ from hpo import places
 from hpo.clock import Clock, SystemClock
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
-from hpo.ledger.process import is_dead
+from hpo.ledger import Ledger, queries
+from hpo.ledger.process_id import is_dead
 from hpo.ledger.tables import leases, studies, trials
 from hpo.words import counted
 from trainer.errors import CheckpointError
@@ -41,7 +41,7 @@ class Driven:
         self._found: list[int] = []
         self._next_look = self._clock.monotonic()
         if study is not None:
-            ledger.look(lambda connection: reads.study_row(connection, study))  # there is one of that name
+            ledger.look(lambda connection: queries.study_row(connection, study))  # there is one of that name
 
     def __call__(self) -> list[int] | None:
         if self._clock.monotonic() < self._next_look:
@@ -78,7 +78,7 @@ class Driven:
         return rows
 
     def _state(self, connection: Connection) -> str:
-        return reads.study_row(connection, self._study or "")["state"]
+        return queries.study_row(connection, self._study or "")["state"]
 
     def _silent(self, row: dict[str, Any]) -> bool:
         token, now = (row["fence"], row["renewals"]), self._clock.monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpo.errors import NoLedger, UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.study.naming import check_name
 
 
@@ -32,16 +32,16 @@ def declaration(study: str, home: str, storage: str | None, given: Mapping[str, 
     except NoLedger:
         return study, given
     with closing(ledger), ledger.read() as connection:
-        if study not in reads.study_names(connection):
+        if study not in queries.study_names(connection):
             return study, given
-        spec = StudySpec.from_json(reads.study_row(connection, study)["spec"])
+        spec = StudySpec.from_json(queries.study_row(connection, study)["spec"])
     return spec.reference, {**spec.overrides, **given}
 
 
 def study_names(ledger: Ledger, study: str | None) -> list[str]:
     """The study given, else all there are."""
     with ledger.read() as connection:
-        return [reads.study_row(connection, study)["name"]] if study else reads.study_names(connection)
+        return [queries.study_row(connection, study)["name"]] if study else queries.study_names(connection)
 
 
 def open_study(home: str, storage: str | None, study: str | None, *, upgrade: bool = False) -> tuple[Ledger, str, Home]:
@@ -70,7 +70,7 @@ def open_studies(
 def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) -> str:
     """Where the study is tracked: as given, else where it was begun, else in the home."""
     with ledger.read() as connection:
-        begun = reads.study_row(connection, name)["environment"]
+        begun = queries.study_row(connection, name)["environment"]
     # A home that was moved takes its own MLflow store along.
     own = begun["tracking_uri"] == f"sqlite:///{begun['home']}/mlflow.db"
     return given or (home.tracking_uri if own else begun["tracking_uri"])

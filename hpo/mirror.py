@@ -25,8 +25,8 @@ from hpo.errors import Busy, HpoError
 from hpo.executors.process import begin_logs, die_with_parent, orphaned
 from hpo.executors.process import spawn as spawn_process
 from hpo.home import Home
-from hpo.ledger import Ledger, leases, reads
-from hpo.ledger.process import Process
+from hpo.ledger import Ledger, leases, queries
+from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.lookup import tracking_uri_of
 from hpo.tracking.base import Unreachable
@@ -161,7 +161,7 @@ def _run(options: argparse.Namespace, leave: _Leave) -> int:
     ledger = Ledger(options.storage or home.storage, create=False, patience=PATIENCE)
     uri = options.tracking_uri or home.tracking_uri
     clock = SystemClock()
-    name = ledger.look(lambda connection: f"mirror:{reads.study_row(connection, options.study)['id']}")
+    name = ledger.look(lambda connection: f"mirror:{queries.study_row(connection, options.study)['id']}")
     try:
         tracker = leave.until(lambda: MlflowTracker(uri, home.artifacts), Unreachable)
     except Unreachable as error:

@@ -15,7 +15,7 @@ from hpo.clock import SystemClock
 from hpo.errors import DriftError
 from hpo.executing import INLINE, Settled
 from hpo.home import Home
-from hpo.ledger import Ledger, writes
+from hpo.ledger import Ledger, transactions
 from hpo.ledger.leases import Lease
 from hpo.ledger.statements import insert_new
 from hpo.ledger.tables import checkpoints, studies, trials
@@ -142,8 +142,8 @@ def write_changes(connection: Connection, row: RowMapping, lease: Lease, values:
         return
     connection.execute(update(studies).where(studies.c.id == row["id"]).values(**new, revision=studies.c.revision + 1))
     if changed := drift(row["identity"], values.get("identity", row["identity"])):
-        writes.note(connection, row["id"], "drift", {"changed": changed}, f"{lease.name}.{lease.fence}.drift")
+        transactions.note(connection, row["id"], "drift", {"changed": changed}, f"{lease.name}.{lease.fence}.drift")
     before, after = flatten(row["environment"]), flatten(values.get("environment", row["environment"]))
     moved = {path: [before.get(path), after.get(path)] for path in sorted(before.keys() | after.keys())}
     if moved := {path: both for path, both in moved.items() if both[0] != both[1]}:
-        writes.note(connection, row["id"], "environment", moved, f"{lease.name}.{lease.fence}.environment")
+        transactions.note(connection, row["id"], "environment", moved, f"{lease.name}.{lease.fence}.environment")

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Select, bindparam, case, exists, false, fu
 from sqlalchemy.engine import Connection
 
 from hpo.clock import Clock
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, decisions, events, machine_dependent, reports, trials
 from hpo.search.ranking import best_of
 from hpo.search.strategies.base import make_strategy
@@ -36,7 +36,7 @@ class Trial:
     step: int = -1  # up to which the curve has been read
     from_epoch: int = 0
     child: bool = False  # it goes on from another one's checkpoint
-    judged: reads.Judged | None = None  # of the best ones: where, and what else was measured there
+    judged: queries.Judged | None = None  # of the best ones: where, and what else was measured there
     undecided: bool = False  # its last report closed an epoch, by all objectives, and has no verdict
 
     @property
@@ -67,7 +67,7 @@ class Progress:
         self._next = 0  # above every number so far
         self._heard, self._untold = False, ""  # whether a trial's first epoch was looked at for the objectives
         self.best: list[Trial] = []  # one, or with several objectives the Pareto front
-        row = ledger.look(lambda connection: reads.study_row(connection, name))
+        row = ledger.look(lambda connection: queries.study_row(connection, name))
         self._id: int = row["id"]
         self.requested: int | None = row["requested"] or None
         self.max_epochs: int | None = row["max_epochs"]
@@ -162,7 +162,7 @@ class Progress:
                 self.states[known.state] -= 1
                 self.epochs -= known.epoch - known.from_epoch
             else:
-                self.replaced += trial.child and reads.replaces(self.spec)
+                self.replaced += trial.child and queries.replaces(self.spec)
             self.trials[trial.number] = trial
             self._next = max(self._next, trial.number + 1)
             (self._open.discard if trial.state in TERMINAL_STATES else self._open.add)(trial.number)
@@ -186,9 +186,9 @@ class Progress:
         """Read where trials were judged."""
         mine = trials.c.number.in_([trial.number for trial in found]) & (trials.c.study_id == self._id)
 
-        def look(connection: Connection) -> dict[int, reads.Judged]:
+        def look(connection: Connection) -> dict[int, queries.Judged]:
             rows = connection.execute(select(trials).where(mine)).mappings().all()
-            judged = reads.judged(connection, reads.study_row(connection, self.name), rows)
+            judged = queries.judged(connection, queries.study_row(connection, self.name), rows)
             return {row["number"]: judged[row["id"]] for row in rows if row["id"] in judged}
 
         judged = self._ledger.look(look)
@@ -246,7 +246,7 @@ class Progress:
         if not begun:
             return fresh, []
         after = min(self.trials[number].step if number in self.trials else -1 for number in begun)
-        return fresh, list(reads.curves(connection, self._id, self.metrics[:1], begun, after=after))
+        return fresh, list(queries.curves(connection, self._id, self.metrics[:1], begun, after=after))
 
 
 _LAST = (reports.c.trial_id == trials.c.id) & (reports.c.step == trials.c.step) & (reports.c.epoch == trials.c.epoch)

@@ -13,8 +13,8 @@ of your own.
     ).fit()
 
 With max_failures=-1 a trial whose process dies begins again as under every executor, until it was lost too often
-without getting on (hpo.ledger.writes.lose); without it Tune gives it up at the first time. Each epoch is a result with
-`epoch`, `step` and the metrics; schedulers take `time_attr="epoch"`. With it goes a Tune checkpoint that holds the
+without getting on (hpo.ledger.transactions.lose); without it Tune gives it up at the first time. Each epoch is a result
+with `epoch`, `step` and the metrics; schedulers take `time_attr="epoch"`. With it goes a Tune checkpoint that holds the
 trainer's. See hpo.ledger.external for what becomes of a trial of Tune's in the ledger.
 """
 
@@ -42,11 +42,11 @@ from hpo.executing import Settled
 from hpo.executors.cluster import carried_environ
 from hpo.executors.resources import gpu_share, gpus_asked, keep_to_share
 from hpo.home import Home
-from hpo.ledger import Ledger, external, reads, writes
+from hpo.ledger import Ledger, external, queries, transactions
 from hpo.ledger.claims import Claim, renew
 from hpo.ledger.history import Curves, Judgement
 from hpo.ledger.leases import Heartbeat
-from hpo.ledger.process import Process
+from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.opening import Options, check_home, open_study
 from hpo.reporter import LedgerReporter, Opened
@@ -117,8 +117,8 @@ def _refuse_bucket(storage: str, name: str) -> None:
     except NoLedger:
         return
     with closing(ledger), ledger.read() as connection:
-        known = name in reads.study_names(connection)
-        if known and (bucket := places.url(reads.study_row(connection, name))):
+        known = name in queries.study_names(connection)
+        if known and (bucket := places.url(queries.study_row(connection, name))):
             raise UserError(f"study {name!r} has its checkpoints in {bucket}, and Tune keeps its own: use another.")
 
 
@@ -154,7 +154,7 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
     with ExitStack() as stack:
         ledger = Ledger(job.storage, create=False, patience=PATIENCE)
         stack.callback(ledger.close)
-        row = dict(ledger.look(lambda connection: reads.study_row(connection, job.name)))
+        row = dict(ledger.look(lambda connection: queries.study_row(connection, job.name)))
         places.check(job.home, row)
         opened = Opened(row)
         check_worker(row, opened.study)
@@ -193,13 +193,13 @@ def _begin(ledger: Ledger, opened: Opened, config: Mapping[str, Any], job: Job, 
     origin_of = (origin.trial, origin.ref.sha256) if origin else None
     start = external.Start(tune.get_context().get_trial_id(), params, origin_of, config.get(ALIAS, ""))
 
-    def make(number: int) -> writes.Ask:
+    def make(number: int) -> transactions.Ask:
         whole = study.build(params)
         parts = params, coordinates, as_json(whole), config_hash(whole)
-        return writes.Ask(number, 0, ask_seed(spec.seed, number), 0, *parts)
+        return transactions.Ask(number, 0, ask_seed(spec.seed, number), 0, *parts)
 
     process, token = Process.current(), uuid.uuid4().hex
-    ledger.transact(lambda c: writes.register(c, process, "ray-tune"))
+    ledger.transact(lambda c: transactions.register(c, process, "ray-tune"))
     worker = (process.id, token)
     return ledger.transact(lambda c: external.begin(c, opened.id, start, make, worker, opened.curves, job.who))
 
@@ -228,7 +228,7 @@ def _attempt(
             outcome = attempt(opened.study, job.home, claim, reporter, store)
         except HpoError as error:  # this place is at fault, and not the trial
             left = Outcome("preempted", error=str(error))
-            ledger.transact(lambda connection: writes.finish(connection, claim, left, None))
+            ledger.transact(lambda connection: transactions.finish(connection, claim, left, None))
             raise
         return reporter, ledger.transact(lambda c: _finish(c, opened.curves, claim, outcome))
 
@@ -237,7 +237,7 @@ def _finish(connection: Any, curves: Curves, claim: Claim, outcome: Outcome) -> 
     judged = Judgement(outcome)
     if outcome.kind == "complete":
         judged = curves.judge(connection, claim.trial_id, outcome)
-    writes.finish(connection, claim, judged.outcome, judged.values, judged.violations)
+    transactions.finish(connection, claim, judged.outcome, judged.values, judged.violations)
     return judged.outcome
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import bindparam, select
 
 from hpo.clock import Clock
-from hpo.ledger import Ledger, writes
-from hpo.ledger.process import is_dead
+from hpo.ledger import Ledger, transactions
+from hpo.ledger.process_id import is_dead
 from hpo.ledger.tables import attempts, trials, workers
 
 
@@ -36,7 +36,9 @@ class Reclaimer:
                 why = f"pid {row.pid} on {row.host} was silent for {self._timeout:g} s"
             else:
                 continue
-            self._ledger.transact(lambda c, row=row, why=why: writes.lose(c, row.id, row.fence, why, counted=counted))
+            self._ledger.transact(
+                lambda c, row=row, why=why: transactions.lose(c, row.id, row.fence, why, counted=counted)
+            )
         self._watched = running
 
 

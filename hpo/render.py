@@ -29,7 +29,7 @@ from hpo.space.trial_state import STATES
 from hpo.words import command, counted, endings, portion
 
 if TYPE_CHECKING:
-    from hpo.ledger.reads import Judged
+    from hpo.ledger.queries import Judged
     from hpo.run import Result
 
 REFRESH_SECONDS = 0.5

@@ -16,11 +16,11 @@ from sqlalchemy.engine import Connection
 
 from hpo import handover, places
 from hpo.home import Home
-from hpo.ledger import Ledger, tables, writes
+from hpo.ledger import Ledger, tables, transactions
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory, Unsettled
-from hpo.ledger.plain import text
-from hpo.ledger.writes import LaneReport
+from hpo.ledger.json import text
+from hpo.ledger.transactions import LaneReport
 from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_config import last_epoch
 from hpo.study.declaration import Study, load
@@ -181,7 +181,7 @@ class LedgerReporter:
         if "step" in fields:  # a replay after a resume tells the same again
             told = json.dumps([self._claim.trial_id, kind, fields], sort_keys=True)
             uid = hashlib.sha256(told.encode()).hexdigest()
-        self._ledger.transact(lambda connection: writes.record(connection, self._claim, kind, fields, uid))
+        self._ledger.transact(lambda connection: transactions.record(connection, self._claim, kind, fields, uid))
 
     def artifact(self, path: Path, name: str | None = None) -> None:
         name = name or path.name
@@ -206,7 +206,7 @@ class LedgerReporter:
         self._read_at = now
         return self._system.read()
 
-    def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> writes.Decide | None:
+    def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> transactions.Decide | None:
         strategy, opened, claim = self._opened.strategy, self._opened, self._claim
         judged = opened.curves.metrics
         if epoch is None or fold != 0 or not strategy.wants(epoch) or not metrics.keys() >= set(judged):
@@ -224,7 +224,7 @@ class LedgerReporter:
         return decide
 
     def _checkpoints_changed(self, changes: Mapping[str, Mapping[str, Any]]) -> set[str]:
-        return self._ledger.transact(lambda c: writes.set_checkpoints(c, self._claim, changes))
+        return self._ledger.transact(lambda c: transactions.set_checkpoints(c, self._claim, changes))
 
 
 def commit(
@@ -234,7 +234,7 @@ def commit(
     verdict depends on trials that have not come so far. With `wait`, that is waited for until one has an answer."""
     lanes = [lane for _, lane in asking]
     failpoint("worker.before_report_commit")
-    answers: Sequence[Verdict | Fenced | None] = ledger.transact(lambda c: writes.commit(c, lanes))
+    answers: Sequence[Verdict | Fenced | None] = ledger.transact(lambda c: transactions.commit(c, lanes))
     failpoint("worker.after_report_commit")
     begun, pause = time.monotonic(), SHORTEST_WAIT
     while wait and all(answer is None for answer in answers):
@@ -242,7 +242,7 @@ def commit(
         waited = time.monotonic() - begun
         leaving = [bool(of) and _makes_way(one, of, waited) for (one, _), of in zip(asking, found, strict=True)]
         if not all(found):
-            answers = ledger.transact(lambda connection: writes.commit(connection, lanes))
+            answers = ledger.transact(lambda connection: transactions.commit(connection, lanes))
         elif any(leaving):
             told = [Verdict("leave", lane.step) for lane in lanes]
             answers = [go if isinstance(go, Fenced) else v if go else None for v, go in zip(told, leaving, strict=True)]

@@ -15,8 +15,8 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo.clock import Clock, SystemClock
 from hpo.errors import StorageError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
-from hpo.ledger.plain import plain
+from hpo.ledger import Ledger, queries
+from hpo.ledger.json import plain
 from hpo.ledger.tables import checkpoints, trials
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.words import command
@@ -48,7 +48,7 @@ def text(
     study: RowMapping,
     trial: RowMapping,
     values: Mapping[str, float],
-    judged: reads.Judged | None,
+    judged: queries.Judged | None,
     kept: Sequence[RowMapping],
     place: Callable[[RowMapping], str],
 ) -> str:
@@ -85,10 +85,10 @@ def path(home: Home, study: str, number: int) -> Path:
 def texts(connection: Connection, study: RowMapping, ended: Sequence[RowMapping]) -> dict[int, str]:
     """Trial number -> the content of its file in the home, for rows of trials that have ended."""
     found: dict[int, str] = {}
-    for start in range(0, len(ended), reads.PAGE):
-        page = ended[start : start + reads.PAGE]
+    for start in range(0, len(ended), queries.PAGE):
+        page = ended[start : start + queries.PAGE]
         ids = [row["id"] for row in page]
-        values, judged = reads.last_values(connection, ids), reads.judged(connection, study, page)
+        values, judged = queries.last_values(connection, ids), queries.judged(connection, study, page)
         kept: dict[int, list[RowMapping]] = {}
         for row in connection.execute(_KEPT, {"trials": ids}).mappings():
             kept.setdefault(row["trial_id"], []).append(row)
@@ -130,13 +130,13 @@ class Results:
             raise StorageError(f"{target} cannot be written ({error.strerror}): {fix}.") from error
 
     def _new(self, connection: Connection) -> dict[int, str]:
-        study = reads.study_row(connection, self._study)
+        study = queries.study_row(connection, self._study)
         while self._first in self._written:
             self._first += 1
         ended = connection.execute(_ENDED, {"study": study["id"], "first": self._first}).scalars().all()
         unknown = [number for number in ended if number not in self._written]
         # Of what lies there already nothing is read: a resume of a large study would begin with that.
         self._written |= {number for number in unknown if os.path.exists(path(self._home, self._study, number))}
-        new = [number for number in unknown if number not in self._written][: reads.PAGE]
+        new = [number for number in unknown if number not in self._written][: queries.PAGE]
         rows = connection.execute(_ROWS, {"study": study["id"], "numbers": new}).mappings().all() if new else []
         return texts(connection, study, rows)

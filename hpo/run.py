@@ -15,7 +15,7 @@ from hpo.errors import NoLedger, StudyError, UserError
 from hpo.executing import Placement, Settled, elsewhere, one_of
 from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.lookup import tracking_uri_of
 from hpo.opening import LEASE_SECONDS, Options
 from hpo.results import Results
@@ -237,7 +237,7 @@ def _row(ledger: Ledger | None, name: str) -> Mapping[Any, Any] | None:
     if ledger is None or not _begun(ledger, name):
         return None
     with ledger.read() as connection:
-        return reads.study_row(connection, name)
+        return queries.study_row(connection, name)
 
 
 def _tracking_uri(request: Request, ledger: Ledger, name: str) -> str:
@@ -347,7 +347,7 @@ def _sampling(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _begun(ledger: Ledger, name: str) -> bool:
     with ledger.read() as connection:
-        return name in reads.study_names(connection)
+        return name in queries.study_names(connection)
 
 
 def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
@@ -355,7 +355,7 @@ def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
     if not wanted and not _begun(ledger, name):
         return None
     with ledger.read() as connection:
-        return StudySpec.from_json(reads.study_row(connection, name)["spec"])
+        return StudySpec.from_json(queries.study_row(connection, name)["spec"])
 
 
 def _strategy(name: str, study: Study) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from hpo.analysis.compare import headline
 from hpo.errors import HomeError, HpoError, UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads, writes
+from hpo.ledger import Ledger, queries, transactions
 from hpo.space.objective import Objective
 from hpo.study.declaration import Study
 from hpo.trained import Trained, all_trained, declared, evaluating, trained
@@ -79,7 +79,7 @@ def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
 
     with ledger.read() as connection:
         study = declared(connection, name)
-        ranks = reads.ranked(connection, reads.study_row(connection, name))
+        ranks = queries.ranked(connection, queries.study_row(connection, name))
         if not ranks:
             raise HpoError(f"study {name!r} has no complete trial, and a soup is made of at least two.")
         numbers = ranks[:top]
@@ -208,6 +208,6 @@ def record(ledger: Ledger, found: Soup, directory: Path) -> None:
     uid = uuid.uuid4().hex
 
     def body(connection: Connection) -> None:
-        writes.note(connection, reads.study_row(connection, found.study)["id"], EVENT, fields, uid)
+        transactions.note(connection, queries.study_row(connection, found.study)["id"], EVENT, fields, uid)
 
     ledger.transact(body)

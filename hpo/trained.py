@@ -14,7 +14,7 @@ from hpo import places
 from hpo.analysis.detail import detail, kept_checkpoints
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import reads
+from hpo.ledger import queries
 from hpo.study.declaration import Study, load
 from hpo.study.spec import StudySpec
 from hpo.words import command
@@ -68,7 +68,7 @@ def trained(connection: Connection, home: Home, name: str, number: int) -> Train
 def all_trained(connection: Connection, home: Home, name: str, number: int) -> list[Trained]:
     """All that is kept of a trial: the best, then from the newest to the oldest. Raises UserError as `trained` does."""
     trial, root = detail(connection, home, name, number), home.checkpoints(name, number)
-    place = places.place(home, reads.study_row(connection, name))
+    place = places.place(home, queries.study_row(connection, name))
     config = trial["config"], trial["config_hash"]
     return [
         Trained(name, number, one["step"], one["epoch"], root / Path(one["path"]).name, one["sha256"], place, *config)
@@ -78,7 +78,7 @@ def all_trained(connection: Connection, home: Home, name: str, number: int) -> l
 
 def declared(connection: Connection, name: str) -> Study:
     """The study as its trials were configured; loads the declaration."""
-    spec = StudySpec.from_json(reads.study_row(connection, name)["spec"])
+    spec = StudySpec.from_json(queries.study_row(connection, name)["spec"])
     return load(spec.reference).configure(spec.overrides)
 
 

@@ -11,9 +11,9 @@ from sqlalchemy.engine import RowMapping
 from hpo.clock import SystemClock
 from hpo.errors import HpoError
 from hpo.executors.cluster import last_line
-from hpo.ledger import Ledger, external, reads
+from hpo.ledger import Ledger, external, queries
 from hpo.ledger.leases import Heartbeat, Lease, acquire
-from hpo.ledger.process import Process
+from hpo.ledger.process_id import Process
 from hpo.opening import LEASE_SECONDS
 from hpo.reclaim import Reclaimer
 from hpo.reporter import Opened
@@ -42,7 +42,7 @@ class Recorder(tune.Callback):
     def setup(self, **info: Any) -> None:
         job = self._job
         self._ledger = Ledger(job.storage, create=False)
-        row = self._ledger.look(lambda connection: reads.study_row(connection, job.name))
+        row = self._ledger.look(lambda connection: queries.study_row(connection, job.name))
         self._curves = Opened(dict(row)).curves
         self._over: set[tuple[int, int]] = set()  # attempts whose process has ended: the trial's id, and the fence
         self._failures = 0

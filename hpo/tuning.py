@@ -17,7 +17,7 @@ from hpo.driver import Driver
 from hpo.errors import UserError
 from hpo.executing import SCHEDULERS, one_of
 from hpo.executors.ray_tune import RayTune
-from hpo.ledger import driving, external, reads
+from hpo.ledger import driver_queries, external, queries
 from hpo.ledger.leases import Lease
 from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
 from hpo.search.population.base import changing
@@ -62,7 +62,7 @@ class TuneDriver(Driver):
 
     def _drive(self, on_tick: Callable[[], None]) -> None:
         os.environ.update(_SETTINGS)
-        row = self._ledger.look(lambda connection: reads.study_row(connection, self._spec.name))
+        row = self._ledger.look(lambda connection: queries.study_row(connection, self._spec.name))
         job = Job(
             storage=self._options.storage,
             home=self._options.home,
@@ -135,7 +135,7 @@ class TuneDriver(Driver):
             raise _Leaving
 
     def _all(self) -> list[RowMapping]:
-        return list(self._ledger.look(lambda c: c.execute(driving.ALL, {"study": self._id}).mappings().all()))
+        return list(self._ledger.look(lambda c: c.execute(driver_queries.ALL, {"study": self._id}).mappings().all()))
 
     def _given_up(self) -> int:
         """How many trials were lost too often."""
@@ -153,7 +153,7 @@ class TuneDriver(Driver):
     def _renamed(self, number: int, key: str) -> dict[str, Any]:
         """A trial that was left open, as Tune calls it now: its parameters."""
         self._lease.write(lambda connection: external.rename(connection, self._id, number, key))
-        [row] = self._ledger.look(lambda connection: driving.rows(connection, self._id, [number]))
+        [row] = self._ledger.look(lambda connection: driver_queries.rows(connection, self._id, [number]))
         return row["params"]
 
     def _proposed(self, key: str) -> dict[str, Any] | None:
@@ -174,7 +174,7 @@ class TuneDriver(Driver):
     def _catch_up(self) -> None:
         """Tell the sampler of the trials and the ends that it does not know of."""
         where = {"study": self._id, "asked": self._asked, "told": self._told}
-        ends, new = self._ledger.look(lambda c: [c.execute(q, where).mappings().all() for q in driving.SINCE])
+        ends, new = self._ledger.look(lambda c: [c.execute(q, where).mappings().all() for q in driver_queries.SINCE])
         for row in new:
             if row["told"] is None:
                 self._asking.adopt(row)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.errors import SpaceError, UserError
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.history import Curves
 from hpo.search.samplers.base import TrialRecord
 from hpo.space.config import flatten
@@ -25,17 +25,17 @@ def found(ledger: Ledger, name: str, study: Study) -> tuple[list[dict[str, Any]]
     Raises UserError where the studies are judged by different metrics, or no trial is taken.
     """
     with ledger.read() as connection:
-        row = reads.study_row(connection, name)
+        row = queries.study_row(connection, name)
         judged = [f"{one['direction']} {one['metric']}" for one in row["spec"]["objectives"]]
         if judged != [f"{one.direction} {one.metric}" for one in study.objectives]:
             raise UserError(
                 f"--warm-start {name}: its trials are judged by {', '.join(judged)}, and this study's are not; name "
                 "one with the same objective."
             )
-        trials = reads.trial_rows(connection, row["id"])
-        changed = reads.changed(trials)
+        trials = queries.trial_rows(connection, row["id"])
+        changed = queries.changed(trials)
         complete = [one for one in trials if one["state"] == "complete"]
-        configs = reads.configs(connection, [one["id"] for one in complete])
+        configs = queries.configs(connection, [one["id"] for one in complete])
         curves, taken = Curves(row["id"], study.objectives, study.constraints), list[dict[str, Any]]()
         for one in complete:
             if one["number"] in changed or not (coordinates := _place(study.space, configs[one["id"]])):

@@ -28,11 +28,11 @@ from hpo.executors.process import FAULT
 from hpo.executors.resources import keep_to_share
 from hpo.fusion import Fusion, Hands
 from hpo.home import Home
-from hpo.ledger import Ledger, writes
+from hpo.ledger import Ledger, transactions
 from hpo.ledger.claims import Claim, claim, renew
 from hpo.ledger.history import Judgement
 from hpo.ledger.leases import Heartbeat
-from hpo.ledger.process import Process
+from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
@@ -70,7 +70,7 @@ class Worker:
         self._worth_while = worth_while
         self._process = Process.current()
         self._studies: dict[int, tuple[dict[str, Any], Opened]] = {}  # each as its row was then
-        self._ledger.transact(lambda c: writes.register(c, self._process, executor))
+        self._ledger.transact(lambda c: transactions.register(c, self._process, executor))
         self._system = SystemMetrics()
         self.leaving = threading.Event()
         self.trained = 0  # trials it has taken
@@ -92,7 +92,7 @@ class Worker:
 
     def close(self) -> None:
         """Say that it leaves in good order. The ledger stays open."""
-        self._ledger.transact(lambda c: writes.unregister(c, self._process))
+        self._ledger.transact(lambda c: transactions.unregister(c, self._process))
 
     def _train(self, taken: Claim) -> None:
         self.trained += 1
@@ -177,19 +177,19 @@ class Worker:
 
     def _sweep(self, store: CheckpointStore, taken: Claim) -> None:
         """Remove what this attempt saved and did not commit; a commit may have gone through whose answer was lost."""
-        store.sweep(self._ledger.look(lambda connection: writes.committed_paths(connection, taken)))
+        store.sweep(self._ledger.look(lambda connection: transactions.committed_paths(connection, taken)))
 
     def _finish(self, taken: Claim, outcome: Outcome, opened: Opened | None) -> Outcome:
         """End the attempt; how it ended once its value was judged."""
 
         def body(connection: Connection) -> Outcome:
             if outcome.kind == "lost":
-                writes.lose(connection, taken.trial_id, taken.fence, outcome.error)
+                transactions.lose(connection, taken.trial_id, taken.fence, outcome.error)
                 return outcome
             judged = Judgement(outcome)
             if opened is not None and outcome.kind in ("complete", "pruned"):
                 judged = opened.curves.judge(connection, taken.trial_id, outcome)
-            writes.finish(connection, taken, judged.outcome, judged.values, judged.violations)
+            transactions.finish(connection, taken, judged.outcome, judged.values, judged.violations)
             return judged.outcome
 
         return self._ledger.transact(body)

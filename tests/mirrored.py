@@ -15,8 +15,8 @@ from sqlalchemy import insert, update
 
 from hpo import mirror
 from hpo.home import Home
-from hpo.ledger import Ledger, claims, tables, writes
-from hpo.ledger.process import Process
+from hpo.ledger import Ledger, claims, tables, transactions
+from hpo.ledger.process_id import Process
 from hpo.results import Results
 from hpo.tracking.mlflow import MlflowTracker
 from trainer.report import CheckpointRef, Outcome, Verdict
@@ -50,7 +50,7 @@ class Made:
         row |= {"spec": SPEC | {"name": name}, "identity": {}, "environment": ENVIRONMENT}
         with self.ledger.write() as connection:
             self.id = connection.execute(insert(tables.studies).values(row).returning(tables.studies.c.id)).scalar_one()
-            writes.register(connection, ME, "inline")
+            transactions.register(connection, ME, "inline")
         self.uid = row["uid"]
         self.count = 0
 
@@ -58,10 +58,12 @@ class Made:
         numbers = range(self.count, self.count + n)
         base = {"b": [1.5, None], **config}
         asks = [
-            writes.Ask(k, 0, 7, 0, {"train.optim.lr": 0.1 / (k + 1), "opt": "adamw"}, {}, {"a": k, **base}, "h" * 64)
+            transactions.Ask(
+                k, 0, 7, 0, {"train.optim.lr": 0.1 / (k + 1), "opt": "adamw"}, {}, {"a": k, **base}, "h" * 64
+            )
             for k in numbers
         ]
-        self.ledger.transact(lambda connection: writes.ask(connection, self.id, asks))
+        self.ledger.transact(lambda connection: transactions.ask(connection, self.id, asks))
         self.count += n
 
     def claim(self) -> claims.Claim:
@@ -81,7 +83,7 @@ class Made:
         checkpoint: CheckpointRef | None = None,
     ) -> None:
         checkpoint = checkpoint and replace(checkpoint, metrics=metrics)
-        lane = writes.LaneReport(
+        lane = transactions.LaneReport(
             taken,
             step,
             metrics,
@@ -92,11 +94,11 @@ class Made:
             decide=(lambda connection: Verdict("stop", step, stop)) if stop else None,
             strategy="asha",
         )
-        self.ledger.transact(lambda connection: writes.commit(connection, [lane]))
+        self.ledger.transact(lambda connection: transactions.commit(connection, [lane]))
 
     def finish(self, taken: claims.Claim, kind: str, step: int = 1, values=None, error: str = "") -> None:
         outcome = Outcome(kind, step, error=error)  # type: ignore[arg-type]
-        self.ledger.transact(lambda connection: writes.finish(connection, taken, outcome, values))
+        self.ledger.transact(lambda connection: transactions.finish(connection, taken, outcome, values))
 
     def checkpoint(self, taken: claims.Claim, step: int) -> CheckpointRef:
         """Files as trainer.checkpoint writes them."""
@@ -116,7 +118,7 @@ class Made:
         values = {"state": "complete", "requested": self.count, "revision": tables.studies.c.revision + 1}
 
         def body(connection) -> None:
-            writes.ask(connection, self.id, [], told)
+            transactions.ask(connection, self.id, [], told)
             connection.execute(update(tables.studies).where(tables.studies.c.id == self.id).values(values))
 
         self.ledger.transact(body)
@@ -124,7 +126,7 @@ class Made:
 
     def drop(self, taken: claims.Claim, ref: CheckpointRef, state: str = "deleted") -> None:
         """Retention, or the finding that a checkpoint is damaged: the row first, then the files."""
-        self.ledger.transact(lambda c: writes.set_checkpoints(c, taken, {ref.path.name: {"state": state}}))
+        self.ledger.transact(lambda c: transactions.set_checkpoints(c, taken, {ref.path.name: {"state": state}}))
         if state == "deleted":
             for file in ref.path.iterdir():
                 file.unlink()
@@ -139,7 +141,7 @@ class Made:
         partial.write_text(text)
         os.replace(partial, target)
         uid = os.urandom(16).hex()
-        self.ledger.transact(lambda c: writes.record(c, taken, "artifact", {"path": name}, uid))
+        self.ledger.transact(lambda c: transactions.record(c, taken, "artifact", {"path": name}, uid))
 
     def complete(self, steps: int = 10, keys: int = 3) -> claims.Claim:
         """One trial from ask to end."""

@@ -12,7 +12,7 @@ from hpo import places, results
 from hpo.analysis.detail import detail, kept_checkpoint
 from hpo.errors import HpoError, UserError
 from hpo.home import Home
-from hpo.ledger import reads
+from hpo.ledger import queries
 from hpo.render import judgement, number
 from hpo.space.config import flatten
 from hpo.study import preflight
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def best_trials(connection: Connection, home: Home, name: str) -> list[dict[str, Any]]:
     """The best complete trial, or those of the Pareto front: number, values, params, the path of the checkpoint, and
     the overrides that train it."""
-    study = reads.study_row(connection, name)
-    found = reads.bests(connection, study)
+    study = queries.study_row(connection, name)
+    found = queries.bests(connection, study)
     if not found:
         raise none_complete(name)
     return [_best_trial(connection, home, study, one) for one in found]
@@ -38,7 +38,7 @@ def none_complete(name: str) -> HpoError:
     return HpoError(f"study {name!r} has no complete trial: `{shows}` shows how its trials stand.")
 
 
-def _best_trial(connection: Connection, home: Home, study: RowMapping, found: reads.Best) -> dict[str, Any]:
+def _best_trial(connection: Connection, home: Home, study: RowMapping, found: queries.Best) -> dict[str, Any]:
     name, judged = study["name"], study["spec"]["objectives"]
     overrides = study["spec"]["overrides"] | found.params
     trial = detail(connection, home, name, found.number)
@@ -105,7 +105,7 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     options = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
     options = f"--config {shlex.quote(saved)}" if saved else options
     gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
-    at = best["judged"] and reads.Judged(**best["judged"])
+    at = best["judged"] and queries.Judged(**best["judged"])
     judged = judgement(best["values"], at, best["epoch"], lambda value: f"{value:.6g}")
     train = command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
     return "\n".join(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
-from hpo.ledger import reads
+from hpo.ledger import queries
 from hpo.ledger.tables import machine_dependent
 from hpo.search.ranking import placed
 from hpo.space.objective import hold_out_of
@@ -64,13 +64,13 @@ def headline(
 def compare(connection: Connection, name: str, top: int | None = None) -> Comparison:
     """The `top` trials of a study, or all: complete ones first, then those that were stopped, each by the first
     objective, or by `front` where there are several, then by number."""
-    study = reads.study_row(connection, name)
+    study = queries.study_row(connection, name)
     objectives = study["spec"]["objectives"]
 
-    trials, fronts = _ordered(reads.trial_rows(connection, study["id"]), objectives)
+    trials, fronts = _ordered(queries.trial_rows(connection, study["id"]), objectives)
     shown = trials[:top]
-    metrics = reads.last_values(connection, [trial["id"] for trial in shown])
-    judged = reads.judged(connection, study, shown)
+    metrics = queries.last_values(connection, [trial["id"] for trial in shown])
+    judged = queries.judged(connection, study, shown)
     for trial_id, at in judged.items():
         metrics[trial_id] |= at.metrics
     rows = [
@@ -103,7 +103,7 @@ def _row(
     trial: dict[str, Any],
     objectives: Sequence[dict[str, Any]],
     front: int | None,
-    judged: reads.Judged | None,
+    judged: queries.Judged | None,
     metrics: dict[str, float],
 ) -> dict[str, Any]:
     values = trial["values"] or [None] * len(objectives)

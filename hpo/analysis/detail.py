@@ -13,7 +13,7 @@ from hpo import places
 from hpo.analysis.compare import headline
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import reads
+from hpo.ledger import queries
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
 from hpo.render import duration, judgement, number, sparkline
 from hpo.study.user_code import own_part
@@ -39,7 +39,7 @@ _TRIAL = (
 
 def detail(connection: Connection, home: Home, name: str, number: int) -> dict[str, Any]:
     """Everything the ledger holds about a trial, as JSON values; UserError where there is no such trial."""
-    study = reads.study_row(connection, name)
+    study = queries.study_row(connection, name)
     row = (
         connection.execute(
             select(trials, asks.c.params, asks.c.config, asks.c.config_hash)
@@ -50,15 +50,15 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         .first()
     )
     if row is None:
-        count = len(reads.trial_rows(connection, study["id"]))
+        count = len(queries.trial_rows(connection, study["id"]))
         there = f"it has trials 0 to {count - 1}" if count else "it has none yet"
         raise UserError(f"study {name!r} has no trial {number}: {there}.")
     metrics = [objective["metric"] for objective in study["spec"]["objectives"]]
-    judged = reads.judged(connection, study, [row]).get(row["id"])
+    judged = queries.judged(connection, study, [row]).get(row["id"])
     place = places.place(home, study)
     tries = [dict(one) for one in connection.execute(_ATTEMPTS, {"trial": row["id"]}).mappings()]
     curves: dict[str, list[list[Any]]] = {}
-    for _, key, step, epoch, value in reads.curves(connection, study["id"], numbers=[number]):
+    for _, key, step, epoch, value in queries.curves(connection, study["id"], numbers=[number]):
         curves.setdefault(key, []).append([step, epoch, _plain(value)])
     return {
         "study": name,
@@ -84,7 +84,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
     }
 
 
-def _plainly(judged: reads.Judged) -> dict[str, Any]:
+def _plainly(judged: queries.Judged) -> dict[str, Any]:
     metrics = {key: _plain(value) for key, value in sorted(judged.metrics.items())}
     return {"step": judged.step, "epoch": judged.epoch, "metrics": metrics}
 
@@ -170,7 +170,7 @@ def base_config(connection: Connection, name: str) -> dict[str, Any]:
     from hpo.study.declaration import load
     from hpo.study.spec import StudySpec
 
-    spec = StudySpec.from_json(reads.study_row(connection, name)["spec"])
+    spec = StudySpec.from_json(queries.study_row(connection, name)["spec"])
     return as_json(load(spec.reference).configure(spec.overrides).config)
 
 
@@ -206,7 +206,7 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     if skipped := _skipped(trial):
         yield f"{skipped} skipped, whose loss or gradient was not finite"
     if values := {metric: value for metric, value in trial["values"].items() if value is not None}:
-        yield judgement(values, trial["judged"] and reads.Judged(**trial["judged"]), trial["epoch"])
+        yield judgement(values, trial["judged"] and queries.Judged(**trial["judged"]), trial["epoch"])
     yield from _section("parameters", _parameters(trial, base))
     if isinstance(base, str):
         yield f"  ({base})"

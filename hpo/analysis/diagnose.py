@@ -21,9 +21,9 @@ from hpo import handover, places
 from hpo.analysis.alone import alone
 from hpo.analysis.detail import detail, kept_checkpoint
 from hpo.errors import UserError
-from hpo.ledger import reads
+from hpo.ledger import queries
 from hpo.ledger.claims import changes_of
-from hpo.ledger.plain import plain
+from hpo.ledger.json import plain
 from hpo.ledger.tables import trials
 from hpo.space.config import apply
 from hpo.study.declaration import Study, load
@@ -100,13 +100,13 @@ def of_configuration(reference: str, overrides: Mapping[str, Any]) -> Subject:
 def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
     """A trial as the ledger has it: its configuration, its best checkpoint still kept, else the newest."""
     with ledger.read() as connection:
-        row = reads.study_row(connection, name)
+        row = queries.study_row(connection, name)
         spec = StudySpec.from_json(row["spec"])
         trial = detail(connection, home, name, number)
         mine = (trials.c.study_id == row["id"]) & (trials.c.number == number)
         held = connection.execute(select(trials.c.id, trials.c.fence).where(mine)).one()
         changes = changes_of(connection, held.id)
-        rows = list(reads.curves(connection, row["id"], _CURVES, [number]))
+        rows = list(queries.curves(connection, row["id"], _CURVES, [number]))
     study = load(spec.reference).configure(spec.overrides)
     config = alone(apply(study.rebuild(trial["config"], trial["config_hash"]), changes))
     kept = kept_checkpoint(trial)

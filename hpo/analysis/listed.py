@@ -12,7 +12,7 @@ from hpo import places
 from hpo.analysis.best import chosen_best, none_complete
 from hpo.errors import UserError
 from hpo.executing import Placement
-from hpo.ledger import reads
+from hpo.ledger import queries
 from hpo.run import Request
 from hpo.search import pareto
 from hpo.search.ranking import best_of, losses
@@ -68,13 +68,13 @@ class Found:
 def found(ledger: Ledger, name: str) -> Found:
     """Raises HpoError where no trial is complete, and UserError where the study has no seed to be varied."""
     with ledger.read() as connection:
-        row = reads.study_row(connection, name)
+        row = queries.study_row(connection, name)
         spec, study = StudySpec.from_json(row["spec"]), declared(connection, name)
-        ranked = reads.ranked(connection, row)
-        trials = reads.trial_rows(connection, row["id"])
-        of, changed = {trial["number"]: trial for trial in trials}, reads.changed(trials)
+        ranked = queries.ranked(connection, row)
+        trials = queries.trial_rows(connection, row["id"])
+        of, changed = {trial["number"]: trial for trial in trials}, queries.changed(trials)
         best = [of[number] for number in ranked]
-        configs = reads.configs(connection, [one["id"] for one in best])
+        configs = queries.configs(connection, [one["id"] for one in best])
     if not ranked:
         raise none_complete(name)
     base = flatten(as_json(study.config))
@@ -147,9 +147,9 @@ def grown(ledger: Ledger, name: str, listed: Sequence[Mapping[str, Any]]) -> Seq
     Raises UserError where it is there already and has trained what is not of them, unless it has them all.
     """
     with ledger.read() as connection:
-        if name not in reads.study_names(connection):
+        if name not in queries.study_names(connection):
             return listed
-        stored: Sequence[Mapping[str, Any]] = reads.study_row(connection, name)["spec"]["listed"]
+        stored: Sequence[Mapping[str, Any]] = queries.study_row(connection, name)["spec"]["listed"]
     new = [one for one in listed if one not in stored]
     if not stored or (new and any(one not in listed for one in stored)):
         raise UserError(f"study {name!r} is there already and has trained others: name a new one by --name.")
@@ -173,11 +173,11 @@ def repeats(ledger: Ledger, name: str, hold_outs: Sequence[str | None] = ()) -> 
     """The ended trials of a derived study by label, in the order of the list. Of the metrics held out there is one for
     each objective, or none at all."""
     with ledger.read() as connection:
-        row = reads.study_row(connection, name)
+        row = queries.study_row(connection, name)
         listed = row["spec"]["listed"]
         grouped: dict[str, list[Repeat]] = {one["label"]: [] for one in listed}
-        trials = [one for one in reads.trial_rows(connection, row["id"]) if one["state"] in TERMINAL_STATES]
-        judged = reads.judged(connection, row, [one for one in trials if one["state"] == "complete"])
+        trials = [one for one in queries.trial_rows(connection, row["id"]) if one["state"] in TERMINAL_STATES]
+        judged = queries.judged(connection, row, [one for one in trials if one["state"] == "complete"])
         for trial in trials:
             at, complete = judged.get(trial["id"]), trial["state"] == "complete" and trial["values"]
             values = trial["values"] if complete else [None] * len(row["spec"]["objectives"])

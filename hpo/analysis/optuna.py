@@ -14,7 +14,7 @@ from sqlalchemy import RowMapping
 
 from hpo.errors import StudyError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.search.samplers.optuna_sampler import quiet_study
 from hpo.space.dimensions import Choice, Dimension, Float, Int
 
@@ -48,13 +48,13 @@ def to_optuna(
     ledger = Ledger(url, create=False)
     try:
         with ledger.read() as connection:
-            row = reads.study_row(connection, name)
+            row = queries.study_row(connection, name)
             _check_searched(row)
-            trials = reads.trial_rows(connection, row["id"])
-            metrics = reads.last_values(connection, [trial["id"] for trial in trials])
+            trials = queries.trial_rows(connection, row["id"])
+            metrics = queries.last_values(connection, [trial["id"] for trial in trials])
             curves: dict[int, dict[int, float]] = {}
             keys = [curve] if curve else [one.metric for one in study.objectives if len(study.objectives) == 1]
-            for number, _, _, epoch, value in reads.curves(connection, row["id"], keys) if keys else ():
+            for number, _, _, epoch, value in queries.curves(connection, row["id"], keys) if keys else ():
                 if epoch is not None:
                     curves.setdefault(number, {})[epoch] = value
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpo.ledger.reads import Status
+from hpo.ledger.queries import Status
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.study.budget import spelled
 from hpo.words import counted, portion

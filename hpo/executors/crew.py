@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from hpo.errors import HpoError
 from hpo.executors.base import WorkerContext
 from hpo.executors.process import FAULT, begin_logs
-from hpo.ledger import Ledger, reads
-from hpo.ledger.process import Process
+from hpo.ledger import Ledger, queries
+from hpo.ledger.process_id import Process
 
 _MAX_FAILURES = 3  # in a row, of workers that gave up or died idle within _EARLY seconds: then something is broken
 _EARLY = 20.0
@@ -79,7 +79,7 @@ class Crew(ABC):
         One that died over a trial, whatever of, counts among that trial's losses and not here.
         """
         who = worker.identity
-        trial = who and self._ledger.look(lambda connection: reads.held(connection, who))
+        trial = who and self._ledger.look(lambda connection: queries.held(connection, who))
         idle = trial is None or trial["outcome"] not in (None, "lost")
         early = idle and time.monotonic() - worker.began < _EARLY
         self._failures = self._failures + 1 if code == FAULT or early else 0

@@ -12,7 +12,7 @@ from hpo.executors.base import WorkerContext
 from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
 from hpo.executors.resources import NOTHING_SAID, Resources, cpu_slots, host_gpus, needs
-from hpo.ledger.process import Process, start_time
+from hpo.ledger.process_id import Process, start_time
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
 from hpo.executors.resources import NOTHING_SAID, Resources, gpu_share, gpus_asked
 from hpo.home import Home
-from hpo.ledger import reads
-from hpo.ledger.process import Process, start_time
+from hpo.ledger import queries
+from hpo.ledger.process_id import Process, start_time
 from trainer.errors import TrainerError
 
 _LOST = -signal.SIGKILL  # the exit code of a worker that was lost with its actor or node
@@ -164,7 +164,7 @@ class Ray(Crew):
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._groups[slot], 0),
         )
         one, context = actor.remote(), self._context
-        row = self._ledger.look(lambda connection: reads.study_row(connection, context.name))
+        row = self._ledger.look(lambda connection: queries.study_row(connection, context.name))
         study = {column: row[column] for column in ("name", "uid", "environment")}
         environ = {"HPO_STORAGE": context.storage} | gpu_share(self._gpus) | gpus_asked(self._resources.gpus)
         begun = one.begin.remote(context.home, study, self._arguments(), self._log(slot), environ, self._place)

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.engine import Connection, Row, RowMapping
 
-from hpo.ledger import claims, driving, writes
+from hpo.ledger import claims, driver_queries, transactions
 from hpo.ledger import statements as sql
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, Judgement
@@ -42,7 +42,7 @@ def newest(connection: Connection, study_id: int, key: str) -> RowMapping | None
     chain = (trials.c.study_id == study_id) & (asks.c.trial_attrs[KEY].as_string() == key)
     query = select(func.max(trials.c.number)).join(asks, asks.c.trial_id == trials.c.id).where(chain)
     number = connection.execute(query).scalar()
-    return None if number is None else driving.rows(connection, study_id, [number])[0]
+    return None if number is None else driver_queries.rows(connection, study_id, [number])[0]
 
 
 def newest_attempt(connection: Connection, study_id: int, key: str) -> Row | None:
@@ -55,19 +55,19 @@ def newest_attempt(connection: Connection, study_id: int, key: str) -> Row | Non
 
 def rename(connection: Connection, study_id: int, number: int, key: str) -> None:
     """Another begins, where one left off, and calls the trial by another name."""
-    row = driving.rows(connection, study_id, [number])[0]
+    row = driver_queries.rows(connection, study_id, [number])[0]
     attributes = {**row["trial_attrs"], KEY: key}
     connection.execute(update(asks).where(asks.c.trial_id == row["id"]).values(trial_attrs=attributes))
 
 
-def insert(connection: Connection, study_id: int, make: Callable[[int], writes.Ask], key: str) -> int | None:
+def insert(connection: Connection, study_id: int, make: Callable[[int], transactions.Ask], key: str) -> int | None:
     """A new trial of the chain, made for the next number there is; that number, None if it was made for another."""
     connection.execute(select(studies.c.id).where(studies.c.id == study_id).with_for_update())
     number = connection.execute(select(func.count()).where(trials.c.study_id == study_id)).scalar_one()
     ask = make(number)
     if ask.number != number:
         return None
-    writes.ask(connection, study_id, [replace(ask, trial_attrs={**ask.trial_attrs, KEY: key})])
+    transactions.ask(connection, study_id, [replace(ask, trial_attrs={**ask.trial_attrs, KEY: key})])
     return number
 
 
@@ -75,7 +75,7 @@ def begin(
     connection: Connection,
     study_id: int,
     start: Start,
-    make: Callable[[int], writes.Ask],
+    make: Callable[[int], transactions.Ask],
     worker: tuple[str, str],
     curves: Curves,
     who: str,
@@ -110,20 +110,20 @@ def _goes_on(last: RowMapping, start: Start) -> bool:
     return own and last["params"] == start.params
 
 
-def _from(ask: writes.Ask, sha256: str) -> writes.Ask:
+def _from(ask: transactions.Ask, sha256: str) -> transactions.Ask:
     return replace(ask, trial_attrs={**ask.trial_attrs, _FROM: sha256})
 
 
 def _take(connection: Connection, study_id: int, number: int, worker: tuple[str, str]) -> Claim | None:
     """The trial as this worker's, whoever had it before: the other says who trains it. None where it has ended, or
     does so since it was lost once too often."""
-    row = driving.rows(connection, study_id, [number])[0]
+    row = driver_queries.rows(connection, study_id, [number])[0]
     if row["state"] == "running":
-        writes.lose(connection, row["id"], row["fence"], "it was started again elsewhere")
-        row = driving.rows(connection, study_id, [number])[0]
+        transactions.lose(connection, row["id"], row["fence"], "it was started again elsewhere")
+        row = driver_queries.rows(connection, study_id, [number])[0]
     if row["state"] in TERMINAL_STATES:
         return None
-    driving.thaw(connection, study_id, [number])
+    driver_queries.thaw(connection, study_id, [number])
     return claims.take(connection, *worker, row["id"])
 
 
@@ -133,7 +133,7 @@ def _descend(connection: Connection, child: Claim, parent: int, before: RowMappi
     lineage = update(trials).where(trials.c.id == child.trial_id).values(parent=parent, generation=generation)
     connection.execute(lineage)
     fields = {"parent": parent, "params": child.params, "instead_of": None if before is None else before["number"]}
-    writes.record(connection, child, "restarted", fields, f"{child.trial_id}.descends")
+    transactions.record(connection, child, "restarted", fields, f"{child.trial_id}.descends")
 
 
 def decide(
@@ -144,7 +144,7 @@ def decide(
     The decision is stored with the last report. A worker that still has the trial is fenced. One that has reported
     nothing is ended as infeasible: there is nothing to judge it by.
     """
-    row = driving.rows(connection, study_id, [number])[0]
+    row = driver_queries.rows(connection, study_id, [number])[0]
     if row["state"] in TERMINAL_STATES or (verdict == "pause" and row["state"] != "running"):
         return
     step = connection.execute(select(func.max(reports.c.step)).where(reports.c.trial_id == row["id"])).scalar()
@@ -161,7 +161,7 @@ def decide(
 
 def lost(connection: Connection, study_id: int, number: int, why: str) -> None:
     """End an open trial whose worker is gone for good."""
-    row = driving.rows(connection, study_id, [number])[0]
+    row = driver_queries.rows(connection, study_id, [number])[0]
     _end(connection, row, Judgement(Outcome("lost", row["step"], row["epoch"], error=why)))
 
 
@@ -178,7 +178,7 @@ def _store(connection: Connection, row: RowMapping, step: int, verdict: str, who
 def _end(connection: Connection, row: RowMapping, judged: Judgement) -> None:
     """End the trial, or let it pause, and with it the attempt that runs."""
     outcome = judged.outcome
-    state = "failed" if outcome.kind == "lost" else writes.STATE_OF_OUTCOME[outcome.kind]
+    state = "failed" if outcome.kind == "lost" else transactions.STATE_OF_OUTCOME[outcome.kind]
     now = time.time()
     new = {"state": state, "outcome": outcome.kind, "error": outcome.error or None}
     new |= {"values": judged.values, "violations": judged.violations}
@@ -197,4 +197,4 @@ def tell(connection: Connection, study_id: int) -> list[RowMapping]:
     numbers = list(connection.execute(query.order_by(trials.c.number)).scalars())
     for place, number in enumerate(numbers, told):
         connection.execute(sql.TELL, {"study": study_id, "trial": number, "place": place})
-    return driving.rows(connection, study_id, numbers)
+    return driver_queries.rows(connection, study_id, numbers)

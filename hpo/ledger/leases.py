@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from hpo.clock import Clock
 from hpo.errors import Busy, HpoError, StorageError
-from hpo.ledger.process import Process, is_dead
+from hpo.ledger.process_id import Process, is_dead
 from hpo.ledger.statements import CHECK_LEASE, insert_new
 from hpo.ledger.store import Ledger
 from hpo.ledger.tables import leases

@@ -7,13 +7,10 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpo.clock import Clock
 from hpo.errors import UserError
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import RowMapping
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
@@ -93,11 +90,6 @@ class Stopwatch:
         if bound is not None:
             timer.start()
         return timer
-
-
-def trained(row: RowMapping) -> int:
-    """The epochs of a trial that has ended, as a budget counts them: none of one that was lost."""
-    return 0 if row["outcome"] == "lost" else row["epoch"] - row["from_epoch"]
 
 
 def parse_time(text: str) -> float:

@@ -18,8 +18,8 @@ from sqlalchemy.engine import Connection, Row, RowMapping
 from hpo.clock import Clock, SystemClock
 from hpo.errors import StorageError
 from hpo.home import Home
-from hpo.ledger import Ledger, leases, reads
-from hpo.ledger.process import Process
+from hpo.ledger import Ledger, leases, queries
+from hpo.ledger.process_id import Process
 from hpo.ledger.tables import mirrors
 from hpo.tracking import artifacts, projection
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
@@ -43,14 +43,14 @@ class DrainResult:
 
 def behind(ledger: Ledger, tracker_name: str, study: str) -> int:
     """How many of the ledger's transactions on a study the tracker has not got; from the cursors alone."""
-    return ledger.look(lambda c: projection.behind(c, tracker_name, reads.study_row(c, study)))
+    return ledger.look(lambda c: projection.behind(c, tracker_name, queries.study_row(c, study)))
 
 
 def drain(
     ledger: Ledger, tracker: Tracker, study: str, home: Home, *, seconds: float = GRACE, clock: Clock | None = None
 ) -> DrainResult:
     """Send all there is, trying for up to `seconds`; raise Busy while another process mirrors the study."""
-    study_id = ledger.look(lambda connection: reads.study_row(connection, study)["id"])
+    study_id = ledger.look(lambda connection: queries.study_row(connection, study)["id"])
     clock = clock or SystemClock()
     lease = leases.acquire(ledger, f"mirror:{study_id}", study, Process.current(), clock, LEASE_TIMEOUT)
     try:
@@ -109,7 +109,7 @@ class Mirror:
             self._send_study(study, parent, leaving, whole=changed)
 
     def _study_and_cursor(self, connection: Connection) -> tuple[RowMapping, Row | None]:
-        study = reads.study_row(connection, self._study)
+        study = queries.study_row(connection, self._study)
         where = {"tracker": self._tracker.name, "study": study["id"]}
         return study, connection.execute(projection.STUDY_CURSOR, where).first()
 
@@ -242,7 +242,7 @@ class Mirror:
             self._commit(study, [(projection.STUDY, parent, study["revision"])])
 
     def _study_batch(self, connection: Connection, study: RowMapping, leaving: bool) -> Batch:
-        state = reads.study_state(connection, study)
+        state = queries.study_state(connection, study)
         if leaving and state == "running":
             state = "interrupted"  # nobody will be left to say so
         return projection.study_batch(connection, study, self._home, state)
@@ -288,7 +288,7 @@ def forget(ledger: Ledger, tracker_name: str, study: str) -> None:
     """Drop the cursors of a study: the next drain finds its runs by their tags, or makes them, and sends all again."""
 
     def body(connection: Connection) -> None:
-        study_id = reads.study_row(connection, study)["id"]
+        study_id = queries.study_row(connection, study)["id"]
         connection.execute(mirrors.delete().where(mirrors.c.tracker == tracker_name, mirrors.c.study_id == study_id))
 
     ledger.transact(body)

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import and_, bindparam, func, not_, or_, select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo.ledger import reads
+from hpo.ledger import queries
 from hpo.ledger.tables import attempts, checkpoints, decisions, events, mirrors, reports, trials
 from hpo.space.trial_state import TERMINAL_STATES
 
@@ -102,7 +102,7 @@ class Facts:
         over = [row for row in rows if row["state"] in TERMINAL_STATES]
         ended = [row["id"] for row in over]
         saved = [trial for trial in ended if trial in self.checkpoints]
-        self.last, self.judged = reads.last_values(connection, ended), reads.judged(connection, study, over)
+        self.last, self.judged = queries.last_values(connection, ended), queries.judged(connection, study, over)
         self.saved = _grouped(connection.execute(_SAVED, {"trials": saved}).mappings()) if saved else {}
         pruned = [row["id"] for row in rows if row["state"] == "pruned"]
         self.stops = _grouped(connection.execute(_STOPS, {"trials": pruned}).mappings()) if pruned else {}

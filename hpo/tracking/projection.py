@@ -28,7 +28,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import handover, places, results
 from hpo.home import Home
-from hpo.ledger import reads
+from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, mirrors, reports, trials
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
@@ -148,7 +148,7 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     tags["hpo.spec.strategy"] = study["spec"].get("strategy", {}).get("name", "none")
     described = {**_environment(study), **study["environment"].get("versions", {})}
     tags |= {f"hpo.env.{key}": _text(value, MAX_TAG) for key, value in described.items() if _scalar(value)}
-    tags |= _best_tags(study, reads.bests(connection, study))
+    tags |= _best_tags(study, queries.bests(connection, study))
     ended = None
     if STUDY_STATUS[state] in ("FINISHED", "FAILED"):
         mine = trials.c.study_id == study["id"]
@@ -164,7 +164,7 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     return Batch(tags=tags, texts=texts, files=files, status=STUDY_STATUS[state], ended_at=ended_at)
 
 
-def _best_tags(study: RowMapping, best: Sequence[reads.Best]) -> dict[str, str]:
+def _best_tags(study: RowMapping, best: Sequence[queries.Best]) -> dict[str, str]:
     """The best trial and its value; with several objectives the trials of the front and theirs, as JSON by number."""
     if len(study["spec"]["objectives"]) == 1:
         return {"hpo.best.trial": str(best[0].number), "hpo.best.value": repr(best[0].value)} if best else {}

@@ -11,7 +11,7 @@ stand there as it should, or stands there without having been sent. Nothing is w
 from __future__ import annotations
 
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.lookup import tracking_uri_of
 from hpo.verify import disk, rules, tracker
 from hpo.verify.report import Report
@@ -29,14 +29,14 @@ def verify(home: Home, storage: str, tracking_uri: str | None = None, study: str
     try:
         if ledger.is_sqlite:
             report.differences += ledger.look(rules.integrity)
-        names = [study] if study else ledger.look(reads.study_names)
+        names = [study] if study else ledger.look(queries.study_names)
         for name in names:
-            row = ledger.look(lambda connection, name=name: reads.study_row(connection, name))
+            row = ledger.look(lambda connection, name=name: queries.study_row(connection, name))
             # Rows that break the ledger's own rules are nothing to hold a tracker against.
             if rules.check(ledger, row, report):
                 disk.check(ledger, row, home, report)
                 tracker.check(ledger, row, home, tracking_uri_of(ledger, name, home, tracking_uri), report)
-        disk.check_leftovers(home, ledger.look(reads.study_names), report)
+        disk.check_leftovers(home, ledger.look(queries.study_names), report)
     finally:
         ledger.close()
     return report

@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo import places, results
 from hpo.handover import shown, stored
 from hpo.home import WHOLE, Home
-from hpo.ledger import Ledger, reads
-from hpo.ledger.process import is_dead
+from hpo.ledger import Ledger, queries
+from hpo.ledger.process_id import is_dead
 from hpo.ledger.tables import attempts, checkpoints, events, leases, trials, workers
 from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from hpo.tracking.database import leftovers
@@ -43,7 +43,7 @@ def _expected(connection: Connection, study: RowMapping) -> _Expected:
     mine = trials.c.study_id == study["id"]
     rows = list(connection.execute(select(trials).where(mine).order_by(trials.c.number)).mappings())
     moving = _with_living_worker(connection, mine)
-    if reads.study_state(connection, study) == "running":
+    if queries.study_state(connection, study) == "running":
         moving |= {row["id"] for row in rows if row["state"] in OPEN_STATES}
     handed_over = select(events).join(trials).where(mine, events.c.kind == "artifact").order_by(events.c.id)
     whole = (events.c.study_id == study["id"]) & events.c.trial_id.is_(None) & (events.c.kind == "artifact")

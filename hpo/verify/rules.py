@@ -9,8 +9,8 @@ from itertools import chain
 from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo.ledger import Ledger, driving, reads
-from hpo.ledger.process import is_dead
+from hpo.ledger import Ledger, driver_queries, queries
+from hpo.ledger.process_id import is_dead
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, leases, reports, trials, workers
 from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from hpo.verify.report import Report, by_trial
@@ -37,7 +37,7 @@ def check(ledger: Ledger, study: RowMapping, report: Report) -> bool:
     def body(connection: Connection) -> tuple[list[str], list[str]]:
         mine = trials.c.study_id == study["id"]
         rows = connection.execute(select(trials).where(mine).order_by(trials.c.number)).mappings().all()
-        alive = reads.study_state(connection, study) == "running"
+        alive = queries.study_state(connection, study) == "running"
         report.counts["trials"] += len(rows)
         reported = select(func.count()).select_from(reports.join(trials)).where(mine)
         report.counts["reports"] += connection.execute(reported).scalar_one()
@@ -151,7 +151,7 @@ def _complete(connection: Connection, study: RowMapping, rows: Rows) -> Iterator
             yield f"trial {row['number']} was never told to the sampler, but the study is {study['state']}"
     count = sum(row["outcome"] != "lost" for row in rows)
     short = study["state"] == "complete" and count < study["requested"] and study["max_epochs"] is None
-    if short and not driving.nothing_left(connection, study["id"], len(rows)):
+    if short and not driver_queries.nothing_left(connection, study["id"], len(rows)):
         yield f"the study is complete with {counted(count, 'trial')}, and {study['requested']} were requested"
 
 

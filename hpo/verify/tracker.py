@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo import places
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import leases, mirrors
 from hpo.tracking import artifacts, projection
 from hpo.tracking.base import Batch, ModelView, Point, Refused, RunView, Tracker, Unreachable
@@ -54,8 +54,8 @@ class _Comparison:
         for run_id, point in self._tracker.points(list(views.values())):
             stored[run_id].append(point)
         with self._ledger.read() as connection:
-            study = reads.study_row(connection, name)
-            state = reads.study_state(connection, study)
+            study = queries.study_row(connection, name)
+            state = queries.study_state(connection, study)
             self._check_study(connection, parents, cursors[projection.STUDY], study, state)
             for trial in projection.everything(connection, study, self._home):
                 if trial.number in cursors:

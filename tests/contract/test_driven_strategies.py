@@ -14,7 +14,7 @@ from sqlalchemy import update
 from hpo.driver import Driver
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import studies
 from hpo.run import Request, declare
 from hpo.search.promotion.base import Promoting
@@ -61,9 +61,9 @@ def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) 
     file, spec = written(home, name)
     with closing(Ledger(home.storage)) as ledger:
         study, state = driven(ledger, Request(home, reference=file, seed=seed), workers=workers, **bound)
-        declared = ledger.look(lambda c: reads.study_row(c, study))["spec"]
+        declared = ledger.look(lambda c: queries.study_row(c, study))["spec"]
         assert state == "complete" and declared["strategy"] == make_strategy(spec).model_dump()
-        rows = ledger.look(lambda c: reads.trial_rows(c, 1))
+        rows = ledger.look(lambda c: queries.trial_rows(c, 1))
         return [row["epoch"] - row["from_epoch"] for row in rows]
 
 
@@ -104,7 +104,7 @@ def test_what_was_begun_with_no_rung_goes_on(tmp_path):
     with closing(Ledger(home.storage)) as ledger:
         driven(ledger, Request(home, reference=file), trials=1)
         with ledger.write() as connection:  # as it could be begun before such rungs were refused
-            row = reads.study_row(connection, "kept")
+            row = queries.study_row(connection, "kept")
             spec = row["spec"] | {"strategy": row["spec"]["strategy"] | {"max_epochs": 5}}
             connection.execute(update(studies).values(spec=spec))
         assert declare(Request(home, name="kept"), ledger, workers=1)[1].strategy["max_epochs"] == 5
@@ -143,7 +143,7 @@ def digest(home: Home, name: str, rounds: int | None = None) -> tuple[str, int]:
             left[0], drivers = rounds or -1, drivers + 1
             study, state = driven(ledger, request, tick=tick, trials=7)
             assert drivers < 100, "no driver gets on"
-        return ledger.look(lambda c: reads.digest(c, reads.study_row(c, study))), drivers
+        return ledger.look(lambda c: queries.digest(c, queries.study_row(c, study))), drivers
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])

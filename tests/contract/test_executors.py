@@ -25,8 +25,8 @@ from hpo.executors.local import Local
 from hpo.executors.ray import Ray
 from hpo.executors.resources import Resources
 from hpo.home import Home
-from hpo.ledger import Ledger, reads, tables
-from hpo.ledger.process import Process
+from hpo.ledger import Ledger, queries, tables
+from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, reports, workers
 from hpo.opening import Options
 from hpo.run import Request, declare
@@ -51,22 +51,22 @@ LANES_TRIALS = 8
 
 def drive(
     home: Home, executor: Executor, trials: int = TRIALS, storage: str = "", **flags
-) -> tuple[str, reads.Status, str]:
+) -> tuple[str, queries.Status, str]:
     """Run a study without its mirror: (digest, status, the state the driver left it in)."""
     with closing(Ledger(storage or home.create().storage)) as ledger:
         request = Request(home, **{"reference": STUDY, "window": 4} | flags)
         name, state = driven(ledger, request, executor, trials=trials, lease_timeout=20)
         with ledger.read() as connection:
-            row = reads.study_row(connection, name)
-            return reads.digest(connection, row), reads.status(connection, name), state
+            row = queries.study_row(connection, name)
+            return queries.digest(connection, row), queries.status(connection, name), state
 
 
 @pytest.fixture(scope="session")
-def golden(tmp_path_factory) -> Callable[[str, str], tuple[str, reads.Status]]:
+def golden(tmp_path_factory) -> Callable[[str, str], tuple[str, queries.Status]]:
     """Gives the digest and the status of the study under a sampler and a strategy, driven inline once a session."""
 
     @functools.cache
-    def run(sampler: str, strategy: str) -> tuple[str, reads.Status]:
+    def run(sampler: str, strategy: str) -> tuple[str, queries.Status]:
         home = Home(tmp_path_factory.mktemp("golden") / "home")
         digest, status, state = drive(home, Inline(), sampler=sampler, strategy=strategy)
         assert state == "complete"
@@ -115,14 +115,14 @@ def test_every_sampler_and_strategy_is_the_same_on_every_executor(
 
 
 @pytest.fixture(scope="session")
-def fused(tmp_path_factory) -> tuple[str, reads.Status]:
+def fused(tmp_path_factory) -> tuple[str, queries.Status]:
     """A study whose trials train as four lanes of one model, driven inline."""
     digest, status, state = drive(Home(tmp_path_factory.mktemp("fused") / "home"), Inline(), LANES_TRIALS, **LANES)
     assert state == "complete" and status.trials["pruned"] > 0
     return digest, status
 
 
-def check_lanes(tmp_path: Path, fused: tuple[str, reads.Status], executor: str) -> None:
+def check_lanes(tmp_path: Path, fused: tuple[str, queries.Status], executor: str) -> None:
     digest, status, state = drive(Home(tmp_path / "home"), EXECUTORS[executor](), LANES_TRIALS, **LANES)
     assert (state, digest, status.trials) == ("complete", fused[0], fused[1].trials)
 
@@ -196,7 +196,7 @@ def test_a_worker_that_does_not_see_the_checkpoints_is_refused_and_the_trial_wai
         worker.run_one([1])
     worker.close()
     with ledger.read() as connection:
-        assert reads.status(connection, "curves").trials["waiting"] == 1
+        assert queries.status(connection, "curves").trials["waiting"] == 1
     driver.release()
     ledger.close()
 
@@ -227,7 +227,7 @@ def test_a_second_driver_changes_nothing_of_a_study_that_is_driven(tmp_path):
     with pytest.raises(Busy, match=r"already has a driver: host .*, pid \d+, since 20"):
         second.acquire()
     with ledger.read() as connection:
-        assert reads.status(connection, "curves").requested == 2
+        assert queries.status(connection, "curves").requested == 2
     assert first.run() == "complete"
     first.release()
     ledger.close()

@@ -24,11 +24,11 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.clock import FakeClock, SystemClock
 from hpo.errors import Busy, HpoError, StorageError
-from hpo.ledger import Ledger, claims, driving, reads, store, tables, writes
+from hpo.ledger import Ledger, claims, driver_queries, queries, store, tables, transactions
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
-from hpo.ledger.process import Process, is_dead, start_time
+from hpo.ledger.process_id import Process, is_dead, start_time
 from hpo.space.objective import Objective
 from hpo.study.budget import Budget
 from trainer.errors import Fenced
@@ -47,16 +47,16 @@ def new_study(ledger: Ledger, name: str = "s") -> int:
     with ledger.write() as connection:
         query = insert(tables.studies).values(**row, identity={}, environment={}).returning(tables.studies.c.id)
         study_id = connection.execute(query).scalar_one()
-        writes.register(connection, ME, "inline")
+        transactions.register(connection, ME, "inline")
     return study_id
 
 
 def ask(ledger: Ledger, study_id: int, *numbers: int) -> None:
     asks = [
-        writes.Ask(n, 0, 7, 0, {"train.optim.lr": 0.1 * (n + 1)}, {"train.optim.lr": 0.1}, {"a": n}, "h" * 64)
+        transactions.Ask(n, 0, 7, 0, {"train.optim.lr": 0.1 * (n + 1)}, {"train.optim.lr": 0.1}, {"a": n}, "h" * 64)
         for n in numbers
     ]
-    ledger.transact(lambda connection: writes.ask(connection, study_id, asks))
+    ledger.transact(lambda connection: transactions.ask(connection, study_id, asks))
 
 
 def claim(ledger: Ledger) -> claims.Claim:
@@ -70,14 +70,14 @@ def claim_all(ledger: Ledger, n: int = 1) -> list[claims.Claim]:
 
 
 def report(ledger: Ledger, taken: claims.Claim, step: int, decide=None, epoch=None, **metrics: float):
-    lane = writes.LaneReport(taken, step, metrics, epoch=epoch or step, decide=decide, strategy="x")
-    [answer] = ledger.transact(lambda connection: writes.commit(connection, [lane]))
+    lane = transactions.LaneReport(taken, step, metrics, epoch=epoch or step, decide=decide, strategy="x")
+    [answer] = ledger.transact(lambda connection: transactions.commit(connection, [lane]))
     return answer
 
 
 def values(ledger: Ledger) -> dict[tuple[int, str], float]:
     with ledger.read() as connection:
-        return {(step, key): value for _, key, step, _, value in reads.curves(connection, 1)}
+        return {(step, key): value for _, key, step, _, value in queries.curves(connection, 1)}
 
 
 def count(ledger: Ledger, table: sa.Table) -> int:
@@ -109,7 +109,7 @@ def test_a_ledger_of_the_first_schema_opens_without_a_budget_but_its_trials(stor
     engine.dispose()
     ledger = Ledger(storage, create=False, upgrade=True)
     with ledger.read() as connection:
-        found = reads.study_row(connection, "s")
+        found = queries.study_row(connection, "s")
     assert (Budget.of(dict(found)), found["seconds_used"]) == (Budget(trials=4), 0.0)
     ledger.close()
 
@@ -198,7 +198,7 @@ def test_the_first_value_stands_and_a_differing_replay_is_shown(ledger):
     ask(ledger, new_study(ledger), 0)
     taken = claim(ledger)
     report(ledger, taken, 1, **{"val/loss": 1.0, "time/epoch": 3.0})
-    ledger.transact(lambda c: writes.lose(c, taken.trial_id, taken.fence, "test"))
+    ledger.transact(lambda c: transactions.lose(c, taken.trial_id, taken.fence, "test"))
     again = claim(ledger)
     assert again.high_step == 1
     report(ledger, again, 1, **{"val/loss": 2.0, "time/epoch": 4.0, "late": 5.0})
@@ -215,7 +215,7 @@ def test_a_decision_is_taken_once_and_replayed(ledger):
     taken = claim(ledger)
     stop = Verdict("stop", reason="worse than most")
     assert report(ledger, taken, 3, decide=lambda _: stop, **{"val/loss": 1.0}).kind == "stop"
-    ledger.transact(lambda c: writes.lose(c, taken.trial_id, taken.fence, "test"))
+    ledger.transact(lambda c: transactions.lose(c, taken.trial_id, taken.fence, "test"))
     answer = report(ledger, claim(ledger), 3, decide=lambda _: CONTINUE, **{"val/loss": 1.0})
     assert answer == Verdict("stop", step=3, reason="worse than most")
     assert count(ledger, tables.decisions) == 1
@@ -237,22 +237,22 @@ def test_after_the_fence_has_moved_on_nothing_is_written(ledger):
     ask(ledger, new_study(ledger), 0)
     old = claim(ledger)
     report(ledger, old, 1, **{"val/loss": 1.0})
-    ledger.transact(lambda c: writes.lose(c, old.trial_id, old.fence, "silent"))
+    ledger.transact(lambda c: transactions.lose(c, old.trial_id, old.fence, "silent"))
     new = claim(ledger)
     before = [count(ledger, table) for table in tables.metadata.sorted_tables]
     assert isinstance(report(ledger, old, 2, **{"val/loss": 9.0}), Fenced)
     for body in (
         lambda c: claims.renew(c, old),
-        lambda c: writes.record(c, old, "e", {}, "uid"),
-        lambda c: writes.set_checkpoints(c, old, {"p": {"state": "deleted"}}),
-        lambda c: writes.finish(c, old, Outcome("complete"), [9.0]),
+        lambda c: transactions.record(c, old, "e", {}, "uid"),
+        lambda c: transactions.set_checkpoints(c, old, {"p": {"state": "deleted"}}),
+        lambda c: transactions.finish(c, old, Outcome("complete"), [9.0]),
     ):
         with pytest.raises(Fenced):
             ledger.transact(body)
     assert [count(ledger, table) for table in tables.metadata.sorted_tables] == before
-    ledger.transact(lambda c: writes.finish(c, new, Outcome("complete", 1, 1), [1.0]))
+    ledger.transact(lambda c: transactions.finish(c, new, Outcome("complete", 1, 1), [1.0]))
     with ledger.read() as connection:
-        [row] = reads.trial_rows(connection, 1)
+        [row] = queries.trial_rows(connection, 1)
     assert (row["state"], row["values"], row["fence"]) == ("complete", [1.0], new.fence)
 
 
@@ -261,12 +261,12 @@ def test_every_transaction_may_run_twice(ledger):
     study_id = new_study(ledger)
     ask(ledger, study_id, 0)
     taken = claim(ledger)
-    lane = writes.LaneReport(taken, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _: CONTINUE)
+    lane = transactions.LaneReport(taken, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _: CONTINUE)
     for body in (
-        lambda c: writes.commit(c, [lane]),
-        lambda c: writes.record(c, taken, "e", {"x": math.nan}, "uid"),
-        lambda c: writes.finish(c, taken, Outcome("complete", 1, 1), [1.0]),
-        lambda c: writes.note(c, study_id, "n", {}, "uid2"),
+        lambda c: transactions.commit(c, [lane]),
+        lambda c: transactions.record(c, taken, "e", {"x": math.nan}, "uid"),
+        lambda c: transactions.finish(c, taken, Outcome("complete", 1, 1), [1.0]),
+        lambda c: transactions.note(c, study_id, "n", {}, "uid2"),
     ):
         ledger.transact(body)
         ledger.transact(body)
@@ -281,14 +281,14 @@ def test_every_transaction_may_run_twice(ledger):
 def test_a_group_of_lanes_commits_together_with_a_verdict_each(ledger):
     ask(ledger, new_study(ledger), 0, 1, 2)
     lanes = claim_all(ledger, 3)
-    ledger.transact(lambda c: writes.lose(c, lanes[1].trial_id, lanes[1].fence, "test"))
+    ledger.transact(lambda c: transactions.lose(c, lanes[1].trial_id, lanes[1].fence, "test"))
     reports = [
-        writes.LaneReport(
+        transactions.LaneReport(
             lane, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _, i=i: Verdict("stop" if i else "continue")
         )
         for i, lane in enumerate(lanes)
     ]
-    first, second, third = ledger.transact(lambda c: writes.commit(c, reports))
+    first, second, third = ledger.transact(lambda c: transactions.commit(c, reports))
     assert (first.kind, third.kind) == ("continue", "stop")
     assert isinstance(second, Fenced)
     assert count(ledger, tables.reports) == 2
@@ -305,13 +305,13 @@ def test_of_a_group_of_lanes_all_reports_are_committed_or_none(ledger):
     for decide in (fails, lambda _: CONTINUE):
         deciding = [None, decide, None]
         told = [
-            writes.LaneReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=d)
+            transactions.LaneReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=d)
             for lane, d in zip(lanes, deciding, strict=True)
         ]
         with suppress(ValueError):
-            ledger.transact(lambda c, told=told: writes.commit(c, told))
+            ledger.transact(lambda c, told=told: transactions.commit(c, told))
         assert count(ledger, tables.reports) == (0 if decide is fails else 3)
-    ledger.transact(lambda c: writes.commit(c, told))
+    ledger.transact(lambda c: transactions.commit(c, told))
     assert count(ledger, tables.reports) == 3, "a retry of the same is harmless"
 
 
@@ -325,10 +325,10 @@ def test_in_one_commit_what_decides_on_a_lane_sees_the_reports_of_those_before_i
         return CONTINUE
 
     lanes = [
-        writes.LaneReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=look, strategy="x")
+        transactions.LaneReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=look, strategy="x")
         for lane in claim_all(ledger, 3)
     ]
-    ledger.transact(lambda c: writes.commit(c, lanes))
+    ledger.transact(lambda c: transactions.commit(c, lanes))
     assert seen == [1, 2, 3]
 
 
@@ -365,11 +365,11 @@ def test_who_asks_again_whether_his_claim_of_several_went_through_has_them_and_n
 def test_a_trial_that_was_claimed_alone_joins_a_group_while_it_is_its_own(ledger):
     ask(ledger, new_study(ledger), 0, 1)
     first, second = claim_all(ledger, 2)
-    ledger.transact(lambda c: writes.lose(c, second.trial_id, second.fence, "test"))
+    ledger.transact(lambda c: transactions.lose(c, second.trial_id, second.fence, "test"))
     for one in (first, second):
         ledger.transact(lambda c, one=one: claims.join(c, one, "g"))
     assert groups(ledger) == {0: "g", 1: None}
-    ledger.transact(lambda c: writes.finish(c, first, Outcome("preempted"), None))
+    ledger.transact(lambda c: transactions.finish(c, first, Outcome("preempted"), None))
     again = claim(ledger)
     assert (again.number, groups(ledger)[0]) == (0, None), "who takes it anew says with whom it trains"
 
@@ -383,9 +383,9 @@ def test_a_trial_that_has_lost_two_workers_trains_alone(ledger):
         assert not any(one.alone for one in found)
         for one in found:
             if one.number == 0:
-                ledger.transact(lambda c, one=one: writes.lose(c, one.trial_id, one.fence, "killed"))
+                ledger.transact(lambda c, one=one: transactions.lose(c, one.trial_id, one.fence, "killed"))
             else:
-                ledger.transact(lambda c, one=one: writes.finish(c, one, Outcome("preempted"), None))
+                ledger.transact(lambda c, one=one: transactions.finish(c, one, Outcome("preempted"), None))
     assert claim_alike(ledger, 3, in_order=True) == [], "and is passed over by none that is to wait for it"
     taken = claim(ledger)
     assert (taken.number, taken.alone) == (0, True)
@@ -396,11 +396,11 @@ def test_what_a_restart_has_set_decides_who_is_alike(ledger):
     ask(ledger, study_id, 0, 1)
     source, restarted = claim_all(ledger, 2)
     ref = CheckpointRef(Path("step-1"), 1, 1, "0" * 64, 1)
-    saved = writes.LaneReport(source, 1, {"val/loss": 1.0}, epoch=1, checkpoint=ref, checkpoint_path="step-1")
+    saved = transactions.LaneReport(source, 1, {"val/loss": 1.0}, epoch=1, checkpoint=ref, checkpoint_path="step-1")
     verdict = Verdict("restart_from", 1, checkpoint="0/step-1", params={"a": 7})
-    told = writes.LaneReport(restarted, 1, {"val/loss": 2.0}, epoch=1, decide=lambda _: verdict)
-    ledger.transact(lambda c: writes.commit(c, [saved, told]))
-    ledger.transact(lambda c: writes.finish(c, restarted, Outcome("restarted", 1, 1), None))
+    told = transactions.LaneReport(restarted, 1, {"val/loss": 2.0}, epoch=1, decide=lambda _: verdict)
+    ledger.transact(lambda c: transactions.commit(c, [saved, told]))
+    ledger.transact(lambda c: transactions.finish(c, restarted, Outcome("restarted", 1, 1), None))
     seen: list[tuple] = []
     found = claim_alike(ledger, 2, alike=lambda config, changes: not seen.append((config["a"], dict(changes))))
     assert seen == [(1, {"a": 7})] and [(one.number, one.fence) for one in found] == [(1, 2)]
@@ -428,40 +428,40 @@ def test_a_trial_of_a_group_is_claimed_once_however_many_groups_ask(ledger):
 
 def test_a_trial_that_keeps_losing_its_worker_fails_in_the_end(ledger):
     ask(ledger, new_study(ledger), 0)
-    for _ in range(writes.MAX_LOSSES + 1):
+    for _ in range(transactions.MAX_LOSSES + 1):
         taken = claim(ledger)
-        ledger.transact(lambda c, taken=taken: writes.lose(c, taken.trial_id, taken.fence, "killed"))
+        ledger.transact(lambda c, taken=taken: transactions.lose(c, taken.trial_id, taken.fence, "killed"))
     with ledger.read() as connection:
-        [row] = reads.trial_rows(connection, 1)
+        [row] = queries.trial_rows(connection, 1)
     assert (row["state"], row["outcome"]) == ("failed", "lost")
     assert row["error"].endswith("last: killed")
 
 
 def test_losses_count_in_a_row_and_not_against_what_gets_on(ledger):
     ask(ledger, new_study(ledger), 0)
-    for step in range(3 * writes.MAX_LOSSES):
+    for step in range(3 * transactions.MAX_LOSSES):
         taken = claim(ledger)
         ref = CheckpointRef(Path(f"c{step}"), step, step, "s", 1)
-        lane = writes.LaneReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
-        ledger.transact(lambda c, lane=lane: writes.commit(c, [lane]))
-        ledger.transact(lambda c, t=taken: writes.lose(c, t.trial_id, t.fence, "killed"))
-    for _ in range(3 * writes.MAX_LOSSES):
+        lane = transactions.LaneReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
+        ledger.transact(lambda c, lane=lane: transactions.commit(c, [lane]))
+        ledger.transact(lambda c, t=taken: transactions.lose(c, t.trial_id, t.fence, "killed"))
+    for _ in range(3 * transactions.MAX_LOSSES):
         taken = claim(ledger)
-        ledger.transact(lambda c, t=taken: writes.lose(c, t.trial_id, t.fence, "its driver died", counted=False))
+        ledger.transact(lambda c, t=taken: transactions.lose(c, t.trial_id, t.fence, "its driver died", counted=False))
     assert claim(ledger).number == 0
 
 
 def test_a_trial_that_was_saved_and_left_in_good_order_has_lost_nobody(ledger):
     ask(ledger, new_study(ledger), 0)
     for step in range(3):
-        for _ in range(writes.MAX_LOSSES - 1):
+        for _ in range(transactions.MAX_LOSSES - 1):
             taken = claim(ledger)
-            ledger.transact(lambda c, t=taken: writes.lose(c, t.trial_id, t.fence, "killed"))
+            ledger.transact(lambda c, t=taken: transactions.lose(c, t.trial_id, t.fence, "killed"))
         taken = claim(ledger)
         ref = CheckpointRef(Path(f"c{step}"), step, step, "s", 1)
-        lane = writes.LaneReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
-        ledger.transact(lambda c, lane=lane: writes.commit(c, [lane]))
-        ledger.transact(lambda c, t=taken: writes.finish(c, t, Outcome("preempted"), None))
+        lane = transactions.LaneReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
+        ledger.transact(lambda c, lane=lane: transactions.commit(c, [lane]))
+        ledger.transact(lambda c, t=taken: transactions.finish(c, t, Outcome("preempted"), None))
     assert claim(ledger).number == 0
 
 
@@ -469,18 +469,18 @@ def test_a_paused_trial_is_counted_and_digested_but_never_claimed(ledger):
     ask(ledger, new_study(ledger), 0)
     taken = claim(ledger)
     with ledger.read() as connection:
-        running = reads.digest(connection, reads.study_row(connection, "s"))
-    ledger.transact(lambda c: writes.finish(c, taken, Outcome("paused", 1, 1), None))
+        running = queries.digest(connection, queries.study_row(connection, "s"))
+    ledger.transact(lambda c: transactions.finish(c, taken, Outcome("paused", 1, 1), None))
     assert claim_all(ledger) == []
     with ledger.read() as connection:
-        assert reads.status(connection, "s").trials["paused"] == 1
-        assert reads.digest(connection, reads.study_row(connection, "s")) != running
+        assert queries.status(connection, "s").trials["paused"] == 1
+        assert queries.digest(connection, queries.study_row(connection, "s")) != running
 
 
 def test_the_digest_is_the_same_on_every_database_and_sees_every_part(ledger):
     def digest() -> str:
         with ledger.read() as connection:
-            return reads.digest(connection, reads.study_row(connection, "s"))
+            return queries.digest(connection, queries.study_row(connection, "s"))
 
     ask(ledger, new_study(ledger), 0)
     seen = [digest()]
@@ -490,7 +490,7 @@ def test_the_digest_is_the_same_on_every_database_and_sees_every_part(ledger):
         seen.append(digest())
     report(ledger, taken, 2, **{"time/epoch": 1.0, "train/lr": 0.1, "system/cpu": 2.0})
     assert digest() == seen[-1], "only declared metrics enter"
-    ledger.transact(lambda c: writes.finish(c, taken, Outcome("complete", 2, 2), [1.0]))
+    ledger.transact(lambda c: transactions.finish(c, taken, Outcome("complete", 2, 2), [1.0]))
     seen.append(digest())
     assert len(set(seen)) == len(seen)
     assert seen[-1] == "02910d6f94320b136a9d9b237617f3dcdc70d133baa0bcf58acc2fde1340310a", (
@@ -566,11 +566,13 @@ def test_what_only_postgresql_refuses_is_made_the_same_on_both(ledger):
     taken = claim(ledger)
     odd = "a\0b\udc80"
     seen = "a\N{SYMBOL FOR NULL}b\\udc80"
-    ledger.transact(lambda c: writes.record(c, taken, "e", {odd: [odd]}, "uid"))
+    ledger.transact(lambda c: transactions.record(c, taken, "e", {odd: [odd]}, "uid"))
     report(ledger, taken, 1, decide=lambda _: Verdict("stop", reason=odd), **{"val/loss": 1.0})
-    ledger.transact(lambda c: writes.finish(c, taken, Outcome("user_error", 1, 1, error=odd, traceback=odd), None))
+    ledger.transact(
+        lambda c: transactions.finish(c, taken, Outcome("user_error", 1, 1, error=odd, traceback=odd), None)
+    )
     with ledger.read() as connection:
-        [row] = reads.trial_rows(connection, 1)
+        [row] = queries.trial_rows(connection, 1)
         fields = connection.execute(select(tables.events.c.fields)).scalar_one()
         reason = connection.execute(select(tables.decisions.c.reason)).scalar_one()
     assert (row["error"], row["traceback"], fields, reason) == (seen, seen, {seen: [seen]}, seen)
@@ -592,7 +594,7 @@ def test_curves_read_each_ended_trial_once_whatever_gaps_there_are(ledger):
     for one in taken:
         report(ledger, one, 1, **{"val/loss": float(one.number)})
     for one in taken[1:5]:  # 0 and 5 stay open
-        ledger.transact(lambda c, one=one: writes.finish(c, one, Outcome("complete", 1, 1), [1.0]))
+        ledger.transact(lambda c, one=one: transactions.finish(c, one, Outcome("complete", 1, 1), [1.0]))
     curves, read = Curves(study_id, [Objective("val/loss", "minimize")]), []
     curve = curves._curve
     curves._curve = lambda rows: read.append(rows) or curve(rows)
@@ -602,7 +604,7 @@ def test_curves_read_each_ended_trial_once_whatever_gaps_there_are(ledger):
     assert {number: curve for number, (_, curve) in seen.items()} == {n: [(1, float(n))] for n in range(6)}
     assert list(seen) == sorted(seen)
     assert len(read) == 6, "each once"
-    ledger.transact(lambda c: writes.finish(c, taken[0], Outcome("complete", 1, 1), [1.0]))
+    ledger.transact(lambda c: transactions.finish(c, taken[0], Outcome("complete", 1, 1), [1.0]))
     with ledger.read() as connection:
         assert curves.upto(connection, 3).keys() == {0, 1, 2, 3}
 
@@ -641,10 +643,10 @@ def test_curves_that_are_kept_equal_those_read_anew_whatever_happens_between(led
         if steps.get(one.trial_id) and rng.random() < 0.5:
             kind = rng.choice(["complete", "paused", "preempted"])
             end = Outcome(kind, steps[one.trial_id], steps[one.trial_id])
-            ledger.transact(lambda c, one=one, end=end: writes.finish(c, one, end, None))
+            ledger.transact(lambda c, one=one, end=end: transactions.finish(c, one, end, None))
             del running[one.number]
         if rng.random() < 0.3:
-            ledger.transact(lambda c: driving.thaw(c, study_id, rng.sample(range(max(asked, 1)), min(asked, 5))))
+            ledger.transact(lambda c: driver_queries.thaw(c, study_id, rng.sample(range(max(asked, 1)), min(asked, 5))))
         last = rng.choice([None, rng.randrange(100)])
         with ledger.read() as connection:
             found, fresh = (repr(sorted(of.upto(connection, last).items())) for of in (kept, Curves(study_id, loss)))
@@ -654,7 +656,7 @@ def test_curves_that_are_kept_equal_those_read_anew_whatever_happens_between(led
 
 def rows_of(ledger: Ledger) -> list[dict]:
     with ledger.read() as connection:
-        return reads.trial_rows(connection, 1)
+        return queries.trial_rows(connection, 1)
 
 
 def test_a_heartbeat_that_breaks_is_noticed(ledger, capsys):

@@ -12,8 +12,8 @@ from rounds import rounds
 from sqlalchemy import insert, select
 
 from hpo.clock import SystemClock
-from hpo.ledger import Ledger, claims, driving, leases, tables, writes
-from hpo.ledger.process import Process
+from hpo.ledger import Ledger, claims, driver_queries, leases, tables, transactions
+from hpo.ledger.process_id import Process
 from trainer.errors import Fenced
 from trainer.report import CheckpointRef, Outcome, Verdict
 
@@ -49,9 +49,9 @@ def begin(ledger: Ledger) -> None:
     row = {"name": "s", "uid": "u" * 32, "created_at": 0.0, "state": "open", "requested": 4, "spec": SPEC}
     with ledger.write() as connection:
         connection.execute(insert(tables.studies).values(**row, identity={}, environment={}))
-        writes.register(connection, ME, "inline")
-    asks = [writes.Ask(n, 0, 7, 0, {"lr": 0.1}, {"lr": 0.1}, {"a": n}, "h" * 64) for n in range(2)]
-    ledger.transact(lambda c: writes.ask(c, 1, asks))
+        transactions.register(connection, ME, "inline")
+    asks = [transactions.Ask(n, 0, 7, 0, {"lr": 0.1}, {"lr": 0.1}, {"a": n}, "h" * 64) for n in range(2)]
+    ledger.transact(lambda c: transactions.ask(c, 1, asks))
 
 
 def take(ledger: Ledger, token: str = "t") -> claims.Claim:
@@ -59,30 +59,30 @@ def take(ledger: Ledger, token: str = "t") -> claims.Claim:
     return taken
 
 
-def lane(taken: claims.Claim, step: int = 1, path: str = "c1") -> writes.LaneReport:
+def lane(taken: claims.Claim, step: int = 1, path: str = "c1") -> transactions.LaneReport:
     ref = CheckpointRef(Path(path), step, step, "s" * 64, 1)
     stop = Verdict("stop", reason="worse")
-    return writes.LaneReport(
+    return transactions.LaneReport(
         taken, step, {"val/loss": 1.0}, step, checkpoint=ref, checkpoint_path=path, decide=lambda _: stop, strategy="x"
     )
 
 
-MORE = [writes.Ask(n, 0, 7, 0, {"lr": 0.1}, {"lr": 0.1}, {"a": n}, "h" * 64) for n in (1, 2)]
+MORE = [transactions.Ask(n, 0, 7, 0, {"lr": 0.1}, {"lr": 0.1}, {"a": n}, "h" * 64) for n in (1, 2)]
 CHANGES = {"c1": {"best": 1}, "c0": {"state": "deleted"}}
 # What is done with a trial that was claimed and has reported, step by step; each step is one transaction.
 LIFE: dict[str, Callable[[Ledger, claims.Claim], Any]] = {
-    "report": lambda ledger, taken: ledger.transact(lambda c: writes.commit(c, [lane(taken, 2, "c2")])),
-    "set_checkpoints": lambda ledger, taken: ledger.transact(lambda c: writes.set_checkpoints(c, taken, CHANGES)),
-    "record": lambda ledger, taken: ledger.transact(lambda c: writes.record(c, taken, "e", {"x": 1}, "uid")),
+    "report": lambda ledger, taken: ledger.transact(lambda c: transactions.commit(c, [lane(taken, 2, "c2")])),
+    "set_checkpoints": lambda ledger, taken: ledger.transact(lambda c: transactions.set_checkpoints(c, taken, CHANGES)),
+    "record": lambda ledger, taken: ledger.transact(lambda c: transactions.record(c, taken, "e", {"x": 1}, "uid")),
     "renew": lambda ledger, taken: ledger.transact(lambda c: claims.renew(c, taken)),
     "finish": lambda ledger, taken: ledger.transact(
-        lambda c: writes.finish(c, taken, Outcome("pruned", 1, 1), [1.0]) or "finished"
+        lambda c: transactions.finish(c, taken, Outcome("pruned", 1, 1), [1.0]) or "finished"
     ),
-    "lose": lambda ledger, taken: ledger.transact(lambda c: writes.lose(c, taken.trial_id, taken.fence, "gone")),
-    "ask": lambda ledger, _: ledger.transact(lambda c: writes.ask(c, 1, MORE, [(0, 0)])),
-    "note": lambda ledger, _: ledger.transact(lambda c: writes.note(c, 1, "drift", {}, "uid")),
+    "lose": lambda ledger, taken: ledger.transact(lambda c: transactions.lose(c, taken.trial_id, taken.fence, "gone")),
+    "ask": lambda ledger, _: ledger.transact(lambda c: transactions.ask(c, 1, MORE, [(0, 0)])),
+    "note": lambda ledger, _: ledger.transact(lambda c: transactions.note(c, 1, "drift", {}, "uid")),
     "claim": lambda ledger, _: take(ledger, "second"),
-    "thaw": lambda ledger, _: ledger.transact(lambda c: driving.thaw(c, 1, [0])),
+    "thaw": lambda ledger, _: ledger.transact(lambda c: driver_queries.thaw(c, 1, [0])),
     "acquire": lambda ledger, _: leases.acquire(ledger, "driver:1", "s", ME, SystemClock(), 5).fence,
 }
 PASSING = {
@@ -119,7 +119,7 @@ def test_a_lost_answer_leaves_the_ledger_as_one_that_came(what, ledger):
                 connection.exec_driver_sql("SELECT setval(c.oid, 1, false) FROM pg_class c WHERE relkind = 'S'")
         begin(ledger)
         taken = take(ledger)
-        ledger.transact(lambda c, taken=taken: writes.commit(c, [lane(taken, 1, "c0"), lane(taken, 1, "c1")]))
+        ledger.transact(lambda c, taken=taken: transactions.commit(c, [lane(taken, 1, "c0"), lane(taken, 1, "c1")]))
         lost = lose_next_answer(ledger) if fault else [1]
         answer = LIFE[what](ledger, taken)
         assert lost, "the fault did not happen"
@@ -148,7 +148,7 @@ def test_a_finish_whose_answer_was_lost_stands_though_the_trial_is_anothers_by_n
     taken = take(ledger)
     other = Ledger(ledger.url)
     lose_next_answer(ledger, then=lambda: take(other, "another"))
-    ledger.transact(lambda c: writes.finish(c, taken, Outcome("preempted", 1, 1), None))
+    ledger.transact(lambda c: transactions.finish(c, taken, Outcome("preempted", 1, 1), None))
     other.close()
     a = tables.attempts.c
     mine = select(a.fence, a.outcome).where(a.trial_id == taken.trial_id).order_by(a.fence)
@@ -160,9 +160,9 @@ def test_a_report_whose_answer_was_lost_is_committed_though_the_retry_is_fenced(
     taken = take(ledger)
     other = Ledger(ledger.url)
     lose_next_answer(
-        ledger, then=lambda: other.transact(lambda c: writes.lose(c, taken.trial_id, taken.fence, "silent"))
+        ledger, then=lambda: other.transact(lambda c: transactions.lose(c, taken.trial_id, taken.fence, "silent"))
     )
-    [answer] = ledger.transact(lambda c: writes.commit(c, [lane(taken)]))
+    [answer] = ledger.transact(lambda c: transactions.commit(c, [lane(taken)]))
     assert isinstance(answer, Fenced)
-    assert ledger.look(lambda c: writes.committed_paths(c, taken)) == {"c1"}, "so its files must not be swept"
+    assert ledger.look(lambda c: transactions.committed_paths(c, taken)) == {"c1"}, "so its files must not be swept"
     other.close()

@@ -20,7 +20,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from hpo import Bool, Choice, Float, Int, Objective
 from hpo.errors import UserError
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.run import Request, declare
 from hpo.search.population import gp_bandit
 from hpo.search.population.base import Breeding
@@ -325,7 +325,7 @@ def test_a_budget_of_epochs_trains_a_whole_population_or_is_refused(home, tmp_pa
                 driven(ledger, request, epochs=epochs)
             return
         assert driven(ledger, request, epochs=epochs)[1] == "complete"
-        states = [row["state"] for row in ledger.look(lambda c: reads.trial_rows(c, 1))]
+        states = [row["state"] for row in ledger.look(lambda c: queries.trial_rows(c, 1))]
         assert states[6:] == ["complete"] * 3, "the last generation is whole"
         declare(Request(home, name="kept"), ledger, workers=1)  # no budget is given: what was begun may go on
 

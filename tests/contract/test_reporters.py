@@ -16,7 +16,7 @@ from trainer_runs import MemoryReporter
 
 from hpo import handover
 from hpo.home import Home
-from hpo.ledger import tables, writes
+from hpo.ledger import tables, transactions
 from hpo.ledger.history import Curves
 from hpo.reporter import LedgerReporter
 from hpo.space.objective import Objective
@@ -68,7 +68,7 @@ def in_ledger(home: Home, wrap: Callable[[Reporter], Reporter]) -> tuple[Attempt
 
     def begin() -> Reporter:
         if taken:
-            made.ledger.transact(lambda c: writes.lose(c, taken[-1].trial_id, taken[-1].fence, "test"))
+            made.ledger.transact(lambda c: transactions.lose(c, taken[-1].trial_id, taken[-1].fence, "test"))
         taken.append(made.claim())
         return wrap(LedgerReporter(made.ledger, home, opened, taken[-1], lambda: False, SystemMetrics()))
 

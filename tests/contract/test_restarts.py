@@ -10,7 +10,7 @@ from driven import driven
 from sqlalchemy import select
 
 from hpo.home import Home
-from hpo.ledger import Ledger, driving, reads, tables
+from hpo.ledger import Ledger, driver_queries, queries, tables
 from hpo.run import Request
 from hpo.search.strategies.base import STRATEGIES
 
@@ -34,7 +34,7 @@ def drive(home: Home, strategy: str, trials: int, on_tick: Callable[[Ledger], No
 
 
 def digest(ledger: Ledger) -> str:
-    return ledger.look(lambda c: reads.digest(c, reads.study_row(c, "tiny")))
+    return ledger.look(lambda c: queries.digest(c, queries.study_row(c, "tiny")))
 
 
 def rows(ledger: Ledger, table, *columns: str) -> list[tuple]:
@@ -48,7 +48,7 @@ def test_a_trial_that_paused_and_was_thawed_is_the_trial_that_never_paused(tmp_p
     def thaw(ledger: Ledger) -> None:
         states = rows(ledger, tables.trials, "number", "state")
         seen.update(state for _, state in states)
-        ledger.transact(lambda c: driving.thaw(c, 1, [number for number, state in states if state == "paused"]))
+        ledger.transact(lambda c: driver_queries.thaw(c, 1, [number for number, state in states if state == "paused"]))
 
     paused = drive(Home(tmp_path / "paused"), "pausing", 2, thaw)
     straight = drive(Home(tmp_path / "straight"), "none", 2)

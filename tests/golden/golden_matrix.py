@@ -11,7 +11,7 @@ from golden_studies import tried
 
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.run import Request, declare
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.search.strategies.base import STRATEGIES
@@ -118,8 +118,8 @@ def _driven(ledger: Ledger, request: Request) -> dict[str, Any]:
     name, state = driven(ledger, request, trials=TRIALS)
     assert state == "complete", f"{name} is {state}"
     with ledger.read() as connection:
-        study = reads.study_row(connection, name)
-        rows = reads.trial_rows(connection, study["id"])
+        study = queries.study_row(connection, name)
+        rows = queries.trial_rows(connection, study["id"])
         states = dict(sorted(Counter(row["state"] for row in rows).items()))
         epochs = sum(row["epoch"] - row["from_epoch"] for row in rows)
-        return {"digest": reads.digest(connection, study), "states": states, "epochs": epochs}
+        return {"digest": queries.digest(connection, study), "states": states, "epochs": epochs}

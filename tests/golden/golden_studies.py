@@ -12,7 +12,7 @@ import home_asset
 from driven import driven
 
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.run import Request
 
 MACHINES = ("time/*", "system/*", "*per_sec", "train/mfu", "train/gpu_util")  # metrics that the machine decides
@@ -108,15 +108,15 @@ def told(ledger: Ledger, name: str) -> dict[str, Any]:
     """Returns the digest of a study, and of each trial its state, its parameters and every metric that a task or the
     trainer reports, with all digits."""
     with ledger.read() as connection:
-        study = reads.study_row(connection, name)
-        rows = reads.trial_rows(connection, study["id"])
+        study = queries.study_row(connection, name)
+        rows = queries.trial_rows(connection, study["id"])
         trials: list[dict[str, Any]] = [
             {"state": row["state"], "params": dict(sorted(row["params"].items())), "metrics": {}} for row in rows
         ]
-        for number, key, _, _, value in sorted(reads.curves(connection, study["id"])):
+        for number, key, _, _, value in sorted(queries.curves(connection, study["id"])):
             if not any(fnmatchcase(key, pattern) for pattern in MACHINES):
                 trials[number]["metrics"].setdefault(key, []).append(value)
-        return {"digest": reads.digest(connection, study), "trials": trials}
+        return {"digest": queries.digest(connection, study), "trials": trials}
 
 
 def resumed(place: Path) -> dict[str, Any]:
@@ -129,4 +129,4 @@ def _resumed(home: Home) -> str:
         name, state = driven(ledger, Request(home, name=home_asset.INTERRUPTED, allow_drift=True), allow_drift=True)
         assert state == "complete", f"study {name} is {state}"
         with ledger.read() as connection:
-            return reads.digest(connection, reads.study_row(connection, name))
+            return queries.digest(connection, queries.study_row(connection, name))

@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.home import Home
 from hpo.ledger import Ledger
-from hpo.ledger.process import start_time
+from hpo.ledger.process_id import start_time
 from hpo.ledger.tables import attempts, checkpoints, reports, trials, workers
 
 STUDY = Path(__file__).with_name("tiny_study.py")

@@ -24,7 +24,7 @@ from hpo.cli import app
 from hpo.errors import HpoError, UserError
 from hpo.executing import Placement
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.run import Request, run
 from hpo.space.config import as_json, flatten
 from hpo.tracking.mlflow import MlflowTracker
@@ -51,7 +51,7 @@ def hpo(home: Home, *arguments: str):
 def values(home: Home, name: str) -> list[float]:
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        rows = reads.trial_rows(connection, reads.study_row(connection, name)["id"])
+        rows = queries.trial_rows(connection, queries.study_row(connection, name)["id"])
     ledger.close()
     return [row["values"][0] for row in rows]
 
@@ -416,7 +416,7 @@ def test_plots_are_left_with_the_study_and_shown_in_its_run(home):
     assert set(files) == {"history.png", "importances.png", "plots.html"} and files["plots.html"] == page
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        uid = reads.study_row(connection, "mlp")["uid"]
+        uid = queries.study_row(connection, "mlp")["uid"]
     ledger.close()
     tracker = MlflowTracker(home.tracking_uri, home.artifacts)
     [view] = tracker.find("mlp", uid)
@@ -505,10 +505,10 @@ def test_the_best_are_confirmed_under_other_seeds(home, confirmed):
     best = sorted(range(5), key=lambda number: (-ended[number], number))[:2]
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        row = reads.study_row(connection, "mlp-confirm")
-        trials = reads.trial_rows(connection, row["id"])
-        curves = {(n, key): value for n, key, step, epoch, value in reads.curves(connection, row["id"])}  # the last
-        parents = reads.trial_rows(connection, reads.study_row(connection, "mlp")["id"])
+        row = queries.study_row(connection, "mlp-confirm")
+        trials = queries.trial_rows(connection, row["id"])
+        curves = {(n, key): value for n, key, step, epoch, value in queries.curves(connection, row["id"])}  # the last
+        parents = queries.trial_rows(connection, queries.study_row(connection, "mlp")["id"])
     ledger.close()
     assert [row["trial"] for row in sorted(confirmed["rows"], key=lambda row: best.index(row["trial"]))] == best
     assert [trial["params"] for trial in trials] == [
@@ -579,9 +579,9 @@ def test_the_best_is_ablated_a_parameter_at_a_time(home):
     assert found["trial"] == best and first["label"] == "as found"
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        study = reads.study_row(connection, "mlp-ablate")
-        trials = reads.trial_rows(connection, study["id"])
-        params = reads.trial_rows(connection, reads.study_row(connection, "mlp")["id"])[best]["params"]
+        study = queries.study_row(connection, "mlp-ablate")
+        trials = queries.trial_rows(connection, study["id"])
+        params = queries.trial_rows(connection, queries.study_row(connection, "mlp")["id"])[best]["params"]
     ledger.close()
     by_label = {one["label"]: trial for one, trial in zip(study["spec"]["listed"], trials, strict=True)}
     assert {row["label"] for row in rows} == by_label.keys() - {"as found"}
@@ -603,7 +603,7 @@ def test_the_best_is_ablated_a_parameter_at_a_time(home):
 def test_a_derived_study_is_driven_as_the_one_it_comes_from(home, confirmed):
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        driven = [reads.study_row(connection, name)["environment"]["executor"] for name in ("mlp", "mlp-confirm")]
+        driven = [queries.study_row(connection, name)["environment"]["executor"] for name in ("mlp", "mlp-confirm")]
     of = found(ledger, "mlp")
     ledger.close()
     assert driven == ["inline", "inline"]
@@ -625,7 +625,8 @@ def test_of_a_population_it_is_said_whose_training_is_not_repeated(tmp_path):
     ledger = Ledger(at.storage, create=False)
     with ledger.read() as connection:
         bred, again = (
-            reads.trial_rows(connection, reads.study_row(connection, name)["id"]) for name in ("bred", "bred-confirm")
+            queries.trial_rows(connection, queries.study_row(connection, name)["id"])
+            for name in ("bred", "bred-confirm")
         )
     ledger.close()
     lines: dict[int, set[str]] = {}  # of each trial the parameters that it and those before it trained with

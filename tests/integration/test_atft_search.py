@@ -14,7 +14,7 @@ from hpo import Float
 from hpo.analysis.schedule import curve
 from hpo.cli import app
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.space.config import apply
 from hpo.space.space import Space
 from studies.atft import STUDY
@@ -94,7 +94,7 @@ def test_constant_predictions_make_a_trial_infeasible_and_never_the_best(tmp_pat
     )
     home = Home.at(tmp_path / "home")
     result = run(home, "--study", str(tmp_path / "collapsed.py"), "--trials", "1")
-    rows = Ledger(home.storage).look(lambda c: reads.trial_rows(c, reads.study_row(c, "collapsed")["id"]))
+    rows = Ledger(home.storage).look(lambda c: queries.trial_rows(c, queries.study_row(c, "collapsed")["id"]))
     assert [row["state"] for row in rows] == ["infeasible"], result.output
 
 
@@ -163,7 +163,7 @@ def test_the_plateau_follows_the_rank_ic_as_torchs_scheduler_does(tmp_path):
     result = run(home, "--study", "studies/atft/train.py", "--trials", "1", changes=changes)
     assert result.exit_code == 0, result.output
     names = ("train/lr", "val/rank_ic_5d")
-    rows = Ledger(home.storage).look(lambda c: [*reads.curves(c, reads.study_row(c, "atft-train")["id"], names)])
+    rows = Ledger(home.storage).look(lambda c: [*queries.curves(c, queries.study_row(c, "atft-train")["id"], names)])
     curves = {name: [value for _, key, _, _, value in rows if key == name] for name in names}
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.05)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5, min_lr=1e-6)

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from hpo.errors import DriftError, SpaceError, UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks
 from hpo.run import Request, declare
 from hpo.search.samplers.registry import MODELS, SAMPLERS
@@ -33,8 +33,10 @@ def drive(home, trials, **flags):
         name, state = driven(ledger, request, trials=trials)
         assert state == "complete"
         with ledger.read() as connection:
-            row = reads.study_row(connection, name)
-            return [trial["params"] for trial in reads.trial_rows(connection, row["id"])], reads.digest(connection, row)
+            row = queries.study_row(connection, name)
+            return [trial["params"] for trial in queries.trial_rows(connection, row["id"])], queries.digest(
+                connection, row
+            )
 
 
 def sampled(names: Iterable[str], *by_default: str) -> list[Any]:
@@ -174,7 +176,7 @@ def test_trials_of_a_warm_start_have_the_value_that_this_study_selects(tmp_path)
     best = declared(tmp_path / "best.py", '"minimize")', '"minimize", "best")')
     with closing(Ledger(home.storage)) as ledger:
         with ledger.read() as connection:
-            rows = reads.trial_rows(connection, reads.study_row(connection, "source")["id"])
+            rows = queries.trial_rows(connection, queries.study_row(connection, "source")["id"])
         request = Request(home, reference=best, name="new", warm_start="source", sampler="tpe")
         _, spec = declare(request, ledger, workers=1)
     last = [row["values"][0] for row in rows if row["state"] == "complete"]
@@ -186,7 +188,7 @@ def test_a_warm_start_leaves_out_whose_parameters_changed_in_training(tmp_path, 
     drive(home, 12, name="bred", **flags)
     with closing(Ledger(home.storage)) as ledger:
         with ledger.read() as connection:
-            rows = reads.trial_rows(connection, reads.study_row(connection, "bred")["id"])
+            rows = queries.trial_rows(connection, queries.study_row(connection, "bred")["id"])
         request = Request(home, name="new", warm_start="bred", sampler="tpe", strategy="none", **flags)
         _, spec = declare(request, ledger, workers=1)
     of = {row["number"]: row for row in rows}

@@ -24,7 +24,7 @@ from hpo.analysis.diagnose import Look, Subject, diagnosis
 from hpo.clock import FakeClock, SystemClock
 from hpo.driver import Driver
 from hpo.home import Home
-from hpo.ledger import Ledger, leases, reads, writes
+from hpo.ledger import Ledger, leases, queries, transactions
 from hpo.ledger.tables import attempts, checkpoints, events, studies, trials
 from hpo.results import Results
 from hpo.run import Request
@@ -68,7 +68,7 @@ def drive(
 def differences(ledger: Ledger, home: Home) -> list[str]:
     """Of the files against the ledger."""
     report = Report()
-    disk.check(ledger, ledger.look(lambda c: reads.study_row(c, "tiny")), home, report)
+    disk.check(ledger, ledger.look(lambda c: queries.study_row(c, "tiny")), home, report)
     return [text for text in report.differences if "metrics.json" not in text]  # this driver writes none
 
 
@@ -276,7 +276,7 @@ def test_a_damaged_checkpoint_is_told_of_by_its_address(tmp_path, bucket):
     while len(newest) < 2:
         assert drive(storage, Home(tmp_path / "home"), bucket, 1, bound=2, **flags) == "interrupted"
         newest = dict(rows(ledger, checkpoints.c.trial_id, checkpoints.c.path, where=checkpoints.c.state == "kept"))
-    study = ledger.look(lambda c: reads.study_row(c, "tiny"))
+    study = ledger.look(lambda c: queries.study_row(c, "tiny"))
     numbers = dict(rows(ledger, trials.c.id, trials.c.number))
     addresses = [
         f"{bucket}/tiny.{study['uid']}/checkpoints/tiny/{numbers[trial]:05d}/{path}" for trial, path in newest.items()
@@ -300,11 +300,11 @@ def handed_over(tmp_path, bucket, empty_mlflow):
         connection.execute(update(studies).values(environment=ENVIRONMENT | {"checkpoints": bucket}))
     made.ask(2)
     first, second = made.claim(), made.claim()
-    place = places.place(home, made.ledger.look(lambda c: reads.study_row(c, "s")))
+    place = places.place(home, made.ledger.look(lambda c: queries.study_row(c, "s")))
     (tmp_path / "notes.txt").write_text("seen")
     where = handover.store(home.files("s", 0), first.fence, tmp_path / "notes.txt", "notes.txt", place)
     told = {"path": "notes.txt", "stored": where}
-    made.ledger.transact(lambda c: writes.record(c, first, "artifact", told, "0" * 32))
+    made.ledger.transact(lambda c: transactions.record(c, first, "artifact", told, "0" * 32))
     for taken in (first, second):
         made.report(taken, 1, {"val/loss": 1.0}, epoch=1)
     tracker, clock = MlflowTracker(home.tracking_uri, home.artifacts), FakeClock()
@@ -366,7 +366,7 @@ def test_what_a_driver_writes_into_its_home_is_looked_for_in_that_of_the_last_on
         drive(storage, home, bucket, bound=bound, sampler="random", strategy="none", overrides=BRIEF)
         Results(ledger, "tiny", home).write()
     (tmp_path / "page.html").touch()
-    study = ledger.look(lambda c: reads.study_row(c, "tiny"))
+    study = ledger.look(lambda c: queries.study_row(c, "tiny"))
     handover.leave(ledger, later.files("tiny", None), study["id"], {"plots/page.html": tmp_path / "page.html"})
     shutil.copyfile(empty_mlflow, later.root / "mlflow.db")
     tracker = MlflowTracker(later.tracking_uri, later.artifacts)

@@ -24,7 +24,7 @@ from hpo.errors import DriftError
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
-from hpo.ledger import Ledger, driving, reads
+from hpo.ledger import Ledger, driver_queries, queries
 from hpo.ledger.tables import asks, attempts, events, studies, trials, workers
 from hpo.opening import Options
 from hpo.results import Results
@@ -100,7 +100,7 @@ def make(home: Home, executor=None, *, trials=None, epochs=None, seconds=None, a
     return Driver(ledger, study, spec, options, executor or Inline())
 
 
-def drive(home: Home, executor=None, tick=lambda driver: None, **flags) -> tuple[str, reads.Status, str, str]:
+def drive(home: Home, executor=None, tick=lambda driver: None, **flags) -> tuple[str, queries.Status, str, str]:
     """Run a study without its mirror: digest, status, the state the driver left it in, and why."""
     driver = make(home, executor, **flags)
     driver.acquire()
@@ -111,10 +111,10 @@ def drive(home: Home, executor=None, tick=lambda driver: None, **flags) -> tuple
     return *known(home), state, driver.reason
 
 
-def known(home: Home) -> tuple[str, reads.Status]:
+def known(home: Home) -> tuple[str, queries.Status]:
     with Ledger(home.storage).read() as connection:
-        [name] = reads.study_names(connection)
-        return reads.digest(connection, reads.study_row(connection, name)), reads.status(connection, name)
+        [name] = queries.study_names(connection)
+        return queries.digest(connection, queries.study_row(connection, name)), queries.status(connection, name)
 
 
 def query(home: Home, statement):
@@ -131,7 +131,7 @@ def epochs_golden(tmp_path_factory) -> str:
     home = Home(tmp_path_factory.mktemp("golden"))
     digest, status, state, _ = drive(home, epochs=EPOCHS, **ASHA)
     with Ledger(home.storage).read() as connection:
-        trained = [row["epoch"] for row in reads.trial_rows(connection, 1)]
+        trained = [row["epoch"] for row in queries.trial_rows(connection, 1)]
     assert state == "complete"
     assert status.trials["pruned"] > 0, "a trial that is never cut short shows nothing"
     assert sum(trained[:-1]) < EPOCHS <= sum(trained) < EPOCHS + 9
@@ -243,7 +243,7 @@ def test_a_study_of_which_only_paused_trials_are_left_says_so_and_ends(home, fra
         expected = "1 trial is paused and nothing" if paused == 1 else "3 trials are paused and nothing"
         assert reason.startswith(expected)
     with Ledger(home.storage).write() as connection:
-        driving.thaw(connection, 1, range(3))
+        driver_queries.thaw(connection, 1, range(3))
     fragile.write_text(FRAGILE)
     assert drive(home, name="fragile", allow_drift=True)[2] == "complete"
 
@@ -349,7 +349,7 @@ ENDS = "it ends after {} trials, as the space has 4 configurations, and each has
 
 def lrs(home: Home, state: str = "complete") -> list[float]:
     with Ledger(home.storage).read() as connection:
-        return sorted(row["params"]["lr"] for row in reads.trial_rows(connection, 1) if row["state"] == state)
+        return sorted(row["params"]["lr"] for row in queries.trial_rows(connection, 1) if row["state"] == state)
 
 
 @pytest.mark.usefixtures("process")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hpo.attempt import outcome_of
 from hpo.cli import app
 from hpo.home import Home
-from hpo.ledger import Ledger, writes
+from hpo.ledger import Ledger, transactions
 from hpo.ledger.tables import trials
 from hpo.study.user_code import Streak
 from hpo.verify import verify
@@ -146,11 +146,11 @@ def test_an_attempt_that_made_way_one_that_was_lost_and_one_short_of_memory_have
     made.ask(2)
     made.finish(made.claim(), "preempted")
     lost = made.claim()
-    made.ledger.transact(lambda c: writes.lose(c, lost.trial_id, lost.fence, "its host is gone"))
+    made.ledger.transact(lambda c: transactions.lose(c, lost.trial_id, lost.fence, "its host is gone"))
     made.finish(made.claim(), "preempted")
     for size in (8, 4):
         last, fields = made.claim(), {"step": 3, "micro_batch_size": size}
-        made.ledger.transact(lambda c, of=(last, "out_of_memory", fields, str(size)): writes.record(c, *of))
+        made.ledger.transact(lambda c, of=(last, "out_of_memory", fields, str(size)): transactions.record(c, *of))
         made.finish(last, "preempted" if size == 8 else "complete", values=[0.5])
     made.complete()
     sync(made)

@@ -16,7 +16,7 @@ from trainer_runs import MemoryReporter, Toy, Trial, killed_at
 from hpo import Float, Int, Objective, Study
 from hpo.errors import SpaceError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import reports
 from hpo.run import Request, run
 from hpo.verify import verify
@@ -189,7 +189,7 @@ SEARCH = {"reference": "mlp", "sampler": "random", "strategy": "asha", "override
 def digest(home: Home) -> str:
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        found = reads.digest(connection, reads.study_row(connection, "mlp"))
+        found = queries.digest(connection, queries.study_row(connection, "mlp"))
     ledger.close()
     return found
 
@@ -206,7 +206,7 @@ def test_a_study_is_pruned_across_folds(tmp_path):
     assert digest(parts) == digest(whole)
     ledger = Ledger(whole.storage, create=False)
     with ledger.read() as connection:
-        trials = reads.trial_rows(connection, reads.study_row(connection, "mlp")["id"])
+        trials = queries.trial_rows(connection, queries.study_row(connection, "mlp")["id"])
         rows = connection.execute(reports.select().where(reports.c.key == "val/accuracy")).mappings().all()
     ledger.close()
     assert {"complete", "pruned"} == {trial["state"] for trial in trials}

@@ -25,8 +25,8 @@ from hpo import fusion
 from hpo.executors.local import Local
 from hpo.fusion import Fusion
 from hpo.home import Home
-from hpo.ledger import Ledger, claims, writes
-from hpo.ledger.process import Process
+from hpo.ledger import Ledger, claims, transactions
+from hpo.ledger.process_id import Process
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, studies, trials
 from hpo.run import Request, declare
 from hpo.search.strategies.base import STRATEGIES
@@ -275,7 +275,7 @@ class Taken:
     def lose(self, number: int) -> None:
         """As the driver does where a worker is silent."""
         [(trial_id, fence)] = self.of(number, trials.c.id, trials.c.fence)
-        self.ledger.transact(lambda c: writes.lose(c, trial_id, fence, "it was silent"))
+        self.ledger.transact(lambda c: transactions.lose(c, trial_id, fence, "it was silent"))
 
     def of(self, number: int, *columns: Any) -> list:
         query = select(*columns).where(trials.c.number == number, *joined(columns))
@@ -353,7 +353,7 @@ def test_a_trial_that_was_taken_is_dropped_alone_while_its_group_waits_at_a_rung
     """Trial 0 is another worker's and comes late; of those that wait for it one is taken."""
     taken = Taken(Home(tmp_path / "home"), monkeypatch, n=4, strategy="asha")
     other = Process("far", 1, "then")
-    taken.ledger.transact(lambda c: writes.register(c, other, "joined"))
+    taken.ledger.transact(lambda c: transactions.register(c, other, "joined"))
     [first] = taken.ledger.transact(lambda c: claims.claim(c, other.id, uuid.uuid4().hex, [1], 1))
     training = fusions(monkeypatch)
     raised: list[BaseException] = []
@@ -380,7 +380,7 @@ def test_a_trial_that_was_taken_is_dropped_alone_while_its_group_waits_at_a_rung
         assert (2, 1, "lost") in found and (1, 1, None) in found
         assert {n for n, _, outcome in found if outcome is None} == {0, 1, 2, 3}, "what waits is taken again"
     finally:
-        taken.ledger.transact(lambda c: writes.lose(c, first.trial_id, first.fence, "gone"))
+        taken.ledger.transact(lambda c: transactions.lose(c, first.trial_id, first.fence, "gone"))
         thread.join(30)
         taken.close()
     assert [type(error) for error in raised] == [Fenced]

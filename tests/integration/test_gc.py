@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from hpo import gc
 from hpo.cli import app
 from hpo.clock import SystemClock
-from hpo.ledger import leases, reads, tables
+from hpo.ledger import leases, queries, tables
 from hpo.results import Results
 from hpo.verify import verify
 from trainer.report import Outcome, Verdict
@@ -86,13 +86,13 @@ def test_all_but_the_best_go_from_the_disk_and_from_mlflow(made):
 
 
 def test_a_dry_run_changes_nothing(made):
-    before = made.ledger.look(lambda connection: reads.digest(connection, reads.study_row(connection, "s")))
+    before = made.ledger.look(lambda connection: queries.digest(connection, queries.study_row(connection, "s")))
     assert "would free 0.01 MB (6 checkpoints of 3 trials)" in command(made, "--dry-run", "--keep-best", "2").stdout
     assert len(kept(made)) == 5
     sound(made)
     assert "freed 0.01 MB (6 checkpoints of 3 trials)" in command(made, "--keep-best", "2").stdout
     assert kept(made) == {1: 2, 3: 2}
-    assert before == made.ledger.look(lambda connection: reads.digest(connection, reads.study_row(connection, "s")))
+    assert before == made.ledger.look(lambda connection: queries.digest(connection, queries.study_row(connection, "s")))
 
 
 def test_a_bound_takes_the_worst_first_and_never_the_best(made):
@@ -108,7 +108,7 @@ def test_a_bound_takes_the_worst_first_and_never_the_best(made):
 def test_what_others_start_from_and_what_is_open_stays(made):
     """An open trial's own, one that a restart names, and one that a study's train.resume_from names."""
     with made.ledger.write() as connection:
-        row = reads.study_row(connection, "s")
+        row = queries.study_row(connection, "s")
         named = next(made.home.checkpoints("s", 0).glob("step-*"))
         spec = row["spec"] | {"overrides": {"train.resume_from": str(named)}}
         connection.execute(update(tables.studies).values(spec=spec, state="open"))
@@ -124,12 +124,14 @@ def test_what_others_start_from_and_what_is_open_stays(made):
 
 
 def decided(made: Made, taken, verdict: Verdict) -> None:
-    from hpo.ledger import writes
+    from hpo.ledger import transactions
 
-    lane = writes.LaneReport(taken, 1, {"val/loss": 8.0}, epoch=1, decide=lambda connection: verdict, strategy="pbt")
-    made.ledger.transact(lambda connection: writes.commit(connection, [lane]))
+    lane = transactions.LaneReport(
+        taken, 1, {"val/loss": 8.0}, epoch=1, decide=lambda connection: verdict, strategy="pbt"
+    )
+    made.ledger.transact(lambda connection: transactions.commit(connection, [lane]))
     outcome = Outcome("restarted", 1)
-    made.ledger.transact(lambda connection: writes.finish(connection, taken, outcome, None))
+    made.ledger.transact(lambda connection: transactions.finish(connection, taken, outcome, None))
 
 
 def test_what_checkpoints_of_a_trial_share_is_counted_once(made):

@@ -15,7 +15,7 @@ from hpo.driver import Driver
 from hpo.errors import UserError
 from hpo.executors.local import Local
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, trials
 from hpo.tracking import projection
 from hpo.verify import rules
@@ -56,7 +56,7 @@ def test_each_generation_goes_on_from_the_one_before(golden):
     reported = rows(golden, reports.c.trial_id, reports.c.step)
     assert {(trial, step) for trial, step in reported} == {(n + 1, step) for n, *_, step in found}, "each its own epoch"
     assert {from_step for (from_step,) in rows(golden, attempts.c.from_step)} == {0, 4, 8, 12}
-    status = golden.look(lambda c: reads.status(c, "tiny"))
+    status = golden.look(lambda c: queries.status(c, "tiny"))
     assert status.epochs_trained == 4 * SIZE
 
 
@@ -132,7 +132,7 @@ def test_in_parts_it_is_the_same_study(golden, tmp_path):
     assert (state, digest(ledger)) == ("complete", digest(golden))
     assert len(rows(ledger, T.number)) == 4 * SIZE, "the last generation is the last"
     report = Report()
-    assert rules.check(ledger, ledger.look(lambda c: reads.study_row(c, "tiny")), report) and not report.differences
+    assert rules.check(ledger, ledger.look(lambda c: queries.study_row(c, "tiny")), report) and not report.differences
 
 
 def test_a_budget_of_epochs_counts_what_was_trained(tmp_path):
@@ -152,7 +152,7 @@ def test_the_lineage_is_seen(golden):
 
 
 def test_each_generation_is_a_run_that_names_its_parent(golden):
-    study = golden.look(lambda c: reads.study_row(c, "tiny"))
+    study = golden.look(lambda c: queries.study_row(c, "tiny"))
     shown = golden.look(lambda c: list(projection.everything(c, study, home_of(golden))))
     assert len({one.run.uid for one in shown}) == 4 * SIZE
     parents = dict(rows(golden, T.number, T.parent))

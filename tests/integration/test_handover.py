@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from hpo import handover, mirror
 from hpo.errors import UserError
-from hpo.ledger import claims, writes
+from hpo.ledger import claims, transactions
 from hpo.ledger.tables import events
 from hpo.reporter import LedgerReporter
 from hpo.space.objective import Objective
@@ -76,7 +76,7 @@ def test_an_attempt_that_lost_its_trial_leaves_no_trace(made, tmp_path):
     lost = made.claim()
     stopped = reporter(made, lost)
     stopped.artifact(text(tmp_path, "first"), "a/note.txt")
-    made.ledger.transact(lambda c: writes.lose(c, lost.trial_id, lost.fence, "silent"))
+    made.ledger.transact(lambda c: transactions.lose(c, lost.trial_id, lost.fence, "silent"))
     taken = made.claim()
     reporter(made, taken).artifact(text(tmp_path, "second"), "a/note.txt")
     with pytest.raises(Fenced):
@@ -101,7 +101,7 @@ def test_what_a_killed_attempt_has_stored_and_not_named_is_swept_by_the_next(mad
     monkeypatch.undo()
     (made.home.files(made.name, 0) / "a.txt.0f.tmp").write_text("of a release before this one")
     assert len(on_disk(made)) == 3
-    made.ledger.transact(lambda c: writes.lose(c, killed.trial_id, killed.fence, "killed"))
+    made.ledger.transact(lambda c: transactions.lose(c, killed.trial_id, killed.fence, "killed"))
     taken = made.claim()
     reporter(made, taken).sweep_files()
     assert on_disk(made) == ["named"]
@@ -132,7 +132,7 @@ def test_what_is_left_from_outside_outlives_the_attempt_that_runs_and_replaces_w
 
 def test_what_is_left_from_outside_for_an_attempt_that_is_over_is_refused(made, tmp_path):
     lost = made.claim()
-    made.ledger.transact(lambda c: writes.lose(c, lost.trial_id, lost.fence, "silent"))
+    made.ledger.transact(lambda c: transactions.lose(c, lost.trial_id, lost.fence, "silent"))
     made.claim()
     with pytest.raises(UserError, match="taken by another attempt"):
         attach(made, lost, tmp_path, "late")

@@ -18,7 +18,7 @@ from hpo.errors import StudyError, UserError
 from hpo.home import Home
 from hpo.joining import LOOK, Driven
 from hpo.ledger import Ledger, leases, tables
-from hpo.ledger.process import Process
+from hpo.ledger.process_id import Process
 
 STUDY = Path(__file__).parents[1] / "harness" / "tiny_study.py"
 

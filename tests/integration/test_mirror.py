@@ -18,8 +18,8 @@ from hpo import mirror
 from hpo.clock import SystemClock
 from hpo.errors import Busy, UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, leases, reads
-from hpo.ledger.process import Process
+from hpo.ledger import Ledger, leases, queries
+from hpo.ledger.process_id import Process
 from hpo.tracking import projection
 from hpo.tracking.base import Unreachable
 from hpo.tracking.draining import Mirror
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_retention_takes_away_meanwhile(made, tracker):
     ref = made.checkpoint(taken, 1)
     made.report(taken, 1, {"val/loss": 1.0}, checkpoint=ref)
     with made.ledger.read() as connection:
-        study = reads.study_row(connection, "s")
+        study = queries.study_row(connection, "s")
         [found] = projection.pending(connection, tracker.name, study, made.home)
     made.drop(taken, ref)
     run_id = tracker.open_trial(tracker.open_study("s", projection.study_run(study)), found.run)
@@ -279,7 +279,7 @@ def test_killed_at_every_point(home, point, hit):
     tracker = MlflowTracker(home.tracking_uri, home.artifacts)
     drained(made, tracker)
     with made.ledger.read() as connection:
-        begun = [row["number"] for row in reads.trial_rows(connection, made.id) if row["fence"]]
+        begun = [row["number"] for row in queries.trial_rows(connection, made.id) if row["fence"]]
     assert sorted(shown(made, tracker)) == begun
     tracker.close()
     made.ledger.close()
@@ -308,7 +308,7 @@ def test_a_second_run_of_a_trial_is_deleted(made, tracker):
     made.complete(2)
     drained(made, tracker)
     with made.ledger.read() as connection:
-        study = reads.study_row(connection, "s")
+        study = queries.study_row(connection, "s")
         [trial] = projection.everything(connection, study, made.home)
     [view] = tracker.find("s", made.uid, children=True)
     tracker.open_trial(view.tags["mlflow.parentRunId"], trial.run)
@@ -354,7 +354,7 @@ def test_a_database_that_was_lost_is_filled_again(made, tracker, empty_mlflow):
 
 def test_one_mirror_at_a_time(made, tracker):
     with made.ledger.read() as connection:
-        study_id = reads.study_row(connection, "s")["id"]
+        study_id = queries.study_row(connection, "s")["id"]
     lease = leases.acquire(made.ledger, f"mirror:{study_id}", "s", ME, SystemClock(), 1.0)
     with pytest.raises(Busy, match="already has a mirror"):
         mirror.drain(made.ledger, tracker, "s", made.home)

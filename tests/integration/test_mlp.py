@@ -22,8 +22,8 @@ from hpo.cli import app
 from hpo.clock import SystemClock
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, leases, reads
-from hpo.ledger.process import Process, start_time
+from hpo.ledger import Ledger, leases, queries
+from hpo.ledger.process_id import Process, start_time
 from hpo.study.declaration import load
 from hpo.study.loading import source_parts
 from trainer.errors import CheckpointError
@@ -142,7 +142,7 @@ def test_another_driver_is_named_and_exits_3(searched):
     try:
         ledger = Ledger(searched.storage)
         with ledger.read() as connection:
-            study = reads.study_row(connection, "mlp")["id"]
+            study = queries.study_row(connection, "mlp")["id"]
         me = Process.current()
         other = Process(me.host, sleeper.pid, start_time(sleeper.pid) or "")
         lease = leases.acquire(ledger, f"driver:{study}", "s", other, SystemClock(), 1.0)

@@ -22,7 +22,7 @@ from hpo import gc, soup
 from hpo.cli import app
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads, tables
+from hpo.ledger import Ledger, queries, tables
 from hpo.run import Request, run
 from hpo.trained import declared, trained
 from hpo.verify import verify
@@ -64,7 +64,7 @@ def test_a_soup_is_judged_beside_the_best_and_opens_as_a_model(alike, tmp_path):
     values = {row[:12].strip(): float(row[12:].split()[0]) for row in rows[:3]}
     ledger = Ledger(alike.storage, create=False)
     with ledger.read() as connection:
-        [best] = reads.bests(connection, reads.study_row(connection, "mlp"))
+        [best] = queries.bests(connection, queries.study_row(connection, "mlp"))
     assert values["best trial"] == pytest.approx(best.value, abs=1e-6), "evaluated as its own run was"
     assert values["greedy soup"] >= values["best trial"]
     found = soup.soup(ledger, alike, "mlp", 4)
@@ -114,8 +114,8 @@ def emptied(home: Home) -> None:
 def test_trials_of_another_architecture_are_named_and_left_out(home):
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        rows = {row["number"]: row["params"] for row in reads.trial_rows(connection, 1)}
-        order = reads.ranked(connection, reads.study_row(connection, "mlp"))
+        rows = {row["number"]: row["params"] for row in queries.trial_rows(connection, 1)}
+        order = queries.ranked(connection, queries.study_row(connection, "mlp"))
     ledger.close()
     sizes = [rows[number]["model.hidden_size"] for number in order]
     others = [str(number) for number, size in zip(order, sizes, strict=True) if size != sizes[0]]
@@ -187,7 +187,7 @@ def test_what_ranks_have_saved_in_parts_is_mixed_exported_and_opened(kind, field
     assert done.returncode == 0, done.stdout + done.stderr
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        [of_all] = reads.bests(connection, reads.study_row(connection, "parts"))
+        [of_all] = queries.bests(connection, queries.study_row(connection, "parts"))
         number, best = of_all.number, of_all.value
         study, found = declared(connection, "parts"), trained(connection, home, "parts", number)
     ledger.close()

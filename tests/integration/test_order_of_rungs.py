@@ -20,9 +20,9 @@ from hpo.driver import Driver
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
-from hpo.ledger import Ledger, reads, writes
+from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim, claim
-from hpo.ledger.process import Process
+from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, decisions, events, reports, studies
 from hpo.opening import Options
 from hpo.progress import Progress
@@ -86,7 +86,7 @@ class Rungs:
         driver.acquire()
         driver._fill()
         self.me = Process.current()
-        self.ledger.transact(lambda c: writes.register(c, self.me, "inline"))
+        self.ledger.transact(lambda c: transactions.register(c, self.me, "inline"))
         row = self.ledger.look(lambda c: c.execute(select(studies)).mappings().one())
         self.opened, self.leaving = Opened(dict(row)), threading.Event()
         self.claims = self.claim(claimed)
@@ -102,7 +102,7 @@ class Rungs:
         return self.reporter(number).report(epoch, {"val/loss": loss}, epoch=epoch)
 
     def end(self, number: int, outcome: Outcome) -> None:
-        self.ledger.transact(lambda c: writes.finish(c, self.claims[number], outcome, None))
+        self.ledger.transact(lambda c: transactions.finish(c, self.claims[number], outcome, None))
 
     def told(self, number: int) -> tuple[int, int]:
         """How many values and how many decisions there are of a trial."""
@@ -215,7 +215,7 @@ def test_one_that_ends_below_the_rung_is_waited_for_no_longer(rungs, kind):
 def test_it_makes_way_for_one_that_has_lost_its_worker(rungs):
     """Else workers that all wait would wait for ever for a trial that none of them can take."""
     second = waits(rungs, 1, 2.0)
-    rungs.ledger.transact(lambda c: writes.lose(c, rungs.claims[0].trial_id, rungs.claims[0].fence, "killed"))
+    rungs.ledger.transact(lambda c: transactions.lose(c, rungs.claims[0].trial_id, rungs.claims[0].fence, "killed"))
     assert second.end() == Verdict("leave", 1)
     rungs.end(1, Outcome("preempted"))
     again, _ = rungs.claims[:2] = rungs.claim(2)
@@ -272,13 +272,13 @@ def test_uneven_trials_end_as_one_after_another(tmp_path):
     path = tmp_path / "uneven.py"
     path.write_text(UNEVEN)
 
-    def drive(home: Home, executor: Any) -> tuple[str, reads.Status, int]:
+    def drive(home: Home, executor: Any) -> tuple[str, queries.Status, int]:
         ledger = Ledger(home.create().storage)
         name, state = driven(ledger, Request(home, reference=str(path), window=12), executor, trials=30)
         assert state == "complete"
         with ledger.read() as connection:
-            row = reads.study_row(connection, name)
-            found = reads.digest(connection, row), reads.status(connection, name)
+            row = queries.study_row(connection, name)
+            found = queries.digest(connection, row), queries.status(connection, name)
             compared = (
                 connection.execute(select(decisions.c.reason).where(decisions.c.verdict == "stop")).scalars().all()
             )

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hpo.cli import app
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 
 pytestmark = pytest.mark.usefixtures("process")
 
@@ -59,7 +59,7 @@ def test_a_trial_with_more_parameters_than_the_bound_is_infeasible_and_never_the
     result = CliRunner().invoke(app, ["run", "--study", str(file), *flags, "--home", str(home.root)])
     assert result.exit_code == 0, (result.output, result.stderr)
     with Ledger(home.storage).read() as connection:
-        rows = {row["params"]["model.hidden_size"]: row for row in reads.trial_rows(connection, 1)}
+        rows = {row["params"]["model.hidden_size"]: row for row in queries.trial_rows(connection, 1)}
     assert rows.keys() == {4, 8, 16}
     for hidden, row in rows.items():
         count = parameters(hidden)

@@ -26,9 +26,9 @@ from hpo.errors import Busy, HpoError, UserError
 from hpo.executing import Settled
 from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.home import Home
-from hpo.ledger import Ledger, claims, driving, external, writes
+from hpo.ledger import Ledger, claims, driver_queries, external, transactions
 from hpo.ledger.leases import acquire
-from hpo.ledger.process import Process
+from hpo.ledger.process_id import Process
 from hpo.ledger.tables import asks, attempts, decisions, events, reports, studies, trials
 from hpo.opening import Options, open_study
 from hpo.results import Results
@@ -193,7 +193,7 @@ def test_a_study_outlives_a_killed_process_and_an_interruption(tmp_path, ray_clu
     nothing renews yet, so the trial would be lost again and again.
     """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(writes, "MAX_LOSSES", 0)
+    monkeypatch.setattr(transactions, "MAX_LOSSES", 0)
     study_file = tmp_path / "mine.py"
     kill = "(self.config.train.optim.lr == 0.0123 and os.kill(os.getpid(), 9))"
     measured = f'return {{"val/imported": WHEN[0], "val/gpus": {GPUS}, "val/carried": {CARRIED}, "val/loss"'
@@ -349,7 +349,7 @@ def test_a_driver_that_has_lost_the_study_writes_nothing_more(tmp_path):
     with driving_tune(Home(tmp_path / "home"), str(STUDY), trials=4) as driver:
         ledger, me = driver._ledger, Process.current()
         driver._proposed("first")
-        ledger.transact(lambda c: writes.register(c, me, "ray-tune"))
+        ledger.transact(lambda c: transactions.register(c, me, "ray-tune"))
         before = rows(tmp_path / "home", select(trials, asks.c.trial_attrs).join(asks))
         taken_over(ledger, driver._heartbeat)
         for write in (
@@ -390,13 +390,13 @@ def test_processes_that_fail_before_they_train_end_tune_at_the_fourth(tmp_path):
     recorder.setup()
     recorder._lease.write(lambda c: external.insert(c, 1, one_to_try, "tunes"))
     worker = Process.current()
-    recorder._ledger.transact(lambda c: writes.register(c, worker, "ray-tune"))
+    recorder._ledger.transact(lambda c: transactions.register(c, worker, "ray-tune"))
     trial = SimpleNamespace(trial_id="tunes", status="PENDING", get_error=lambda: "no home\n\nUserError: no marker\n")
     try:
         for token in range(5):  # each dies over the trial
             claim = recorder._ledger.transact(lambda c, token=token: claims.take(c, worker.id, f"token{token}", 1))
             recorder.on_trial_recover(1, [trial], trial)
-            recorder._ledger.transact(lambda c, fence=claim.fence: writes.lose(c, 1, fence, "gone"))
+            recorder._ledger.transact(lambda c, fence=claim.fence: transactions.lose(c, 1, fence, "gone"))
             recorder.on_step_begin(1, [trial])
         for _ in range(3):
             recorder.on_trial_recover(1, [trial], trial)
@@ -413,8 +413,8 @@ def test_processes_that_fail_before_they_train_end_tune_at_the_fourth(tmp_path):
         recorder._ledger.close()
 
 
-def one_to_try(number: int) -> writes.Ask:
-    return writes.Ask(number, 0, 1, 0, {}, {}, {}, "h" * 64)
+def one_to_try(number: int) -> transactions.Ask:
+    return transactions.Ask(number, 0, 1, 0, {}, {}, {}, "h" * 64)
 
 
 @pytest.mark.slow  # by the command and a signal; the driver is interrupted above
@@ -501,21 +501,21 @@ def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path
 
     with driving_tune(Home(tmp_path / "home"), str(STUDY), trials=40, scheduler="asha") as driver:
         ledger = driver._ledger
-        ledger.transact(lambda c: writes.register(c, me, "ray-tune"))
+        ledger.transact(lambda c: transactions.register(c, me, "ray-tune"))
 
         def row_of(number: int):
-            return ledger.look(lambda c: driving.rows(c, 1, [number]))[0]
+            return ledger.look(lambda c: driver_queries.rows(c, 1, [number]))[0]
 
         def end(number: int) -> None:
             taken = ledger.transact(lambda c: claims.take(c, me.id, f"token{number}", row_of(number)["id"]))
             loss = (number * 7 % 11) / 11
-            lane = writes.LaneReport(taken, 1, {"val/loss": loss}, epoch=1)
-            ledger.transact(lambda c: writes.commit(c, [lane]))
-            ledger.transact(lambda c: writes.finish(c, taken, Outcome("complete", 1, 1), [loss]))
+            lane = transactions.LaneReport(taken, 1, {"val/loss": loss}, epoch=1)
+            ledger.transact(lambda c: transactions.commit(c, [lane]))
+            ledger.transact(lambda c: transactions.finish(c, taken, Outcome("complete", 1, 1), [loss]))
 
         def child_first(ask, number: int, told: int):
             found, parent = ask(number, told=told), row_of(3)
-            child = writes.Ask(number, 0, 1, told, parent["params"], parent["coordinates"], {}, "h" * 64)
+            child = transactions.Ask(number, 0, 1, told, parent["params"], parent["coordinates"], {}, "h" * 64)
             ledger.transact(lambda c: external.insert(c, 1, lambda _: child, "child"))
             return found
 
@@ -525,7 +525,7 @@ def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path
             proposed = driver._proposed(f"key{place}")
             rows = {
                 row["number"]: row
-                for row in ledger.look(lambda c: c.execute(driving.ALL, {"study": 1}).mappings().all())
+                for row in ledger.look(lambda c: c.execute(driver_queries.ALL, {"study": 1}).mappings().all())
             }
             number = max(rows)
             assert number == place + (place >= 12) and rows.pop(number)["params"] == proposed

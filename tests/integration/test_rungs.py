@@ -17,8 +17,8 @@ from hpo.driver import Driver
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.home import Home
-from hpo.ledger import Ledger, claims, driving, reads, writes
-from hpo.ledger.process import Process
+from hpo.ledger import Ledger, claims, driver_queries, queries, transactions
+from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, decisions, reports, studies, trials
 from hpo.opening import Options
 from hpo.run import Request, declare
@@ -53,7 +53,7 @@ def rows(ledger: Ledger, *columns) -> list[tuple]:
 
 
 def digest(ledger: Ledger) -> str:
-    return ledger.look(lambda c: reads.digest(c, reads.study_row(c, "tiny")))
+    return ledger.look(lambda c: queries.digest(c, queries.study_row(c, "tiny")))
 
 
 def curves(ledger: Ledger) -> dict[int, list[tuple[int, float]]]:
@@ -286,7 +286,7 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     study, spec = declare(asked, ledger, workers=2)
     spec = spec.model_copy(update={"strategy": strategy})
     driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=9), Inline())
-    ledger.transact(lambda c: writes.register(c, me, "test"))
+    ledger.transact(lambda c: transactions.register(c, me, "test"))
     driver.acquire()
 
     def take():
@@ -295,10 +295,10 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
 
     def report(taken, epoch, *verdict):
         said = {"decide": lambda _: Verdict(*verdict), "strategy": "asha-promote"} if verdict else {}
-        lane = writes.LaneReport(taken, epoch, {"val/loss": 1 / epoch + taken.number}, epoch=epoch, **said)
-        ledger.transact(lambda c: writes.commit(c, [lane]))
+        lane = transactions.LaneReport(taken, epoch, {"val/loss": 1 / epoch + taken.number}, epoch=epoch, **said)
+        ledger.transact(lambda c: transactions.commit(c, [lane]))
         if verdict:
-            ledger.transact(lambda c: writes.finish(c, taken, Outcome("paused", epoch, epoch), None))
+            ledger.transact(lambda c: transactions.finish(c, taken, Outcome("paused", epoch, epoch), None))
 
     first, second = take(), take()
     report(first, 1, "pause"), report(second, 1, "pause")
@@ -306,7 +306,10 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     report(again, 2), report(again, 3), report(never, 1)
     driver._fill()
     live = driver._asking._sampler
-    found = {row["number"]: row for row in ledger.look(lambda c: c.execute(driving.ALL, {"study": 1}).mappings().all())}
+    found = {
+        row["number"]: row
+        for row in ledger.look(lambda c: c.execute(driver_queries.ALL, {"study": 1}).mappings().all())
+    }
     made = asking.Asking(ledger, study, spec, driver._curves, found, [], 0)._sampler
     assert {again.number, never.number} == {0, 2}
     assert live._curves == made._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}

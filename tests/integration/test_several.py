@@ -17,7 +17,7 @@ from hpo.cli import app
 from hpo.errors import UserError
 from hpo.executors.local import Local
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.history import Curves
 from hpo.ledger.tables import decisions, trials
 from hpo.search.strategies.base import STRATEGIES, check_several, make_strategy
@@ -47,7 +47,7 @@ def searched(tmp_path_factory, process) -> Home:
 @pytest.fixture(scope="module")
 def rows(searched) -> list[dict]:
     with Ledger(searched.storage).read() as connection:
-        return reads.trial_rows(connection, 1)
+        return queries.trial_rows(connection, 1)
 
 
 def brute_front(rows) -> list[int]:
@@ -156,7 +156,7 @@ def test_learning_curves_are_drawn_of_the_objective_that_is_named(searched, rows
     ledger = Ledger(searched.storage)
     curves: dict[int, list[float]] = {}
     with ledger.read() as connection:
-        for number, _, _, epoch, value in reads.curves(connection, 1, [metric]):
+        for number, _, _, epoch, value in queries.curves(connection, 1, [metric]):
             if epoch is not None:
                 curves.setdefault(number, []).append(value)
     ledger.close()
@@ -222,7 +222,7 @@ def test_rungs_rank_by_non_domination_under_every_strategy_that_has_them(tmp_pat
     _, status, state, _ = drive(home, trials=12, reference=SEVERAL, strategy=strategy)
     assert state == "complete" and status.front and status.trials["complete"] < 12
     with Ledger(home.storage).read() as connection:
-        assert sorted(one.number for one in status.front) == brute_front(reads.trial_rows(connection, 1))
+        assert sorted(one.number for one in status.front) == brute_front(queries.trial_rows(connection, 1))
 
 
 @rounds("strategy", STRATEGIES)
@@ -244,7 +244,7 @@ def test_at_a_rung_what_breaks_a_bound_is_behind_what_keeps_to_it(tmp_path, stra
     home = Home(tmp_path / "home")
     drive(home, trials=16, reference=SEVERAL, strategy=strategy, sampler="random")
     with Ledger(home.storage).read() as connection:
-        rows = {row["number"]: row for row in reads.trial_rows(connection, 1)}
+        rows = {row["number"]: row for row in queries.trial_rows(connection, 1)}
         curves = Curves(1, [LOSS, ACCURACY], [Constraint("size", upper=120.0)], bounded=True)
         curves.refresh(connection, None)
     order = list(curves.order(1, 2))
@@ -278,7 +278,7 @@ def test_what_breaks_a_bound_passes_no_rung_that_stops_what_keeps_to_it(tmp_path
     enqueue = [good, bad, broken] * (count // 3)
     drive(home, trials=count, reference=str(study), sampler="random", enqueue=enqueue)
     with Ledger(home.storage).read() as connection:
-        epochs = {row["number"]: row["epoch"] for row in reads.trial_rows(connection, 1)}
+        epochs = {row["number"]: row["epoch"] for row in queries.trial_rows(connection, 1)}
         query = select(trials.c.number, decisions.c.step).join(trials).where(decisions.c.verdict == "stop")
         stopped = dict(connection.execute(query).all())  # a step is an epoch
     asha, dealt = make_strategy(strategy), dict.fromkeys(epochs, 0)
@@ -357,7 +357,7 @@ def test_the_front_is_confirmed_and_ablated_by_each_objective(tmp_path):
     home, flags = Home(tmp_path), ("--executor", "inline")
     hpo("run", "--study", SEVERAL, "--trials", "12", "--strategy", "none", *flags, home=home)
     with Ledger(home.storage).read() as connection:
-        rows = reads.trial_rows(connection, 1)
+        rows = queries.trial_rows(connection, 1)
     front = brute_front(rows)
     assert len(front) > 2
     shown = hpo("confirm", "--study", "several", "--top", "3", "--seeds", "2", "--json", *flags, home=home)

@@ -23,7 +23,7 @@ from driven import driven
 
 from hpo.errors import NoLedger
 from hpo.home import Home
-from hpo.ledger import Ledger, reads, tables
+from hpo.ledger import Ledger, queries, tables
 from hpo.run import Request
 from hpo.space import trial_state
 
@@ -127,7 +127,7 @@ def digest_alone(root: Path, trials: int) -> str:
     with closing(Ledger(home.storage)) as ledger:
         name, state = driven(ledger, request, trials=trials)
         assert state == "complete"
-        return ledger.look(lambda c: reads.digest(c, reads.study_row(c, name)))
+        return ledger.look(lambda c: queries.digest(c, queries.study_row(c, name)))
 
 
 def count(ledger: Ledger, table: sa.Table) -> int:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.errors import UserError
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, trials
 from hpo.run import Request, declare
 from hpo.space.config import as_json, flatten
@@ -36,10 +36,10 @@ def commands() -> list[list[str]]:
 def searched(home: Home, name: str) -> list[dict]:
     """The trials, each with its whole configuration."""
     with Ledger(home.storage).read() as connection:
-        study = reads.study_row(connection, name)["id"]
+        study = queries.study_row(connection, name)["id"]
         query = select(asks.c.config).join(trials, trials.c.id == asks.c.trial_id).where(trials.c.study_id == study)
         configs = connection.execute(query.order_by(trials.c.number)).scalars().all()
-        rows = reads.trial_rows(connection, study)
+        rows = queries.trial_rows(connection, study)
         return [{**row, "config": config} for row, config in zip(rows, configs, strict=True)]
 
 

@@ -20,8 +20,8 @@ from hpo import mirror
 from hpo.clock import SystemClock
 from hpo.errors import NoLedger, StudyError
 from hpo.home import Home
-from hpo.ledger import Ledger, claims, leases, tables, writes
-from hpo.ledger.process import Process, start_time
+from hpo.ledger import Ledger, claims, leases, tables, transactions
+from hpo.ledger.process_id import Process, start_time
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import Report, verify
 
@@ -304,7 +304,7 @@ def dead() -> Process:
 def test_what_the_dead_have_left(tmp_path):
     made = Made(Home.at(tmp_path / "home"))
     gone = dead()
-    made.ledger.transact(lambda connection: writes.register(connection, gone, "local"))
+    made.ledger.transact(lambda connection: transactions.register(connection, gone, "local"))
     made.ask()
     made.ledger.transact(lambda connection: claims.claim(connection, gone.id, "t", [made.id]))
     leases.acquire(made.ledger, f"mirror:{made.id}", "s", gone, SystemClock(), 1.0)
@@ -330,7 +330,7 @@ def test_behind_is_not_different(made, tmp_path):
     study.ask()
     second = study.claim()
     study.report(second, 1, {"val/loss": 1.0})
-    study.ledger.transact(lambda c: writes.note(c, study.id, "drift", {}, os.urandom(8).hex()))
+    study.ledger.transact(lambda c: transactions.note(c, study.id, "drift", {}, os.urandom(8).hex()))
     report = checked(study)
     assert (report.differences, report.behind) == ([], 3 + 1)
     assert taken.number == 0

@@ -20,7 +20,7 @@ from hpo import commandline, mirror
 from hpo.cli import app
 from hpo.driver import Driver
 from hpo.home import Home
-from hpo.ledger import Ledger, reads
+from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import attempts, trials
 from hpo.space.config import flatten, load_yaml, parse_override
 
@@ -143,7 +143,7 @@ def test_status_as_json(crafted, home):
     put_trial(crafted, 2, "waiting")
     found = json.loads(hpo("status", "--json", home=home).stdout)
     with crafted.read() as connection:
-        digest = reads.digest(connection, reads.study_row(connection, "crafted"))
+        digest = queries.digest(connection, queries.study_row(connection, "crafted"))
     assert found == {
         "study": "crafted",
         "state": "interrupted",
@@ -336,7 +336,7 @@ def test_ctrl_c_is_130(crafted, home, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reads, "status", interrupt)
+    monkeypatch.setattr(queries, "status", interrupt)
     result = hpo("status", "--study", "crafted", home=home)
     assert result.exit_code == 130
     assert result.stderr == "interrupted.\n"
@@ -461,7 +461,7 @@ def test_a_bug_is_never_dressed_up_as_a_users_mistake(crafted, home, monkeypatch
     def fail(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(reads, "status", fail)
+    monkeypatch.setattr(queries, "status", fail)
     assert isinstance(hpo("status", "--study", "crafted", home=home).exception, ZeroDivisionError)
 
 
@@ -472,5 +472,5 @@ def test_errors_of_the_trainer_have_exit_codes_too(crafted, home, monkeypatch, g
     def fail(*_):
         raise getattr(errors, given)("the reason.")
 
-    monkeypatch.setattr(reads, "status", fail)
+    monkeypatch.setattr(queries, "status", fail)
     assert refused(hpo("status", "--study", "crafted", home=home), code) == "error: the reason."

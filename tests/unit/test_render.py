@@ -18,7 +18,7 @@ from hpo.analysis.detail import describe, detail
 from hpo.analysis.status import line
 from hpo.clock import FakeClock
 from hpo.home import Home
-from hpo.ledger import reads
+from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, reports, studies, trials
 from hpo.progress import Progress
 from hpo.render import (
@@ -168,7 +168,7 @@ def test_what_goes_on_as_another_trial_under_ray_tune_is_one_of_those_asked_for(
         first = summary(progress, Result("crafted", "interrupted", "", 0, 2)).splitlines()[0]
         assert first.endswith(" in 0:00, perturbed 2 times" if strategy == "none" else " in 0:00")
         with ledger.read() as connection:
-            assert line(reads.status(connection, "crafted")).startswith(
+            assert line(queries.status(connection, "crafted")).startswith(
                 f"crafted: interrupted, {ended} of 10 trials ended"
             )
         ledger.close()
@@ -179,15 +179,15 @@ def test_a_refresh_is_two_queries_and_there_are_two_a_second_at_most(ledger):
         put_trial(ledger, number, "complete" if number < 3 else "running", (0.5,))
     clock = FakeClock(100.0)
     view = View(ledger, "crafted", console(), workers=2, clock=clock).start()
-    queries: list[str] = []
-    event.listen(ledger.engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
+    statements: list[str] = []
+    event.listen(ledger.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
     for _ in range(1000):  # ten seconds of a driver that ticks every hundredth
         view.tick()
         clock.sleep(0.01)
-    selects = [query for query in queries if query.startswith("SELECT")]
+    selects = [query for query in statements if query.startswith("SELECT")]
     assert REFRESH_SECONDS >= 0.5
     assert 30 <= len(selects) <= 2 * 20
-    assert len(queries) - len(selects) <= 20  # each refresh begins one read transaction
+    assert len(statements) - len(selects) <= 20  # each refresh begins one read transaction
 
 
 def test_without_a_terminal_each_trial_that_ends_is_one_line(ledger):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hpo.ledger.reads import declared
+from hpo.ledger.queries import declared
 from hpo.ledger.tables import machine_dependent
 from hpo.system import SystemMetrics
 

@@ -14,7 +14,7 @@ from sqlalchemy import and_, bindparam, func, select, tuple_
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
-from hpo.ledger.process import Process, is_dead
+from hpo.ledger.process_id import Process, is_dead
 from hpo.ledger.tables import asks, attempts, leases, machine_dependent, reports, studies, trials, workers
 from hpo.search.ranking import best_of, placed
 from hpo.space.trial_state import STATES

@@ -10,7 +10,7 @@ from sqlalchemy import and_, bindparam, func, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.ledger import statements as sql
-from hpo.ledger import writes
+from hpo.ledger import transactions
 from hpo.ledger.history import PAGE, Curves
 from hpo.ledger.leases import Lease
 from hpo.ledger.tables import asks, decisions, events, reports, studies, trials
@@ -103,7 +103,7 @@ def retire(connection: Connection, study_id: int, numbers: Sequence[int], curves
     for row in rows(connection, study_id, numbers):
         judged = curves.judge(connection, row["id"], Outcome("pruned", row["step"], row["epoch"]))
         outcome = judged.outcome
-        ended = {"new_state": writes.STATE_OF_OUTCOME[outcome.kind], "new_outcome": outcome.kind}
+        ended = {"new_state": transactions.STATE_OF_OUTCOME[outcome.kind], "new_outcome": outcome.kind}
         ended |= {"new_values": judged.values, "new_violations": judged.violations, "new_error": outcome.error or None}
         connection.execute(sql.RETIRE, ended | {"trial": row["id"], "ended": time.time()})
 
@@ -129,7 +129,7 @@ def end(connection: Connection, lease: Lease, study_id: int, state: str, asked: 
     connection.execute(update(studies).where(studies.c.id == study_id, studies.c.state != state).values(**values))
     if why and not nothing_left(connection, study_id, asked):
         fields = {"trials": asked, "why": why}
-        writes.note(connection, study_id, "nothing_left", fields, _nothing_left(study_id, asked))
+        transactions.note(connection, study_id, "nothing_left", fields, _nothing_left(study_id, asked))
 
 
 def nothing_left(connection: Connection, study_id: int, asked: int) -> bool:
@@ -140,3 +140,8 @@ def nothing_left(connection: Connection, study_id: int, asked: int) -> bool:
 
 def _nothing_left(study_id: int, asked: int) -> str:
     return f"study:{study_id}.{asked}.nothing_left"
+
+
+def trained(row: RowMapping) -> int:
+    """The epochs of a trial that has ended, as a budget counts them: none of one that was lost."""
+    return 0 if row["outcome"] == "lost" else row["epoch"] - row["from_epoch"]
