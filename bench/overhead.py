@@ -38,8 +38,8 @@ from bench.machine import machine
 from bench.noop import REPORTS, metrics
 
 if TYPE_CHECKING:
-    from hpo.home import Home
     from hpo.ledger import Ledger
+    from hpo.storage.home import Home
 
 STUDY = str(Path(__file__).with_name("noop.py"))
 
@@ -70,9 +70,9 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
 
 def product(directory: Path) -> Callable[[int], dict[str, float]]:
     """Seconds of `hpo run --executor inline` for so many trials, from the declaration to a mirror that has drained."""
-    from hpo.home import Home
     from hpo.run import Request
     from hpo.run import run as search
+    from hpo.storage.home import Home
 
     home, done = Home(directory), 0
 
@@ -92,10 +92,10 @@ def _study(directory: Path) -> tuple[Home, Ledger, Callable[[int], float]]:
     """A home for the study that trains nothing, and how to drive so many more trials of it: the seconds it took."""
     from hpo.driver import Driver
     from hpo.executors.inline import Inline
-    from hpo.home import Home
     from hpo.ledger import Ledger
     from hpo.opening import Options
     from hpo.run import Request, declare
+    from hpo.storage.home import Home
 
     home = Home(directory).create()
     ledger = Ledger(home.storage)

@@ -77,8 +77,8 @@ def driven(
     from hpo.ledger import Ledger
     from hpo.opening import Options
     from hpo.render import View
-    from hpo.results import Results
     from hpo.run import Request, declare
+    from hpo.storage.metrics_json import Results
 
     ledger = Ledger(home.create().storage)
     study, spec = declare(Request(home, reference=STUDY, strategy=strategy, overrides=overrides), ledger, workers=1)
@@ -159,7 +159,7 @@ def growth(directory: Path, strategy: str, trials: int, measured: int) -> None:
 def multiplied(directory: Path, strategy: str, trials: int, measured: int) -> dict[int, dict[str, float]]:
     """How many trials there are -> what one costs, where the first are copied."""
     from hpo.executors.inline import Inline
-    from hpo.home import Home
+    from hpo.storage.home import Home
 
     costs = {}
     for name, before in (("small", SEED), ("large", trials - measured)):
@@ -178,7 +178,7 @@ def multiplied(directory: Path, strategy: str, trials: int, measured: int) -> di
 def bred(directory: Path, strategy: str, trials: int, measured: int) -> dict[int, dict[str, float]]:
     """How many trials there are -> what one costs, in one study whose trials save and go on from each other."""
     from hpo.executors.inline import Inline
-    from hpo.home import Home
+    from hpo.storage.home import Home
 
     clocked = Clocked()
     driven(Home(directory / f"{strategy}-large"), strategy, trials, Inline(), clocked, reports=trials, saves=True)
@@ -189,11 +189,11 @@ def waiting(directory: Path, strategy: str) -> None:
     """Print what a decision takes, and a look for who goes on, where two thirds of the trials wait at their rungs."""
     from sqlalchemy import update
 
-    from hpo.home import Home
     from hpo.ledger import Ledger
     from hpo.ledger.history import Curves, LedgerHistory
     from hpo.ledger.tables import trials
     from hpo.search.promotion.base import Board, promoting
+    from hpo.storage.home import Home
     from hpo.study.declaration import load
 
     promotes = promoting(strategy)
@@ -252,9 +252,9 @@ class Elsewhere:
 def serve(storage: str, root: str, study_id: int, workers: int) -> None:
     """Train as so many workers, until terminated; a report of the trial's own waits for its second."""
     import bench.noop
-    from hpo.home import Home
     from hpo.ledger import Ledger
     from hpo.reporter import LedgerReporter
+    from hpo.storage.home import Home
     from hpo.worker import Worker
 
     report, mine = LedgerReporter.report, threading.local()
@@ -284,10 +284,10 @@ def serve(storage: str, root: str, study_id: int, workers: int) -> None:
 def reports(directory: Path, workers: int, seconds: float) -> None:
     """Print how busy a driver is whose workers report once a second each."""
     from hpo.driver import Driver
-    from hpo.home import Home
     from hpo.ledger import Ledger, queries
     from hpo.opening import Options
     from hpo.run import Request, declare
+    from hpo.storage.home import Home
 
     count = "SELECT count(*) FROM (SELECT DISTINCT trial_id, step FROM reports) AS told"
     home = Home(directory / "reports")

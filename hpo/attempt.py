@@ -7,10 +7,10 @@ import traceback
 from typing import Any, get_args
 
 from hpo.errors import HpoError, UserError
-from hpo.home import Home
 from hpo.ledger.claims import Claim
 from hpo.space.config import apply
 from hpo.space.trial_config import lanes_of
+from hpo.storage.home import Home
 from hpo.study.declaration import Study
 from hpo.study.preflight import lacking
 from hpo.study.user_code import place

@@ -114,8 +114,8 @@ def run(
 ) -> None:
     """Search until trials, epochs or time are used up. A study that exists is continued."""
     from hpo.executors.resources import Resources
-    from hpo.home import Home
     from hpo.run import Request
+    from hpo.storage.home import Home
     from hpo.study import enqueue as enqueued
     from hpo.study.budget import parse_time
 
@@ -166,9 +166,9 @@ def resume(
 ) -> None:
     """Continue an interrupted study from its last checkpoints. More may be asked for."""
     from hpo.executors.resources import Resources
-    from hpo.home import Home
-    from hpo.lookup import open_study, tracking_uri_of
     from hpo.run import Request
+    from hpo.storage.home import Home
+    from hpo.storage.lookup import open_study, tracking_uri_of
     from hpo.study.budget import parse_time
 
     ledger, name, at = open_study(home, storage, study, upgrade=True)
@@ -197,7 +197,7 @@ def status(
     """How far a study is; without a name, each of several in a line."""
     from hpo.analysis.status import describe, line
     from hpo.ledger import queries
-    from hpo.lookup import open_studies
+    from hpo.storage.lookup import open_studies
 
     ledger, names, _ = open_studies(home, storage, study)
     with ledger.read() as connection:
@@ -225,7 +225,7 @@ def best(
 ) -> None:
     """The best trial: parameters, checkpoint, how to train it. Of several objectives the front."""
     from hpo.analysis.best import best_trials, chosen_best, describe_best, describe_front, save_overrides
-    from hpo.lookup import open_study
+    from hpo.storage.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
@@ -251,7 +251,7 @@ def show(
 ) -> None:
     """One trial in full: parameters, curves, checkpoints, error."""
     from hpo.analysis.detail import base_config, describe, detail
-    from hpo.lookup import open_study
+    from hpo.storage.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
@@ -282,7 +282,7 @@ def compare(
 ) -> None:
     """Trials side by side, best first."""
     from hpo.analysis import compare as tables
-    from hpo.lookup import open_study
+    from hpo.storage.lookup import open_study
 
     ledger, name, _ = open_study(home, storage, study)
     with ledger.read() as connection:
@@ -312,7 +312,7 @@ def ui(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Serve MLflow's pages on this machine."""
-    from hpo.home import Home
+    from hpo.storage.home import Home
     from hpo.ui import serve
 
     raise typer.Exit(serve(Home.at(home), tracking_uri, port, open_browser=browser))
@@ -326,7 +326,7 @@ def verify(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Check a home against itself: ledger, MLflow, checkpoints. Exits 1 on any difference."""
-    from hpo.home import Home
+    from hpo.storage.home import Home
     from hpo.verify import verify as check
 
     at = Home.at(home)
@@ -352,7 +352,7 @@ def sync(
 ) -> None:
     """Send MLflow what it has not got, after it was away."""
     from hpo import mirror
-    from hpo.lookup import open_ledger, study_names, tracking_uri_of
+    from hpo.storage.lookup import open_ledger, study_names, tracking_uri_of
     from hpo.tracking.mlflow import MlflowTracker
 
     ledger, at = open_ledger(home, storage)

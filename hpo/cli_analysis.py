@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import optuna
 
     from hpo.analysis.listed import Driven, Found
-    from hpo.home import Home
     from hpo.ledger import Ledger
+    from hpo.storage.home import Home
 
 app = typer.Typer()
 MetricOption = Annotated[
@@ -42,7 +42,7 @@ def _opened(
     home: str, storage: str | None, study: str | None, metric: str | None
 ) -> tuple[Ledger, str, Home, optuna.Study]:
     from hpo.analysis.optuna import to_optuna
-    from hpo.lookup import open_study
+    from hpo.storage.lookup import open_study
     from hpo.trained import declared
 
     ledger, name, at = open_study(home, storage, study)
@@ -71,9 +71,10 @@ def plot(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Draw a study: PNG files, and all on one page. They are left with the study and shown in its MLflow run."""
-    from hpo import handover, mirror
+    from hpo import mirror
     from hpo.analysis import plots
     from hpo.ledger import queries
+    from hpo.storage import artifacts
 
     wanted = plots.chosen(kinds or ())
     ledger, name, at, found = _opened(home, storage, study, metric)
@@ -95,9 +96,9 @@ def plot(
             files = plots.draw(of, drawn, Path(directory))
         with ledger.read() as connection:
             study_id = queries.study_row(connection, name)["id"]
-        handover.leave(ledger, at.files(name, None), study_id, {f"plots/{file}": files[file] for file in files})
+        artifacts.leave(ledger, at.files(name, None), study_id, {f"plots/{file}": files[file] for file in files})
     with ledger.read() as connection:
-        where = at.files(name, None) / handover.of_study(connection, study_id)[f"plots/{plots.PAGE}"]
+        where = at.files(name, None) / artifacts.of_study(connection, study_id)[f"plots/{plots.PAGE}"]
     print(f"drawn: {', '.join(drawn)}\npage: {where}")
     print(mirror.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
 
@@ -199,7 +200,7 @@ def _derived(
     """The study that is looked at, and how one made from it is driven: by default as it was."""
     from hpo.analysis.listed import Driven, found
     from hpo.executing import Placement
-    from hpo.lookup import open_study, tracking_uri_of
+    from hpo.storage.lookup import open_study, tracking_uri_of
 
     ledger, name, at = open_study(home, storage, study)
     uri = tracking_uri_of(ledger, name, at, tracking_uri)

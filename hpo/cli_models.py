@@ -10,8 +10,8 @@ import typer
 from hpo.commandline import MOST, HomeOption, StorageOption, StudyOption, TrackingOption
 
 if TYPE_CHECKING:
-    from hpo.home import Home
     from hpo.ledger import Ledger
+    from hpo.storage.home import Home
 
 app = typer.Typer()
 
@@ -49,8 +49,8 @@ def gc(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Drop checkpoints of ended trials, but for the best. In MLflow too."""
-    from hpo.gc import collect
-    from hpo.lookup import open_study
+    from hpo.storage.gc import collect
+    from hpo.storage.lookup import open_study
 
     bound = _size(max_bytes)
     ledger, name, at = open_study(home, storage, study)
@@ -78,7 +78,7 @@ def soup(
 ) -> None:
     """Average the weights of trials, or of a trial's checkpoints. The mean is judged beside the best one."""
     from hpo import soup as soups
-    from hpo.lookup import open_study
+    from hpo.storage.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)
     if save:
@@ -103,7 +103,7 @@ def export(
 ) -> None:
     """Write a trial's best model as a file. It is loaded again and the outputs compared."""
     from hpo.exporting import check_path, describe, export_trial
-    from hpo.lookup import open_study
+    from hpo.storage.lookup import open_study
 
     check_path(Path(to))
     ledger, name, at = open_study(home, storage, study)

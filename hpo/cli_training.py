@@ -39,7 +39,7 @@ def schedule(
 ) -> None:
     """The learning rate over the steps of a run. `-o train.schedule.name=wsd` shows another schedule."""
     from hpo.analysis.schedule import curve, describe, draw
-    from hpo.lookup import declaration
+    from hpo.storage.lookup import declaration
 
     found = curve(*declaration(study, home, storage, commandline.overrides(config, override)), steps_per_epoch)
     if save:
@@ -61,7 +61,7 @@ def lr_find(
 ) -> None:
     """Find a learning rate by a range test. It rises from step to step, to see where the loss falls fastest."""
     from hpo.analysis import lr_find as tests
-    from hpo.lookup import declaration
+    from hpo.storage.lookup import declaration
 
     of = declaration(study, home, storage, commandline.overrides(config, override))
     found = tests.lr_find(*of, low, high, steps)
@@ -100,7 +100,7 @@ def diagnose(
     """
     from hpo.analysis import diagnose as doctor
     from hpo.errors import UserError
-    from hpo.lookup import declaration, open_study
+    from hpo.storage.lookup import declaration, open_study
 
     given = commandline.overrides(config, override)
     look = doctor.Look(steps=steps, points=points, profile=profile, pictures=not print_only)
@@ -141,7 +141,7 @@ def plan(
 ) -> None:
     """What of a study fits a memory, by the estimate. No device is needed, and no weights."""
     from hpo.analysis import plan as plans
-    from hpo.lookup import declaration
+    from hpo.storage.lookup import declaration
 
     def told(known: int, count: int) -> None:
         if sys.stderr.isatty():
@@ -163,7 +163,7 @@ def batch_find(
 ) -> None:
     """Find a batch size by the noise of the gradients. What batches take of memory is shown too."""
     from hpo.analysis import batch_find as sizes
-    from hpo.lookup import declaration
+    from hpo.storage.lookup import declaration
 
     of = declaration(study, home, storage, commandline.overrides(config, override))
     print(sizes.describe(sizes.batch_find(*of, steps)))

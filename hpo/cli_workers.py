@@ -20,8 +20,8 @@ def worker(
     ] = None,
 ) -> None:
     """Train trials of a running study from another process or host. It sees the home and stays to the end."""
-    from hpo.home import Home
     from hpo.joining import join
+    from hpo.storage.home import Home
 
     raise typer.Exit(join(storage, Home.at(home), study))
 

@@ -345,8 +345,8 @@ def _left(ledger: Ledger, name: str, request: Request) -> Result:
     """How a run that was interrupted before its workers began, or after they had left, has left the study."""
     from hpo import mirror
     from hpo.ledger import queries
-    from hpo.lookup import tracking_uri_of
     from hpo.run import Result
+    from hpo.storage.lookup import tracking_uri_of
     from hpo.tracking.mlflow import tracker_name
 
     with ledger.read() as connection:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo.errors import HomeError
-from hpo.gc import megabytes
-from hpo.home import Home
 from hpo.ledger import Ledger
+from hpo.storage.gc import megabytes
+from hpo.storage.home import Home
 from hpo.trained import declared, nothing_kept, trained
 from hpo.words import counted
 

@@ -11,13 +11,13 @@ from typing import Any
 from sqlalchemy import exists, select
 from sqlalchemy.engine import Connection
 
-from hpo import places
 from hpo.clock import Clock, SystemClock
 from hpo.errors import UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.process_id import is_dead
 from hpo.ledger.tables import leases, studies, trials
+from hpo.storage import locations
+from hpo.storage.home import Home
 from hpo.words import counted
 from trainer.errors import CheckpointError
 
@@ -96,7 +96,7 @@ class Driven:
                     f"study {row['name']} is driven by Ray Tune, which starts its trials itself: no worker joins it, "
                     "but nodes may join its cluster."
                 )
-            places.check(self._home, row, row["host"])
+            locations.check(self._home, row, row["host"])
         except (UserError, CheckpointError) as error:
             if self._study is not None:
                 raise

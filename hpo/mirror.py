@@ -24,11 +24,11 @@ from hpo.clock import SystemClock
 from hpo.errors import Busy, HpoError
 from hpo.executors.process import begin_logs, die_with_parent, orphaned
 from hpo.executors.process import spawn as spawn_process
-from hpo.home import Home
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
-from hpo.lookup import tracking_uri_of
+from hpo.storage.home import Home
+from hpo.storage.lookup import tracking_uri_of
 from hpo.tracking.base import Unreachable
 from hpo.tracking.draining import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
 from hpo.tracking.mlflow import MlflowTracker, tracker_name

@@ -10,16 +10,16 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import places
 from hpo.clock import SystemClock
 from hpo.errors import DriftError
 from hpo.executing import INLINE, Settled
-from hpo.home import Home
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.leases import Lease
 from hpo.ledger.statements import insert_new
 from hpo.ledger.tables import checkpoints, studies, trials
 from hpo.space.config import flatten
+from hpo.storage import locations
+from hpo.storage.home import Home
 from hpo.study.budget import Budget
 from hpo.study.declaration import Study
 from hpo.study.environment import describe
@@ -118,14 +118,14 @@ def check_home(ledger: Ledger, row: RowMapping, home: Home) -> None:
     """Raise UserError if the study's checkpoints lie in another home; else mark this one as theirs."""
     saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == row["id"]).limit(1)
     if ledger.look(lambda connection: connection.execute(saved).first()) is not None:
-        places.check(home, row)
-    places.mark(home, row)
+        locations.check(home, row)
+    locations.mark(home, row)
 
 
 def continued(row: RowMapping, study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
     """What the row of a study that is driven on has to become: what was asked for, and where it runs now."""
     values: dict[str, Any] = {"spec": spec.to_json(), "identity": identity(study, spec)}
-    as_begun = _AS_BEGUN if places.url(row) else (*_AS_BEGUN, "home")  # beside a bucket each driver has a home
+    as_begun = _AS_BEGUN if locations.url(row) else (*_AS_BEGUN, "home")  # beside a bucket each driver has a home
     values["environment"] = {"home": str(options.home.root)}
     values["environment"] |= {name: row["environment"][name] for name in as_begun if name in row["environment"]}
     values["environment"] |= _environment(study, options)

@@ -11,15 +11,15 @@ from typing import Any
 
 from sqlalchemy import select
 
-from hpo import places
 from hpo.attempt import attempt, outcome_of
 from hpo.errors import DriftError, HpoError, StorageError, UserError
-from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.claims import Claim
 from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
 from hpo.space.trial_config import parallel_of
+from hpo.storage import locations
+from hpo.storage.home import Home
 from hpo.study.identity import check_worker
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
@@ -104,7 +104,7 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
         query = select(studies).where(studies.c.id == claim.study_id)
         row = dict(ledger.look(lambda connection: connection.execute(query).mappings().one()))
         home = Home.at(job["home"])
-        places.check(home, row)
+        locations.check(home, row)
         opened = Opened(row)
         check_worker(row, opened.study, data=False)  # once for each rank and attempt: the worker has read the data
         outcome = _attempt(ledger, home, opened, claim)

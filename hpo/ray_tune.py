@@ -35,13 +35,11 @@ from typing import Any
 from ray import tune
 from sqlalchemy.engine import RowMapping
 
-from hpo import places
 from hpo.ending import has_value
 from hpo.errors import HpoError, NoLedger, UserError
 from hpo.executing import Settled
 from hpo.executors.cluster import carried_environ
 from hpo.executors.resources import gpu_share, gpus_asked, keep_to_share
-from hpo.home import Home
 from hpo.ledger import Ledger, external, queries, transactions
 from hpo.ledger.claims import Claim, renew
 from hpo.ledger.history import Curves, Judgement
@@ -54,6 +52,8 @@ from hpo.search.samplers.base import ask_seed
 from hpo.space.config import as_json, config_hash
 from hpo.space.trial_config import last_epoch, parallel_of
 from hpo.space.trial_state import TERMINAL_STATES
+from hpo.storage import locations
+from hpo.storage.home import Home
 from hpo.study import compatibility
 from hpo.study.declaration import Study
 from hpo.study.identity import check_worker
@@ -118,7 +118,7 @@ def _refuse_bucket(storage: str, name: str) -> None:
         return
     with closing(ledger), ledger.read() as connection:
         known = name in queries.study_names(connection)
-        if known and (bucket := places.url(queries.study_row(connection, name))):
+        if known and (bucket := locations.url(queries.study_row(connection, name))):
             raise UserError(f"study {name!r} has its checkpoints in {bucket}, and Tune keeps its own: use another.")
 
 
@@ -155,7 +155,7 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
         ledger = Ledger(job.storage, create=False, patience=PATIENCE)
         stack.callback(ledger.close)
         row = dict(ledger.look(lambda connection: queries.study_row(connection, job.name)))
-        places.check(job.home, row)
+        locations.check(job.home, row)
         opened = Opened(row)
         check_worker(row, opened.study)
         given = tune.get_checkpoint()

@@ -14,8 +14,6 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from hpo import handover, places
-from hpo.home import Home
 from hpo.ledger import Ledger, tables, transactions
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory, Unsettled
@@ -23,6 +21,8 @@ from hpo.ledger.json import text
 from hpo.ledger.transactions import LaneReport
 from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_config import last_epoch
+from hpo.storage import artifacts, locations
+from hpo.storage.home import Home
 from hpo.study.declaration import Study, load
 from hpo.study.spec import StudySpec
 from hpo.system import SystemMetrics
@@ -74,7 +74,7 @@ class LedgerReporter:
         self._ledger, self._opened, self._claim = ledger, opened, claim
         self._preempted, self._system, self._worth_while = preempted, system, worth_while
         self._read_at = -math.inf
-        self._home, self._place = home, places.place(home, opened.row)
+        self._home, self._place = home, locations.place(home, opened.row)
         self._files = home.files(opened.name, claim.number)
         self._told = CONTINUE  # the last verdict
         self._last_epoch = last_epoch(claim.config, claim.changes)
@@ -185,7 +185,7 @@ class LedgerReporter:
 
     def artifact(self, path: Path, name: str | None = None) -> None:
         name = name or path.name
-        stored = handover.store(self._files, self._claim.fence, path, name, self._place)
+        stored = artifacts.store(self._files, self._claim.fence, path, name, self._place)
         failpoint("artifact.after_store")
         try:
             self.event("artifact", path=name, stored=stored)
@@ -195,8 +195,8 @@ class LedgerReporter:
     def sweep_files(self) -> None:
         """Remove what this attempt and those before it have stored and no event names, or is shown no more."""
         if self._place.entries(self._files):
-            kept = self._ledger.look(lambda connection: handover.artifacts(connection, self._claim.trial_id))
-            handover.sweep(self._files, self._claim.fence, kept.values(), self._place)
+            kept = self._ledger.look(lambda connection: artifacts.artifacts(connection, self._claim.trial_id))
+            artifacts.sweep(self._files, self._claim.fence, kept.values(), self._place)
 
     def _machine(self) -> dict[str, float]:
         """What the machine does, with an attempt's first epoch and then no more often than anybody looks."""

@@ -9,21 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpo import places, warm
+from hpo import warm
 from hpo.driver import Driver
 from hpo.errors import NoLedger, StudyError, UserError
 from hpo.executing import Placement, Settled, elsewhere, one_of
 from hpo.executors.resources import NOTHING_SAID, Resources
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
-from hpo.lookup import tracking_uri_of
 from hpo.opening import LEASE_SECONDS, Options
-from hpo.results import Results
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
 from hpo.search.strategies.base import STRATEGIES, by_default, make_strategy
 from hpo.signals import Signals
 from hpo.space.config import Raw, as_json, flatten
 from hpo.space.trial_config import lanes_of
+from hpo.storage import locations
+from hpo.storage.home import Home
+from hpo.storage.lookup import tracking_uri_of
+from hpo.storage.metrics_json import Results
 from hpo.study import compatibility, preflight
 from hpo.study.budget import Budget, spelled
 from hpo.study.declaration import Study, load
@@ -107,7 +108,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
         _bounded_by_trials(known, spec.name)
     if not (request.trials or request.epochs or request.seconds or (known and _begun(known, spec.name))):
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
-    checkpoints = places.settled(request.checkpoints, _row(known, spec.name), placement.executor)
+    checkpoints = locations.settled(request.checkpoints, _row(known, spec.name), placement.executor)
     placement.check(study)
     one_by_one = [path for path, value in request.overrides.items() if isinstance(value, Raw)]
     preflight.check(study, spec, options=one_by_one, here=not elsewhere(placement.executor))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Connection
 
-from hpo import places
 from hpo.analysis.detail import detail, kept_checkpoints
 from hpo.errors import UserError
-from hpo.home import Home
 from hpo.ledger import queries
+from hpo.storage import locations
+from hpo.storage.home import Home
 from hpo.study.declaration import Study, load
 from hpo.study.spec import StudySpec
 from hpo.words import command
@@ -68,7 +68,7 @@ def trained(connection: Connection, home: Home, name: str, number: int) -> Train
 def all_trained(connection: Connection, home: Home, name: str, number: int) -> list[Trained]:
     """All that is kept of a trial: the best, then from the newest to the oldest. Raises UserError as `trained` does."""
     trial, root = detail(connection, home, name, number), home.checkpoints(name, number)
-    place = places.place(home, queries.study_row(connection, name))
+    place = locations.place(home, queries.study_row(connection, name))
     config = trial["config"], trial["config_hash"]
     return [
         Trained(name, number, one["step"], one["epoch"], root / Path(one["path"]).name, one["sha256"], place, *config)

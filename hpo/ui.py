@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from hpo.errors import HpoError, StorageError, UserError
 from hpo.executors.process import spawn
-from hpo.home import Home
+from hpo.storage.home import Home
 from hpo.tracking.mlflow import check_uri
 
 START_SECONDS = 120.0

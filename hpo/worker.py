@@ -21,13 +21,12 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
-from hpo import places, ranks
+from hpo import ranks
 from hpo.attempt import attempt  # and with it torch: a worker is ready before it claims
 from hpo.errors import HpoError, UserError
 from hpo.executors.process import FAULT
 from hpo.executors.resources import keep_to_share
 from hpo.fusion import Fusion, Hands
-from hpo.home import Home
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.claims import Claim, claim, renew
 from hpo.ledger.history import Judgement
@@ -37,6 +36,8 @@ from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import studies
 from hpo.reporter import LedgerReporter, Opened
 from hpo.space.trial_config import lanes_of, parallel_of
+from hpo.storage import locations
+from hpo.storage.home import Home
 from hpo.study.identity import check_loaded, check_worker
 from hpo.system import SystemMetrics
 from trainer.checkpoint import CheckpointStore
@@ -149,7 +150,7 @@ class Worker:
             if all(before[part] == row[part] for part in ("spec", "identity")):
                 return opened
             check_loaded(before, row)
-        places.check(self._home, row)
+        locations.check(self._home, row)
         opened = Opened(row)
         check_worker(row, opened.study)
         self._studies[study_id] = (row, opened)

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 import warm
 from hypothesis import settings
 
-from hpo.home import Home
+from hpo.storage.home import Home
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch, and for every process a test starts
 os.environ["COLUMNS"] = "100"

@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import insert, update
 
 from hpo import mirror
-from hpo.home import Home
 from hpo.ledger import Ledger, claims, tables, transactions
 from hpo.ledger.process_id import Process
-from hpo.results import Results
+from hpo.storage.home import Home
+from hpo.storage.metrics_json import Results
 from hpo.tracking.mlflow import MlflowTracker
 from trainer.report import CheckpointRef, Outcome, Verdict
 

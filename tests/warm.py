@@ -67,7 +67,7 @@ PRELOADED = (
     "hpo.joining",
     "hpo.ranks",
     "hpo.reporter",
-    "hpo.gc",
+    "hpo.storage.gc",
     "hpo.verify",
     "hpo.tracking.draining",
     "hpo.tracking.mlflow",

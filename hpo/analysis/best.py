@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo import places, results
 from hpo.analysis.detail import detail, kept_checkpoint
 from hpo.errors import HpoError, UserError
-from hpo.home import Home
 from hpo.ledger import queries
 from hpo.render import judgement, number
 from hpo.space.config import flatten
+from hpo.storage import locations, metrics_json
+from hpo.storage.home import Home
 from hpo.study import preflight
 from hpo.words import aligned, command, endings
 
@@ -43,9 +43,9 @@ def _best_trial(connection: Connection, home: Home, study: RowMapping, found: qu
     overrides = study["spec"]["overrides"] | found.params
     trial = detail(connection, home, name, found.number)
     checkpoint = kept_checkpoint(trial)
-    place, root = places.place(home, study), home.checkpoints(name, found.number)
+    place, root = locations.place(home, study), home.checkpoints(name, found.number)
     there = checkpoint is not None and place.is_there(root / Path(checkpoint["path"]).name)
-    metrics = results.path(home, name, found.number)
+    metrics = metrics_json.path(home, name, found.number)
     return {
         "study": name,
         "reference": study["spec"]["reference"],

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, select
 
-from hpo import places
 from hpo.analysis.compare import headline
 from hpo.errors import UserError
-from hpo.home import Home
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
 from hpo.render import duration, judgement, number, sparkline
+from hpo.storage import locations
+from hpo.storage.home import Home
 from hpo.study.user_code import own_part
 from hpo.words import aligned, counted
 
@@ -55,7 +55,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         raise UserError(f"study {name!r} has no trial {number}: {there}.")
     metrics = [objective["metric"] for objective in study["spec"]["objectives"]]
     judged = queries.judged(connection, study, [row]).get(row["id"])
-    place = places.place(home, study)
+    place = locations.place(home, study)
     tries = [dict(one) for one in connection.execute(_ATTEMPTS, {"trial": row["id"]}).mappings()]
     curves: dict[str, list[list[Any]]] = {}
     for _, key, step, epoch, value in queries.curves(connection, study["id"], numbers=[number]):

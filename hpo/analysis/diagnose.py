@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sqlalchemy import Row, select
 
-from hpo import handover, places
 from hpo.analysis.alone import alone
 from hpo.analysis.detail import detail, kept_checkpoint
 from hpo.errors import UserError
@@ -26,6 +25,7 @@ from hpo.ledger.claims import changes_of
 from hpo.ledger.json import plain
 from hpo.ledger.tables import trials
 from hpo.space.config import apply
+from hpo.storage import artifacts, locations
 from hpo.study.declaration import Study, load
 from hpo.study.spec import StudySpec
 from trainer.diagnose import curves
@@ -33,8 +33,8 @@ from trainer.diagnose.finding import Finding, unmeasured
 from trainer.place import DISK, Disk
 
 if TYPE_CHECKING:
-    from hpo.home import Home
     from hpo.ledger import Ledger
+    from hpo.storage.home import Home
     from trainer.diagnose.profile import Cost
     from trainer.diagnose.trial import Examined
 
@@ -115,7 +115,7 @@ def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
         if epoch is not None:
             found.setdefault(key, {})[epoch] = value
     checkpoint = home.checkpoints(name, number) / Path(kept["path"]).name if kept else None
-    at, sha256 = places.place(home, row), kept["sha256"] if kept else None
+    at, sha256 = locations.place(home, row), kept["sha256"] if kept else None
     error = trial["error"] and f"{trial['state']}: {trial['error']}"
     return Subject(f"{name}, trial {number}", study, config, checkpoint, found, error, held, at, sha256)
 
@@ -276,7 +276,7 @@ class Recorder:
         assert held is not None, "a trial's"
         files = {f"diagnosis/{name}": path for name, path in found.files.items()}
         try:
-            handover.attach(self.ledger, root, held.id, held.fence, files, place)
+            artifacts.attach(self.ledger, root, held.id, held.fence, files, place)
         except OSError as error:
             why = error.strerror or error
             raise UserError(f"{place.shown(root)} cannot be written ({why}): --print-only records nothing.") from error

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from hpo import places
 from hpo.analysis.best import chosen_best, none_complete
 from hpo.errors import UserError
 from hpo.executing import Placement
@@ -19,14 +18,15 @@ from hpo.search.ranking import best_of, losses
 from hpo.space.config import as_json, flatten
 from hpo.space.objective import Objective
 from hpo.space.trial_state import TERMINAL_STATES
+from hpo.storage import locations
 from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
 from hpo.trained import declared
 from hpo.words import counted
 
 if TYPE_CHECKING:
-    from hpo.home import Home
     from hpo.ledger import Ledger
+    from hpo.storage.home import Home
 
 SEED = "train.seed"
 
@@ -90,7 +90,7 @@ def found(ledger: Ledger, name: str) -> Found:
         }
         for one in best
     ]
-    at = places.url(row) or None
+    at = locations.url(row) or None
     return Found(name, study, spec, Placement.of(row["environment"]), at, base, rows)
 
 

@@ -13,10 +13,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import RowMapping
 
 from hpo.errors import StudyError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.search.samplers.optuna_sampler import quiet_study
 from hpo.space.dimensions import Choice, Dimension, Float, Int
+from hpo.storage.home import Home
 
 if TYPE_CHECKING:
     from hpo.study.declaration import Study

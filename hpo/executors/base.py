@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpo.home import Home
+from hpo.storage.home import Home
 from hpo.study.declaration import Study
 
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpo import places
 from hpo.errors import HpoError
 from hpo.executors.base import WorkerContext
 from hpo.executors.cluster import Cluster, carried_environ, last_line, prepare
 from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
 from hpo.executors.resources import NOTHING_SAID, Resources, gpu_share, gpus_asked
-from hpo.home import Home
 from hpo.ledger import queries
 from hpo.ledger.process_id import Process, start_time
+from hpo.storage import locations
+from hpo.storage.home import Home
 from trainer.errors import TrainerError
 
 _LOST = -signal.SIGKILL  # the exit code of a worker that was lost with its actor or node
@@ -48,7 +48,7 @@ class _Host:
         here: _Place,
     ) -> Process:
         """Start the worker; UserError where this node does not see the study's checkpoints."""
-        places.check(home, study)
+        locations.check(home, study)
         path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environ = {**environ, **path, **carried_environ(here.carried)}
         if here.directory.is_dir():

@@ -10,8 +10,8 @@ from pathlib import Path
 from sqlalchemy.engine import RowMapping
 
 from hpo.errors import StorageError
-from hpo.handover import shown
-from hpo.home import Home
+from hpo.storage.artifacts import shown
+from hpo.storage.home import Home
 from hpo.tracking.base import Model, Point
 from trainer.durable import sha256
 from trainer.manifest import MANIFEST, MODEL, evaluated, files_of

@@ -17,10 +17,10 @@ from sqlalchemy.engine import Connection, Row, RowMapping
 
 from hpo.clock import Clock, SystemClock
 from hpo.errors import StorageError
-from hpo.home import Home
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import mirrors
+from hpo.storage.home import Home
 from hpo.tracking import artifacts, projection
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
 from hpo.words import command, counted

@@ -26,12 +26,13 @@ from typing import Any
 from sqlalchemy import and_, bindparam, func, select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import handover, places, results
-from hpo.home import Home
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, mirrors, reports, trials
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
+from hpo.storage import artifacts as handover
+from hpo.storage import locations, metrics_json
+from hpo.storage.home import Home
 from hpo.tracking import artifacts
 from hpo.tracking.artifacts import checkpoint_name
 from hpo.tracking.base import Batch, Model, Point, Run, Status
@@ -111,7 +112,7 @@ def pending(
     if not rows:
         return []
     facts = Facts(connection, tracker, study, rows)
-    place = places.place(home, study)
+    place = locations.place(home, study)
     batches = [_batch(study, row, facts, home, place) for row in rows]
     return [
         Pending(row["id"], row["number"], row["revision"], row["run_id"], trial_run(study, row), batch, place)
@@ -225,7 +226,9 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
     if ended:
         kept = [row for row in found if row["state"] == "kept"]
         last, judged = facts.last.get(trial["id"], {}), facts.judged.get(trial["id"])
-        texts[results.NAME] = results.text(study, trial, last, judged, kept, lambda row: checkpoint_name(row["step"]))
+        texts[metrics_json.NAME] = metrics_json.text(
+            study, trial, last, judged, kept, lambda row: checkpoint_name(row["step"])
+        )
     return Batch(
         points=_points(study, trial, facts.values.get(trial["id"], [])),
         params={path: _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},

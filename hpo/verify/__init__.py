@@ -10,9 +10,9 @@ stand there as it should, or stands there without having been sent. Nothing is w
 
 from __future__ import annotations
 
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
-from hpo.lookup import tracking_uri_of
+from hpo.storage.home import Home
+from hpo.storage.lookup import tracking_uri_of
 from hpo.verify import disk, rules, tracker
 from hpo.verify.report import Report
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import places, results
-from hpo.handover import shown, stored
-from hpo.home import WHOLE, Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.process_id import is_dead
 from hpo.ledger.tables import attempts, checkpoints, events, leases, trials, workers
 from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
+from hpo.storage import locations
+from hpo.storage import metrics_json
+from hpo.storage.artifacts import shown, stored
+from hpo.storage.home import WHOLE, Home
 from hpo.tracking.database import leftovers
 from hpo.verify.report import Report, by_trial
 from hpo.words import command
@@ -53,15 +54,15 @@ def _expected(connection: Connection, study: RowMapping) -> _Expected:
         by_trial(connection, select(checkpoints).join(trials).where(mine)),
         by_trial(connection, handed_over),
         list(connection.execute(select(events).where(whole)).mappings()),
-        results.texts(connection, study, [row for row in rows if row["state"] in TERMINAL_STATES]),
+        metrics_json.texts(connection, study, [row for row in rows if row["state"] in TERMINAL_STATES]),
         study["state"] == "open" or connection.execute(_DRIVER, {"name": f"driver:{study['id']}"}).scalar() is not None,
     )
 
 
 def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None:
     """The files of one study. What a worker that lives may be writing just now is left out."""
-    said, place = ledger.look(lambda connection: _expected(connection, study)), places.place(home, study)
-    elsewhere, name = said.driven or not places.has_results(home, study), study["name"]
+    said, place = ledger.look(lambda connection: _expected(connection, study)), locations.place(home, study)
+    elsewhere, name = said.driven or not locations.has_results(home, study), study["name"]
     for trial in said.rows:
         number, key = trial["number"], trial["id"]
         if key in said.moving:
@@ -69,10 +70,10 @@ def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None
         found = [
             *_checkpoints(place, home.checkpoints(name, number), said.checkpoints.get(key, []), trial, report, name),
             *_files(place, home.files(name, number), said.handed_over.get(key, []), report),
-            *_results(results.path(home, name, number), said.results.get(number), elsewhere, name),
+            *_results(metrics_json.path(home, name, number), said.results.get(number), elsewhere, name),
         ]
         report.differences += [f"{name}: trial {number}: {text}" for text in found]
-    if places.has_results(home, study):
+    if locations.has_results(home, study):
         own = _files(DISK, home.files(study["name"], None), said.of_study, report)
         report.differences += [f"{study['name']}: {text}" for text in own]
     known = {f"{row['number']:05d}" for row in said.rows} | {"study.uid", WHOLE}
@@ -96,7 +97,7 @@ def _with_living_worker(connection: Connection, mine: ColumnElement[bool]) -> se
 def _checkpoints(
     place: Disk, root: Path, rows: Sequence[RowMapping], trial: RowMapping, report: Report, study: str
 ) -> Iterator[str]:
-    expected = {results.NAME}
+    expected = {metrics_json.NAME}
     for row in rows:
         if row["state"] == "kept":
             report.counts["checkpoints"] += 1

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from sqlalchemy import select
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import places
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import leases, mirrors
+from hpo.storage import locations
+from hpo.storage.home import Home
 from hpo.tracking import artifacts, projection
 from hpo.tracking.base import Batch, ModelView, Point, Refused, RunView, Tracker, Unreachable
 from hpo.tracking.mlflow import MlflowTracker, tracker_name
@@ -77,7 +77,7 @@ class _Comparison:
         if mirrored and state != "running":
             batch = projection.study_batch(connection, study, self._home, state)
             self._check_run("the study", found[0], batch, projection.study_run(study).tags)
-            if places.has_results(self._home, study):
+            if locations.has_results(self._home, study):
                 self._check_artifacts("the study", found[0].run_id, batch)
 
     # The trials' runs

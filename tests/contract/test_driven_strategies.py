@@ -13,12 +13,12 @@ from sqlalchemy import update
 
 from hpo.driver import Driver
 from hpo.errors import UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import studies
 from hpo.run import Request, declare
 from hpo.search.promotion.base import Promoting
 from hpo.search.strategies.base import BRINGS, STRATEGIES, make_strategy
+from hpo.storage.home import Home
 
 KEPT = Path(__file__).parents[1] / "harness" / "kept_study.py"
 LENGTH = 9  # epochs of a trial

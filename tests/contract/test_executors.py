@@ -24,12 +24,12 @@ from hpo.executors.inline import Inline
 from hpo.executors.local import Local
 from hpo.executors.ray import Ray
 from hpo.executors.resources import Resources
-from hpo.home import Home
 from hpo.ledger import Ledger, queries, tables
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, reports, workers
 from hpo.opening import Options
 from hpo.run import Request, declare
+from hpo.storage.home import Home
 from hpo.worker import Worker
 
 STUDY = str(Path(__file__).parents[1] / "harness" / "curves_study.py")

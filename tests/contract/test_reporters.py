@@ -14,12 +14,12 @@ from mirrored import Made
 from sqlalchemy import select
 from trainer_runs import MemoryReporter
 
-from hpo import handover
-from hpo.home import Home
 from hpo.ledger import tables, transactions
 from hpo.ledger.history import Curves
 from hpo.reporter import LedgerReporter
 from hpo.space.objective import Objective
+from hpo.storage import artifacts as stored
+from hpo.storage.home import Home
 from hpo.system import SystemMetrics
 from trainer.errors import Fenced
 from trainer.parallel.several import _Reporter as LedReporter
@@ -82,7 +82,7 @@ def in_ledger(home: Home, wrap: Callable[[Reporter], Reporter]) -> tuple[Attempt
         return {(step, key): math.nan if value is None else value for step, key, value in rows if key[:4] == "val/"}
 
     def artifacts() -> dict[str, str]:
-        shown = made.ledger.look(lambda c: handover.artifacts(c, taken[-1].trial_id))
+        shown = made.ledger.look(lambda c: stored.artifacts(c, taken[-1].trial_id))
         return {name: (home.files(made.name, 0) / stored).read_text() for name, stored in shown.items()}
 
     return Attempts(begin, values, events, artifacts), made

@@ -9,10 +9,10 @@ import pytest
 from driven import driven
 from sqlalchemy import select
 
-from hpo.home import Home
 from hpo.ledger import Ledger, driver_queries, queries, tables
 from hpo.run import Request
 from hpo.search.strategies.base import STRATEGIES
+from hpo.storage.home import Home
 
 STUDY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
 PINNED = {"pause": 0.0, "model.hidden_size": 8, "train.optim.name": "adamw", "train.optim.lr": 0.05}

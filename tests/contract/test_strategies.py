@@ -16,7 +16,6 @@ from optuna.trial import TrialState, create_trial
 from rounds import rounds
 
 from hpo.errors import UserError
-from hpo.home import Home
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.search.population.base import Breeding
 from hpo.search.promotion.base import Board, Promoting
@@ -35,6 +34,7 @@ from hpo.search.strategies.wilcoxon import Wilcoxon
 from hpo.space.dimensions import Float
 from hpo.space.objective import Objective
 from hpo.space.space import Space
+from hpo.storage.home import Home
 from trainer.report import CONTINUE
 
 SPECS = [

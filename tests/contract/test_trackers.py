@@ -20,7 +20,7 @@ from rounds import rounds
 
 from hpo import ui
 from hpo.errors import UserError
-from hpo.home import Home
+from hpo.storage.home import Home
 from hpo.tracking.base import Batch, Model, Point, Refused, Run, Tracker, Unreachable
 from hpo.tracking.database import initialise
 from hpo.tracking.files import link

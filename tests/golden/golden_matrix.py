@@ -10,11 +10,11 @@ from driven import driven
 from golden_studies import tried
 
 from hpo.errors import UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.run import Request, declare
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.search.strategies.base import STRATEGIES
+from hpo.storage.home import Home
 from hpo.study import preflight
 
 DECLARATION = Path(__file__).with_name("matrix_study.py")

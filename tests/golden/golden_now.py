@@ -52,8 +52,8 @@ def computed(*, every: bool) -> dict[str, Any]:
     import golden_studies
     import golden_surface
 
-    from hpo.home import Home
     from hpo.ledger import Ledger
+    from hpo.storage.home import Home
 
     with tempfile.TemporaryDirectory(prefix="hpo-golden-") as directory:
         home = Home(Path(directory))

@@ -11,9 +11,9 @@ from typing import Any
 import home_asset
 from driven import driven
 
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.run import Request
+from hpo.storage.home import Home
 
 MACHINES = ("time/*", "system/*", "*per_sec", "train/mfu", "train/gpu_util")  # metrics that the machine decides
 LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}

@@ -30,10 +30,10 @@ from sqlalchemy.exc import SADeprecationWarning
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.process_id import start_time
 from hpo.ledger.tables import attempts, checkpoints, reports, trials, workers
+from hpo.storage.home import Home
 
 STUDY = Path(__file__).with_name("tiny_study.py")
 TRIALS = 16  # TPE's model proposes from trial 13 on

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from hpo import Float
 from hpo.analysis.schedule import curve
 from hpo.cli import app
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.space.config import apply
 from hpo.space.space import Space
+from hpo.storage.home import Home
 from studies.atft import STUDY
 from studies.atft.phases import plan
 

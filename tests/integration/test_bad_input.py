@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 from hpo import Choice, Int, Objective, Study
 from hpo.cli import app
 from hpo.errors import HomeError, UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, store, tables
+from hpo.storage.home import Home
 from hpo.study import preflight
 from hpo.study.spec import StudySpec
 from hpo.tracking import mlflow
@@ -431,7 +431,7 @@ READING = ("status --json", "show 0 --json", "compare --json", "best --json", "v
 
 FORKED = """
 import os, runpy, sys
-import hpo.lookup, sqlalchemy  # what takes longest to load, once for all
+import hpo.storage.lookup, sqlalchemy  # what takes longest to load, once for all
 sys.stdout.reconfigure(line_buffering=True)
 home, *reading = sys.argv[1:]
 if "verify" in reading:

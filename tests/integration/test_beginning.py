@@ -13,11 +13,11 @@ from rounds import rounds
 from sqlalchemy import select
 
 from hpo.errors import DriftError, SpaceError, UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks
 from hpo.run import Request, declare
 from hpo.search.samplers.registry import MODELS, SAMPLERS
+from hpo.storage.home import Home
 from hpo.study.enqueue import read
 from hpo.warm import records
 

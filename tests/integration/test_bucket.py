@@ -18,16 +18,17 @@ from sqlalchemy import select, update
 from test_rungs import PROMOTE, digest
 
 import hpo as platform
-from hpo import gc, handover, mirror, places, results
+from hpo import mirror
 from hpo.analysis.best import best_trials
 from hpo.analysis.diagnose import Look, Subject, diagnosis
 from hpo.clock import FakeClock, SystemClock
 from hpo.driver import Driver
-from hpo.home import Home
 from hpo.ledger import Ledger, leases, queries, transactions
 from hpo.ledger.tables import attempts, checkpoints, events, studies, trials
-from hpo.results import Results
 from hpo.run import Request
+from hpo.storage import artifacts, gc, locations, metrics_json
+from hpo.storage.home import Home
+from hpo.storage.metrics_json import Results
 from hpo.tracking.draining import MAX_PAUSE, Mirror
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.trained import trained
@@ -300,9 +301,9 @@ def handed_over(tmp_path, bucket, empty_mlflow):
         connection.execute(update(studies).values(environment=ENVIRONMENT | {"checkpoints": bucket}))
     made.ask(2)
     first, second = made.claim(), made.claim()
-    place = places.place(home, made.ledger.look(lambda c: queries.study_row(c, "s")))
+    place = locations.place(home, made.ledger.look(lambda c: queries.study_row(c, "s")))
     (tmp_path / "notes.txt").write_text("seen")
-    where = handover.store(home.files("s", 0), first.fence, tmp_path / "notes.txt", "notes.txt", place)
+    where = artifacts.store(home.files("s", 0), first.fence, tmp_path / "notes.txt", "notes.txt", place)
     told = {"path": "notes.txt", "stored": where}
     made.ledger.transact(lambda c: transactions.record(c, first, "artifact", told, "0" * 32))
     for taken in (first, second):
@@ -367,7 +368,7 @@ def test_what_a_driver_writes_into_its_home_is_looked_for_in_that_of_the_last_on
         Results(ledger, "tiny", home).write()
     (tmp_path / "page.html").touch()
     study = ledger.look(lambda c: queries.study_row(c, "tiny"))
-    handover.leave(ledger, later.files("tiny", None), study["id"], {"plots/page.html": tmp_path / "page.html"})
+    artifacts.leave(ledger, later.files("tiny", None), study["id"], {"plots/page.html": tmp_path / "page.html"})
     shutil.copyfile(empty_mlflow, later.root / "mlflow.db")
     tracker = MlflowTracker(later.tracking_uri, later.artifacts)
     assert mirror.drain(ledger, tracker, "tiny", later).behind == 0
@@ -377,9 +378,9 @@ def test_what_a_driver_writes_into_its_home_is_looked_for_in_that_of_the_last_on
         return verify(home, storage, later.tracking_uri, "tiny").differences
 
     assert found(later) == found(begun) == found(never.create()) == []
-    results.path(begun, "tiny", 0).write_text("{}")
+    metrics_json.path(begun, "tiny", 0).write_text("{}")
     assert ["does not say what the ledger does" in text for text in found(begun)] == [True]
-    results.path(later, "tiny", 0).unlink()
+    metrics_json.path(later, "tiny", 0).unlink()
     assert ["metrics.json is missing" in text for text in found(later)] == [True]
     ledger.close()
 

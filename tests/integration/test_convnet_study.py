@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.home import Home
+from hpo.storage.home import Home
 from studies.convnet import recipes
 
 TINY = {

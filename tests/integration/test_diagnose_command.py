@@ -15,7 +15,7 @@ from trainer_runs import Toy
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.home import Home
+from hpo.storage.home import Home
 from trainer.config import TrainConfig
 from trainer.config.optim import OPTIMIZERS
 from trainer.diagnose.trial import examine

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hpo import load
 from hpo.cli import app
-from hpo.home import Home
+from hpo.storage.home import Home
 from studies._lm.adapter import BASE
 from studies._lm.base import base_model
 from studies._lm.config import ModelConfig

@@ -23,14 +23,14 @@ from hpo.driver import Driver
 from hpo.errors import DriftError
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
-from hpo.home import Home
 from hpo.ledger import Ledger, driver_queries, queries
 from hpo.ledger.tables import asks, attempts, events, studies, trials, workers
 from hpo.opening import Options
-from hpo.results import Results
 from hpo.run import Request, declare
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.space.config import parse_override
+from hpo.storage.home import Home
+from hpo.storage.metrics_json import Results
 from hpo.study import identity
 from hpo.worker import Worker
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from hpo.attempt import outcome_of
 from hpo.cli import app
-from hpo.home import Home
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.tables import trials
+from hpo.storage.home import Home
 from hpo.study.user_code import Streak
 from hpo.verify import verify
 from trainer.errors import TrainerError

@@ -15,10 +15,10 @@ from trainer_runs import MemoryReporter, Toy, Trial, killed_at
 
 from hpo import Float, Int, Objective, Study
 from hpo.errors import SpaceError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import reports
 from hpo.run import Request, run
+from hpo.storage.home import Home
 from hpo.verify import verify
 from studies.atft.config import Config as AtftConfig
 from studies.atft.task import AtftTask

@@ -24,12 +24,12 @@ from test_driver import drive, hpo, known, make, query, refused
 from hpo import fusion
 from hpo.executors.local import Local
 from hpo.fusion import Fusion
-from hpo.home import Home
 from hpo.ledger import Ledger, claims, transactions
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, studies, trials
 from hpo.run import Request, declare
 from hpo.search.strategies.base import STRATEGIES
+from hpo.storage.home import Home
 from hpo.worker import Worker
 from trainer import failpoint
 from trainer.errors import CheckpointError, Fenced

@@ -10,9 +10,9 @@ from sqlalchemy import select
 from test_driver import drive, query
 from test_fusion import ALIKE, FLAGS, SIZES, STEPS, groups, outcomes, values, variant
 
-from hpo.home import Home
 from hpo.ledger.tables import trials
 from hpo.search.strategies.base import STRATEGIES, History
+from hpo.storage.home import Home
 from trainer.report import CONTINUE, Verdict
 
 ASHA = '{"name": "asha", "min_epochs": 1, "eta": 2}'

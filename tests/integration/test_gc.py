@@ -15,11 +15,11 @@ from rounds import rounds
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from hpo import gc
 from hpo.cli import app
 from hpo.clock import SystemClock
 from hpo.ledger import leases, queries, tables
-from hpo.results import Results
+from hpo.storage import gc
+from hpo.storage.metrics_json import Results
 from hpo.verify import verify
 from trainer.report import Outcome, Verdict
 

@@ -9,14 +9,14 @@ import pytest
 from sqlalchemy import select, update
 from test_rungs import digest, drive, rows
 
-from hpo import gc
 from hpo.analysis.detail import describe, detail
 from hpo.driver import Driver
 from hpo.errors import UserError
 from hpo.executors.local import Local
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, trials
+from hpo.storage import gc
+from hpo.storage.home import Home
 from hpo.tracking import projection
 from hpo.verify import rules
 from hpo.verify.report import Report

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.home import Home
+from hpo.storage.home import Home
 
 TINY = (
     "data.corpus.general=80", "data.corpus.target=30", "model.hidden_size=16", "model.num_heads=2",

@@ -12,12 +12,13 @@ import pytest
 from mirrored import Made
 from sqlalchemy import select
 
-from hpo import handover, mirror
+from hpo import mirror
 from hpo.errors import UserError
 from hpo.ledger import claims, transactions
 from hpo.ledger.tables import events
 from hpo.reporter import LedgerReporter
 from hpo.space.objective import Objective
+from hpo.storage import artifacts
 from hpo.system import SystemMetrics
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
@@ -110,7 +111,7 @@ def test_what_a_killed_attempt_has_stored_and_not_named_is_swept_by_the_next(mad
 
 def attach(made: Made, taken: claims.Claim, tmp_path: Path, content: str) -> None:
     root = made.home.files(made.name, 0)
-    handover.attach(made.ledger, root, taken.trial_id, taken.fence, {"a/note.txt": text(tmp_path, content)})
+    artifacts.attach(made.ledger, root, taken.trial_id, taken.fence, {"a/note.txt": text(tmp_path, content)})
 
 
 def test_what_is_left_from_outside_outlives_the_attempt_that_runs_and_replaces_what_was_there(made, tmp_path):

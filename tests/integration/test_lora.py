@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from hpo import load
 from hpo.cli import app
-from hpo.home import Home
 from hpo.space.config import from_json
+from hpo.storage.home import Home
 from studies._lm import adapter, base
 from studies._lm.adapter import adapted
 from studies._lm.base import base_model

@@ -17,9 +17,9 @@ from mirrored import ME, Made
 from hpo import mirror
 from hpo.clock import SystemClock
 from hpo.errors import Busy, UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
+from hpo.storage.home import Home
 from hpo.tracking import projection
 from hpo.tracking.base import Unreachable
 from hpo.tracking.draining import Mirror

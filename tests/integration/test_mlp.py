@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.clock import SystemClock
 from hpo.errors import UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process, start_time
+from hpo.storage.home import Home
 from hpo.study.declaration import load
 from hpo.study.loading import source_parts
 from trainer.errors import CheckpointError

@@ -18,12 +18,13 @@ from sqlalchemy import update
 from typer.testing import CliRunner
 
 import hpo
-from hpo import gc, soup
+from hpo import soup
 from hpo.cli import app
 from hpo.errors import UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries, tables
 from hpo.run import Request, run
+from hpo.storage import gc
+from hpo.storage.home import Home
 from hpo.trained import declared, trained
 from hpo.verify import verify
 from trainer.checkpoint.store import load

@@ -19,7 +19,6 @@ from hpo.clock import SystemClock
 from hpo.driver import Driver
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
-from hpo.home import Home
 from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim, claim
 from hpo.ledger.process_id import Process
@@ -29,6 +28,7 @@ from hpo.progress import Progress
 from hpo.render import doing, screen
 from hpo.reporter import LedgerReporter, Opened
 from hpo.run import Request, declare
+from hpo.storage.home import Home
 from hpo.system import SystemMetrics
 from hpo.worker import Worker
 from trainer.report import Outcome, Verdict

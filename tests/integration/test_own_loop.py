@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.home import Home
+from hpo.storage.home import Home
 
 pytestmark = pytest.mark.usefixtures("process")
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
+from hpo.storage.home import Home
 
 pytestmark = pytest.mark.usefixtures("process")
 

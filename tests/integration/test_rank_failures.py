@@ -11,9 +11,9 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.tables import trials
+from hpo.storage.home import Home
 
 pytestmark = pytest.mark.usefixtures("ranks")
 

@@ -18,9 +18,9 @@ from kill import STUDY, Run, wait_until
 from test_rungs import drive
 
 from hpo import load
-from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, events, reports, trials
+from hpo.storage.home import Home
 
 RANKS = ("-o", "train.parallel.data=2", "-o", "train.micro_batch_size=3", "-o", "pause=0.01", "--seed", "1")
 TRIALS = 3

@@ -25,17 +25,17 @@ from hpo.clock import FakeClock
 from hpo.errors import Busy, HpoError, UserError
 from hpo.executing import Settled
 from hpo.executors.resources import NOTHING_SAID, Resources
-from hpo.home import Home
 from hpo.ledger import Ledger, claims, driver_queries, external, transactions
 from hpo.ledger.leases import acquire
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import asks, attempts, decisions, events, reports, studies, trials
 from hpo.opening import Options, open_study
-from hpo.results import Results
 from hpo.run import Request, declare, run
 from hpo.search.strategies.base import make_strategy
 from hpo.space.dimensions import Float, Int
 from hpo.space.trial_state import OPEN_STATES
+from hpo.storage.home import Home
+from hpo.storage.metrics_json import Results
 from hpo.tuning import TuneDriver
 from trainer.report import Outcome
 

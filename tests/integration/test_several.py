@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.errors import UserError
 from hpo.executors.local import Local
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.history import Curves
 from hpo.ledger.tables import decisions, trials
 from hpo.search.strategies.base import STRATEGIES, check_several, make_strategy
 from hpo.search.strategies.hyperband import Hyperband
 from hpo.space.objective import Constraint, Objective
+from hpo.storage.home import Home
 from hpo.study.declaration import load
 from trainer.report import Outcome
 

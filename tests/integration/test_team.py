@@ -22,10 +22,10 @@ import sqlalchemy as sa
 from driven import driven
 
 from hpo.errors import NoLedger
-from hpo.home import Home
 from hpo.ledger import Ledger, queries, tables
 from hpo.run import Request
 from hpo.space import trial_state
+from hpo.storage.home import Home
 
 STUDY = Path(__file__).parents[1] / "harness" / "tiny_study.py"
 

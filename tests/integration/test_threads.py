@@ -20,9 +20,9 @@ from hpo.cli import app
 from hpo.executors.base import Executor
 from hpo.executors.inline import Inline
 from hpo.executors.local import Local
-from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.run import Request
+from hpo.storage.home import Home
 from trainer.threads import VARIABLES, limited
 
 # Sums so long that a BLAS shares them among its threads, and so badly conditioned that any other order shows: one as

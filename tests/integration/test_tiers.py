@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from hpo.cli import app
 from hpo.errors import UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, trials
 from hpo.run import Request, declare
 from hpo.space.config import as_json, flatten
+from hpo.storage.home import Home
 from hpo.study.declaration import load
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from mirrored import Made
 
 from hpo import mirror, ui
 from hpo.errors import HpoError, StorageError, UserError
-from hpo.home import Home
+from hpo.storage.home import Home
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify

@@ -19,9 +19,9 @@ from rounds import rounds
 from hpo import mirror
 from hpo.clock import SystemClock
 from hpo.errors import NoLedger, StudyError
-from hpo.home import Home
 from hpo.ledger import Ledger, claims, leases, tables, transactions
 from hpo.ledger.process_id import Process, start_time
+from hpo.storage.home import Home
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import Report, verify
 

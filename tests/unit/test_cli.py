@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from hpo import commandline, mirror
 from hpo.cli import app
 from hpo.driver import Driver
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import attempts, trials
 from hpo.space.config import flatten, load_yaml, parse_override
+from hpo.storage.home import Home
 
 SEVERAL = str(Path(__file__).parents[1] / "harness" / "several_study.py")
 

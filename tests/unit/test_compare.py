@@ -16,7 +16,7 @@ from hpo.analysis.compare import compare, to_json, write_csv, write_parquet
 from hpo.analysis.detail import describe, detail
 from hpo.analysis.table import comparison
 from hpo.errors import UserError
-from hpo.home import Home
+from hpo.storage.home import Home
 from hpo.study.declaration import load
 from hpo.words import endings
 

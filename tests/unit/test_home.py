@@ -9,7 +9,7 @@ import pytest
 
 from hpo.errors import UserError
 from hpo.executors.process import begin_logs, spawn
-from hpo.home import Home
+from hpo.storage.home import Home
 
 
 @pytest.mark.parametrize("named", ["argument", "environment"])

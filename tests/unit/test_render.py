@@ -17,7 +17,6 @@ from hpo import Float, Objective, Study
 from hpo.analysis.detail import describe, detail
 from hpo.analysis.status import line
 from hpo.clock import FakeClock
-from hpo.home import Home
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, reports, studies, trials
 from hpo.progress import Progress
@@ -35,6 +34,7 @@ from hpo.render import (
 )
 from hpo.run import Result
 from hpo.search.strategies.base import make_strategy
+from hpo.storage.home import Home
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from hpo.executing import Placement, Settled
 from hpo.executors.cluster import Cluster, carried_environ, carry, check_reach
 from hpo.executors.local import Local
 from hpo.executors.resources import Needs, Resources, cpu_slots, devices, gpu_slots, gpus_each, needs
-from hpo.home import Home
 from hpo.run import Request, run
+from hpo.storage.home import Home
 
 ONE_RANK = Needs(ranks=1, threads=1, gpu=True)
 

@@ -11,11 +11,11 @@ from sqlalchemy import event
 from hpo.analysis.best import best_trials, describe_best
 from hpo.analysis.detail import describe, detail
 from hpo.clock import FakeClock
-from hpo.home import Home
 from hpo.progress import Progress
 from hpo.render import summary
-from hpo.results import NAME, Results
 from hpo.run import Result
+from hpo.storage.home import Home
+from hpo.storage.metrics_json import NAME, Results
 
 
 def test_a_driver_that_begins_anew_reads_nothing_of_trials_whose_file_is_there(tmp_path):

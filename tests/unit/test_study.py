@@ -17,11 +17,11 @@ from sqlalchemy import insert
 import hpo
 from hpo import Choice, Float, Int, Objective, Study, load
 from hpo.errors import SpaceError, StudyError, UserError
-from hpo.home import Home
 from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
 from hpo.search.strategies.base import make_strategy
 from hpo.space.config import as_json, check_path, config_hash, parse_override
+from hpo.storage.home import Home
 from hpo.study.identity import drift
 from hpo.study.loading import source_parts
 from hpo.study.spec import StudySpec

@@ -18,15 +18,16 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import places, results
 from hpo.clock import SystemClock
-from hpo.home import Home
 from hpo.ledger import Ledger, leases, queries, transactions
 from hpo.ledger import statements as sql
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import checkpoints, studies, trials
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
+from hpo.storage import locations
+from hpo.storage import metrics_json
+from hpo.storage.home import Home
 from hpo.study.declaration import RESUME_FROM
 from hpo.words import counted
 from trainer.checkpoint import CheckpointStore
@@ -93,9 +94,9 @@ def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, 
     ]  # an open trial's checkpoints are its own affair
     total = sum(row["size"] for row in kept)
     gone: set[int] = set()
-    places = {number: place for place, number in enumerate(order)}
+    positions = {number: position for position, number in enumerate(order)}
     for number, rows in sorted(
-        _by_trial(ended), key=lambda one: (places.get(one[0], len(places)), one[0]), reverse=True
+        _by_trial(ended), key=lambda one: (positions.get(one[0], len(positions)), one[0]), reverse=True
     ):
         if max_bytes is not None and total <= max_bytes:
             break
@@ -107,7 +108,7 @@ def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, 
 def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping]) -> list[dict[str, Any]]:
     """The rows with the bytes that their files add to what the disk holds."""
     seen: set[Any] = set()
-    measured, place = [], places.place(home, study)
+    measured, place = [], locations.place(home, study)
     for row in rows:
         files = place.sizes(home.checkpoints(study["name"], row["number"]) / row["path"], row["size"])
         measured.append({**row, "size": sum(size for file, size in files.items() if file not in seen)})
@@ -180,15 +181,15 @@ def _tidy(ledger: Ledger, home: Home, study: RowMapping) -> None:
         paths: dict[int, list[str]] = {}
         for trial, path in connection.execute(query):
             paths.setdefault(trial, []).append(path)
-        return rows, paths, results.texts(connection, study, rows)
+        return rows, paths, metrics_json.texts(connection, study, rows)
 
     rows, paths, texts = ledger.look(look)
-    place = places.place(home, study)
+    place = locations.place(home, study)
     for row in rows:
         directory = home.checkpoints(study["name"], row["number"])
         CheckpointStore(directory, fence=row["fence"], place=place).sweep(paths.get(row["id"], ()))
         failpoint("retention.after_files")
-        file, text = results.path(home, study["name"], row["number"]), texts[row["number"]]
+        file, text = metrics_json.path(home, study["name"], row["number"]), texts[row["number"]]
         if file.is_file() and file.read_text() != text:
             write_text(file, text)
 

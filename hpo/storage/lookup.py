@@ -8,8 +8,8 @@ from contextlib import closing
 from typing import Any
 
 from hpo.errors import NoLedger, UserError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
+from hpo.storage.home import Home
 from hpo.study.naming import check_name
 
 

@@ -14,11 +14,11 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.clock import Clock, SystemClock
 from hpo.errors import StorageError
-from hpo.home import Home
 from hpo.ledger import Ledger, queries
 from hpo.ledger.json import plain
 from hpo.ledger.tables import checkpoints, trials
 from hpo.space.trial_state import TERMINAL_STATES
+from hpo.storage.home import Home
 from hpo.words import command
 from trainer.durable import write_text
 

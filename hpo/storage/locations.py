@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy.engine import RowMapping
 
 from hpo.errors import UserError
-from hpo.home import MARKER, Home
+from hpo.storage.home import MARKER, Home
 from trainer.bucket import Bucket
 from trainer.errors import CheckpointError
 from trainer.place import DISK, Disk, ObjectStore
