@@ -49,7 +49,7 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
     from hpo.clock import SystemClock
     from hpo.ledger import leases
     from hpo.ledger.process_id import Process
-    from hpo.tracking.draining import GRACE, LEASE_TIMEOUT, Mirror
+    from hpo.tracking.mirror import GRACE, LEASE_TIMEOUT, Mirror
     from hpo.tracking.mlflow import MlflowTracker
 
     home, ledger, drive = _study(directory)

@@ -168,8 +168,9 @@ def resume(
     from hpo.executors.resources import Resources
     from hpo.run import Request
     from hpo.storage.home import Home
-    from hpo.storage.lookup import open_study, tracking_uri_of
+    from hpo.storage.lookup import open_study
     from hpo.study.budget import parse_time
+    from hpo.tracking.uri import tracking_uri_of
 
     ledger, name, at = open_study(home, storage, study, upgrade=True)
     request = Request(
@@ -313,7 +314,7 @@ def ui(
 ) -> None:
     """Serve MLflow's pages on this machine."""
     from hpo.storage.home import Home
-    from hpo.ui import serve
+    from hpo.tracking.ui import serve
 
     raise typer.Exit(serve(Home.at(home), tracking_uri, port, open_browser=browser))
 
@@ -351,19 +352,20 @@ def sync(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Send MLflow what it has not got, after it was away."""
-    from hpo import mirror
-    from hpo.storage.lookup import open_ledger, study_names, tracking_uri_of
+    from hpo.storage.lookup import open_ledger, study_names
+    from hpo.tracking import mirror_process
     from hpo.tracking.mlflow import MlflowTracker
+    from hpo.tracking.uri import tracking_uri_of
 
     ledger, at = open_ledger(home, storage)
     behind = 0
     for name in study_names(ledger, study):
         uri = tracking_uri_of(ledger, name, at, tracking_uri)
         tracker = MlflowTracker(uri, at.artifacts)
-        result = mirror.drain(ledger, tracker, name, at)
+        result = mirror_process.drain(ledger, tracker, name, at)
         behind += result.behind
         sent = words.tally({"batches": result.sent})
-        print(f"{name}: " + (mirror.lag(result, tracker.name) or f"MLflow has everything ({sent} sent)."))
+        print(f"{name}: " + (mirror_process.lag(result, tracker.name) or f"MLflow has everything ({sent} sent)."))
     if behind:
         raise typer.Exit(1)
 

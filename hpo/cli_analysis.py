@@ -71,10 +71,10 @@ def plot(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Draw a study: PNG files, and all on one page. They are left with the study and shown in its MLflow run."""
-    from hpo import mirror
     from hpo.analysis import plots
     from hpo.ledger import queries
     from hpo.storage import artifacts
+    from hpo.tracking import mirror_process
 
     wanted = plots.chosen(kinds or ())
     ledger, name, at, found = _opened(home, storage, study, metric)
@@ -100,7 +100,7 @@ def plot(
     with ledger.read() as connection:
         where = at.files(name, None) / artifacts.of_study(connection, study_id)[f"plots/{plots.PAGE}"]
     print(f"drawn: {', '.join(drawn)}\npage: {where}")
-    print(mirror.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
+    print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
 
 
 @app.command()
@@ -200,7 +200,8 @@ def _derived(
     """The study that is looked at, and how one made from it is driven: by default as it was."""
     from hpo.analysis.listed import Driven, found
     from hpo.executing import Placement
-    from hpo.storage.lookup import open_study, tracking_uri_of
+    from hpo.storage.lookup import open_study
+    from hpo.tracking.uri import tracking_uri_of
 
     ledger, name, at = open_study(home, storage, study)
     uri = tracking_uri_of(ledger, name, at, tracking_uri)

@@ -28,9 +28,9 @@ def _size(text: str | None) -> Any:
 
 def _mirror(ledger: Ledger, name: str, home: Home, tracking_uri: str | None) -> None:
     """Send MLflow what has changed."""
-    from hpo import mirror
+    from hpo.tracking import mirror_process
 
-    if missing := mirror.send(ledger, home, name, tracking_uri):
+    if missing := mirror_process.send(ledger, home, name, tracking_uri):
         print(missing)
 
 

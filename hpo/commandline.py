@@ -343,14 +343,13 @@ def _drive(request: Request, begun: Callable[[], None]) -> None:
 
 def _left(ledger: Ledger, name: str, request: Request) -> Result:
     """How a run that was interrupted before its workers began, or after they had left, has left the study."""
-    from hpo import mirror
     from hpo.ledger import queries
     from hpo.run import Result
-    from hpo.storage.lookup import tracking_uri_of
-    from hpo.tracking.mlflow import tracker_name
+    from hpo.tracking import mirror_process
+    from hpo.tracking.uri import tracker_name, tracking_uri_of
 
     with ledger.read() as connection:
         state = queries.study_row(connection, name)["state"]
     tracker = tracker_name(tracking_uri_of(ledger, name, request.home, request.tracking_uri))
-    behind = mirror.behind(ledger, tracker, name)
+    behind = mirror_process.behind(ledger, tracker, name)
     return Result(name, "interrupted" if state == "open" else state, "", behind, signal.SIGINT)

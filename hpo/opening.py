@@ -25,7 +25,7 @@ from hpo.study.declaration import Study
 from hpo.study.environment import describe
 from hpo.study.identity import drift, identity
 from hpo.study.spec import StudySpec
-from hpo.tracking.mlflow import tracker_name
+from hpo.tracking.uri import tracker_name
 
 LEASE_SECONDS = 30.0
 _AS_BEGUN = ("tracking_uri", "checkpoints")  # of the environment: where a study began to be written

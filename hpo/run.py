@@ -23,7 +23,6 @@ from hpo.space.config import Raw, as_json, flatten
 from hpo.space.trial_config import lanes_of
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.storage.lookup import tracking_uri_of
 from hpo.storage.metrics_json import Results
 from hpo.study import compatibility, preflight
 from hpo.study.budget import Budget, spelled
@@ -32,7 +31,8 @@ from hpo.study.enqueue import within
 from hpo.study.loading import shipped
 from hpo.study.naming import check_name
 from hpo.study.spec import StudySpec
-from hpo.tracking.mlflow import check_uri, silence, tracker_name
+from hpo.tracking.mlflow import silence
+from hpo.tracking.uri import check_uri, tracker_name, tracking_uri_of
 from hpo.words import command, counted
 
 ORDERS = ("ordered", "async")
@@ -164,10 +164,10 @@ def _drive(
     on_tick: Callable[[str], None],
     write_results: Callable[[], None],
 ) -> Result:
-    from hpo import mirror
+    from hpo.tracking import mirror_process
 
     def behind() -> int:
-        return mirror.behind(ledger, tracker_name(options.tracking_uri), spec.name)
+        return mirror_process.behind(ledger, tracker_name(options.tracking_uri), spec.name)
 
     if driver.idle:
         state = driver.run()
@@ -175,7 +175,7 @@ def _drive(
         if not behind():
             on_tick("")
             return Result(spec.name, state, driver.reason, 0, None)
-    mirroring = mirror.spawn(options.home, options.storage, options.tracking_uri, spec.name)
+    mirroring = mirror_process.spawn(options.home, options.storage, options.tracking_uri, spec.name)
     signals = Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"))
 
     def tick() -> None:
@@ -192,7 +192,7 @@ def _drive(
             if left := behind():
                 last = "last transaction" if left == 1 else f"last {left} transactions"
                 on_tick(f"waiting for MLflow to take the {last}")
-            left = mirror.finish(mirroring, ledger, options.tracking_uri, spec.name)
+            left = mirror_process.finish(mirroring, ledger, options.tracking_uri, spec.name)
     on_tick("")
     return Result(spec.name, state, driver.reason, left, signals.first)
 

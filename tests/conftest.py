@@ -103,7 +103,7 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture(scope="session")
 def empty_mlflow(tmp_path_factory) -> Path:
     """An initialised database: making one anew takes seconds."""
-    from hpo.tracking.database import initialise
+    from hpo.tracking.mlflow_store import initialise
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     (path.parent / "mlflow.db.new").write_bytes(b"left by one that was killed while making it")

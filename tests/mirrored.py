@@ -13,11 +13,11 @@ from typing import Any
 
 from sqlalchemy import insert, update
 
-from hpo import mirror
 from hpo.ledger import Ledger, claims, tables, transactions
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
+from hpo.tracking import mirror_process
 from hpo.tracking.mlflow import MlflowTracker
 from trainer.report import CheckpointRef, Outcome, Verdict
 
@@ -156,5 +156,5 @@ class Made:
 def sync(made: Made) -> None:
     """Send the study to MLflow, all of it."""
     tracker = MlflowTracker(made.home.tracking_uri, made.home.artifacts)
-    assert mirror.drain(made.ledger, tracker, made.name, made.home).behind == 0
+    assert mirror_process.drain(made.ledger, tracker, made.name, made.home).behind == 0
     tracker.close()

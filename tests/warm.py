@@ -30,7 +30,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MODULES = ("hpo", "hpo.worker", "hpo.mirror", "trainer.rank", "rank_runs")  # the last a node of tests/integration
+MODULES = (
+    "hpo",
+    "hpo.worker",
+    "hpo.tracking.mirror_process",
+    "trainer.rank",
+    "rank_runs",
+)  # the last a node of tests/integration
 PRELOADED = (
     "torch.distributed.elastic.agent.server.api",
     "torch._dynamo",
@@ -69,7 +75,7 @@ PRELOADED = (
     "hpo.reporter",
     "hpo.storage.gc",
     "hpo.verify",
-    "hpo.tracking.draining",
+    "hpo.tracking.mirror",
     "hpo.tracking.mlflow",
     "hpo.executors.local",
     "hpo.executors.inline",

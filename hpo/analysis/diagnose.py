@@ -270,7 +270,7 @@ class Recorder:
 
     def record(self, found: Diagnosis) -> str:
         """In words, where it is now."""
-        from hpo import mirror
+        from hpo.tracking import mirror_process
 
         held, root, place = found.subject.held, self.home.files(self.name, self.number), found.subject.place
         assert held is not None, "a trial's"
@@ -280,5 +280,5 @@ class Recorder:
         except OSError as error:
             why = error.strerror or error
             raise UserError(f"{place.shown(root)} cannot be written ({why}): --print-only records nothing.") from error
-        sent = mirror.send(self.ledger, self.home, self.name, self.tracking_uri) or "its MLflow run shows them."
+        sent = mirror_process.send(self.ledger, self.home, self.name, self.tracking_uri) or "its MLflow run shows them."
         return f"left with the trial: files/diagnosis ({', '.join(found.files)}); {sent}"

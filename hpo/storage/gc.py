@@ -25,8 +25,7 @@ from hpo.ledger.process_id import Process
 from hpo.ledger.tables import checkpoints, studies, trials
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.storage import locations
-from hpo.storage import metrics_json
+from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home
 from hpo.study.declaration import RESUME_FROM
 from hpo.words import counted

@@ -65,12 +65,3 @@ def open_studies(
     if study is None and len(names) == 1:
         print(f"study {names[0]}, the only one in {where}", file=sys.stderr)
     return ledger, names, at
-
-
-def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) -> str:
-    """Where the study is tracked: as given, else where it was begun, else in the home."""
-    with ledger.read() as connection:
-        begun = queries.study_row(connection, name)["environment"]
-    # A home that was moved takes its own MLflow store along.
-    own = begun["tracking_uri"] == f"sqlite:///{begun['home']}/mlflow.db"
-    return given or (home.tracking_uri if own else begun["tracking_uri"])

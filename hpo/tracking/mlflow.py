@@ -9,7 +9,6 @@ makes a second run; the first opening of a new database is a race that only a lo
 from __future__ import annotations
 
 import getpass
-import hashlib
 import ipaddress
 import os
 import shutil
@@ -24,19 +23,18 @@ from urllib.parse import urlsplit
 
 from sqlalchemy.engine import make_url
 
-from hpo.errors import UserError
 from hpo.ledger.store import read_only_url, writable
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
-from hpo.tracking.database import initialise, locked
 from hpo.tracking.files import digests, link
-from hpo.tracking.models import Models
+from hpo.tracking.mlflow_models import Models
+from hpo.tracking.mlflow_store import initialise, locked
+from hpo.tracking.uri import _DATABASES, check_uri, tracker_name
 from hpo.words import command
 from trainer.durable import write_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE")
 _PAGE = 1000
 _ALL = 2**31 - 1
@@ -51,38 +49,6 @@ _SETTINGS = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
-
-
-def tracker_name(uri: str) -> str:
-    """`uri` without user and password, cut to what the ledger's cursors hold."""
-    parts = urlsplit(uri)
-    name = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else uri
-    return name if len(name) <= 250 else f"{name[:200]}#{hashlib.sha256(name.encode()).hexdigest()[:32]}"
-
-
-def check_uri(uri: str) -> str:
-    """The URI's scheme, without a driver; UserError unless it is one that can be used. Connects to nothing."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise UserError(f"--tracking-uri is no URI ({error}): give sqlite:///PATH or http(s)://HOST.") from error
-    scheme = parts.scheme.partition("+")[0]
-    wrong, fix = "", "give sqlite:///PATH, another database or http(s)://HOST"
-    if scheme not in (*_DATABASES, "http", "https"):
-        wrong = "it has no scheme" if not scheme else f"the scheme {scheme!r} is not known"
-    elif scheme == "sqlite":
-        path = Path(uri.partition(":///")[2])
-        if ":///" not in uri or path.name in ("", ":memory:"):
-            wrong, fix = "it names no file", "give sqlite:///PATH"
-        elif not path.parent.is_dir():
-            wrong, fix = f"there is no directory {path.parent}", "make it, or name another"
-        elif path.is_dir():
-            wrong, fix = f"{path} is a directory", "name a file in it"
-    elif scheme in ("http", "https") and not parts.hostname:  # a database may be reached by a socket
-        wrong, fix = "it names no host", f"give {scheme}://HOST"
-    if wrong:
-        raise UserError(f"--tracking-uri {tracker_name(uri)!r} cannot be used, {wrong}: {fix}.")
-    return scheme
 
 
 def silence(uri: str, seconds: float = 1.0) -> str:

@@ -30,13 +30,12 @@ from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, mirrors, reports, trials
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.storage import artifacts as handover
-from hpo.storage import locations, metrics_json
+from hpo.storage import artifacts, locations, metrics_json
 from hpo.storage.home import Home
-from hpo.tracking import artifacts
-from hpo.tracking.artifacts import checkpoint_name
+from hpo.tracking import run_files
 from hpo.tracking.base import Batch, Model, Point, Run, Status
-from hpo.tracking.facts import LARGEST, Facts, cursor, finite, sent
+from hpo.tracking.rows import LARGEST, Facts, cursor, finite, sent
+from hpo.tracking.run_files import checkpoint_name
 from trainer.place import DISK, Disk
 
 _NO_TRACKER = ""  # has no cursors
@@ -160,7 +159,7 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     declared["environment"] = _environment(study)
     shown = {"study.json": declared} | ({"soup.json": soup} if soup else {})
     texts = {name: json.dumps(content, indent=2, sort_keys=True) + "\n" for name, content in shown.items()}
-    files = artifacts.of_study(home, study["name"], handover.of_study(connection, study["id"]))
+    files = run_files.of_study(home, study["name"], artifacts.of_study(connection, study["id"]))
     ended_at = None if ended is None else _ms(ended)
     return Batch(tags=tags, texts=texts, files=files, status=STUDY_STATUS[state], ended_at=ended_at)
 
@@ -213,16 +212,16 @@ def stored(value: float) -> float:
 
 def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place: Disk) -> Batch:
     found, root = facts.checkpoints.get(trial["id"], []), home.checkpoints(study["name"], trial["number"])
-    saved, removed = artifacts.checkpoint_changes(found, trial["sent"], root)
+    saved, removed = run_files.checkpoint_changes(found, trial["sent"], root)
     here = place is DISK
     files = saved if here else {}
-    files |= artifacts.handed_over(home, study["name"], trial, facts.artifacts.get(trial["id"], []))
+    files |= run_files.handed_over(home, study["name"], trial, facts.artifacts.get(trial["id"], []))
     new, ended = trial["sent"] == 0, trial["state"] in TERMINAL_STATES
-    texts = {"config.json": artifacts.config_text(trial)} if new else {}
-    texts |= {} if here else artifacts.places(place, saved, found)
+    texts = {"config.json": run_files.config_text(trial)} if new else {}
+    texts |= {} if here else run_files.places(place, saved, found)
     models: list[Model] = []
     if ended and here:
-        models = artifacts.models(study, trial, found, _reported(facts.saved.get(trial["id"], [])), root)
+        models = run_files.models(study, trial, found, _reported(facts.saved.get(trial["id"], [])), root)
     if ended:
         kept = [row for row in found if row["state"] == "kept"]
         last, judged = facts.last.get(trial["id"], {}), facts.judged.get(trial["id"])
@@ -232,12 +231,12 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
     return Batch(
         points=_points(study, trial, facts.values.get(trial["id"], [])),
         params={path: _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},
-        tags=_tags(trial, facts) | artifacts.checkpoint_tags(found),
+        tags=_tags(trial, facts) | run_files.checkpoint_tags(found),
         texts=texts,
         files=files,
         removed=removed,
         models=models,
-        removed_models=[artifacts.model_name(trial["number"], name) for name in removed] if ended else (),
+        removed_models=[run_files.model_name(trial["number"], name) for name in removed] if ended else (),
         status=TRIAL_STATUS[trial["state"]],
         ended_at=_ms(trial["ended_at"]) if ended else None,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
-from hpo.storage.lookup import tracking_uri_of
+from hpo.tracking.uri import tracking_uri_of
 from hpo.verify import disk, rules, tracker
 from hpo.verify.report import Report
 

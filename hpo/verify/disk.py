@@ -13,11 +13,10 @@ from hpo.ledger import Ledger, queries
 from hpo.ledger.process_id import is_dead
 from hpo.ledger.tables import attempts, checkpoints, events, leases, trials, workers
 from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
-from hpo.storage import locations
-from hpo.storage import metrics_json
+from hpo.storage import locations, metrics_json
 from hpo.storage.artifacts import shown, stored
 from hpo.storage.home import WHOLE, Home
-from hpo.tracking.database import leftovers
+from hpo.tracking.mlflow_store import leftovers
 from hpo.verify.report import Report, by_trial
 from hpo.words import command
 from trainer.manifest import Damaged

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 @dataclass
 class Report:
-    """`counts` of what was looked at; `differences`, one sentence each; `behind` as `hpo.mirror.behind` counts."""
+    """`counts` of what was looked at; `differences`, one sentence each; `behind` as `mirror_process.behind` counts."""
 
     counts: Counter[str] = field(default_factory=Counter)
     differences: list[str] = field(default_factory=list)

@@ -12,9 +12,10 @@ from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import leases, mirrors
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.tracking import artifacts, projection
+from hpo.tracking import projection, run_files
 from hpo.tracking.base import Batch, ModelView, Point, Refused, RunView, Tracker, Unreachable
-from hpo.tracking.mlflow import MlflowTracker, tracker_name
+from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.uri import tracker_name
 from hpo.verify.report import Report
 
 
@@ -113,7 +114,7 @@ class _Comparison:
         if sent_all:
             self._check_run(at, view, trial.batch, trial.run.tags)
         if sent_all and not (alive and trial.batch.ended_at is None):
-            artifacts.fetch(trial.place, trial.batch.files)
+            run_files.fetch(trial.place, trial.batch.files)
             self._check_artifacts(at, view.run_id, trial.batch)
             self._check_models(at, view.run_id, trial.batch)
 
@@ -150,7 +151,7 @@ class _Comparison:
     def _check_artifacts(self, at: str, run_id: str, batch: Batch) -> None:
         have = self._tracker.digests(run_id)
         self._report.counts["artifacts"] += len(have)
-        self._compare(at, have, artifacts.digests(batch.texts, batch.files))
+        self._compare(at, have, run_files.digests(batch.texts, batch.files))
 
     def _check_models(self, at: str, run_id: str, batch: Batch) -> None:
         """One finished model for each, with its metrics and files; none else."""
@@ -169,7 +170,7 @@ class _Comparison:
             if any(view.tags.get(key) != value for key, value in model.tags.items()):
                 self._differ(f"{at}: the tags of MLflow's model {model.name} are not the ledger's")
             have = self._tracker.model_digests(view.model_id)
-            self._compare(f"{at}: model {model.name}", have, artifacts.digests(model.texts, model.files))
+            self._compare(f"{at}: model {model.name}", have, run_files.digests(model.texts, model.files))
 
     def _compare(self, at: str, have: Mapping[str, str], want: Mapping[str, str]) -> None:
         for name in sorted(have.keys() | want.keys()):

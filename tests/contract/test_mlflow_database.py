@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-from hpo.tracking.database import initialise
+from hpo.tracking.mlflow_store import initialise
 
 TIMES = ("creation_time", "last_update_time")
 
@@ -28,7 +28,7 @@ def _sorted_lines(statement: str) -> str:
 
 
 def test_recorded_statements_make_what_migrations_make(tmp_path, monkeypatch):
-    """`python -m hpo.tracking.database` records those of another version of MLflow."""
+    """`python -m hpo.tracking.mlflow_store` records those of another version of MLflow."""
     made, migrated = tmp_path / "made.db", tmp_path / "migrated.db"
     initialise(made, tmp_path / "artifacts")
     monkeypatch.setattr("mlflow.version.VERSION", "0.0.0")  # nothing is recorded of it

@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 from rounds import rounds
 
-from hpo import ui
 from hpo.errors import UserError
 from hpo.storage.home import Home
+from hpo.tracking import ui
 from hpo.tracking.base import Batch, Model, Point, Refused, Run, Tracker, Unreachable
-from hpo.tracking.database import initialise
 from hpo.tracking.files import link
-from hpo.tracking.mlflow import MlflowTracker, check_uri, silence
+from hpo.tracking.mlflow import MlflowTracker, silence
+from hpo.tracking.mlflow_store import initialise
+from hpo.tracking.uri import check_uri
 
 STUDY = Run("u" * 32, "s", 1_700_000_000_000, {"hpo.run_uid": "u" * 32, "hpo.study": "s"}, "studies.mlp", "c0ffee")
 
@@ -305,7 +306,6 @@ def test_a_second_name_or_a_copy(tmp_path):
 
 @pytest.mark.usefixtures("process")
 def test_mlflow_is_imported_only_to_be_used():
-    code = (
-        "import sys, hpo.mirror, hpo.verify, hpo.ui; assert not {'mlflow', 'torch', 'optuna', 'ray'} & set(sys.modules)"
-    )
+    code = "import sys, hpo.tracking.mirror_process, hpo.verify, hpo.tracking.ui;"
+    code += "assert not {'mlflow', 'torch', 'optuna', 'ray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})

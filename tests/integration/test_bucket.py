@@ -18,7 +18,6 @@ from sqlalchemy import select, update
 from test_rungs import PROMOTE, digest
 
 import hpo as platform
-from hpo import mirror
 from hpo.analysis.best import best_trials
 from hpo.analysis.diagnose import Look, Subject, diagnosis
 from hpo.clock import FakeClock, SystemClock
@@ -29,7 +28,8 @@ from hpo.run import Request
 from hpo.storage import artifacts, gc, locations, metrics_json
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
-from hpo.tracking.draining import MAX_PAUSE, Mirror
+from hpo.tracking import mirror_process
+from hpo.tracking.mirror import MAX_PAUSE, Mirror
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.trained import trained
 from hpo.verify import disk, verify
@@ -357,7 +357,7 @@ def test_metrics_flow_on_while_the_bucket_is_away_and_files_follow(handed_over, 
     clock.sleep(MAX_PAUSE)
     mirroring.look()
     assert shown(made, tracker) == {0: ([1, 2], ["files/notes.txt"]), 1: ([1], [])}
-    assert mirror.behind(made.ledger, tracker.name, "s") == 0
+    assert mirror_process.behind(made.ledger, tracker.name, "s") == 0
 
 
 def test_what_a_driver_writes_into_its_home_is_looked_for_in_that_of_the_last_one(tmp_path, bucket, empty_mlflow):
@@ -371,7 +371,7 @@ def test_what_a_driver_writes_into_its_home_is_looked_for_in_that_of_the_last_on
     artifacts.leave(ledger, later.files("tiny", None), study["id"], {"plots/page.html": tmp_path / "page.html"})
     shutil.copyfile(empty_mlflow, later.root / "mlflow.db")
     tracker = MlflowTracker(later.tracking_uri, later.artifacts)
-    assert mirror.drain(ledger, tracker, "tiny", later).behind == 0
+    assert mirror_process.drain(ledger, tracker, "tiny", later).behind == 0
     tracker.close()
 
     def found(home: Home) -> list[str]:

@@ -12,7 +12,6 @@ import pytest
 from mirrored import Made
 from sqlalchemy import select
 
-from hpo import mirror
 from hpo.errors import UserError
 from hpo.ledger import claims, transactions
 from hpo.ledger.tables import events
@@ -20,6 +19,7 @@ from hpo.reporter import LedgerReporter
 from hpo.space.objective import Objective
 from hpo.storage import artifacts
 from hpo.system import SystemMetrics
+from hpo.tracking import mirror_process
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
 from trainer import failpoint
@@ -57,7 +57,7 @@ def checked(made: Made, taken: claims.Claim) -> tuple[list[str], str]:
     made.finish(taken, "complete", 1, [0.5])
     made.end()
     tracker = MlflowTracker(made.home.tracking_uri, made.home.artifacts)
-    assert mirror.drain(made.ledger, tracker, made.name, made.home).behind == 0
+    assert mirror_process.drain(made.ledger, tracker, made.name, made.home).behind == 0
     tracker.close()
     [seen] = made.home.artifacts.rglob("note.txt")
     assert seen.parts[-3:] == ("files", "a", "note.txt")
@@ -126,7 +126,7 @@ def test_what_is_left_from_outside_outlives_the_attempt_that_runs_and_replaces_w
     attach(made, taken, tmp_path, "after its end")
     assert on_disk(made) == ["after its end", "its last"]
     tracker = MlflowTracker(made.home.tracking_uri, made.home.artifacts)
-    assert mirror.drain(made.ledger, tracker, made.name, made.home).behind == 0
+    assert mirror_process.drain(made.ledger, tracker, made.name, made.home).behind == 0
     tracker.close()
     assert verify(made.home, made.home.storage, made.home.tracking_uri, made.name).differences == []
 

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from mirrored import ME, Made
 
-from hpo import mirror
 from hpo.clock import SystemClock
 from hpo.errors import Busy, UserError
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
-from hpo.tracking import projection
+from hpo.tracking import mirror_process, projection
 from hpo.tracking.base import Unreachable
-from hpo.tracking.draining import Mirror
-from hpo.tracking.mlflow import MlflowTracker, tracker_name
+from hpo.tracking.mirror import Mirror
+from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.uri import tracker_name
 from hpo.verify import verify
 from trainer import failpoint
 
@@ -50,7 +50,7 @@ def tracker(home):
 
 
 def drained(made: Made, tracker: MlflowTracker) -> None:
-    result = mirror.drain(made.ledger, tracker, made.name, made.home)
+    result = mirror_process.drain(made.ledger, tracker, made.name, made.home)
     assert (result.behind, result.why) == (0, "")
     report = verify(made.home, made.home.storage, made.home.tracking_uri)
     assert (report.differences, report.behind) == ([], 0)
@@ -178,7 +178,7 @@ def test_a_trial_that_is_refused_at_first_has_one_run(made, tracker):
     looking.look(leaving=True)
     lease.release()
     assert len(tracker.find(made.name, made.uid, children=True)) == 1
-    assert mirror.behind(made.ledger, tracker.name, made.name) == 0
+    assert mirror_process.behind(made.ledger, tracker.name, made.name) == 0
 
 
 def test_values_that_are_not_finite_and_names_mlflow_refuses(made, tracker):
@@ -206,7 +206,7 @@ def test_values_that_are_not_finite_and_names_mlflow_refuses(made, tracker):
 def test_a_running_trial_arrives_bit_by_bit(made, tracker):
     made.ask()
     taken = made.claim()
-    assert mirror.behind(made.ledger, tracker.name, "s") == 1 + 2  # the study, the ask and the claim
+    assert mirror_process.behind(made.ledger, tracker.name, "s") == 1 + 2  # the study, the ask and the claim
     for step in (1, 2, 3):
         made.report(taken, step, {"val/loss": 1 / step, "late" if step == 3 else "early": 1.0}, epoch=step)
         drained(made, tracker)
@@ -214,7 +214,7 @@ def test_a_running_trial_arrives_bit_by_bit(made, tracker):
     made.finish(taken, "preempted")
     taken = made.claim()
     made.report(taken, 3, {"val/loss": 9.0, "new": 4.0}, epoch=3)
-    assert mirror.behind(made.ledger, tracker.name, "s") == 3
+    assert mirror_process.behind(made.ledger, tracker.name, "s") == 3
     assert verify(made.home, made.home.storage, made.home.tracking_uri).differences == []
     drained(made, tracker)
     [view] = tracker.find(made.name, made.uid, children=True)
@@ -263,13 +263,13 @@ def test_killed_at_every_point(home, point, hit):
     def body() -> None:
         ledger = Ledger(home.storage)
         tracker = MlflowTracker(home.tracking_uri, home.artifacts)
-        mirror.drain(ledger, tracker, "s", home)
+        mirror_process.drain(ledger, tracker, "s", home)
         made.ledger = ledger
         made.report(taken, 2, {"val/loss": 0.5}, epoch=2)
-        mirror.drain(ledger, tracker, "s", home)
+        mirror_process.drain(ledger, tracker, "s", home)
         made.finish(taken, "complete", 2, [0.5])
         made.complete(2)
-        mirror.drain(ledger, tracker, "s", home)
+        mirror_process.drain(ledger, tracker, "s", home)
 
     status = in_child(body, {point: ("kill", hit)})
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
@@ -328,13 +328,15 @@ def test_a_run_that_was_deleted_in_mlflow_holds_up_no_other(made, tracker):
     client(made.home).delete_run(views["1"])
     made.report(other, 1, {"val/loss": 1.0})
     made.complete(2)
-    result = mirror.drain(made.ledger, tracker, "s", made.home)
+    result = mirror_process.drain(made.ledger, tracker, "s", made.home)
     assert result.behind == 1 and "trial 1" in result.why
-    assert "behind by 1" in mirror.lag(result, tracker.name) and "hpo sync" in mirror.lag(result, tracker.name)
+    assert "behind by 1" in mirror_process.lag(result, tracker.name) and "hpo sync" in mirror_process.lag(
+        result, tracker.name
+    )
     report = verify(made.home, made.home.storage, made.home.tracking_uri)
     assert report.behind == 1
     assert [t for t in report.differences if "trial 1" in t and "not in MLflow" in t] == report.differences
-    mirror.forget(made.ledger, tracker.name, "s")
+    mirror_process.forget(made.ledger, tracker.name, "s")
     drained(made, MlflowTracker(made.home.tracking_uri, made.home.artifacts))
     assert sorted(shown(made, tracker)) == [0, 1, 2]
     assert taken.number == 0
@@ -357,7 +359,7 @@ def test_one_mirror_at_a_time(made, tracker):
         study_id = queries.study_row(connection, "s")["id"]
     lease = leases.acquire(made.ledger, f"mirror:{study_id}", "s", ME, SystemClock(), 1.0)
     with pytest.raises(Busy, match="already has a mirror"):
-        mirror.drain(made.ledger, tracker, "s", made.home)
+        mirror_process.drain(made.ledger, tracker, "s", made.home)
     lease.release()
     drained(made, tracker)
 
@@ -368,8 +370,8 @@ def test_a_mirror_that_lost_its_lease_moves_no_cursor(made, tracker):
     ours.release()
     leases.acquire(made.ledger, f"mirror:{made.id}", "s", ME, SystemClock(), 1.0)
     with pytest.raises(Busy, match="taken over"):
-        mirror.Mirror(made.ledger, tracker, "s", made.home, ours, SystemClock()).look()
-    assert mirror.behind(made.ledger, tracker.name, "s") > 0
+        mirror_process.Mirror(made.ledger, tracker, "s", made.home, ours, SystemClock()).look()
+    assert mirror_process.behind(made.ledger, tracker.name, "s") > 0
 
 
 def test_cursors_and_commands_show_no_password():
@@ -389,18 +391,20 @@ def test_the_process(tmp_path, killed, empty_mlflow):
     if killed:
         shutil.copyfile(empty_mlflow, home.root / "mlflow.db")
     made = Made(home)
-    mirroring = mirror.spawn(home, home.storage, home.tracking_uri, "s")
+    mirroring = mirror_process.spawn(home, home.storage, home.tracking_uri, "s")
     for _ in range(3):
         made.complete(3)
     deadline = time.monotonic() + 60
-    while mirror.behind(made.ledger, tracker_name(home.tracking_uri), "s") and time.monotonic() < deadline:
+    while mirror_process.behind(made.ledger, tracker_name(home.tracking_uri), "s") and time.monotonic() < deadline:
         time.sleep(0.1)
     made.complete(3)
     if killed:
         mirroring.kill()
         assert mirroring.process.wait() == -signal.SIGKILL
     made.complete(3)
-    assert mirror.finish(mirroring, made.ledger, home.tracking_uri, "s") == 0, (home.logs / "mirror-s.log").read_text()
+    assert mirror_process.finish(mirroring, made.ledger, home.tracking_uri, "s") == 0, (
+        home.logs / "mirror-s.log"
+    ).read_text()
     assert mirroring.process.returncode == 0
     report = verify(home, home.storage, home.tracking_uri)
     assert (report.differences, report.counts["runs"]) == ([], 6)

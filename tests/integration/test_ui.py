@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 from mirrored import Made
 
-from hpo import mirror, ui
 from hpo.errors import HpoError, StorageError, UserError
 from hpo.storage.home import Home
+from hpo.tracking import mirror_process, ui
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
@@ -36,9 +36,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def drain(made: Made, uri: str, seconds: float = 30.0) -> mirror.DrainResult:
+def drain(made: Made, uri: str, seconds: float = 30.0) -> mirror_process.DrainResult:
     tracker = MlflowTracker(uri, made.home.artifacts)
-    result = mirror.drain(made.ledger, tracker, made.name, made.home, seconds=seconds)
+    result = mirror_process.drain(made.ledger, tracker, made.name, made.home, seconds=seconds)
     tracker.close()
     return result
 
@@ -65,7 +65,7 @@ def page(home: Home, port: int, *, soon: bool = False) -> Iterator[subprocess.Po
 def leash(page: subprocess.Popen[str]) -> int:
     """The process that leads the session of the page's server."""
     children = Path(f"/proc/{page.pid}/task/{page.pid}/children").read_text().split()
-    [leader] = [int(pid) for pid in children if b"hpo.leash" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    [leader] = [int(pid) for pid in children if b"hpo.tracking.supervise" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return leader
 
 
@@ -247,12 +247,12 @@ def session(leader: int) -> list[int]:
     return found
 
 
-def drain_or_away(made: Made, uri: str) -> mirror.DrainResult:
+def drain_or_away(made: Made, uri: str) -> mirror_process.DrainResult:
     began = time.monotonic()
     try:
         return drain(made, uri, seconds=1.0)
     except Unreachable as error:  # it could not even be opened
-        return mirror.DrainResult(0, mirror.behind(made.ledger, uri, made.name), str(error))
+        return mirror_process.DrainResult(0, mirror_process.behind(made.ledger, uri, made.name), str(error))
     finally:
         assert time.monotonic() - began < 10
 

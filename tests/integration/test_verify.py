@@ -16,12 +16,12 @@ import sqlalchemy as sa
 from mirrored import ME, Made, sync
 from rounds import rounds
 
-from hpo import mirror
 from hpo.clock import SystemClock
 from hpo.errors import NoLedger, StudyError
 from hpo.ledger import Ledger, claims, leases, tables, transactions
 from hpo.ledger.process_id import Process, start_time
 from hpo.storage.home import Home
+from hpo.tracking import mirror_process
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import Report, verify
 
@@ -54,7 +54,7 @@ def test_a_home_may_be_moved(made, tmp_path):
     try:
         ledger = Ledger(there.storage)
         tracker = MlflowTracker(there.tracking_uri, there.artifacts)
-        assert mirror.drain(ledger, tracker, made.name, there).behind == 0
+        assert mirror_process.drain(ledger, tracker, made.name, there).behind == 0
         tracker.close()
         ledger.close()
         report = verify(there, there.storage, there.tracking_uri, made.name)

@@ -16,13 +16,14 @@ from sqlalchemy import insert, update
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from hpo import commandline, mirror
+from hpo import commandline
 from hpo.cli import app
 from hpo.driver import Driver
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import attempts, trials
 from hpo.space.config import flatten, load_yaml, parse_override
 from hpo.storage.home import Home
+from hpo.tracking import mirror_process
 
 SEVERAL = str(Path(__file__).parents[1] / "harness" / "several_study.py")
 
@@ -361,12 +362,12 @@ def test_ctrl_c_before_the_mirror_begins_says_how_much_mlflow_lacks(tmp_path, mo
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mirror, "spawn", interrupted)
+    monkeypatch.setattr(mirror_process, "spawn", interrupted)
     flags = ("--study", SEVERAL, "--trials", "2", "--executor", "inline", "--sampler", "random")
     ended = hpo("run", *flags, home=Home(tmp_path))
     assert ended.exit_code == 130
     ledger = Ledger(Home(tmp_path).storage, create=False)
-    behind = mirror.behind(ledger, Home(tmp_path).tracking_uri, "several")
+    behind = mirror_process.behind(ledger, Home(tmp_path).tracking_uri, "several")
     ledger.close()
     assert behind > 0 and f"MLflow is behind by {behind} transaction" in ended.stdout
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from hpo.errors import HpoError, StorageError, UserError
 from hpo.executors.process import spawn
 from hpo.storage.home import Home
-from hpo.tracking.mlflow import check_uri
+from hpo.tracking.uri import check_uri
 
 START_SECONDS = 120.0
 
@@ -89,7 +89,7 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
     arguments += ["--allowed-hosts", f"{host}:{port},localhost:{port}"]
     arguments += ["--cors-allowed-origins", f"http://{host}:{port},http://localhost:{port}"]
     try:
-        return spawn("hpo.leash", ["mlflow", *arguments], _log(home), **_HARDENED)
+        return spawn("hpo.tracking.supervise", ["mlflow", *arguments], _log(home), **_HARDENED)
     except OSError as error:
         raise StorageError(f"{_log(home)} cannot be written ({error.strerror}): make it writable.") from error
 

@@ -1,6 +1,6 @@
 """The mirror: a process of its own that drains a study's rows from the ledger to a tracker.
 
-    python -m hpo.mirror --study NAME --home DIR [--storage URL] [--tracking-uri URI] [--once]
+    python -m hpo.tracking.mirror_process --study NAME --home DIR [--storage URL] [--tracking-uri URI] [--once]
 
 Training never waits for a tracker and never calls one. While the tracker is away the mirror waits and looks again;
 what is still missing when it must leave, `hpo sync` or the next run sends.
@@ -28,10 +28,10 @@ from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.storage.home import Home
-from hpo.storage.lookup import tracking_uri_of
 from hpo.tracking.base import Unreachable
-from hpo.tracking.draining import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
-from hpo.tracking.mlflow import MlflowTracker, tracker_name
+from hpo.tracking.mirror import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
+from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.uri import tracker_name, tracking_uri_of
 from hpo.words import command
 
 __all__ = ["DrainResult", "Mirroring", "behind", "drain", "finish", "forget", "lag", "main", "send", "spawn"]
@@ -74,7 +74,9 @@ def spawn(home: Home, storage: str, tracking_uri: str, study: str) -> Mirroring:
     log = home.logs / f"{begin_logs(home.logs, study, 'mirror')}.mirror.log"
     arguments = ["--study", study, "--home", str(home.root)]
     secret = {"HPO_STORAGE": storage, "HPO_TRACKING_URI": tracking_uri}
-    return Mirroring(lambda *more: spawn_process("hpo.mirror", [*arguments, *more], log, **secret), log)
+    return Mirroring(
+        lambda *more: spawn_process("hpo.tracking.mirror_process", [*arguments, *more], log, **secret), log
+    )
 
 
 def finish(mirroring: Mirroring, ledger: Ledger, tracking_uri: str, study: str) -> int:
@@ -179,7 +181,7 @@ def _run(options: argparse.Namespace, leave: _Leave) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """0 once all is sent, 1 if something is left, 2 and 3 as `hpo.errors` says."""
     die_with_parent()
-    parser = argparse.ArgumentParser(prog="python -m hpo.mirror")
+    parser = argparse.ArgumentParser(prog="python -m hpo.tracking.mirror_process")
     parser.add_argument("--study", required=True)
     parser.add_argument("--home")
     parser.add_argument("--storage", default=os.environ.get("HPO_STORAGE"))

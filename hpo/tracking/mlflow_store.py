@@ -49,7 +49,7 @@ def _fill(new: Path, artifacts: Path, recorded: str) -> None:
 def _recorded() -> str:
     """The statements that make what the migrations of the installed MLflow make, much sooner; "" if not known.
 
-    `python -m hpo.tracking.database` writes the file for a version; a test holds it against the migrations.
+    `python -m hpo.tracking.mlflow_store` writes the file for a version; a test holds it against the migrations.
     """
     from mlflow.version import VERSION
 

@@ -21,7 +21,7 @@ from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import mirrors
 from hpo.storage.home import Home
-from hpo.tracking import artifacts, projection
+from hpo.tracking import projection, run_files
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
 from hpo.words import command, counted
 from trainer.failpoint import failpoint
@@ -173,7 +173,7 @@ class Mirror:
         if self._clock.monotonic() < self._fetch_at:
             return not trial.batch.files
         try:
-            artifacts.fetch(trial.place, trial.batch.files)
+            run_files.fetch(trial.place, trial.batch.files)
         except StorageError as error:
             if str(error) != self._unfetched:
                 print(error, "All else is sent, and these once they can be.", flush=True)

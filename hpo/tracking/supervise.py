@@ -1,6 +1,6 @@
 """Runs another program such that nothing of it outlives the process that asked for it.
 
-    python -m hpo.leash MODULE ARGUMENT...
+    python -m hpo.tracking.supervise MODULE ARGUMENT...
 
 The kernel's death signal does not reach what a program starts in its turn, such as the workers of a server. So this
 process stands between: it leads the session that they all belong to, and ends the whole of it once its own parent is

@@ -1,0 +1,54 @@
+"""Addresses of trackers: which one a study uses, and whether it is valid."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hpo.errors import UserError
+from hpo.ledger import Ledger, queries
+from hpo.storage.home import Home
+
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+
+
+def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) -> str:
+    """Where the study is tracked: as given, else where it was begun, else in the home."""
+    with ledger.read() as connection:
+        begun = queries.study_row(connection, name)["environment"]
+    # A home that was moved takes its own MLflow store along.
+    own = begun["tracking_uri"] == f"sqlite:///{begun['home']}/mlflow.db"
+    return given or (home.tracking_uri if own else begun["tracking_uri"])
+
+
+def tracker_name(uri: str) -> str:
+    """`uri` without user and password, cut to what the ledger's cursors hold."""
+    parts = urlsplit(uri)
+    name = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else uri
+    return name if len(name) <= 250 else f"{name[:200]}#{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def check_uri(uri: str) -> str:
+    """The URI's scheme, without a driver; UserError unless it is one that can be used. Connects to nothing."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise UserError(f"--tracking-uri is no URI ({error}): give sqlite:///PATH or http(s)://HOST.") from error
+    scheme = parts.scheme.partition("+")[0]
+    wrong, fix = "", "give sqlite:///PATH, another database or http(s)://HOST"
+    if scheme not in (*_DATABASES, "http", "https"):
+        wrong = "it has no scheme" if not scheme else f"the scheme {scheme!r} is not known"
+    elif scheme == "sqlite":
+        path = Path(uri.partition(":///")[2])
+        if ":///" not in uri or path.name in ("", ":memory:"):
+            wrong, fix = "it names no file", "give sqlite:///PATH"
+        elif not path.parent.is_dir():
+            wrong, fix = f"there is no directory {path.parent}", "make it, or name another"
+        elif path.is_dir():
+            wrong, fix = f"{path} is a directory", "name a file in it"
+    elif scheme in ("http", "https") and not parts.hostname:  # a database may be reached by a socket
+        wrong, fix = "it names no host", f"give {scheme}://HOST"
+    if wrong:
+        raise UserError(f"--tracking-uri {tracker_name(uri)!r} cannot be used, {wrong}: {fix}.")
+    return scheme
