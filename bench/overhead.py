@@ -91,11 +91,11 @@ def product(directory: Path) -> Callable[[int], dict[str, float]]:
 def _study(directory: Path) -> tuple[Home, Ledger, Callable[[int], float]]:
     """A home for the study that trains nothing, and how to drive so many more trials of it: the seconds it took."""
     from hpo.driver import Driver
-    from hpo.executors.inline import Inline
     from hpo.ledger import Ledger
     from hpo.opening import Options
     from hpo.run import Request, declare
     from hpo.storage.home import Home
+    from hpo.workers.executors.inline import Inline
 
     home = Home(directory).create()
     ledger = Ledger(home.storage)

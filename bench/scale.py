@@ -158,8 +158,8 @@ def growth(directory: Path, strategy: str, trials: int, measured: int) -> None:
 
 def multiplied(directory: Path, strategy: str, trials: int, measured: int) -> dict[int, dict[str, float]]:
     """How many trials there are -> what one costs, where the first are copied."""
-    from hpo.executors.inline import Inline
     from hpo.storage.home import Home
+    from hpo.workers.executors.inline import Inline
 
     costs = {}
     for name, before in (("small", SEED), ("large", trials - measured)):
@@ -177,8 +177,8 @@ def multiplied(directory: Path, strategy: str, trials: int, measured: int) -> di
 
 def bred(directory: Path, strategy: str, trials: int, measured: int) -> dict[int, dict[str, float]]:
     """How many trials there are -> what one costs, in one study whose trials save and go on from each other."""
-    from hpo.executors.inline import Inline
     from hpo.storage.home import Home
+    from hpo.workers.executors.inline import Inline
 
     clocked = Clocked()
     driven(Home(directory / f"{strategy}-large"), strategy, trials, Inline(), clocked, reports=trials, saves=True)
@@ -253,9 +253,9 @@ def serve(storage: str, root: str, study_id: int, workers: int) -> None:
     """Train as so many workers, until terminated; a report of the trial's own waits for its second."""
     import bench.noop
     from hpo.ledger import Ledger
-    from hpo.reporter import LedgerReporter
     from hpo.storage.home import Home
-    from hpo.worker import Worker
+    from hpo.workers.reporter import LedgerReporter
+    from hpo.workers.worker import Worker
 
     report, mine = LedgerReporter.report, threading.local()
 

@@ -113,11 +113,11 @@ def run(
     allow_drift: DriftOption = False,
 ) -> None:
     """Search until trials, epochs or time are used up. A study that exists is continued."""
-    from hpo.executors.resources import Resources
     from hpo.run import Request
     from hpo.storage.home import Home
     from hpo.study import enqueue as enqueued
     from hpo.study.budget import parse_time
+    from hpo.workers.executors.resources import Resources
 
     commandline.drive(
         Request(
@@ -165,12 +165,12 @@ def resume(
     allow_drift: DriftOption = False,
 ) -> None:
     """Continue an interrupted study from its last checkpoints. More may be asked for."""
-    from hpo.executors.resources import Resources
     from hpo.run import Request
     from hpo.storage.home import Home
     from hpo.storage.lookup import open_study
     from hpo.study.budget import parse_time
     from hpo.tracking.uri import tracking_uri_of
+    from hpo.workers.executors.resources import Resources
 
     ledger, name, at = open_study(home, storage, study, upgrade=True)
     request = Request(

@@ -199,9 +199,9 @@ def _derived(
 ) -> tuple[Ledger, Found, Driven]:
     """The study that is looked at, and how one made from it is driven: by default as it was."""
     from hpo.analysis.listed import Driven, found
-    from hpo.executing import Placement
     from hpo.storage.lookup import open_study
     from hpo.tracking.uri import tracking_uri_of
+    from hpo.workers.executors.placement import Placement
 
     ledger, name, at = open_study(home, storage, study)
     uri = tracking_uri_of(ledger, name, at, tracking_uri)

@@ -20,8 +20,8 @@ def worker(
     ] = None,
 ) -> None:
     """Train trials of a running study from another process or host. It sees the home and stays to the end."""
-    from hpo.joining import join
     from hpo.storage.home import Home
+    from hpo.workers.joined import join
 
     raise typer.Exit(join(storage, Home.at(home), study))
 
@@ -32,7 +32,7 @@ def node(
     storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
 ) -> None:
     """Train this host's share of the ranks of another host's trials."""
-    from hpo.ranks import serve
+    from hpo.workers.ranks import serve
 
     serve(rendezvous, storage)
 

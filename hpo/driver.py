@@ -9,7 +9,6 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo import ending
 from hpo.asking import Asking, Listing
 from hpo.clock import Clock, SystemClock
-from hpo.executors.base import Executor, WorkerContext
 from hpo.ledger import Ledger, driver_queries, transactions
 from hpo.ledger.driver_queries import trained
 from hpo.ledger.history import Curves
@@ -25,6 +24,7 @@ from hpo.study import user_code
 from hpo.study.budget import Budget, Stopwatch
 from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
+from hpo.workers.executors.base import Executor, WorkerContext
 from trainer.failpoint import failpoint
 
 

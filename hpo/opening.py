@@ -12,7 +12,6 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.clock import SystemClock
 from hpo.errors import DriftError
-from hpo.executing import INLINE, Settled
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.leases import Lease
 from hpo.ledger.statements import insert_new
@@ -26,6 +25,7 @@ from hpo.study.environment import describe
 from hpo.study.identity import drift, identity
 from hpo.study.spec import StudySpec
 from hpo.tracking.uri import tracker_name
+from hpo.workers.executors.placement import INLINE, Settled
 
 LEASE_SECONDS = 30.0
 _AS_BEGUN = ("tracking_uri", "checkpoints")  # of the environment: where a study began to be written

@@ -37,9 +37,6 @@ from sqlalchemy.engine import RowMapping
 
 from hpo.ending import has_value
 from hpo.errors import HpoError, NoLedger, UserError
-from hpo.executing import Settled
-from hpo.executors.cluster import carried_environ
-from hpo.executors.resources import gpu_share, gpus_asked, keep_to_share
 from hpo.ledger import Ledger, external, queries, transactions
 from hpo.ledger.claims import Claim, renew
 from hpo.ledger.history import Curves, Judgement
@@ -47,7 +44,6 @@ from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.opening import Options, check_home, open_study
-from hpo.reporter import LedgerReporter, Opened
 from hpo.search.samplers.base import ask_seed
 from hpo.space.config import as_json, config_hash
 from hpo.space.trial_config import last_epoch, parallel_of
@@ -57,10 +53,15 @@ from hpo.storage.home import Home
 from hpo.study import compatibility
 from hpo.study.declaration import Study
 from hpo.study.identity import check_worker
-from hpo.system import SystemMetrics
 from hpo.tracking.files import link
 from hpo.tune_recorder import Recorder
 from hpo.tune_space import param_space, params_of
+from hpo.workers.executors.placement import Settled
+from hpo.workers.executors.ray_cluster import carried_environ
+from hpo.workers.executors.resources import gpu_share, gpus_asked, keep_to_share
+from hpo.workers.reporter import LedgerReporter
+from hpo.workers.session import Opened
+from hpo.workers.system_metrics import SystemMetrics
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Reporter, Verdict
 
@@ -149,7 +150,7 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
     gpus = tune.get_context().get_trial_resources().required_resources.get("GPU", 0.0)
     os.environ.update(gpu_share(gpus) | gpus_asked(gpus if job.gpus_asked else None))
     keep_to_share()
-    from hpo.attempt import attempt  # before a trial is claimed, whose lease nothing renews until it trains
+    from hpo.workers.attempt import attempt  # before a trial is claimed, whose lease nothing renews until it trains
 
     with ExitStack() as stack:
         ledger = Ledger(job.storage, create=False, patience=PATIENCE)

@@ -12,8 +12,6 @@ from typing import Any
 from hpo import warm
 from hpo.driver import Driver
 from hpo.errors import NoLedger, StudyError, UserError
-from hpo.executing import Placement, Settled, elsewhere, one_of
-from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.ledger import Ledger, queries
 from hpo.opening import LEASE_SECONDS, Options
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
@@ -34,6 +32,8 @@ from hpo.study.spec import StudySpec
 from hpo.tracking.mlflow import silence
 from hpo.tracking.uri import check_uri, tracker_name, tracking_uri_of
 from hpo.words import command, counted
+from hpo.workers.executors.placement import Placement, Settled, elsewhere, one_of
+from hpo.workers.executors.resources import NOTHING_SAID, Resources
 
 ORDERS = ("ordered", "async")
 WINDOW = 4  # trials open at a time, at least

@@ -10,13 +10,13 @@ from sqlalchemy.engine import RowMapping
 
 from hpo.clock import SystemClock
 from hpo.errors import HpoError
-from hpo.executors.cluster import last_line
 from hpo.ledger import Ledger, external, queries
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process_id import Process
 from hpo.opening import LEASE_SECONDS
 from hpo.reclaim import Reclaimer
-from hpo.reporter import Opened
+from hpo.workers.executors.ray_cluster import last_line
+from hpo.workers.session import Opened
 
 if TYPE_CHECKING:
     from hpo.ray_tune import Job

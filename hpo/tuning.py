@@ -15,7 +15,6 @@ from sqlalchemy.engine import RowMapping
 
 from hpo.driver import Driver
 from hpo.errors import UserError
-from hpo.executing import SCHEDULERS, one_of
 from hpo.executors.ray_tune import RayTune
 from hpo.ledger import driver_queries, external, queries
 from hpo.ledger.leases import Lease
@@ -27,6 +26,7 @@ from hpo.space.trial_config import lanes_of, last_epoch
 from hpo.space.trial_state import OPEN_STATES
 from hpo.study import compatibility
 from hpo.study.declaration import Study
+from hpo.workers.executors.placement import SCHEDULERS, one_of
 
 _KEPT = 4  # checkpoints of a trial in Tune's storage; another trial may be about to start from one of the last
 POPULATIONS = ("pb2", "pbt")  # schedulers that Tune allows no searcher beside

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hpo.driver import Driver
-from hpo.executors.inline import Inline
 from hpo.ledger import Ledger
 from hpo.opening import Options
 from hpo.run import Request, declare
+from hpo.workers.executors.inline import Inline
 
 
 def driven(

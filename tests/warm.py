@@ -32,7 +32,7 @@ from typing import Any
 
 MODULES = (
     "hpo",
-    "hpo.worker",
+    "hpo.workers.worker",
     "hpo.tracking.mirror_process",
     "trainer.rank",
     "rank_runs",
@@ -68,17 +68,17 @@ PRELOADED = (
     "hpo.cli",
     "hpo.run",
     "hpo.driver",
-    "hpo.attempt",
-    "hpo.fusion",
-    "hpo.joining",
+    "hpo.workers.attempt",
+    "hpo.workers.lanes",
+    "hpo.workers.joined",
     "hpo.ranks",
-    "hpo.reporter",
+    "hpo.workers.reporter",
     "hpo.storage.gc",
     "hpo.verify",
     "hpo.tracking.mirror",
     "hpo.tracking.mlflow",
-    "hpo.executors.local",
-    "hpo.executors.inline",
+    "hpo.workers.executors.local",
+    "hpo.workers.executors.inline",
     "hpo.search.samplers.registry",
     "trainer.loop",
     "trainer.launch",
@@ -307,7 +307,7 @@ def _run(request: dict[str, Any]) -> None:
     sys.path += _site_path
     sys.argv = ["-m", *args[at + 1 :]]
     _reread()
-    if args[at] in ("hpo", "hpo.worker", "rank_runs"):
+    if args[at] in ("hpo", "hpo.workers.worker", "rank_runs"):
         _own_zygote()
     _measure()
     code = 0

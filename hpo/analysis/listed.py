@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.best import chosen_best, none_complete
 from hpo.errors import UserError
-from hpo.executing import Placement
 from hpo.ledger import queries
 from hpo.run import Request
 from hpo.search import pareto
@@ -23,6 +22,7 @@ from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
 from hpo.trained import declared
 from hpo.words import counted
+from hpo.workers.executors.placement import Placement
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpo.executors.base import WorkerContext
-from hpo.executors.cluster import Cluster, prepare
-from hpo.executors.resources import NOTHING_SAID, Resources
+from hpo.workers.executors.base import WorkerContext
+from hpo.workers.executors.ray_cluster import Cluster, prepare
+from hpo.workers.executors.resources import NOTHING_SAID, Resources
 
 
 class RayTune:

@@ -19,18 +19,18 @@ from sqlalchemy import select
 
 from hpo.driver import Driver
 from hpo.errors import Busy, HpoError, UserError
-from hpo.executors.base import Executor
-from hpo.executors.inline import Inline
-from hpo.executors.local import Local
-from hpo.executors.ray import Ray
-from hpo.executors.resources import Resources
 from hpo.ledger import Ledger, queries, tables
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, reports, workers
 from hpo.opening import Options
 from hpo.run import Request, declare
 from hpo.storage.home import Home
-from hpo.worker import Worker
+from hpo.workers.executors.base import Executor
+from hpo.workers.executors.inline import Inline
+from hpo.workers.executors.local import Local
+from hpo.workers.executors.ray import Ray
+from hpo.workers.executors.resources import Resources
+from hpo.workers.worker import Worker
 
 STUDY = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
 EXECUTORS = {"inline": Inline, "local-1": lambda: Local(1), "local-2": lambda: Local(2), "local-4": lambda: Local(4)}
@@ -203,7 +203,7 @@ def test_a_worker_that_does_not_see_the_checkpoints_is_refused_and_the_trial_wai
 
 @pytest.mark.usefixtures("process")
 def test_workers_that_cannot_start_end_the_run_in_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpo.executors.local.spawn", _spawn_broken)
+    monkeypatch.setattr("hpo.workers.executors.local.spawn", _spawn_broken)
     with pytest.raises(
         HpoError, match=r"workers cannot go on \(exit code 1; .*No module named hpo_nowhere.*curves\..*worker-0.log"
     ):

@@ -16,11 +16,11 @@ from trainer_runs import MemoryReporter
 
 from hpo.ledger import tables, transactions
 from hpo.ledger.history import Curves
-from hpo.reporter import LedgerReporter
 from hpo.space.objective import Objective
 from hpo.storage import artifacts as stored
 from hpo.storage.home import Home
-from hpo.system import SystemMetrics
+from hpo.workers.reporter import LedgerReporter
+from hpo.workers.system_metrics import SystemMetrics
 from trainer.errors import Fenced
 from trainer.parallel.several import _Reporter as LedReporter
 from trainer.report import CONTINUE, Reporter, Verdict

@@ -29,7 +29,7 @@ from hpo.cli import app
 from hpo.commandline import Commands
 from hpo.executors.process import FAULT
 from hpo.signals import Signals
-from hpo.worker import FENCED
+from hpo.workers.worker import FENCED
 from trainer.failpoint import NAMES
 
 ROOT = Path(__file__).parents[2]

@@ -30,7 +30,7 @@ from kill import (
 from sqlalchemy import String, select
 
 from hpo.ledger.tables import attempts, checkpoints, events, reports, workers
-from hpo.worker import FENCED
+from hpo.workers.worker import FENCED
 from trainer.failpoint import NAMES
 
 INSTANTS = int(os.environ.get("KILLS", "20"))  # seeded instants for each target in the slow sweep

@@ -22,13 +22,13 @@ from hpo.analysis import ablate, importance, plots, ticks
 from hpo.analysis.listed import Driven, Spread, found, request
 from hpo.cli import app
 from hpo.errors import HpoError, UserError
-from hpo.executing import Placement
 from hpo.ledger import Ledger, queries
 from hpo.run import Request, run
 from hpo.space.config import as_json, flatten
 from hpo.storage.home import Home
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
+from hpo.workers.executors.placement import Placement
 from trainer.config import TrainConfig
 from trainer.durable import sha256
 

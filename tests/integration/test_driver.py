@@ -21,8 +21,6 @@ from typer.testing import CliRunner
 from hpo.cli import app
 from hpo.driver import Driver
 from hpo.errors import DriftError
-from hpo.executors.inline import Inline
-from hpo.executors.local import Local
 from hpo.ledger import Ledger, driver_queries, queries
 from hpo.ledger.tables import asks, attempts, events, studies, trials, workers
 from hpo.opening import Options
@@ -32,7 +30,9 @@ from hpo.space.config import parse_override
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
 from hpo.study import identity
-from hpo.worker import Worker
+from hpo.workers.executors.inline import Inline
+from hpo.workers.executors.local import Local
+from hpo.workers.worker import Worker
 
 CURVES = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
 ASHA = {"reference": CURVES, "window": 4, "sampler": "tpe", "strategy": "asha"}

@@ -14,13 +14,13 @@ from mirrored import Made, sync
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from hpo.attempt import outcome_of
 from hpo.cli import app
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.tables import trials
 from hpo.storage.home import Home
 from hpo.study.user_code import Streak
 from hpo.verify import verify
+from hpo.workers.attempt import outcome_of
 from trainer.errors import TrainerError
 
 # Every trial ends as its parameter says.

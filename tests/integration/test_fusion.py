@@ -21,16 +21,16 @@ from rounds import rounds
 from sqlalchemy import select
 from test_driver import drive, hpo, known, make, query, refused
 
-from hpo import fusion
-from hpo.executors.local import Local
-from hpo.fusion import Fusion
 from hpo.ledger import Ledger, claims, transactions
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, studies, trials
 from hpo.run import Request, declare
 from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home
-from hpo.worker import Worker
+from hpo.workers import lanes as worker_lanes
+from hpo.workers.executors.local import Local
+from hpo.workers.lanes import Fusion
+from hpo.workers.worker import Worker
 from trainer import failpoint
 from trainer.errors import CheckpointError, Fenced
 
@@ -85,7 +85,7 @@ def outcomes(home: Home) -> list[tuple[int, int, str | None]]:
 
 def at_commit(monkeypatch, n: int, call: Callable[[], object]) -> list[list[tuple[int, int | None]]]:
     """Call this before the n-th commit of a group's epochs; of all commits what they are of: (trial, epoch) each."""
-    commit, seen = fusion.commit, []
+    commit, seen = worker_lanes.commit, []
 
     def committed(ledger: Ledger, asking: Sequence[Any], wait: bool) -> Any:
         seen.append([(lane.claim.number, lane.epoch) for _, lane in asking])
@@ -93,7 +93,7 @@ def at_commit(monkeypatch, n: int, call: Callable[[], object]) -> list[list[tupl
             call()
         return commit(ledger, asking, wait)
 
-    monkeypatch.setattr(fusion, "commit", committed)
+    monkeypatch.setattr(worker_lanes, "commit", committed)
     return seen
 
 

@@ -12,7 +12,6 @@ from test_rungs import digest, drive, rows
 from hpo.analysis.detail import describe, detail
 from hpo.driver import Driver
 from hpo.errors import UserError
-from hpo.executors.local import Local
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, trials
 from hpo.storage import gc
@@ -20,6 +19,7 @@ from hpo.storage.home import Home
 from hpo.tracking import projection
 from hpo.verify import rules
 from hpo.verify.report import Report
+from hpo.workers.executors.local import Local
 
 FULL = {"pause": 0.0, "train.num_epochs": 4, "train.checkpoint.every_epochs": None}
 STUDY = str(Path(__file__).parents[1] / "harness" / "population_study.py")

@@ -15,13 +15,13 @@ from sqlalchemy import select
 from hpo.errors import UserError
 from hpo.ledger import claims, transactions
 from hpo.ledger.tables import events
-from hpo.reporter import LedgerReporter
 from hpo.space.objective import Objective
 from hpo.storage import artifacts
-from hpo.system import SystemMetrics
 from hpo.tracking import mirror_process
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
+from hpo.workers.reporter import LedgerReporter
+from hpo.workers.system_metrics import SystemMetrics
 from trainer import failpoint
 from trainer.errors import Fenced
 

@@ -15,10 +15,10 @@ from sqlalchemy import select, update
 
 from hpo.clock import FakeClock
 from hpo.errors import StudyError, UserError
-from hpo.joining import LOOK, Driven
 from hpo.ledger import Ledger, leases, tables
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
+from hpo.workers.joined import LOOK, Driven
 
 STUDY = Path(__file__).parents[1] / "harness" / "tiny_study.py"
 

@@ -17,8 +17,6 @@ from sqlalchemy import select
 
 from hpo.clock import SystemClock
 from hpo.driver import Driver
-from hpo.executors.inline import Inline
-from hpo.executors.local import Local
 from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim, claim
 from hpo.ledger.process_id import Process
@@ -26,11 +24,14 @@ from hpo.ledger.tables import attempts, decisions, events, reports, studies
 from hpo.opening import Options
 from hpo.progress import Progress
 from hpo.render import doing, screen
-from hpo.reporter import LedgerReporter, Opened
 from hpo.run import Request, declare
 from hpo.storage.home import Home
-from hpo.system import SystemMetrics
-from hpo.worker import Worker
+from hpo.workers.executors.inline import Inline
+from hpo.workers.executors.local import Local
+from hpo.workers.reporter import LedgerReporter
+from hpo.workers.session import Opened
+from hpo.workers.system_metrics import SystemMetrics
+from hpo.workers.worker import Worker
 from trainer.report import Outcome, Verdict
 
 CURVES = str(Path(__file__).parents[1] / "harness" / "curves_study.py")

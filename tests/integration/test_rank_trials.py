@@ -74,7 +74,7 @@ def test_two_at_a_time_wait_at_their_rungs_and_are_the_same_study(golden, tmp_pa
     run = Run(tmp_path / "home", TRIALS, ("--workers", "2", "--window", "2", *RANKS))
     driver = run.run()
     wait_for_values(run, 1)
-    [first, *_] = processes(psutil.Process(driver.pid), "hpo.worker")
+    [first, *_] = processes(psutil.Process(driver.pid), "hpo.workers.worker")
     first.suspend()  # and so what its trial has to say; its lease lives on for a while
     time.sleep(3)
     first.resume()
@@ -117,7 +117,7 @@ def test_killed_at_every_level_it_is_the_same_study(golden, tmp_path):
     assert len(ranks) == 2
     ranks[1].send_signal(signal.SIGKILL)
     wait_for_values(run, 4)
-    [worker] = processes(me, "hpo.worker")
+    [worker] = processes(me, "hpo.workers.worker")
     ranks = processes(me, "trainer.rank")
     worker.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(ranks, timeout=20)

@@ -22,8 +22,8 @@ sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, t
 from kill import STUDY, Run, wait_until
 
 from hpo.errors import HpoError
-from hpo.executors.ray import _Worker
 from hpo.ledger.tables import attempts, trials, workers
+from hpo.workers.executors.ray import _Worker
 from trainer.errors import CheckpointError
 
 PAUSE = ("-o", "pause=0.05")

@@ -23,8 +23,6 @@ import hpo
 from hpo import asking
 from hpo.clock import FakeClock
 from hpo.errors import Busy, HpoError, UserError
-from hpo.executing import Settled
-from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.ledger import Ledger, claims, driver_queries, external, transactions
 from hpo.ledger.leases import acquire
 from hpo.ledger.process_id import Process
@@ -37,6 +35,8 @@ from hpo.space.trial_state import OPEN_STATES
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
 from hpo.tuning import TuneDriver
+from hpo.workers.executors.placement import Settled
+from hpo.workers.executors.resources import NOTHING_SAID, Resources
 from trainer.report import Outcome
 
 sys.path.append(str(Path(__file__).parents[1] / "harness"))  # the same study, the same machinery
@@ -171,13 +171,13 @@ def driving_tune(home: Home, reference: str | None, **options: Any) -> Iterator[
 
 GPUS = '__import__("ray").get_runtime_context().get_assigned_resources().get("GPU", 0)'
 CARRIED = 'float("/runtime_resources/" in __file__)'
-# Says when hpo.attempt was imported by the process that reads the study.
+# Says when hpo.workers.attempt was imported by the process that reads the study.
 NOTES_WHEN_IT_COMES = """
 import sys, time
-WHEN = [0.0] if "hpo.attempt" in sys.modules else []
+WHEN = [0.0] if "hpo.workers.attempt" in sys.modules else []
 class Notes:
     def find_spec(self, name, *_):
-        if name == "hpo.attempt":
+        if name == "hpo.workers.attempt":
             WHEN.append(time.time())
 sys.meta_path.insert(0, Notes())
 """

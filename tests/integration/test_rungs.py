@@ -14,14 +14,14 @@ from sqlalchemy import select, update
 from hpo import asking
 from hpo.analysis.detail import describe, detail
 from hpo.driver import Driver
-from hpo.executors.inline import Inline
-from hpo.executors.local import Local
 from hpo.ledger import Ledger, claims, driver_queries, queries, transactions
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, decisions, reports, studies, trials
 from hpo.opening import Options
 from hpo.run import Request, declare
 from hpo.storage.home import Home
+from hpo.workers.executors.inline import Inline
+from hpo.workers.executors.local import Local
 from trainer.report import Outcome, Verdict
 
 TINY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from hpo.cli import app
 from hpo.errors import UserError
-from hpo.executors.local import Local
 from hpo.ledger import Ledger, queries
 from hpo.ledger.history import Curves
 from hpo.ledger.tables import decisions, trials
@@ -24,6 +23,7 @@ from hpo.search.strategies.hyperband import Hyperband
 from hpo.space.objective import Constraint, Objective
 from hpo.storage.home import Home
 from hpo.study.declaration import load
+from hpo.workers.executors.local import Local
 from trainer.report import Outcome
 
 SEVERAL = str(Path(__file__).parents[1] / "harness" / "several_study.py")

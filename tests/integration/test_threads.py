@@ -17,12 +17,12 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.executors.base import Executor
-from hpo.executors.inline import Inline
-from hpo.executors.local import Local
 from hpo.ledger import Ledger
 from hpo.run import Request
 from hpo.storage.home import Home
+from hpo.workers.executors.base import Executor
+from hpo.workers.executors.inline import Inline
+from hpo.workers.executors.local import Local
 from trainer.threads import VARIABLES, limited
 
 # Sums so long that a BLAS shares them among its threads, and so badly conditioned that any other order shows: one as

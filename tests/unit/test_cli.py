@@ -103,10 +103,10 @@ def test_the_list_of_commands_cuts_no_sentence_off_in_80_columns():
 
 
 def test_help_names_every_sampler_strategy_order_and_executor():
-    from hpo.executing import EXECUTORS
     from hpo.run import ORDERS
     from hpo.search.samplers.registry import SAMPLERS
     from hpo.search.strategies.base import STRATEGIES
+    from hpo.workers.executors.placement import EXECUTORS
 
     text = hpo("run", "--help").stdout
     for name in (*SAMPLERS, *STRATEGIES, *ORDERS, *EXECUTORS):

@@ -11,12 +11,12 @@ import pytest
 
 from hpo import load
 from hpo.errors import UserError
-from hpo.executing import Placement, Settled
-from hpo.executors.cluster import Cluster, carried_environ, carry, check_reach
-from hpo.executors.local import Local
-from hpo.executors.resources import Needs, Resources, cpu_slots, devices, gpu_slots, gpus_each, needs
 from hpo.run import Request, run
 from hpo.storage.home import Home
+from hpo.workers.executors.local import Local
+from hpo.workers.executors.placement import Placement, Settled
+from hpo.workers.executors.ray_cluster import Cluster, carried_environ, carry, check_reach
+from hpo.workers.executors.resources import Needs, Resources, cpu_slots, devices, gpu_slots, gpus_each, needs
 
 ONE_RANK = Needs(ranks=1, threads=1, gpu=True)
 
@@ -112,10 +112,10 @@ def test_a_local_worker_is_bound_to_its_cpus_and_sees_its_devices(tmp_path, monk
     def spawn(module, arguments, log, **environ):
         return subprocess.Popen([sys.executable, "-c", waits], env=os.environ | environ)
 
-    monkeypatch.setattr("hpo.executors.local.spawn", spawn)
+    monkeypatch.setattr("hpo.workers.executors.local.spawn", spawn)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     executor = Local(1, Resources(cpus=1, gpus=1.0))
-    monkeypatch.setattr("hpo.executors.crew.Ledger", lambda *_, **__: None)
+    monkeypatch.setattr("hpo.workers.executors.pool.Ledger", lambda *_, **__: None)
     monkeypatch.setattr(executor, "_arguments", list)
     executor.start(_context(tmp_path))
     assert executor._workers[0].process.wait(60) == 0
@@ -124,7 +124,7 @@ def test_a_local_worker_is_bound_to_its_cpus_and_sees_its_devices(tmp_path, monk
 
 
 def _context(tmp_path):
-    from hpo.executors.base import WorkerContext
+    from hpo.workers.executors.base import WorkerContext
 
     return WorkerContext("sqlite://", Home(tmp_path), 1, "mlp", load("mlp"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpo.ledger.queries import declared
 from hpo.ledger.tables import machine_dependent
-from hpo.system import SystemMetrics
+from hpo.workers.system_metrics import SystemMetrics
 
 
 def test_a_busy_process_shows_and_a_sleeping_one_does_not():

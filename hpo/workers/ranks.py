@@ -11,17 +11,18 @@ from typing import Any
 
 from sqlalchemy import select
 
-from hpo.attempt import attempt, outcome_of
 from hpo.errors import DriftError, HpoError, StorageError, UserError
 from hpo.ledger import Ledger
 from hpo.ledger.claims import Claim
 from hpo.ledger.tables import studies
-from hpo.reporter import LedgerReporter, Opened
 from hpo.space.trial_config import parallel_of
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.study.identity import check_worker
-from hpo.system import SystemMetrics
+from hpo.workers.attempt import attempt, outcome_of
+from hpo.workers.reporter import LedgerReporter
+from hpo.workers.session import Opened
+from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, ConfigError, Fenced
 from trainer.launch import RankFailed, RankLost, launch
@@ -30,7 +31,7 @@ from trainer.parallel.member import this
 from trainer.rank import Failure
 from trainer.report import Outcome
 
-_RANK = "hpo.ranks:rank"  # what each rank calls, by its path
+_RANK = "hpo.workers.ranks:rank"  # what each rank calls, by its path
 _FAILED = ("user_error", "bad_config", "out_of_memory")  # what one rank may come to while the others wait for it
 # What is not the trial's fault, from the narrowest to the widest; by name in what a rank says.
 _RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, DriftError, UserError, HpoError)}
@@ -39,8 +40,8 @@ _RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageErro
 def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -> Outcome:
     """Train the trial in processes of its own, watched from here; how it ended, for all ranks.
 
-    `leaving` makes them checkpoint and leave. Raises what `hpo.attempt.attempt` does. A rank that is lost makes the
-    outcome `lost`.
+    `leaving` makes them checkpoint and leave. Raises what `hpo.workers.attempt.attempt` does. A rank that is lost makes
+    the outcome `lost`.
     """
     job = {"home": str(home.root), "claim": asdict(claim)}
     device = claim.config["train"]["device"]

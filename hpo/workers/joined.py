@@ -116,7 +116,7 @@ def join(storage: str, home: Home, study: str | None) -> int:
     driven = Driven(ledger, home, study)
     if driven() is None:
         return 0
-    from hpo.worker import Worker, serve  # and with it torch
+    from hpo.workers.worker import Worker, serve  # and with it torch
 
     worker = Worker(ledger, home, "joined", say, worth_while=lambda study_id, _: study_id in (driven() or ()))
     signals: list[int] = []

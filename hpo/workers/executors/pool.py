@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpo.errors import HpoError
-from hpo.executors.base import WorkerContext
 from hpo.executors.process import FAULT, begin_logs
 from hpo.ledger import Ledger, queries
 from hpo.ledger.process_id import Process
+from hpo.workers.executors.base import WorkerContext
 
 _MAX_FAILURES = 3  # in a row, of workers that gave up or died idle within _EARLY seconds: then something is broken
 _EARLY = 20.0
@@ -65,7 +65,7 @@ class Crew(ABC):
         """A new worker for the slot."""
 
     def _arguments(self) -> list[str]:
-        """Those of `python -m hpo.worker`."""
+        """Those of `python -m hpo.workers.worker`."""
         context = self._context
         return ["--home", str(context.home.root), "--study-id", str(context.study_id), "--executor", self.name]
 

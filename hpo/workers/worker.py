@@ -21,12 +21,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
-from hpo import ranks
-from hpo.attempt import attempt  # and with it torch: a worker is ready before it claims
 from hpo.errors import HpoError, UserError
 from hpo.executors.process import FAULT
-from hpo.executors.resources import keep_to_share
-from hpo.fusion import Fusion, Hands
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.claims import Claim, claim, renew
 from hpo.ledger.history import Judgement
@@ -34,12 +30,17 @@ from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.ledger.tables import studies
-from hpo.reporter import LedgerReporter, Opened
 from hpo.space.trial_config import lanes_of, parallel_of
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.study.identity import check_loaded, check_worker
-from hpo.system import SystemMetrics
+from hpo.workers import ranks
+from hpo.workers.attempt import attempt  # and with it torch: a worker is ready before it claims
+from hpo.workers.executors.resources import keep_to_share
+from hpo.workers.lanes import Fusion, Hands
+from hpo.workers.reporter import LedgerReporter
+from hpo.workers.session import Opened
+from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.display import Display
 from trainer.errors import CheckpointError, Fenced, TrainerError
@@ -214,7 +215,7 @@ def serve(worker: Worker, among: Callable[[], Collection[int] | None], idle: flo
 
 def main() -> int:
     """The entry of a worker process that an executor has spawned."""
-    parser = argparse.ArgumentParser("hpo.worker")
+    parser = argparse.ArgumentParser("hpo.workers.worker")
     parser.add_argument("--home", required=True)
     parser.add_argument("--study-id", type=int, required=True)
     parser.add_argument("--executor", required=True)

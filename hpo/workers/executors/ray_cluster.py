@@ -16,10 +16,10 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from hpo.errors import UserError
-from hpo.executors.base import WorkerContext
-from hpo.executors.resources import Resources, devices, gpus_each, needs
 from hpo.study.declaration import Study
 from hpo.study.loading import CARRIED
+from hpo.workers.executors.base import WorkerContext
+from hpo.workers.executors.resources import Resources, devices, gpus_each, needs
 from trainer.threads import ONE
 
 _STORE = 80 * 2**20  # bytes of the object store of a Ray of our own: little more than Ray's least

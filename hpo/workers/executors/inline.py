@@ -6,12 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpo.errors import UserError
-from hpo.executors.base import WorkerContext
-from hpo.executors.resources import NOTHING_SAID, Resources
 from hpo.ledger import Ledger
+from hpo.workers.executors.base import WorkerContext
+from hpo.workers.executors.resources import NOTHING_SAID, Resources
 
 if TYPE_CHECKING:
-    from hpo.worker import Worker
+    from hpo.workers.worker import Worker
 
 
 WAIT = 5.0  # seconds at a rung for trials of other workers, in which the driver does not get to look after those
@@ -31,7 +31,7 @@ class Inline:
         self._worker: Worker | None = None
 
     def start(self, context: WorkerContext) -> None:
-        from hpo.worker import Worker
+        from hpo.workers.worker import Worker
 
         self._study_id = context.study_id
         self._ledger = Ledger(context.storage, create=False)

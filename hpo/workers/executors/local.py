@@ -8,11 +8,11 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 
-from hpo.executors.base import WorkerContext
-from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
-from hpo.executors.resources import NOTHING_SAID, Resources, cpu_slots, host_gpus, needs
 from hpo.ledger.process_id import Process, start_time
+from hpo.workers.executors.base import WorkerContext
+from hpo.workers.executors.pool import Crew
+from hpo.workers.executors.resources import NOTHING_SAID, Resources, cpu_slots, host_gpus, needs
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Local(Crew):
 
     def _hire(self, slot: int) -> _Worker:
         environ = {"HPO_STORAGE": self._context.storage} | self._gpus[slot]
-        process = spawn("hpo.worker", self._arguments(), self._log(slot), **environ)
+        process = spawn("hpo.workers.worker", self._arguments(), self._log(slot), **environ)
         if self._cpus:
             os.sched_setaffinity(process.pid, self._cpus[slot])
         return _Worker(process, Process(socket.gethostname(), process.pid, start_time(process.pid) or ""))

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import HpoError
-from hpo.executors.base import WorkerContext
-from hpo.executors.cluster import Cluster, carried_environ, last_line, prepare
-from hpo.executors.crew import Crew
 from hpo.executors.process import spawn
-from hpo.executors.resources import NOTHING_SAID, Resources, gpu_share, gpus_asked
 from hpo.ledger import queries
 from hpo.ledger.process_id import Process, start_time
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.workers.executors.base import WorkerContext
+from hpo.workers.executors.pool import Crew
+from hpo.workers.executors.ray_cluster import Cluster, carried_environ, last_line, prepare
+from hpo.workers.executors.resources import NOTHING_SAID, Resources, gpu_share, gpus_asked
 from trainer.errors import TrainerError
 
 _LOST = -signal.SIGKILL  # the exit code of a worker that was lost with its actor or node
@@ -53,7 +53,7 @@ class _Host:
         environ = {**environ, **path, **carried_environ(here.carried)}
         if here.directory.is_dir():
             os.chdir(here.directory)
-        self._process = spawn("hpo.worker", given, log, **environ)
+        self._process = spawn("hpo.workers.worker", given, log, **environ)
         pid = self._process.pid
         return Process(socket.gethostname(), pid, start_time(pid) or "")
 

@@ -16,16 +16,14 @@ from sqlalchemy.engine import Connection
 
 from hpo.ledger import Ledger, tables, transactions
 from hpo.ledger.claims import Claim
-from hpo.ledger.history import Curves, LedgerHistory, Unsettled
+from hpo.ledger.history import Unsettled
 from hpo.ledger.json import text
 from hpo.ledger.transactions import LaneReport
-from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_config import last_epoch
 from hpo.storage import artifacts, locations
 from hpo.storage.home import Home
-from hpo.study.declaration import Study, load
-from hpo.study.spec import StudySpec
-from hpo.system import SystemMetrics
+from hpo.workers.session import Opened
+from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
 from trainer.failpoint import failpoint
@@ -33,26 +31,6 @@ from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, nu
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the trials that this one waits for
 SYSTEM_PERIOD = 1.0  # seconds: short epochs would cost more to watch than to train
-
-
-class Opened:
-    """A study as a worker holds it: loaded once, used for many trials."""
-
-    def __init__(self, row: Mapping[str, Any]) -> None:
-        self.row = row
-        self.id: int = row["id"]
-        self.name: str = row["name"]
-        self.spec = StudySpec.from_json(row["spec"])
-        self.study: Study = load(self.spec.reference).configure(self.spec.overrides)
-        self.strategy = make_strategy(self.spec.strategy)
-        bounded = has_rungs(self.strategy)
-        self.curves = Curves(self.id, self.study.objectives, self.study.constraints, bounded=bounded)
-
-    def history(self, connection: Connection, claim: Claim, epoch: int) -> LedgerHistory:
-        """What a decision on the trial may read: in ordered mode the trials <= number - W, and of all before it what
-        they had at one epoch."""
-        limit = claim.number - self.spec.window if self.spec.order == "ordered" else None
-        return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, limit)
 
 
 class LedgerReporter:

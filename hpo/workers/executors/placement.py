@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import Any
 
 from hpo.errors import UserError
-from hpo.executors.base import Executor
-from hpo.executors.resources import NOTHING_SAID, Resources, gpus_each, host_gpus, needs
 from hpo.study.declaration import Study
 from hpo.words import near
+from hpo.workers.executors.base import Executor
+from hpo.workers.executors.resources import NOTHING_SAID, Resources, gpus_each, host_gpus, needs
 
 # name -> where it is. To add one is to add its line here.
 EXECUTORS = {
-    "inline": "hpo.executors.inline:Inline",
-    "local": "hpo.executors.local:Local",
-    "ray": "hpo.executors.ray:Ray",
+    "inline": "hpo.workers.executors.inline:Inline",
+    "local": "hpo.workers.executors.local:Local",
+    "ray": "hpo.workers.executors.ray:Ray",
     "ray-tune": "hpo.executors.ray_tune:RayTune",
 }
 SCHEDULERS = ("asha", "bohb", "fifo", "hyperband", "median", "pb2", "pbt")  # of Ray Tune's, for ray-tune

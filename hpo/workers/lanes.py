@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Connection
 
-from hpo.attempt import config_of, outcome_of, task_of
 from hpo.errors import HpoError, SpaceError, UserError
 from hpo.ledger import Ledger
 from hpo.ledger import statements as sql
 from hpo.ledger.claims import Claim, any_waiting, claim_alike, fenced, join
 from hpo.ledger.leases import Heartbeat
 from hpo.ledger.transactions import LaneReport, committed_paths
-from hpo.reporter import LedgerReporter, Opened, commit
 from hpo.space.config import apply, as_json, check_path, from_json
 from hpo.storage.home import Home
 from hpo.study.preflight import lacking
-from hpo.system import SystemMetrics
+from hpo.workers.attempt import config_of, outcome_of, task_of
+from hpo.workers.reporter import LedgerReporter, commit
+from hpo.workers.session import Opened
+from hpo.workers.system_metrics import SystemMetrics
 from trainer.config.lanes import shared
 from trainer.errors import CheckpointError, ConfigError, Fenced
 from trainer.failpoint import failpoint

@@ -1,0 +1,1 @@
+"""Training of claimed trials: the worker's process, attempts, reports, lanes and ranks."""

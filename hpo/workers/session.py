@@ -1,0 +1,34 @@
+"""A study as a worker has opened it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
+from hpo.ledger.claims import Claim
+from hpo.ledger.history import Curves, LedgerHistory
+from hpo.search.strategies.base import has_rungs, make_strategy
+from hpo.study.declaration import Study, load
+from hpo.study.spec import StudySpec
+
+
+class Opened:
+    """A study as a worker holds it: loaded once, used for many trials."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.row = row
+        self.id: int = row["id"]
+        self.name: str = row["name"]
+        self.spec = StudySpec.from_json(row["spec"])
+        self.study: Study = load(self.spec.reference).configure(self.spec.overrides)
+        self.strategy = make_strategy(self.spec.strategy)
+        bounded = has_rungs(self.strategy)
+        self.curves = Curves(self.id, self.study.objectives, self.study.constraints, bounded=bounded)
+
+    def history(self, connection: Connection, claim: Claim, epoch: int) -> LedgerHistory:
+        """What a decision on the trial may read: in ordered mode the trials <= number - W, and of all before it what
+        they had at one epoch."""
+        limit = claim.number - self.spec.window if self.spec.order == "ordered" else None
+        return LedgerHistory(self.curves, connection, claim.trial_id, claim.number, epoch, limit)
