@@ -70,7 +70,7 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
 
 def product(directory: Path) -> Callable[[int], dict[str, float]]:
     """Seconds of `hpo run --executor inline` for so many trials, from the declaration to a mirror that has drained."""
-    from hpo.run import Request
+    from hpo.driver.request import Request
     from hpo.run import run as search
     from hpo.storage.home import Home
 
@@ -90,10 +90,10 @@ def product(directory: Path) -> Callable[[int], dict[str, float]]:
 
 def _study(directory: Path) -> tuple[Home, Ledger, Callable[[int], float]]:
     """A home for the study that trains nothing, and how to drive so many more trials of it: the seconds it took."""
-    from hpo.driver import Driver
+    from hpo.driver.loop import Driver
+    from hpo.driver.request import Options, Request
+    from hpo.driver.resolve import declare
     from hpo.ledger import Ledger
-    from hpo.opening import Options
-    from hpo.run import Request, declare
     from hpo.storage.home import Home
     from hpo.workers.executors.inline import Inline
 

@@ -72,12 +72,12 @@ def driven(
     """Drive the study until it has so many trials, as `hpo run` does without its mirror."""
     from rich.console import Console
 
-    from hpo.asking import Asking
-    from hpo.driver import Driver
+    from hpo.driver.loop import Driver
+    from hpo.driver.proposer import Asking
+    from hpo.driver.request import Options, Request
+    from hpo.driver.resolve import declare
     from hpo.ledger import Ledger
-    from hpo.opening import Options
     from hpo.render import View
-    from hpo.run import Request, declare
     from hpo.storage.metrics_json import Results
 
     ledger = Ledger(home.create().storage)
@@ -283,10 +283,10 @@ def serve(storage: str, root: str, study_id: int, workers: int) -> None:
 
 def reports(directory: Path, workers: int, seconds: float) -> None:
     """Print how busy a driver is whose workers report once a second each."""
-    from hpo.driver import Driver
+    from hpo.driver.loop import Driver
+    from hpo.driver.request import Options, Request
+    from hpo.driver.resolve import declare
     from hpo.ledger import Ledger, queries
-    from hpo.opening import Options
-    from hpo.run import Request, declare
     from hpo.storage.home import Home
 
     count = "SELECT count(*) FROM (SELECT DISTINCT trial_id, step FROM reports) AS told"

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 __all__ = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "__version__", "load"]
 
 if TYPE_CHECKING:
+    from hpo.driver import ray_tune as ray_tune
     from hpo.space.dimensions import Bool, Choice, Float, Int
     from hpo.space.objective import Constraint, Objective
     from hpo.study.declaration import Study, load
@@ -28,6 +29,8 @@ _EXPORTS = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ray_tune":  # which needs Ray
+        return import_module("hpo.driver.ray_tune")
     if name not in _EXPORTS:
         raise AttributeError(f"module 'hpo' has no attribute {name!r}")
     value = getattr(import_module(_EXPORTS[name]), name)

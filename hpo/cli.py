@@ -113,7 +113,7 @@ def run(
     allow_drift: DriftOption = False,
 ) -> None:
     """Search until trials, epochs or time are used up. A study that exists is continued."""
-    from hpo.run import Request
+    from hpo.driver.request import Request
     from hpo.storage.home import Home
     from hpo.study import enqueue as enqueued
     from hpo.study.budget import parse_time
@@ -165,7 +165,7 @@ def resume(
     allow_drift: DriftOption = False,
 ) -> None:
     """Continue an interrupted study from its last checkpoints. More may be asked for."""
-    from hpo.run import Request
+    from hpo.driver.request import Request
     from hpo.storage.home import Home
     from hpo.storage.lookup import open_study
     from hpo.study.budget import parse_time

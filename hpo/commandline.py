@@ -18,8 +18,8 @@ from hpo import secret_files, words
 from hpo.errors import HpoError, UserError
 
 if TYPE_CHECKING:
+    from hpo.driver.request import Request, Result
     from hpo.ledger import Ledger
-    from hpo.run import Request, Result
 
 INTERRUPTED = 130
 MOST = 2**31 - 1  # what a ledger's integers hold
@@ -343,8 +343,8 @@ def _drive(request: Request, begun: Callable[[], None]) -> None:
 
 def _left(ledger: Ledger, name: str, request: Request) -> Result:
     """How a run that was interrupted before its workers began, or after they had left, has left the study."""
+    from hpo.driver.request import Result
     from hpo.ledger import queries
-    from hpo.run import Result
     from hpo.tracking import mirror_process
     from hpo.tracking.uri import tracker_name, tracking_uri_of
 

@@ -29,8 +29,8 @@ from hpo.space.trial_state import STATES
 from hpo.words import command, counted, endings, portion
 
 if TYPE_CHECKING:
+    from hpo.driver.request import Result
     from hpo.ledger.queries import Judged
-    from hpo.run import Result
 
 REFRESH_SECONDS = 0.5
 SILENCE = 30.0  # seconds after which a run that prints lines says what it is doing

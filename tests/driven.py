@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
+from hpo.driver.request import Options, Request
+from hpo.driver.resolve import declare
 from hpo.ledger import Ledger
-from hpo.opening import Options
-from hpo.run import Request, declare
 from hpo.workers.executors.inline import Inline
 
 

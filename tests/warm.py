@@ -67,7 +67,7 @@ PRELOADED = (
     "mlflow.store.tracking.sqlalchemy_store",
     "hpo.cli",
     "hpo.run",
-    "hpo.driver",
+    "hpo.driver.loop",
     "hpo.workers.attempt",
     "hpo.workers.lanes",
     "hpo.workers.joined",

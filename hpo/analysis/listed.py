@@ -9,9 +9,9 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.best import chosen_best, none_complete
+from hpo.driver.request import Request
 from hpo.errors import UserError
 from hpo.ledger import queries
-from hpo.run import Request
 from hpo.search import pareto
 from hpo.search.ranking import best_of, losses
 from hpo.space.config import as_json, flatten

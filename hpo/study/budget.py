@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpo.clock import Clock
 from hpo.errors import UserError
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -58,38 +55,6 @@ class Budget:
                 raise UserError(
                     f"{flag} {shown(given)}: study {study!r} has {shown(gone)}{noun} behind it; give that or more."
                 )
-
-
-class Stopwatch:
-    """Seconds used, counted on while it runs. One thread starts and stops it, others may read it."""
-
-    def __init__(self, clock: Clock, used: float = 0.0) -> None:
-        self._clock = clock
-        self._state: tuple[float, float | None] = (used, None)  # replaced as one
-
-    @property
-    def seconds(self) -> float:
-        used, since = self._state
-        return used if since is None else used + self._clock.monotonic() - since
-
-    @property
-    def runs(self) -> bool:
-        return self._state[1] is not None
-
-    def start(self) -> None:
-        self._state = (self.seconds, self._clock.monotonic())
-
-    def stop(self) -> None:
-        self._state = (self.seconds, None)
-
-    def alarm(self, bound: float | None, action: Callable[[], None]) -> threading.Timer:
-        """Calls `action` when `bound` seconds are used, if there is a bound, from a thread of its own: an executor may
-        be training in the driver's."""
-        timer = threading.Timer(math.inf if bound is None else bound - self.seconds, action)
-        timer.daemon = True
-        if bound is not None:
-            timer.start()
-        return timer
 
 
 def parse_time(text: str) -> float:

@@ -33,7 +33,9 @@ class StudySpec(BaseModel):
     tier: int | None = None
     enqueue: list[dict[str, Any]] = Field(default_factory=list)  # parameters to be tried first
     warm_start: str | None = None  # the study that `earlier` is of
-    earlier: list[dict[str, Any]] = Field(default_factory=list)  # complete trials, as hpo.warm has found them
+    earlier: list[dict[str, Any]] = Field(
+        default_factory=list
+    )  # complete trials, as hpo.driver.warm_start has found them
     listed: list[dict[str, Any]] = Field(default_factory=list)  # if any, just these are trained: {"label", "params"}
     listed_of: str | None = None  # the study they come from
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpo.child_process import begin_logs, die_with_parent, orphaned
+from hpo.child_process import spawn as spawn_process
 from hpo.clock import SystemClock
 from hpo.errors import Busy, HpoError
-from hpo.executors.process import begin_logs, die_with_parent, orphaned
-from hpo.executors.process import spawn as spawn_process
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE

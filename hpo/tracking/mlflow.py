@@ -28,7 +28,7 @@ from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Un
 from hpo.tracking.files import digests, link
 from hpo.tracking.mlflow_models import Models
 from hpo.tracking.mlflow_store import initialise, locked
-from hpo.tracking.uri import _DATABASES, check_uri, tracker_name
+from hpo.tracking.uri import DATABASES, check_uri, tracker_name
 from hpo.words import command
 from trainer.durable import write_text
 
@@ -81,7 +81,7 @@ class MlflowTracker:
         os.environ.update({key: value for key, value in _SETTINGS.items() if key not in os.environ})
         self.name = tracker_name(uri)
         self._uri = uri
-        self._is_database = scheme in _DATABASES
+        self._is_database = scheme in DATABASES
         self._artifacts = artifacts
         self._experiments: dict[str, str] = {}
         self._roots: dict[str, str] = {}  # run id -> artifact URI

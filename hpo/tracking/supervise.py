@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from hpo.executors.process import orphaned
+from hpo.child_process import orphaned
 
 _LOOK = 0.2  # seconds between looks for the parent
 

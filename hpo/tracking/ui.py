@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
+from hpo.child_process import spawn
 from hpo.errors import HpoError, StorageError, UserError
-from hpo.executors.process import spawn
 from hpo.storage.home import Home
 from hpo.tracking.uri import check_uri
 

@@ -10,7 +10,7 @@ from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
 
-_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) -> str:
@@ -37,7 +37,7 @@ def check_uri(uri: str) -> str:
         raise UserError(f"--tracking-uri is no URI ({error}): give sqlite:///PATH or http(s)://HOST.") from error
     scheme = parts.scheme.partition("+")[0]
     wrong, fix = "", "give sqlite:///PATH, another database or http(s)://HOST"
-    if scheme not in (*_DATABASES, "http", "https"):
+    if scheme not in (*DATABASES, "http", "https"):
         wrong = "it has no scheme" if not scheme else f"the scheme {scheme!r} is not known"
     elif scheme == "sqlite":
         path = Path(uri.partition(":///")[2])

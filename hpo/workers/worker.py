@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from hpo.executors.process import die_with_parent
+    from hpo.child_process import die_with_parent
 
     die_with_parent()  # before torch, whose import takes seconds in which the parent may die
 
@@ -21,8 +21,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
+from hpo.child_process import FAULT
 from hpo.errors import HpoError, UserError
-from hpo.executors.process import FAULT
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.claims import Claim, claim, renew
 from hpo.ledger.history import Judgement

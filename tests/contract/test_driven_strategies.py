@@ -11,11 +11,12 @@ import pytest
 from driven import driven
 from sqlalchemy import update
 
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
+from hpo.driver.request import Request
+from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import studies
-from hpo.run import Request, declare
 from hpo.search.promotion.base import Promoting
 from hpo.search.strategies.base import BRINGS, STRATEGIES, make_strategy
 from hpo.storage.home import Home

@@ -17,13 +17,13 @@ import pytest
 from driven import driven
 from sqlalchemy import select
 
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
+from hpo.driver.request import Options, Request
+from hpo.driver.resolve import declare
 from hpo.errors import Busy, HpoError, UserError
 from hpo.ledger import Ledger, queries, tables
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, reports, workers
-from hpo.opening import Options
-from hpo.run import Request, declare
 from hpo.storage.home import Home
 from hpo.workers.executors.base import Executor
 from hpo.workers.executors.inline import Inline
@@ -211,7 +211,7 @@ def test_workers_that_cannot_start_end_the_run_in_one_sentence(tmp_path, monkeyp
 
 
 def _spawn_broken(module, arguments, log, **environ):
-    from hpo.executors.process import spawn
+    from hpo.child_process import spawn
 
     return spawn("hpo_nowhere", arguments, log, **environ)
 
@@ -275,7 +275,7 @@ def test_an_actor_that_is_killed_is_replaced_and_the_study_is_the_same(tmp_path,
 
 def test_a_home_that_ray_does_not_see_is_refused_in_one_sentence(tmp_path, ray_cluster, monkeypatch):
     """The marker of the study is gone by the time that its workers look for it, as it is where no home is shared."""
-    monkeypatch.setattr("hpo.opening.Home.mark", lambda *_: None)
+    monkeypatch.setattr("hpo.driver.open.Home.mark", lambda *_: None)
     with pytest.raises(UserError, match=r"home .* is not the one study 'curves' is driven from .* name it with --home"):
         drive(Home(tmp_path / "home"), Ray(1, NO_GPUS))
 

@@ -19,9 +19,10 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from hpo import Bool, Choice, Float, Int, Objective
+from hpo.driver.request import Request
+from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
-from hpo.run import Request, declare
 from hpo.search.population import gp_bandit
 from hpo.search.population.base import Breeding
 from hpo.search.population.pbt import FACTORS, perturbed

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds import rounds
 
+from hpo.driver.request import Request
+from hpo.driver.resolve import declare
 from hpo.errors import UserError
-from hpo.run import Request, declare
 from hpo.search.curves import Group, Rankings
 from hpo.search.pareto import beyond
 from hpo.search.promotion import freeze_thaw

@@ -9,8 +9,8 @@ import pytest
 from driven import driven
 from sqlalchemy import select
 
+from hpo.driver.request import Request
 from hpo.ledger import Ledger, driver_queries, queries, tables
-from hpo.run import Request
 from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home
 

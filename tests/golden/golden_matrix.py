@@ -9,9 +9,10 @@ from typing import Any
 from driven import driven
 from golden_studies import tried
 
+from hpo.driver.request import Request
+from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
-from hpo.run import Request, declare
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home

@@ -11,8 +11,8 @@ from typing import Any
 import home_asset
 from driven import driven
 
+from hpo.driver.request import Request
 from hpo.ledger import Ledger, queries
-from hpo.run import Request
 from hpo.storage.home import Home
 
 MACHINES = ("time/*", "system/*", "*per_sec", "train/mfu", "train/gpu_util")  # metrics that the machine decides

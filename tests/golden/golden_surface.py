@@ -25,10 +25,10 @@ from typer.testing import CliRunner
 import hpo
 import trainer.errors
 from hpo import errors
+from hpo.child_process import FAULT
 from hpo.cli import app
 from hpo.commandline import Commands
-from hpo.executors.process import FAULT
-from hpo.signals import Signals
+from hpo.driver.signals import Signals
 from hpo.workers.worker import FENCED
 from trainer.failpoint import NAMES
 

@@ -17,13 +17,15 @@ from pydantic import BaseModel
 from rounds import rounds
 from typer.testing import CliRunner
 
-from hpo import Choice, Float, Objective, Study, ending
+from hpo import Choice, Float, Objective, Study
 from hpo.analysis import ablate, importance, plots, ticks
 from hpo.analysis.listed import Driven, Spread, found, request
 from hpo.cli import app
+from hpo.driver import end_reason
+from hpo.driver.request import Request
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries
-from hpo.run import Request, run
+from hpo.run import run
 from hpo.space.config import as_json, flatten
 from hpo.storage.home import Home
 from hpo.tracking.mlflow import MlflowTracker
@@ -483,7 +485,7 @@ def test_what_a_study_leaves_to_the_optimizer_goes_back_to_the_optimizers_own(pa
     ],
 )
 def test_what_no_mend_of_the_code_changes_is_not_laid_to_the_code(outcomes, said):
-    assert re.match(said, ending.nothing_scored("s", 5, "mend it", outcomes))
+    assert re.match(said, end_reason.nothing_scored("s", 5, "mend it", outcomes))
 
 
 def test_plots_elsewhere_change_nothing(home, tmp_path):

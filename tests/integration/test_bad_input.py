@@ -416,7 +416,7 @@ runpy.run_module("hpo", run_name="__main__")
 
 
 @pytest.mark.usefixtures("process")
-@pytest.mark.parametrize("module", ["hpo.cli", "typer", "hpo.run", "hpo.driver", "optuna"])
+@pytest.mark.parametrize("module", ["hpo.cli", "typer", "hpo.run", "hpo.driver.loop", "optuna"])
 def test_ctrl_c_before_anything_has_begun_is_one_word(home, module):
     """However early: while the commands themselves are loaded, or what one needs."""
     command = [sys.executable, "-c", INTERRUPTING, module, "run", *FLAGS, "--sampler", "tpe", "--home", str(home.root)]

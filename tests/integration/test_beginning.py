@@ -12,14 +12,15 @@ from driven import driven
 from rounds import rounds
 from sqlalchemy import select
 
+from hpo.driver.request import Request
+from hpo.driver.resolve import declare
+from hpo.driver.warm_start import records
 from hpo.errors import DriftError, SpaceError, UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks
-from hpo.run import Request, declare
 from hpo.search.samplers.registry import MODELS, SAMPLERS
 from hpo.storage.home import Home
 from hpo.study.enqueue import read
-from hpo.warm import records
 
 HARNESS = Path(__file__).parents[1] / "harness"
 STUDY, POPULATION = str(HARNESS / "curves_study.py"), HARNESS / "population_study.py"

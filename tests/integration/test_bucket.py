@@ -21,10 +21,10 @@ import hpo as platform
 from hpo.analysis.best import best_trials
 from hpo.analysis.diagnose import Look, Subject, diagnosis
 from hpo.clock import FakeClock, SystemClock
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
+from hpo.driver.request import Request
 from hpo.ledger import Ledger, leases, queries, transactions
 from hpo.ledger.tables import attempts, checkpoints, events, studies, trials
-from hpo.run import Request
 from hpo.storage import artifacts, gc, locations, metrics_json
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results

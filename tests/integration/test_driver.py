@@ -19,12 +19,12 @@ from sqlalchemy.event import listen
 from typer.testing import CliRunner
 
 from hpo.cli import app
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
+from hpo.driver.request import Options, Request
+from hpo.driver.resolve import declare
 from hpo.errors import DriftError
 from hpo.ledger import Ledger, driver_queries, queries
 from hpo.ledger.tables import asks, attempts, events, studies, trials, workers
-from hpo.opening import Options
-from hpo.run import Request, declare
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.space.config import parse_override
 from hpo.storage.home import Home

@@ -15,10 +15,10 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from hpo.cli import app
+from hpo.driver.failure_streak import Streak
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.tables import trials
 from hpo.storage.home import Home
-from hpo.study.user_code import Streak
 from hpo.verify import verify
 from hpo.workers.attempt import outcome_of
 from trainer.errors import TrainerError

@@ -21,10 +21,11 @@ from rounds import rounds
 from sqlalchemy import select
 from test_driver import drive, hpo, known, make, query, refused
 
+from hpo.driver.request import Request
+from hpo.driver.resolve import declare
 from hpo.ledger import Ledger, claims, transactions
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, studies, trials
-from hpo.run import Request, declare
 from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home
 from hpo.workers import lanes as worker_lanes

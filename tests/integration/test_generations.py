@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from test_rungs import digest, drive, rows
 
 from hpo.analysis.detail import describe, detail
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, trials

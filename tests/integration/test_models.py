@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 import hpo
 from hpo import soup
 from hpo.cli import app
+from hpo.driver.request import Request
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries, tables
-from hpo.run import Request, run
+from hpo.run import run
 from hpo.storage import gc
 from hpo.storage.home import Home
 from hpo.trained import declared, trained

@@ -16,15 +16,15 @@ from rich.console import Console
 from sqlalchemy import select
 
 from hpo.clock import SystemClock
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
+from hpo.driver.request import Options, Request
+from hpo.driver.resolve import declare
 from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim, claim
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, decisions, events, reports, studies
-from hpo.opening import Options
 from hpo.progress import Progress
 from hpo.render import doing, screen
-from hpo.run import Request, declare
 from hpo.storage.home import Home
 from hpo.workers.executors.inline import Inline
 from hpo.workers.executors.local import Local

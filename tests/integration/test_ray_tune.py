@@ -20,21 +20,23 @@ from mirrored import ENVIRONMENT, Made
 from sqlalchemy import select, update
 
 import hpo
-from hpo import asking
 from hpo.clock import FakeClock
+from hpo.driver import proposer
+from hpo.driver.open import open_study
+from hpo.driver.ray_tune.driver import TuneDriver
+from hpo.driver.request import Options, Request
+from hpo.driver.resolve import declare
 from hpo.errors import Busy, HpoError, UserError
 from hpo.ledger import Ledger, claims, driver_queries, external, transactions
 from hpo.ledger.leases import acquire
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import asks, attempts, decisions, events, reports, studies, trials
-from hpo.opening import Options, open_study
-from hpo.run import Request, declare, run
+from hpo.run import run
 from hpo.search.strategies.base import make_strategy
 from hpo.space.dimensions import Float, Int
 from hpo.space.trial_state import OPEN_STATES
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
-from hpo.tuning import TuneDriver
 from hpo.workers.executors.placement import Settled
 from hpo.workers.executors.resources import NOTHING_SAID, Resources
 from trainer.report import Outcome
@@ -496,8 +498,8 @@ def test_a_bound_that_tune_would_not_keep_to_is_refused_on_resume(tmp_path, boun
 
 def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path, monkeypatch):
     """Trials end out of order, and a child of one takes the number that the sampler has counted on."""
-    me, made, make = Process.current(), [], asking.make_sampler
-    monkeypatch.setattr(asking, "make_sampler", lambda *given: made.append(given) or make(*given))
+    me, made, make = Process.current(), [], proposer.make_sampler
+    monkeypatch.setattr(proposer, "make_sampler", lambda *given: made.append(given) or make(*given))
 
     with driving_tune(Home(tmp_path / "home"), str(STUDY), trials=40, scheduler="asha") as driver:
         ledger = driver._ledger
@@ -530,7 +532,7 @@ def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path
             number = max(rows)
             assert number == place + (place >= 12) and rows.pop(number)["params"] == proposed
             told = [n for _, n in sorted((row["told"], n) for n, row in rows.items() if row["told"] is not None)]
-            anew = asking.Asking(ledger, driver._study, driver._spec, driver._curves, rows, told, 0).ask(
+            anew = proposer.Asking(ledger, driver._study, driver._spec, driver._curves, rows, told, 0).ask(
                 number, told=len(told)
             )
             assert anew.params == proposed
@@ -566,7 +568,7 @@ def test_a_tuner_of_ones_own_refuses_a_study_in_a_bucket_before_anything_is_writ
 
 @pytest.mark.parametrize("name", ["pbt", "pb2"])
 def test_a_population_of_folds_is_refused(name):
-    from hpo.tuning import make_scheduler
+    from hpo.driver.ray_tune.driver import make_scheduler
 
     with pytest.raises(UserError, match=f"train.folds=2: under --scheduler {name} a trial goes on from another's"):
         make_scheduler(name, hpo.load("mlp").configure({"train.folds": 2}))
@@ -587,7 +589,7 @@ def test_tunes_populations_change_what_the_own_ones_do(name):
     from ray.tune.schedulers import PopulationBasedTraining
     from ray.tune.schedulers.pb2 import PB2
 
-    from hpo.tuning import make_scheduler
+    from hpo.driver.ray_tune.driver import make_scheduler
 
     study = replace(hpo.load("mlp"), space=FLOATS)
     scheduler = make_scheduler(name, study)
@@ -603,7 +605,7 @@ def test_tunes_populations_change_what_the_own_ones_do(name):
 def test_whole_numbers_are_drawn_as_the_space_has_them():
     from ray.tune.search import sample
 
-    from hpo.tune_space import _domain
+    from hpo.driver.ray_tune.space import _domain
 
     drawn = {one: sorted(_domain(one).sample(size=400)) for one in (Int(1, 1000, log=True), Int(0, 6, step=2))}
     assert all(set(values) <= set(one.allowed()) for one, values in drawn.items())
@@ -615,7 +617,7 @@ def test_whole_numbers_are_drawn_as_the_space_has_them():
 
 
 def test_what_a_scheduler_asks_for_is_brought_to_what_the_space_has():
-    from hpo.tune_space import params_of
+    from hpo.driver.ray_tune.space import params_of
 
     study = hpo.load("mlp")
     asked = {"train.optim.name": "adamw", "train.optim.lr": 0.3, "train.optim.momentum": 0.5, "train.batch_size": 100}

@@ -11,14 +11,14 @@ import pytest
 from driven import driven
 from sqlalchemy import select, update
 
-from hpo import asking
 from hpo.analysis.detail import describe, detail
-from hpo.driver import Driver
+from hpo.driver import proposer
+from hpo.driver.loop import Driver
+from hpo.driver.request import Options, Request
+from hpo.driver.resolve import declare
 from hpo.ledger import Ledger, claims, driver_queries, queries, transactions
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, decisions, reports, studies, trials
-from hpo.opening import Options
-from hpo.run import Request, declare
 from hpo.storage.home import Home
 from hpo.workers.executors.inline import Inline
 from hpo.workers.executors.local import Local
@@ -310,7 +310,7 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
         row["number"]: row
         for row in ledger.look(lambda c: c.execute(driver_queries.ALL, {"study": 1}).mappings().all())
     }
-    made = asking.Asking(ledger, study, spec, driver._curves, found, [], 0)._sampler
+    made = proposer.Asking(ledger, study, spec, driver._curves, found, [], 0)._sampler
     assert {again.number, never.number} == {0, 2}
     assert live._curves == made._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}
     driver.release()

@@ -21,9 +21,9 @@ import pytest
 import sqlalchemy as sa
 from driven import driven
 
+from hpo.driver.request import Request
 from hpo.errors import NoLedger
 from hpo.ledger import Ledger, queries, tables
-from hpo.run import Request
 from hpo.space import trial_state
 from hpo.storage.home import Home
 

@@ -17,8 +17,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
 from hpo.cli import app
+from hpo.driver.request import Request
 from hpo.ledger import Ledger
-from hpo.run import Request
 from hpo.storage.home import Home
 from hpo.workers.executors.base import Executor
 from hpo.workers.executors.inline import Inline

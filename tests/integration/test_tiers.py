@@ -12,10 +12,11 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from hpo.cli import app
+from hpo.driver.request import Request
+from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, trials
-from hpo.run import Request, declare
 from hpo.space.config import as_json, flatten
 from hpo.storage.home import Home
 from hpo.study.declaration import load

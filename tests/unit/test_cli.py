@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from hpo import commandline
 from hpo.cli import app
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import attempts, trials
 from hpo.space.config import flatten, load_yaml, parse_override
@@ -103,7 +103,7 @@ def test_the_list_of_commands_cuts_no_sentence_off_in_80_columns():
 
 
 def test_help_names_every_sampler_strategy_order_and_executor():
-    from hpo.run import ORDERS
+    from hpo.driver.resolve import ORDERS
     from hpo.search.samplers.registry import SAMPLERS
     from hpo.search.strategies.base import STRATEGIES
     from hpo.workers.executors.placement import EXECUTORS

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from hpo.child_process import begin_logs, spawn
 from hpo.errors import UserError
-from hpo.executors.process import begin_logs, spawn
 from hpo.storage.home import Home
 
 

@@ -17,6 +17,7 @@ from hpo import Float, Objective, Study
 from hpo.analysis.detail import describe, detail
 from hpo.analysis.status import line
 from hpo.clock import FakeClock
+from hpo.driver.request import Result
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, reports, studies, trials
 from hpo.progress import Progress
@@ -32,7 +33,6 @@ from hpo.render import (
     summary,
     unasked,
 )
-from hpo.run import Result
 from hpo.search.strategies.base import make_strategy
 from hpo.storage.home import Home
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from hpo import load
+from hpo.driver.request import Request
 from hpo.errors import UserError
-from hpo.run import Request, run
+from hpo.run import run
 from hpo.storage.home import Home
 from hpo.workers.executors.local import Local
 from hpo.workers.executors.placement import Placement, Settled

@@ -11,9 +11,9 @@ from sqlalchemy import event
 from hpo.analysis.best import best_trials, describe_best
 from hpo.analysis.detail import describe, detail
 from hpo.clock import FakeClock
+from hpo.driver.request import Result
 from hpo.progress import Progress
 from hpo.render import summary
-from hpo.run import Result
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import NAME, Results
 

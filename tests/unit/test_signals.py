@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from hpo.signals import Signals
+from hpo.driver.signals import Signals
 
 
 class Asked:

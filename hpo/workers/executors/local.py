@@ -8,7 +8,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 
-from hpo.executors.process import spawn
+from hpo.child_process import spawn
 from hpo.ledger.process_id import Process, start_time
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.pool import Crew

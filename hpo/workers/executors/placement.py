@@ -19,7 +19,7 @@ EXECUTORS = {
     "inline": "hpo.workers.executors.inline:Inline",
     "local": "hpo.workers.executors.local:Local",
     "ray": "hpo.workers.executors.ray:Ray",
-    "ray-tune": "hpo.executors.ray_tune:RayTune",
+    "ray-tune": "hpo.driver.ray_tune.executor:RayTune",
 }
 SCHEDULERS = ("asha", "bohb", "fifo", "hyperband", "median", "pb2", "pbt")  # of Ray Tune's, for ray-tune
 MAX_WORKERS_PER_CORE = 8  # more processes than that only wait for each other, and may take the host down

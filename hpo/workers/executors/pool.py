@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpo.child_process import FAULT, begin_logs
 from hpo.errors import HpoError
-from hpo.executors.process import FAULT, begin_logs
 from hpo.ledger import Ledger, queries
 from hpo.ledger.process_id import Process
 from hpo.workers.executors.base import WorkerContext

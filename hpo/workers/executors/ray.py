@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpo.child_process import spawn
 from hpo.errors import HpoError
-from hpo.executors.process import spawn
 from hpo.ledger import queries
 from hpo.ledger.process_id import Process, start_time
 from hpo.storage import locations

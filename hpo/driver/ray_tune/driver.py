@@ -13,12 +13,13 @@ from ray.tune import TuneError, schedulers
 from ray.tune.search import BasicVariantGenerator, Searcher
 from sqlalchemy.engine import RowMapping
 
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
+from hpo.driver.ray_tune.executor import RayTune
+from hpo.driver.ray_tune.job import ALIAS, Job
+from hpo.driver.ray_tune.trainable import Recorder, param_space, trainable
 from hpo.errors import UserError
-from hpo.executors.ray_tune import RayTune
 from hpo.ledger import driver_queries, external, queries
 from hpo.ledger.leases import Lease
-from hpo.ray_tune import ALIAS, Job, Recorder, param_space, trainable
 from hpo.search.population.base import changing
 from hpo.space.config import as_json
 from hpo.space.space import Space

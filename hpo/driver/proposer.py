@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.engine import RowMapping
 
-from hpo import warm
+from hpo.driver import warm_start
 from hpo.errors import UserError
 from hpo.ledger import Ledger, driver_queries, transactions
 from hpo.ledger import statements as sql
@@ -53,7 +53,7 @@ class Asking:
             study.objectives,
             spec.seed,
             spec.enqueue,
-            warm.records(spec.earlier, len(study.constraints)),
+            warm_start.records(spec.earlier, len(study.constraints)),
         )
         if strategy := breeding(spec.strategy):
             sampler = strategy.sampler(sampler, study.space, study.objectives, spec.seed)

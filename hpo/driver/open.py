@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.clock import SystemClock
+from hpo.driver.request import Options
 from hpo.errors import DriftError
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.leases import Lease
@@ -19,43 +19,13 @@ from hpo.ledger.tables import checkpoints, studies, trials
 from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.study.budget import Budget
 from hpo.study.declaration import Study
 from hpo.study.environment import describe
 from hpo.study.identity import drift, identity
 from hpo.study.spec import StudySpec
 from hpo.tracking.uri import tracker_name
-from hpo.workers.executors.placement import INLINE, Settled
 
-LEASE_SECONDS = 30.0
 _AS_BEGUN = ("tracking_uri", "checkpoints")  # of the environment: where a study began to be written
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to drive, as opposed to what: nothing here changes the study's digest, but for how far it goes.
-
-    trials, epochs, seconds   the budget; None keeps what was asked for before
-    data                      the study's report on its data
-    placement                 where trials run, and in how many processes; what a resume does again
-    checkpoints               the URL of the bucket they go to; empty: into the home
-    """
-
-    home: Home
-    storage: str
-    tracking_uri: str
-    trials: int | None = None
-    epochs: int | None = None
-    seconds: float | None = None
-    allow_drift: bool = False
-    data: Mapping[str, Any] | None = None
-    placement: Settled = INLINE
-    checkpoints: str = ""
-    lease_timeout: float = LEASE_SECONDS
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(self.trials, self.epochs, self.seconds)
 
 
 def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) -> RowMapping:

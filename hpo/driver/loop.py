@@ -6,22 +6,23 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.engine import Connection, RowMapping
 
-from hpo import ending
-from hpo.asking import Asking, Listing
 from hpo.clock import Clock, SystemClock
+from hpo.driver import end_reason, failure_streak
+from hpo.driver.open import check_home, continued, open_study, write_changes
+from hpo.driver.proposer import Asking, Listing
+from hpo.driver.reclaim import Reclaimer
+from hpo.driver.request import Options
+from hpo.driver.stopwatch import Stopwatch
 from hpo.ledger import Ledger, driver_queries, transactions
 from hpo.ledger.driver_queries import trained
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process_id import Process
-from hpo.opening import Options, check_home, continued, open_study, write_changes
-from hpo.reclaim import Reclaimer
 from hpo.search.population.base import breeding, planned_epochs
 from hpo.search.promotion.base import Board, promoting
 from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.study import user_code
-from hpo.study.budget import Budget, Stopwatch
+from hpo.study.budget import Budget
 from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
 from hpo.workers.executors.base import Executor, WorkerContext
@@ -96,7 +97,7 @@ class Driver:
                 )
             if self._streak.forgiven > self._forgiven_before:
                 uid = f"{self._lease.name}.{self._lease.fence}.forgiven"
-                transactions.note(connection, self._id, user_code.FORGIVEN, {"first": self._streak.forgiven}, uid)
+                transactions.note(connection, self._id, failure_streak.FORGIVEN, {"first": self._streak.forgiven}, uid)
 
         self._lease.write(body)
 
@@ -174,7 +175,7 @@ class Driver:
         self._epochs = {row["number"]: trained(row) for row in rows} | plans
         self._plans = plans
         self._epochs_ended = sum(map(trained, rows))
-        self._scored = any(map(ending.has_value, rows))
+        self._scored = any(map(end_reason.has_value, rows))
         seconds = self._budget.seconds
         self._expired = seconds is not None and self._time.seconds >= seconds
         ended = {row["number"] for row in rows if row["state"] in TERMINAL_STATES}
@@ -202,14 +203,14 @@ class Driver:
         found = connection.execute(driver_queries.ALL, {"study": self._id}).mappings().all()
         plans = connection.execute(driver_queries.CONFIGS, {"study": self._id}).all()
         planned = {n: planned_epochs(config, self._breeding, n, found[n]["from_epoch"]) for n, config in plans}
-        return found, planned, user_code.forgiven(connection, self._id)
+        return found, planned, failure_streak.forgiven(connection, self._id)
 
     def _judge_failures(self, in_order: Sequence[RowMapping], told: Sequence[int]) -> None:
         """Count on where the last driver stopped; a study that failures have ended, and that may go on, begins anew."""
-        so_far = user_code.Streak(self._forgiven_before, in_order)
-        self._streak = user_code.Streak(self._forgiven_before, (self._rows[number] for number in told))
+        so_far = failure_streak.Streak(self._forgiven_before, in_order)
+        self._streak = failure_streak.Streak(self._forgiven_before, (self._rows[number] for number in told))
         if self._state == "stopped" and self._short():
-            self._streak = user_code.Streak(self._asked)
+            self._streak = failure_streak.Streak(self._asked)
         elif so_far.full and not self._short():
             self._streak = so_far
 
@@ -320,7 +321,7 @@ class Driver:
     def _note_end(self, row: RowMapping) -> None:
         self._ended_rows[row["number"]] = row
         self._epochs[row["number"]] = trained(row)
-        self._scored |= ending.has_value(row)
+        self._scored |= end_reason.has_value(row)
         if row["outcome"] == "lost":
             self._lost.add(row["number"])
 
@@ -379,19 +380,19 @@ class Driver:
         name = self._spec.name
         if not self._done:
             if self._expired:
-                self.reason = ending.time_used_up(name, self._budget.seconds or 0.0, self._time.seconds)
+                self.reason = end_reason.time_used_up(name, self._budget.seconds or 0.0, self._time.seconds)
             elif self._only_paused and not self._stopping:
-                self.reason = ending.only_paused(name, len(self._paused))
+                self.reason = end_reason.only_paused(name, len(self._paused))
             return "interrupted"
-        again = ending.mend(name, self._budget, self._asked - len(self._lost), round(sum(self._epochs.values())))
+        again = end_reason.mend(name, self._budget, self._asked - len(self._lost), round(sum(self._epochs.values())))
         self.reason = self._streak.explain(again) if self._streak.full else ""
         if not self.reason and self._asked:
             lacking = (self._asked, self._scored, again)
-            self.reason = self._ledger.look(lambda c: ending.without_best(c, self._id, name, *lacking))
+            self.reason = self._ledger.look(lambda c: end_reason.without_best(c, self._id, name, *lacking))
         state = "stopped" if self.reason else "complete"
         why = "" if self.reason or not self._short() else self._asking.exhausted(self._asked)
         if why:
-            self.reason = ending.nothing_left(self._asked, why)
+            self.reason = end_reason.nothing_left(self._asked, why)
         if why or state != self._state:
             self._ledger.transact(lambda c: driver_queries.end(c, self._lease, self._id, state, self._asked, why))
         return state

@@ -9,17 +9,17 @@ from ray import tune
 from sqlalchemy.engine import RowMapping
 
 from hpo.clock import SystemClock
+from hpo.driver.reclaim import Reclaimer
+from hpo.driver.request import LEASE_SECONDS
 from hpo.errors import HpoError
 from hpo.ledger import Ledger, external, queries
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process_id import Process
-from hpo.opening import LEASE_SECONDS
-from hpo.reclaim import Reclaimer
 from hpo.workers.executors.ray_cluster import last_line
 from hpo.workers.session import Opened
 
 if TYPE_CHECKING:
-    from hpo.ray_tune import Job
+    from hpo.driver.ray_tune.job import Job
 
 _MAX_FAILURES = 3  # in a row, of trials' processes that did not come to train: then something is broken
 

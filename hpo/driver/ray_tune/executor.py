@@ -1,4 +1,4 @@
-"""Where the trials of Ray Tune run: a connection to Ray. What is run there, and when, Tune decides (hpo.tuning)."""
+"""Connects to the Ray cluster where Tune runs the trials; Tune decides which and when (see `driver.py` beside this)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,12 @@ from typing import Any
 from ray import tune
 from sqlalchemy.engine import RowMapping
 
-from hpo.ending import has_value
+from hpo.driver.end_reason import has_value
+from hpo.driver.open import check_home, open_study
+from hpo.driver.ray_tune.job import ALIAS, Job
+from hpo.driver.ray_tune.recorder import Recorder
+from hpo.driver.ray_tune.space import param_space, params_of
+from hpo.driver.request import Options
 from hpo.errors import HpoError, NoLedger, UserError
 from hpo.ledger import Ledger, external, queries, transactions
 from hpo.ledger.claims import Claim, renew
@@ -43,7 +48,6 @@ from hpo.ledger.history import Curves, Judgement
 from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
-from hpo.opening import Options, check_home, open_study
 from hpo.search.samplers.base import ask_seed
 from hpo.space.config import as_json, config_hash
 from hpo.space.trial_config import last_epoch, parallel_of
@@ -54,8 +58,6 @@ from hpo.study import compatibility
 from hpo.study.declaration import Study
 from hpo.study.identity import check_worker
 from hpo.tracking.files import link
-from hpo.tune_recorder import Recorder
-from hpo.tune_space import param_space, params_of
 from hpo.workers.executors.placement import Settled
 from hpo.workers.executors.ray_cluster import carried_environ
 from hpo.workers.executors.resources import gpu_share, gpus_asked, keep_to_share
@@ -67,23 +69,7 @@ from trainer.report import CONTINUE, CheckpointRef, Outcome, Reporter, Verdict
 
 __all__ = ["Recorder", "as_trainable", "param_space"]
 
-ALIAS = "hpo/key"  # in a configuration: the key of the trial that was proposed for it
 _NOTE = "hpo.json"  # beside a checkpoint in Tune's: whose it is
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a process that Tune has started needs; `who` is named with each decision."""
-
-    storage: str
-    home: Home
-    study_id: int
-    name: str
-    uid: str
-    who: str
-    directory: Path
-    carried: Path | None = None
-    gpus_asked: bool = True  # GPUs that Tune gives a trial are the user's own choice
 
 
 def as_trainable(
@@ -94,7 +80,8 @@ def as_trainable(
     The study, from `hpo.load`, is opened in the ledger of `home`, or at `storage`. Raises UserError and DriftError as
     `hpo run` does.
     """
-    from hpo.run import Request, declare
+    from hpo.driver.request import Request
+    from hpo.driver.resolve import declare
 
     at = home if isinstance(home, Home) else Home.at(home)
     _refuse_bucket(storage or at.storage, name or study.name)

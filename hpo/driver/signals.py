@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from hpo.driver import Driver
+from hpo.driver.loop import Driver
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

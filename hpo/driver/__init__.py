@@ -1,0 +1,1 @@
+"""The process that drives one study: it asks the sampler, hands out trials and ends the study."""

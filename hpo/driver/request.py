@@ -1,0 +1,84 @@
+"""What a driver is asked to do, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpo.storage.home import Home
+from hpo.study.budget import Budget
+from hpo.workers.executors.placement import INLINE, Settled
+from hpo.workers.executors.resources import NOTHING_SAID, Resources
+
+LEASE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to drive, as opposed to what: nothing here changes the study's digest, but for how far it goes.
+
+    trials, epochs, seconds   the budget; None keeps what was asked for before
+    data                      the study's report on its data
+    placement                 where trials run, and in how many processes; what a resume does again
+    checkpoints               the URL of the bucket they go to; empty: into the home
+    """
+
+    home: Home
+    storage: str
+    tracking_uri: str
+    trials: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+    allow_drift: bool = False
+    data: Mapping[str, Any] | None = None
+    placement: Settled = INLINE
+    checkpoints: str = ""
+    lease_timeout: float = LEASE_SECONDS
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.trials, self.epochs, self.seconds)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user gave. None means: what the ledger has stored, else the declaration's, else the default."""
+
+    home: Home
+    reference: str | None = None  # a study's name or file; None: the stored one
+    name: str | None = None
+    trials: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+    executor: str | None = None
+    workers: int | None = None
+    resources: Resources = NOTHING_SAID
+    scheduler: str | None = None  # of Ray Tune's
+    sampler: str | None = None
+    strategy: str | None = None
+    order: str | None = None
+    window: int | None = None
+    seed: int | None = None
+    tier: int | None = None
+    enqueue: Sequence[Mapping[str, Any]] | None = None
+    warm_start: str | None = None
+    listed: Sequence[Mapping[str, Any]] = ()  # {"label", "params"}: to be trained instead of what a sampler asks for
+    listed_of: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    storage: str | None = None
+    checkpoints: str | None = None  # the URL of a bucket
+    tracking_uri: str | None = None
+    allow_drift: bool = False
+    lease_timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended: `state` complete, stopped or interrupted; `behind` rows MLflow does not have yet."""
+
+    study: str
+    state: str
+    reason: str
+    behind: int
+    signal: int | None

@@ -1,0 +1,145 @@
+"""Settles each option of a run: given, else stored with the study, else declared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from hpo.driver import warm_start
+from hpo.driver.request import Request
+from hpo.errors import StudyError, UserError
+from hpo.ledger import Ledger, queries
+from hpo.search.samplers.registry import SAMPLERS, sampler_spec
+from hpo.search.strategies.base import STRATEGIES, by_default, make_strategy
+from hpo.space.config import as_json, flatten
+from hpo.space.trial_config import lanes_of
+from hpo.study import compatibility
+from hpo.study.budget import Budget
+from hpo.study.declaration import Study, load
+from hpo.study.enqueue import within
+from hpo.study.loading import shipped
+from hpo.study.naming import check_name
+from hpo.study.spec import StudySpec
+from hpo.words import command, counted
+from hpo.workers.executors.placement import one_of
+
+ORDERS = ("ordered", "async")
+WINDOW = 4  # trials open at a time, at least
+
+
+def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Study, StudySpec]:
+    """The study as asked for: flags, then what the ledger, if any, has stored for its name, then the declaration."""
+    for flag, value, known in (
+        ("--sampler", request.sampler, SAMPLERS),
+        ("--strategy", request.strategy, STRATEGIES),
+        ("--order", request.order, ORDERS),
+    ):
+        if value is not None:
+            one_of(flag, value, tuple(known))
+    if request.window is not None and request.window < 1:
+        raise UserError(f"--window {request.window}: give 1 or more.")
+    study = _load(request.reference, ledger) if request.reference else None
+    name = check_name(request.name if request.name is not None else (study.name if study else ""))
+    stored = _stored(ledger, name, wanted=study is None) if ledger else None
+    if study is None:
+        assert stored is not None
+        study = load(stored.reference)
+    tier = request.tier or (stored.tier if stored else None)
+    enqueue = stored.enqueue if stored and request.enqueue is None else request.enqueue
+    if tier is not None:
+        declared, study = study.space, study.upto(tier)
+        enqueue = None if enqueue is None else within(enqueue, declared, study.space)
+    study = study.configure(_overrides(request.overrides, stored), enqueue)
+    strategy = request.strategy and _strategy(request.strategy, study)
+    chosen = strategy or (stored.strategy if stored else study.strategy)
+    if strategy or not stored:  # what was begun so goes on
+        compatibility.rungs(chosen)
+    promotes = compatibility.promotes(chosen, request.order)
+    lanes = lanes_of(as_json(study.config))
+    at_once = workers * lanes
+    defaults = stored or StudySpec(
+        reference=study.reference,
+        name=name,
+        **_sampling(study.sampler),
+        strategy=dict(study.strategy),
+        order="async" if promotes else "ordered",
+        window=at_once if promotes else max(WINDOW, 2 * at_once),
+        objectives=[objective.to_json() for objective in study.objectives],
+        constraints=[one.to_json() for one in study.constraints],
+        metrics=list(study.metrics),
+    )
+    given: dict[str, Any] = {"order": request.order, "window": request.window, "seed": request.seed}
+    given |= {"strategy": strategy, "overrides": dict(study.overrides)}
+    given |= {"tier": tier, "enqueue": [dict(one) for one in study.enqueue]}
+    if request.listed:
+        given |= {"listed": [dict(one) for one in request.listed], "listed_of": request.listed_of}
+    if strategy and promotes:
+        given["order"] = "async"
+    if request.warm_start is not None and (stored is None or stored.warm_start != request.warm_start):
+        given |= {"warm_start": request.warm_start, "earlier": _earlier(request.warm_start, study, ledger)}
+    if promotes and request.window is None and request.workers is not None:
+        given["window"] = request.workers * lanes
+    given |= {"reference": study.reference, "metrics": list(study.metrics)}
+    given |= {"objectives": [objective.to_json() for objective in study.objectives]}
+    given |= {"constraints": [one.to_json() for one in study.constraints]}
+    if request.sampler is not None:
+        own = study.sampler["name"] == request.sampler
+        given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
+    given |= compatibility.generations(
+        chosen, study, request.order, request.window, Budget(request.trials, request.epochs)
+    )
+    if brought := compatibility.sampler(chosen, request.sampler):
+        given |= _sampling(sampler_spec(brought))
+    spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
+    compatibility.check(study, spec)
+    return study, spec
+
+
+def _earlier(name: str, study: Study, ledger: Ledger | None) -> list[dict[str, Any]]:
+    if ledger is None:
+        raise UserError(f"--warm-start {name}: this home holds no study yet; name the home of that one by --home.")
+    earlier, complete = warm_start.found(ledger, name, study)
+    print(f"warm start: {len(earlier)} of {counted(complete, 'complete trial')} of study {name}", file=sys.stderr)
+    return earlier
+
+
+def _load(reference: str, ledger: Ledger | None) -> Study:
+    """The study; one that no declaration has, but the ledger, is to be continued by `hpo resume`."""
+    declared = reference.endswith(".py") or reference in shipped()
+    if not declared and ledger and (stored := _stored(ledger, reference, wanted=False)):
+        raise StudyError(
+            f"no declaration is called {reference!r}; this ledger has a study of that name from "
+            f"{stored.reference}: `{command(f'resume --study {reference}')}` continues it."
+        )
+    return load(reference)
+
+
+def _overrides(given: Mapping[str, Any], stored: StudySpec | None) -> dict[str, Any]:
+    """What is given, over what was when the study began; a preset, if one is given, takes the place of all of that."""
+    given = flatten(given)
+    return given if stored is None or "preset" in given else {**stored.overrides, **given}
+
+
+def _sampling(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A sampler's specification as StudySpec holds it."""
+    return {"sampler": spec["name"], "sampler_options": {key: spec[key] for key in spec if key != "name"}}
+
+
+def begun(ledger: Ledger, name: str) -> bool:
+    with ledger.read() as connection:
+        return name in queries.study_names(connection)
+
+
+def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
+    """What the ledger has for the name; StudyError if there is nothing and it is `wanted`."""
+    if not wanted and not begun(ledger, name):
+        return None
+    with ledger.read() as connection:
+        return StudySpec.from_json(queries.study_row(connection, name)["spec"])
+
+
+def _strategy(name: str, study: Study) -> dict[str, Any]:
+    """The named strategy, with the declaration's options where it declares that one, and not those of the default."""
+    declared = study.strategy["name"] == name and not by_default(study.strategy)
+    return dict(study.strategy) if declared else dict(make_strategy(name).model_dump())
