@@ -196,7 +196,7 @@ def status(
     study: StudyOption = None, as_json: JsonOption = False, home: HomeOption = ".hpo", storage: StorageOption = None
 ) -> None:
     """How far a study is; without a name, each of several in a line."""
-    from hpo.analysis.status import describe, line
+    from hpo.analysis.results.status import describe, line
     from hpo.ledger import queries
     from hpo.storage.lookup import open_studies
 
@@ -225,7 +225,7 @@ def best(
     storage: StorageOption = None,
 ) -> None:
     """The best trial: parameters, checkpoint, how to train it. Of several objectives the front."""
-    from hpo.analysis.best import best_trials, chosen_best, describe_best, describe_front, save_overrides
+    from hpo.analysis.results.best import best_trials, chosen_best, describe_best, describe_front, save_overrides
     from hpo.storage.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)
@@ -251,7 +251,7 @@ def show(
     storage: StorageOption = None,
 ) -> None:
     """One trial in full: parameters, curves, checkpoints, error."""
-    from hpo.analysis.detail import base_config, describe, detail
+    from hpo.analysis.results.trial import base_config, describe, detail
     from hpo.storage.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)
@@ -282,7 +282,7 @@ def compare(
     storage: StorageOption = None,
 ) -> None:
     """Trials side by side, best first."""
-    from hpo.analysis import compare as tables
+    from hpo.analysis.results import compare as tables
     from hpo.storage.lookup import open_study
 
     ledger, name, _ = open_study(home, storage, study)
@@ -299,7 +299,7 @@ def compare(
     else:
         from rich.console import Console
 
-        from hpo.analysis.table import comparison
+        from hpo.analysis.results.table import comparison
 
         console = Console() if sys.stdout.isatty() else Console(width=10_000)
         console.print(comparison(found, console.width if console.is_terminal else None, every=every))

@@ -28,7 +28,7 @@ from hpo.commandline import (
 if TYPE_CHECKING:
     import optuna
 
-    from hpo.analysis.listed import Driven, Found
+    from hpo.analysis.follow_up.derived_study import Driven, Found
     from hpo.ledger import Ledger
     from hpo.storage.home import Home
 
@@ -41,9 +41,9 @@ MetricOption = Annotated[
 def _opened(
     home: str, storage: str | None, study: str | None, metric: str | None
 ) -> tuple[Ledger, str, Home, optuna.Study]:
-    from hpo.analysis.optuna import to_optuna
+    from hpo.analysis.models.checkpoints import declared
+    from hpo.analysis.plots.optuna_study import to_optuna
     from hpo.storage.lookup import open_study
-    from hpo.trained import declared
 
     ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
@@ -71,15 +71,15 @@ def plot(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Draw a study: PNG files, and all on one page. They are left with the study and shown in its MLflow run."""
-    from hpo.analysis import plots
+    from hpo.analysis.plots import figures
     from hpo.ledger import queries
     from hpo.storage import artifacts
     from hpo.tracking import mirror_process
 
-    wanted = plots.chosen(kinds or ())
+    wanted = figures.chosen(kinds or ())
     ledger, name, at, found = _opened(home, storage, study, metric)
-    of = plots.subject(found, metric)
-    missing = {kind: why for kind in wanted if (why := plots.lacking(kind, of))}
+    of = figures.subject(found, metric)
+    missing = {kind: why for kind in wanted if (why := figures.lacking(kind, of))}
     for kind, why in missing.items():
         if kinds or kind != "pareto":
             print(f"no {kind}: {why}.", file=sys.stderr)
@@ -88,17 +88,17 @@ def plot(
         raise typer.Exit(1)
     if save:
         with commandline.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
-            files = plots.draw(of, drawn, Path(save))
+            files = figures.draw(of, drawn, Path(save))
         print(f"drawn in {save}: {', '.join(files)}")
         return
     with tempfile.TemporaryDirectory() as directory:
         with commandline.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
-            files = plots.draw(of, drawn, Path(directory))
+            files = figures.draw(of, drawn, Path(directory))
         with ledger.read() as connection:
             study_id = queries.study_row(connection, name)["id"]
         artifacts.leave(ledger, at.files(name, None), study_id, {f"plots/{file}": files[file] for file in files})
     with ledger.read() as connection:
-        where = at.files(name, None) / artifacts.of_study(connection, study_id)[f"plots/{plots.PAGE}"]
+        where = at.files(name, None) / artifacts.of_study(connection, study_id)[f"plots/{figures.PAGE}"]
     print(f"drawn: {', '.join(drawn)}\npage: {where}")
     print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
 
@@ -113,11 +113,11 @@ def importance(
     storage: StorageOption = None,
 ) -> None:
     """How much of the trials' difference each parameter explains."""
-    from hpo.analysis import importance as judged
-    from hpo.analysis import plots
+    from hpo.analysis.plots import figures
+    from hpo.analysis.plots import importance as judged
 
     *_, found = _opened(home, storage, study, metric)
-    of = plots.subject(found, metric)
+    of = figures.subject(found, metric)
     shares = judged.importances(found, evaluator, of.loss)
     print((judged.to_json if as_json else judged.describe)(found, shares, of.metric, evaluator))
 
@@ -148,8 +148,8 @@ def confirm(
 
     They are trials of a study of its own, NAME-confirm, which goes on where it was interrupted.
     """
-    from hpo.analysis import confirm as confirming
-    from hpo.analysis.listed import repeats
+    from hpo.analysis.follow_up import confirm as confirming
+    from hpo.analysis.follow_up.derived_study import repeats
 
     given = commandline.overrides(config, override)
     ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
@@ -178,8 +178,8 @@ def ablate(
 
     They are trials of a study of its own, NAME-ablate, which goes on where it was interrupted.
     """
-    from hpo.analysis import ablate as ablating
-    from hpo.analysis.listed import repeats
+    from hpo.analysis.follow_up import ablate as ablating
+    from hpo.analysis.follow_up.derived_study import repeats
 
     ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
     best = of.chosen(trial)
@@ -198,7 +198,7 @@ def _derived(
     tracking_uri: str | None,
 ) -> tuple[Ledger, Found, Driven]:
     """The study that is looked at, and how one made from it is driven: by default as it was."""
-    from hpo.analysis.listed import Driven, found
+    from hpo.analysis.follow_up.derived_study import Driven, found
     from hpo.storage.lookup import open_study
     from hpo.tracking.uri import tracking_uri_of
     from hpo.workers.executors.placement import Placement
@@ -214,7 +214,7 @@ def _drive(
     """Run the derived study to its end, before the user's eyes or on standard error."""
     from contextlib import nullcontext, redirect_stdout
 
-    from hpo.analysis.listed import grown, request
+    from hpo.analysis.follow_up.derived_study import grown, request
 
     listed = grown(ledger, name, listed)
     with redirect_stdout(sys.stderr) if quiet else nullcontext():

@@ -77,7 +77,7 @@ def soup(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Average the weights of trials, or of a trial's checkpoints. The mean is judged beside the best one."""
-    from hpo import soup as soups
+    from hpo.analysis.models import soup as soups
     from hpo.storage.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)
@@ -102,7 +102,7 @@ def export(
     storage: StorageOption = None,
 ) -> None:
     """Write a trial's best model as a file. It is loaded again and the outputs compared."""
-    from hpo.exporting import check_path, describe, export_trial
+    from hpo.analysis.models.export import check_path, describe, export_trial
     from hpo.storage.lookup import open_study
 
     check_path(Path(to))

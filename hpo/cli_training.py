@@ -20,7 +20,7 @@ from hpo.commandline import (
 )
 
 if TYPE_CHECKING:
-    from hpo.analysis.diagnose import Look, Recorder, Subject
+    from hpo.analysis.training.diagnose import Look, Recorder, Subject
 
 app = typer.Typer()
 
@@ -38,7 +38,7 @@ def schedule(
     storage: StorageOption = None,
 ) -> None:
     """The learning rate over the steps of a run. `-o train.schedule.name=wsd` shows another schedule."""
-    from hpo.analysis.schedule import curve, describe, draw
+    from hpo.analysis.training.schedule import curve, describe, draw
     from hpo.storage.lookup import declaration
 
     found = curve(*declaration(study, home, storage, commandline.overrides(config, override)), steps_per_epoch)
@@ -60,7 +60,7 @@ def lr_find(
     storage: StorageOption = None,
 ) -> None:
     """Find a learning rate by a range test. It rises from step to step, to see where the loss falls fastest."""
-    from hpo.analysis import lr_find as tests
+    from hpo.analysis.training import lr_find as tests
     from hpo.storage.lookup import declaration
 
     of = declaration(study, home, storage, commandline.overrides(config, override))
@@ -98,7 +98,7 @@ def diagnose(
     It looks at gradients, updates, dead units, landscape, data loading, fit and plateau. A trial's diagnosis is
     left with its files and shown in its MLflow run.
     """
-    from hpo.analysis import diagnose as doctor
+    from hpo.analysis.training import diagnose as doctor
     from hpo.errors import UserError
     from hpo.storage.lookup import declaration, open_study
 
@@ -119,7 +119,7 @@ def diagnose(
 
 
 def _show(subject: Subject, look: Look, save: str | None, as_json: bool, recorder: Recorder | None = None) -> None:
-    from hpo.analysis import diagnose as doctor
+    from hpo.analysis.training import diagnose as doctor
 
     with doctor.diagnosis(subject, look) as found:
         print(found.to_json() if as_json else doctor.describe(found))
@@ -140,7 +140,7 @@ def plan(
     storage: StorageOption = None,
 ) -> None:
     """What of a study fits a memory, by the estimate. No device is needed, and no weights."""
-    from hpo.analysis import plan as plans
+    from hpo.analysis.training import memory_plan as plans
     from hpo.storage.lookup import declaration
 
     def told(known: int, count: int) -> None:
@@ -162,7 +162,7 @@ def batch_find(
     storage: StorageOption = None,
 ) -> None:
     """Find a batch size by the noise of the gradients. What batches take of memory is shown too."""
-    from hpo.analysis import batch_find as sizes
+    from hpo.analysis.training import batch_find as sizes
     from hpo.storage.lookup import declaration
 
     of = declaration(study, home, storage, commandline.overrides(config, override))

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from statistics import fmean
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -19,25 +17,23 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hpo.analysis.results.format import duration, epochs, judgement, number, sparkline
+from hpo.analysis.results.progress import Progress, Trial
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
-from hpo.progress import Progress, Trial
 from hpo.search.samplers import auto
 from hpo.search.strategies.base import by_default
-from hpo.space.objective import hold_out_of
 from hpo.space.trial_state import STATES
 from hpo.words import command, counted, endings, portion
 
 if TYPE_CHECKING:
     from hpo.driver.request import Result
-    from hpo.ledger.queries import Judged
 
 REFRESH_SECONDS = 0.5
 SILENCE = 30.0  # seconds after which a run that prints lines says what it is doing
 FIRST_SILENCE = 1.0  # the same, before anything has been trained
 MOST_SHOWN = 5  # trials of a front that a run ends with
 WIDE = 76  # columns from which on there is room for curves
-_BARS = "▁▂▃▄▅▆▇█"
 _STYLE = {
     "waiting": "dim",
     "running": "cyan",
@@ -296,61 +292,10 @@ def summary(progress: Progress, result: Result) -> str:
     return "\n".join([*lines, *(f"{command:<{width}}  {what}" for command, what in following.items())])
 
 
-def number(value: Any) -> str:
-    """A float to four significant digits; anything else as it is written."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def judgement(values: Mapping[str, Any], judged: Judged | None, last: int, shown: Callable[[Any], str] = number) -> str:
-    """`val/loss 0.21, test/loss 0.23 (epoch 3 of 4)`: a trial's values, beside each what was held out where that was
-    measured, and of which of its epochs they are, if not of the last."""
-    beside = filter(None, map(hold_out_of, values))
-    found = {**values, **({key: judged.metrics.get(key) for key in beside} if judged else {})}
-    text = ", ".join(
-        f"{metric} {shown(value)}" for metric, value in found.items() if value is not None and value == value
-    )
-    return text if judged is None or judged.epoch == last else f"{text} (epoch {judged.epoch} of {last})"
-
-
-def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """The whole curve in at most `width` blocks between their own minimum and maximum: a value each, or the mean of as
-    many neighbours; a gap where none is finite."""
-    count = min(width, len(values))
-    ends = [i * len(values) // count for i in range(count + 1)] if count else []
-    values = [_mean(values[begin:end]) for begin, end in pairwise(ends)]
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return " " * len(values)
-    low, span = min(finite), max(finite) - min(finite)
-
-    def block(value: float) -> str:
-        if not math.isfinite(value):
-            return " "
-        return _BARS[round((value - low) / span * (len(_BARS) - 1))] if span else _BARS[0]
-
-    return "".join(block(value) for value in values)
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return fmean(finite) if finite else math.nan
-
-
 def short_params(params: dict[str, Any]) -> str:
     """`lr=0.003 batch_size=32`: as much of each path as tells it apart."""
     ends = endings(params)
     return " ".join(f"{ends[path]}={number(value)}" for path, value in params.items())
-
-
-def epochs(trial: Trial) -> str:
-    return f"{trial.epoch}/{trial.num_epochs}" if trial.num_epochs else str(trial.epoch)
-
-
-def duration(seconds: float) -> str:
-    """`4:05`, or `1:02:03` from an hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _eta(progress: Progress) -> str:

@@ -355,7 +355,8 @@ class Study:
         self, home: str | os.PathLike[str] | None = None, name: str | None = None, *, storage: str | None = None
     ) -> optuna.Study:
         """What the ledger of `home`, or at `storage`, knows of study `name` (by default this), as an Optuna study."""
-        above = import_module("hpo.analysis.optuna")  # by name: a declaration imports neither the ledger nor Optuna
+        # By name: a declaration imports neither the ledger nor Optuna, which lie on floors above.
+        above = import_module("hpo.analysis.plots.optuna_study")
         return above.to_optuna(self, home, name or self.name, storage)
 
     def load_model(self, path: str | Path, config: BaseModel | None = None) -> nn.Module:

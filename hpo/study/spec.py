@@ -56,5 +56,5 @@ class StudySpec(BaseModel):
         parts = {"sampler": json.dumps(self.sampling(), sort_keys=True), "strategy": strategy, "order": self.order}
         parts |= {"window": str(self.window)} if self.order == "ordered" else {}  # else it only says how many at a time
         begun = {"enqueued configurations": self.enqueue, "trials of the warm start": self.earlier}
-        begun |= {"study of the listed configurations": self.listed_of}  # a list grows at its end (hpo.analysis.listed)
+        begun |= {"study of the listed configurations": self.listed_of}  # not the list itself, which grows at its end
         return parts | {"seed": str(self.seed)} | {what: json_sha256(one) for what, one in begun.items() if one}

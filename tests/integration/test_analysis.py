@@ -18,8 +18,10 @@ from rounds import rounds
 from typer.testing import CliRunner
 
 from hpo import Choice, Float, Objective, Study
-from hpo.analysis import ablate, importance, plots, ticks
-from hpo.analysis.listed import Driven, Spread, found, request
+from hpo.analysis.follow_up import ablate
+from hpo.analysis.follow_up.derived_study import Driven, Spread, found, request
+from hpo.analysis.plots import figures as plots
+from hpo.analysis.plots import importance, ticks
 from hpo.cli import app
 from hpo.driver import end_reason
 from hpo.driver.request import Request

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from hpo import Float
-from hpo.analysis.schedule import curve
+from hpo.analysis.training.schedule import curve
 from hpo.cli import app
 from hpo.ledger import Ledger, queries
 from hpo.space.config import apply

@@ -18,8 +18,9 @@ from sqlalchemy import select, update
 from test_rungs import PROMOTE, digest
 
 import hpo as platform
-from hpo.analysis.best import best_trials
-from hpo.analysis.diagnose import Look, Subject, diagnosis
+from hpo.analysis.models.checkpoints import trained
+from hpo.analysis.results.best import best_trials
+from hpo.analysis.training.diagnose import Look, Subject, diagnosis
 from hpo.clock import FakeClock, SystemClock
 from hpo.driver.loop import Driver
 from hpo.driver.request import Request
@@ -31,7 +32,6 @@ from hpo.storage.metrics_json import Results
 from hpo.tracking import mirror_process
 from hpo.tracking.mirror import MAX_PAUSE, Mirror
 from hpo.tracking.mlflow import MlflowTracker
-from hpo.trained import trained
 from hpo.verify import disk, verify
 from hpo.verify.report import Report
 from trainer.bucket import Bucket

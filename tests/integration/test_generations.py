@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 from test_rungs import digest, drive, rows
 
-from hpo.analysis.detail import describe, detail
+from hpo.analysis.results.trial import describe, detail
 from hpo.driver.loop import Driver
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries

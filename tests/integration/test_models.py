@@ -18,7 +18,8 @@ from sqlalchemy import update
 from typer.testing import CliRunner
 
 import hpo
-from hpo import soup
+from hpo.analysis.models import soup
+from hpo.analysis.models.checkpoints import declared, trained
 from hpo.cli import app
 from hpo.driver.request import Request
 from hpo.errors import UserError
@@ -26,7 +27,6 @@ from hpo.ledger import Ledger, queries, tables
 from hpo.run import run
 from hpo.storage import gc
 from hpo.storage.home import Home
-from hpo.trained import declared, trained
 from hpo.verify import verify
 from trainer.checkpoint.store import load
 from trainer.errors import CheckpointError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hpo import load
-from hpo.analysis.plan import MICRO_BATCH, _fields, frontier
+from hpo.analysis.training.memory_plan import MICRO_BATCH, _fields, frontier
 from hpo.cli import app
 from studies._lm.base import base_model
 from studies._lm.config import ModelConfig

@@ -11,7 +11,7 @@ import pytest
 from driven import driven
 from sqlalchemy import select, update
 
-from hpo.analysis.detail import describe, detail
+from hpo.analysis.results.trial import describe, detail
 from hpo.driver import proposer
 from hpo.driver.loop import Driver
 from hpo.driver.request import Options, Request

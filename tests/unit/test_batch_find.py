@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from hpo.analysis.batch_find import describe
+from hpo.analysis.training.batch_find import describe
 from hpo.cli import app
 from trainer.config import TrainConfig
 from trainer.data import TensorDataset

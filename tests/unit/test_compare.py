@@ -12,9 +12,9 @@ import pytest
 from crafted import open_crafted, put_trial
 from rich.console import Console
 
-from hpo.analysis.compare import compare, to_json, write_csv, write_parquet
-from hpo.analysis.detail import describe, detail
-from hpo.analysis.table import comparison
+from hpo.analysis.results.compare import compare, to_json, write_csv, write_parquet
+from hpo.analysis.results.table import comparison
+from hpo.analysis.results.trial import describe, detail
 from hpo.errors import UserError
 from hpo.storage.home import Home
 from hpo.study.declaration import load

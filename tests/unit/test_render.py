@@ -14,25 +14,15 @@ from rich.console import Console
 from sqlalchemy import event, insert, select, update
 
 from hpo import Float, Objective, Study
-from hpo.analysis.detail import describe, detail
-from hpo.analysis.status import line
+from hpo.analysis.results.format import duration, sparkline
+from hpo.analysis.results.progress import Progress
+from hpo.analysis.results.status import line
+from hpo.analysis.results.trial import describe, detail
 from hpo.clock import FakeClock
 from hpo.driver.request import Result
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, reports, studies, trials
-from hpo.progress import Progress
-from hpo.render import (
-    REFRESH_SECONDS,
-    View,
-    data_report,
-    duration,
-    kept_overrides,
-    screen,
-    short_params,
-    sparkline,
-    summary,
-    unasked,
-)
+from hpo.render import REFRESH_SECONDS, View, data_report, kept_overrides, screen, short_params, summary, unasked
 from hpo.search.strategies.base import make_strategy
 from hpo.storage.home import Home
 

@@ -8,11 +8,11 @@ import pytest
 from crafted import open_crafted, put_trial
 from sqlalchemy import event
 
-from hpo.analysis.best import best_trials, describe_best
-from hpo.analysis.detail import describe, detail
+from hpo.analysis.results.best import best_trials, describe_best
+from hpo.analysis.results.progress import Progress
+from hpo.analysis.results.trial import describe, detail
 from hpo.clock import FakeClock
 from hpo.driver.request import Result
-from hpo.progress import Progress
 from hpo.render import summary
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import NAME, Results

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from hpo.analysis.schedule import BARS, curve
+from hpo.analysis.training.schedule import BARS, curve
 from hpo.cli import app
 from trainer import plots
 from trainer.config.schedule import OWN_FIELDS, OWN_FUNCTION, WARMUPS

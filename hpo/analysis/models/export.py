@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpo.analysis.models.checkpoints import declared, nothing_kept, trained
 from hpo.errors import HomeError
 from hpo.ledger import Ledger
 from hpo.storage.gc import megabytes
 from hpo.storage.home import Home
-from hpo.trained import declared, nothing_kept, trained
 from hpo.words import counted
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sqlalchemy import Row, select
 
-from hpo.analysis.alone import alone
-from hpo.analysis.detail import detail, kept_checkpoint
+from hpo.analysis.results.trial import detail, kept_checkpoint
+from hpo.analysis.training.single_process import alone
 from hpo.errors import UserError
 from hpo.ledger import queries
 from hpo.ledger.claims import changes_of

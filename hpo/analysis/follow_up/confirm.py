@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
+from hpo.analysis.follow_up.derived_study import SEED, Found, Repeat, Spread, not_repeated
 from hpo.errors import UserError
 from hpo.search.ranking import best_of, rank
 from hpo.space.objective import Objective, hold_out_of

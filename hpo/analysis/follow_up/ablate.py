@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any
 
-from hpo.analysis.listed import SEED, Found, Repeat, Spread, not_repeated
+from hpo.analysis.follow_up.derived_study import SEED, Found, Repeat, Spread, not_repeated
 from hpo.errors import SpaceError, UserError
 from hpo.space.config import as_json, flatten
 from hpo.words import aligned, command, counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.analysis.alone import alone
+from hpo.analysis.training.single_process import alone
 from hpo.errors import UserError
 from hpo.study.declaration import load
 from trainer.diagnose.batch_size import BatchSizes

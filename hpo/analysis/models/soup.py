@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Connection
 
-from hpo.analysis.compare import headline
+from hpo.analysis.models.checkpoints import Trained, all_trained, declared, evaluating, trained
+from hpo.analysis.results.compare import headline
 from hpo.errors import HomeError, HpoError, UserError
 from hpo.ledger import Ledger, queries, transactions
 from hpo.space.objective import Objective
 from hpo.storage.home import Home
 from hpo.study.declaration import Study
-from hpo.trained import Trained, all_trained, declared, evaluating, trained
 from hpo.words import aligned, counted
 
 if TYPE_CHECKING:

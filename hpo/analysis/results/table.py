@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from hpo.analysis.compare import Comparison, headline
-from hpo.render import number
+from hpo.analysis.results.compare import Comparison, headline
+from hpo.analysis.results.format import number
 from hpo.space.objective import hold_out_of
 from hpo.words import counted, endings
 

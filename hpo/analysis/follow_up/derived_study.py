@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from hpo.analysis.best import chosen_best, none_complete
+from hpo.analysis.models.checkpoints import declared
+from hpo.analysis.results.best import chosen_best, none_complete
 from hpo.driver.request import Request
 from hpo.errors import UserError
 from hpo.ledger import queries
@@ -20,7 +21,6 @@ from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
 from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
-from hpo.trained import declared
 from hpo.words import counted
 from hpo.workers.executors.placement import Placement
 

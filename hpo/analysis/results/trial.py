@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, select
 
-from hpo.analysis.compare import headline
+from hpo.analysis.results.compare import headline
+from hpo.analysis.results.format import duration, judgement, number, sparkline
 from hpo.errors import UserError
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
-from hpo.render import duration, judgement, number, sparkline
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.study.user_code import own_part

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Connection
 
-from hpo.analysis.detail import detail, kept_checkpoints
+from hpo.analysis.results.trial import detail, kept_checkpoints
 from hpo.errors import UserError
 from hpo.ledger import queries
 from hpo.storage import locations

@@ -15,8 +15,8 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.analysis import ticks
-from hpo.analysis.importance import Target, importances, lacking_importances, quiet
+from hpo.analysis.plots import ticks
+from hpo.analysis.plots.importance import Target, importances, lacking_importances, quiet
 from hpo.errors import UserError
 from hpo.search.samplers.optuna_sampler import quiet_optuna
 from hpo.words import endings, near

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.analysis.detail import detail, kept_checkpoint
+from hpo.analysis.results.format import judgement, number
+from hpo.analysis.results.trial import detail, kept_checkpoint
 from hpo.errors import HpoError, UserError
 from hpo.ledger import queries
-from hpo.render import judgement, number
 from hpo.space.config import flatten
 from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home

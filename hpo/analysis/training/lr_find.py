@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpo.analysis.alone import alone
+from hpo.analysis.training.single_process import alone
 from hpo.errors import UserError
 from hpo.study.declaration import load
 from trainer.diagnose.range_test import RangeTest

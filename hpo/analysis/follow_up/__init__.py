@@ -1,0 +1,1 @@
+"""Studies derived from a finished one: repeated seeds and ablations."""

@@ -1,0 +1,1 @@
+"""Models that a study has trained: found, averaged and exported."""

@@ -1,0 +1,1 @@
+"""Figures of a study, and the Optuna study they are drawn from."""

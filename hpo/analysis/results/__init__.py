@@ -1,0 +1,1 @@
+"""What a study has found: best trial, tables, one trial in detail, progress."""

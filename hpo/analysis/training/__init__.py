@@ -1,0 +1,1 @@
+"""What one configuration's training does: learning-rate and batch-size tests, memory, diagnosis."""
