@@ -72,12 +72,12 @@ def driven(
     """Drive the study until it has so many trials, as `hpo run` does without its mirror."""
     from rich.console import Console
 
+    from hpo.cli.live import View
     from hpo.driver.loop import Driver
     from hpo.driver.proposer import Asking
     from hpo.driver.request import Options, Request
     from hpo.driver.resolve import declare
     from hpo.ledger import Ledger
-    from hpo.render import View
     from hpo.storage.metrics_json import Results
 
     ledger = Ledger(home.create().storage)

@@ -8,8 +8,8 @@ import sys
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from hpo.cli.secret_files import read_into
 from hpo.errors import UserError
-from hpo.secret_files import read_into
 
 
 def main(names: list[str]) -> None:

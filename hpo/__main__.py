@@ -16,7 +16,7 @@ def _leave(*_: object) -> None:
 def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, _leave)
-    from hpo.cli import main as commands
+    from hpo.cli.main import main as commands
 
     try:
         commands()

@@ -65,7 +65,7 @@ PRELOADED = (
     "mlflow.tracking",
     "mlflow.entities",
     "mlflow.store.tracking.sqlalchemy_store",
-    "hpo.cli",
+    "hpo.cli.main",
     "hpo.run",
     "hpo.driver.loop",
     "hpo.workers.attempt",

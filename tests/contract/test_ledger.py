@@ -21,7 +21,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import func, insert, select
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.clock import FakeClock, SystemClock
 from hpo.errors import Busy, HpoError, StorageError
 from hpo.ledger import Ledger, claims, driver_queries, queries, store, tables, transactions

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from compose_file import DOCKER, VARIABLE, MissingVariable, image_of, read
 
-from hpo.secret_files import SECRETS
+from hpo.cli.secret_files import SECRETS
 
 COMPOSE, CUDA, RAY = (DOCKER / f"compose{overlay}.yaml" for overlay in ("", ".cuda", ".ray"))
 DOCKERFILES = (DOCKER / "Dockerfile", DOCKER / "mlflow.Dockerfile")

@@ -26,8 +26,8 @@ import hpo
 import trainer.errors
 from hpo import errors
 from hpo.child_process import FAULT
-from hpo.cli import app
-from hpo.commandline import Commands
+from hpo.cli.main import app
+from hpo.cli.options import Commands
 from hpo.driver.signals import Signals
 from hpo.workers.worker import FENCED
 from trainer.failpoint import NAMES

@@ -14,7 +14,7 @@ import home_asset
 import pytest
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 
 SAID = home_asset.recorded()
 STUDIES = (home_asset.COMPLETE, home_asset.INTERRUPTED)

@@ -29,7 +29,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import SADeprecationWarning
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.ledger import Ledger
 from hpo.ledger.process_id import start_time
 from hpo.ledger.tables import attempts, checkpoints, reports, trials, workers

@@ -22,7 +22,7 @@ from hpo.analysis.follow_up import ablate
 from hpo.analysis.follow_up.derived_study import Driven, Spread, found, request
 from hpo.analysis.plots import figures as plots
 from hpo.analysis.plots import importance, ticks
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.driver import end_reason
 from hpo.driver.request import Request
 from hpo.errors import HpoError, UserError

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hpo import Float
 from hpo.analysis.training.schedule import curve
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.ledger import Ledger, queries
 from hpo.space.config import apply
 from hpo.space.space import Space

@@ -22,7 +22,7 @@ from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 from hpo import Choice, Int, Objective, Study
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.errors import HomeError, UserError
 from hpo.ledger import Ledger, store, tables
 from hpo.storage.home import Home
@@ -416,7 +416,7 @@ runpy.run_module("hpo", run_name="__main__")
 
 
 @pytest.mark.usefixtures("process")
-@pytest.mark.parametrize("module", ["hpo.cli", "typer", "hpo.run", "hpo.driver.loop", "optuna"])
+@pytest.mark.parametrize("module", ["hpo.cli.main", "typer", "hpo.run", "hpo.driver.loop", "optuna"])
 def test_ctrl_c_before_anything_has_begun_is_one_word(home, module):
     """However early: while the commands themselves are loaded, or what one needs."""
     command = [sys.executable, "-c", INTERRUPTING, module, "run", *FLAGS, "--sampler", "tpe", "--home", str(home.root)]

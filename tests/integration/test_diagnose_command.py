@@ -14,7 +14,7 @@ from torch import nn
 from trainer_runs import Toy
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.storage.home import Home
 from trainer.config import TrainConfig
 from trainer.config.optim import OPTIMIZERS

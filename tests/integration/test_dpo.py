@@ -14,7 +14,7 @@ from trainer_runs import MemoryReporter
 from typer.testing import CliRunner
 
 from hpo import load
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.storage.home import Home
 from studies._lm.adapter import BASE
 from studies._lm.base import base_model

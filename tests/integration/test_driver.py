@@ -18,7 +18,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.event import listen
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.driver.loop import Driver
 from hpo.driver.request import Options, Request
 from hpo.driver.resolve import declare

@@ -14,7 +14,7 @@ from mirrored import Made, sync
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.driver.failure_streak import Streak
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.tables import trials

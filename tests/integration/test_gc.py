@@ -15,7 +15,7 @@ from rounds import rounds
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.clock import SystemClock
 from hpo.ledger import leases, queries, tables
 from hpo.storage import gc

@@ -16,7 +16,7 @@ HEAVY = {"torch", "mlflow", "optuna", "ray", "sklearn", "scipy", "pandas", "pyar
 
 LOADED = """
 import json, sys
-from hpo.cli import app
+from hpo.cli.main import app
 loaded = []
 for command in json.loads(sys.argv[1]):
     try:

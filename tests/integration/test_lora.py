@@ -19,7 +19,7 @@ from trainer_runs import MemoryReporter, Trial, killed_at, uninterrupted
 from typer.testing import CliRunner
 
 from hpo import load
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.space.config import from_json
 from hpo.storage.home import Home
 from studies._lm import adapter, base

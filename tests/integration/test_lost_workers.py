@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.storage.home import Home
 
 pytestmark = pytest.mark.usefixtures("process")

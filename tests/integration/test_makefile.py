@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from hpo.cli import app
+from hpo.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 QUICK = "--executor inline -o train.num_epochs=1"

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.clock import SystemClock
 from hpo.errors import UserError
 from hpo.ledger import Ledger, leases, queries

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import hpo
 from hpo.analysis.models import soup
 from hpo.analysis.models.checkpoints import declared, trained
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.driver.request import Request
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries, tables

@@ -14,7 +14,7 @@ from trainer_runs import MemoryReporter
 from typer.testing import CliRunner
 
 from hpo import Bool, Choice, Float, Int, Objective, Study, load
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.errors import SpaceError
 from studies.mlp.config import Config
 from studies.mlp.task import MlpTask

@@ -16,6 +16,7 @@ from rich.console import Console
 from sqlalchemy import select
 
 from hpo.analysis.results.progress import Progress
+from hpo.cli.live import doing, screen
 from hpo.clock import SystemClock
 from hpo.driver.loop import Driver
 from hpo.driver.request import Options, Request
@@ -24,7 +25,6 @@ from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim, claim
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import attempts, decisions, events, reports, studies
-from hpo.render import doing, screen
 from hpo.storage.home import Home
 from hpo.workers.executors.inline import Inline
 from hpo.workers.executors.local import Local

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.storage.home import Home
 
 pytestmark = pytest.mark.usefixtures("process")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hpo import load
 from hpo.analysis.training.memory_plan import MICRO_BATCH, _fields, frontier
-from hpo.cli import app
+from hpo.cli.main import app
 from studies._lm.base import base_model
 from studies._lm.config import ModelConfig
 from trainer.memory import estimate

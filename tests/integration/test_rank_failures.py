@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.ledger import Ledger
 from hpo.ledger.tables import trials
 from hpo.storage.home import Home

@@ -13,7 +13,7 @@ from rounds import rounds
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.history import Curves

@@ -16,7 +16,7 @@ from driven import driven
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.driver.request import Request
 from hpo.ledger import Ledger
 from hpo.storage.home import Home

@@ -11,7 +11,7 @@ import yaml
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from hpo.driver.request import Request
 from hpo.driver.resolve import declare
 from hpo.errors import UserError

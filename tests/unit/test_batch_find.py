@@ -8,7 +8,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from hpo.analysis.training.batch_find import describe
-from hpo.cli import app
+from hpo.cli.main import app
 from trainer.config import TrainConfig
 from trainer.data import TensorDataset
 from trainer.diagnose import batch_size

@@ -16,8 +16,8 @@ from sqlalchemy import insert, update
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from hpo import commandline
-from hpo.cli import app
+from hpo.cli import options
+from hpo.cli.main import app
 from hpo.driver.loop import Driver
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import attempts, trials
@@ -378,18 +378,18 @@ def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
             return True
 
     slow, quick, quiet = Terminal(), Terminal(), io.StringIO()
-    with commandline.starting("reading ...", slow, after=0.0) as begun:
+    with options.starting("reading ...", slow, after=0.0) as begun:
         deadline = time.monotonic() + 30
         while not slow.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)
         begun()
         assert slow.getvalue() == "reading ...\r\x1b[K"
-    with commandline.starting("reading ...", quick, after=60.0):
+    with options.starting("reading ...", quick, after=60.0):
         pass
-    with commandline.starting("reading ...", quiet, after=0.0):
+    with options.starting("reading ...", quiet, after=0.0):
         time.sleep(0.05)
     assert slow.getvalue() == "reading ...\r\x1b[K" and not quick.getvalue() and not quiet.getvalue()
-    with commandline.starting("reading ...", quiet, piped_after=0.0):
+    with options.starting("reading ...", quiet, piped_after=0.0):
         deadline = time.monotonic() + 30
         while not quiet.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)

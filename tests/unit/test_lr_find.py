@@ -6,7 +6,7 @@ import pytest
 from trainer_runs import Toy
 from typer.testing import CliRunner
 
-from hpo.cli import app
+from hpo.cli.main import app
 from trainer.config import ParallelConfig, ScheduleConfig, TrainConfig
 from trainer.diagnose.trial import find_lr
 from trainer.errors import ConfigError

@@ -18,11 +18,11 @@ from hpo.analysis.results.format import duration, sparkline
 from hpo.analysis.results.progress import Progress
 from hpo.analysis.results.status import line
 from hpo.analysis.results.trial import describe, detail
+from hpo.cli.live import REFRESH_SECONDS, View, data_report, kept_overrides, screen, short_params, summary, unasked
 from hpo.clock import FakeClock
 from hpo.driver.request import Result
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, reports, studies, trials
-from hpo.render import REFRESH_SECONDS, View, data_report, kept_overrides, screen, short_params, summary, unasked
 from hpo.search.strategies.base import make_strategy
 from hpo.storage.home import Home
 

@@ -11,9 +11,9 @@ from sqlalchemy import event
 from hpo.analysis.results.best import best_trials, describe_best
 from hpo.analysis.results.progress import Progress
 from hpo.analysis.results.trial import describe, detail
+from hpo.cli.live import summary
 from hpo.clock import FakeClock
 from hpo.driver.request import Result
-from hpo.render import summary
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import NAME, Results
 

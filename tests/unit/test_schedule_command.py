@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from hpo.analysis.training.schedule import BARS, curve
-from hpo.cli import app
+from hpo.cli.main import app
 from trainer import plots
 from trainer.config.schedule import OWN_FIELDS, OWN_FUNCTION, WARMUPS
 from trainer.epochs import Epochs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hpo.cli.secret_files import SECRETS, read_into
 from hpo.errors import UserError
-from hpo.secret_files import SECRETS, read_into
 
 
 @pytest.mark.parametrize("name", SECRETS)

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hpo import cli_analysis, cli_models, cli_training, cli_workers, commandline, words
-from hpo.commandline import (
+from hpo import words
+from hpo.cli import models, options, results, training
+from hpo.cli import workers as cli_workers
+from hpo.cli.options import (
     MOST,
     AllOption,
     AllStudiesOption,
@@ -42,7 +44,7 @@ from hpo.commandline import (
 from hpo.errors import UserError
 
 app = typer.Typer(
-    cls=commandline.Commands,
+    cls=options.Commands,
     help="Hyperparameter search and experiment tracking for PyTorch.",
     no_args_is_help=True,
     add_completion=False,
@@ -119,7 +121,7 @@ def run(
     from hpo.study.budget import parse_time
     from hpo.workers.executors.resources import Resources
 
-    commandline.drive(
+    options.drive(
         Request(
             home=Home.at(home),
             reference=study,
@@ -139,7 +141,7 @@ def run(
             tier=tier,
             enqueue=enqueued.read(enqueue) if enqueue else None,
             warm_start=warm_start,
-            overrides=commandline.overrides(config, override),
+            overrides=options.overrides(config, override),
             storage=storage,
             checkpoints=checkpoints,
             tracking_uri=tracking_uri,
@@ -188,7 +190,7 @@ def resume(
         allow_drift=allow_drift,
     )
     ledger.close()
-    commandline.drive(request)
+    options.drive(request)
 
 
 @app.command()
@@ -370,12 +372,12 @@ def sync(
         raise typer.Exit(1)
 
 
-app.add_typer(cli_analysis.app)
-app.add_typer(cli_models.app)
-app.add_typer(cli_training.app)
+app.add_typer(results.app)
+app.add_typer(models.app)
+app.add_typer(training.app)
 app.add_typer(cli_workers.app)
 
 
 def main() -> None:
     """Run the command that was typed."""
-    commandline.main(app)
+    options.main(app)

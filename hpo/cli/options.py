@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hpo import secret_files, words
+from hpo import words
+from hpo.cli import secret_files
 from hpo.errors import HpoError, UserError
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ def drive(request: Request, *, quiet: bool = False) -> None:
 def _drive(request: Request, begun: Callable[[], None]) -> None:
     from rich.console import Console
 
-    from hpo.render import View, summary
+    from hpo.cli.live import View, summary
     from hpo.run import run
     from hpo.space.config import flatten
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hpo.commandline import HomeOption
+from hpo.cli.options import HomeOption
 
 app = typer.Typer()
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpo import commandline
-from hpo.commandline import (
+from hpo.cli import options
+from hpo.cli.options import (
     BestTrialOption,
     ConfigOption,
     ExecutorOption,
@@ -87,12 +87,12 @@ def plot(
     if not drawn:
         raise typer.Exit(1)
     if save:
-        with commandline.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
+        with options.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
             files = figures.draw(of, drawn, Path(save))
         print(f"drawn in {save}: {', '.join(files)}")
         return
     with tempfile.TemporaryDirectory() as directory:
-        with commandline.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
+        with options.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
             files = figures.draw(of, drawn, Path(directory))
         with ledger.read() as connection:
             study_id = queries.study_row(connection, name)["id"]
@@ -151,7 +151,7 @@ def confirm(
     from hpo.analysis.follow_up import confirm as confirming
     from hpo.analysis.follow_up.derived_study import repeats
 
-    given = commandline.overrides(config, override)
+    given = options.overrides(config, override)
     ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
     driven = replace(driven, overrides={**of.study.hold_out, **given})
     metrics = confirming.held_out(of, hold_out)
@@ -218,4 +218,4 @@ def _drive(
 
     listed = grown(ledger, name, listed)
     with redirect_stdout(sys.stderr) if quiet else nullcontext():
-        commandline.drive(request(of, name, listed, driven), quiet=quiet)
+        options.drive(request(of, name, listed, driven), quiet=quiet)

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpo import commandline
-from hpo.commandline import (
-    MOST,
-    ConfigOption,
-    HomeOption,
-    JsonOption,
-    OverrideOption,
-    StorageOption,
-    TrackingOption,
-)
+from hpo.cli import options
+from hpo.cli.options import MOST, ConfigOption, HomeOption, JsonOption, OverrideOption, StorageOption, TrackingOption
 
 if TYPE_CHECKING:
     from hpo.analysis.training.diagnose import Look, Recorder, Subject
@@ -41,7 +33,7 @@ def schedule(
     from hpo.analysis.training.schedule import curve, describe, draw
     from hpo.storage.lookup import declaration
 
-    found = curve(*declaration(study, home, storage, commandline.overrides(config, override)), steps_per_epoch)
+    found = curve(*declaration(study, home, storage, options.overrides(config, override)), steps_per_epoch)
     if save:
         draw(found, Path(save))
     print(f"{found.settings}: drawn in {save}" if save else describe(found))
@@ -63,7 +55,7 @@ def lr_find(
     from hpo.analysis.training import lr_find as tests
     from hpo.storage.lookup import declaration
 
-    of = declaration(study, home, storage, commandline.overrides(config, override))
+    of = declaration(study, home, storage, options.overrides(config, override))
     found = tests.lr_find(*of, low, high, steps)
     print(tests.describe(found))
     if save:
@@ -102,7 +94,7 @@ def diagnose(
     from hpo.errors import UserError
     from hpo.storage.lookup import declaration, open_study
 
-    given = commandline.overrides(config, override)
+    given = options.overrides(config, override)
     look = doctor.Look(steps=steps, points=points, profile=profile, pictures=not print_only)
     if profile and not save and (trial is None or print_only):
         raise UserError("--profile writes a trace: name a directory for it by --save, or a trial to leave it with.")
@@ -148,7 +140,7 @@ def plan(
             text = f"of {known} of {count} configurations it is known whether they fit ..." if known < count else ""
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
-    of = declaration(study, home, storage, commandline.overrides(config, override))
+    of = declaration(study, home, storage, options.overrides(config, override))
     print(plans.describe(plans.plan(*of, plans.size_of(memory), told)))
 
 
@@ -165,5 +157,5 @@ def batch_find(
     from hpo.analysis.training import batch_find as sizes
     from hpo.storage.lookup import declaration
 
-    of = declaration(study, home, storage, commandline.overrides(config, override))
+    of = declaration(study, home, storage, options.overrides(config, override))
     print(sizes.describe(sizes.batch_find(*of, steps)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpo.commandline import MOST, HomeOption, StorageOption, StudyOption, TrackingOption
+from hpo.cli.options import MOST, HomeOption, StorageOption, StudyOption, TrackingOption
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger

@@ -1,0 +1,1 @@
+"""The commands of `hpo`, their options and the live view."""
