@@ -19,11 +19,11 @@ from hpo.space.config import Raw
 from hpo.storage import locations
 from hpo.storage.metrics_json import Results
 from hpo.study import preflight
-from hpo.study.budget import Budget, spelled
+from hpo.study.budget import Budget
 from hpo.study.spec import StudySpec
+from hpo.text import command, spelled
 from hpo.tracking.mlflow import silence
 from hpo.tracking.uri import check_uri, tracker_name, tracking_uri_of
-from hpo.words import command
 from hpo.workers.executors.placement import Placement, Settled, elsewhere
 
 MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying

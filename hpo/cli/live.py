@@ -24,7 +24,7 @@ from hpo.ledger import Ledger
 from hpo.search.samplers import auto
 from hpo.search.strategies.base import by_default
 from hpo.space.trial_state import STATES
-from hpo.words import command, counted, endings, portion
+from hpo.text import command, counted, endings, portion
 
 if TYPE_CHECKING:
     from hpo.driver.request import Result

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hpo import words
+from hpo import text
 from hpo.cli import models, options, results, training
 from hpo.cli import workers as cli_workers
 from hpo.cli.options import (
@@ -77,7 +77,7 @@ def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, o
 
     file = write(name, Path.cwd()).name
     print(f"{file} is written: open it and change what is yours; as it is, it runs by")
-    print(f"  {words.command(f'run --study {file} --trials 5')}")
+    print(f"  {text.command(f'run --study {file} --trials 5')}")
 
 
 @app.command()
@@ -297,7 +297,7 @@ def compare(
     if as_json:
         print(tables.to_json(found))
     elif csv or parquet:
-        print(f"{words.counted(len(found.rows), 'trial')} written to {' and '.join(filter(None, (csv, parquet)))}")
+        print(f"{text.counted(len(found.rows), 'trial')} written to {' and '.join(filter(None, (csv, parquet)))}")
     else:
         from rich.console import Console
 
@@ -334,11 +334,11 @@ def verify(
 
     at = Home.at(home)
     report = check(at, storage or at.storage, tracking_uri, study)
-    looked_at = words.tally(report.counts) or "no study"
-    print(f"{words.counted(len(report.differences), 'difference')}; looked at {looked_at}")
+    looked_at = text.tally(report.counts) or "no study"
+    print(f"{text.counted(len(report.differences), 'difference')}; looked at {looked_at}")
     if report.behind:
-        behind = words.counted(report.behind, "transaction")
-        print(f"  MLflow is behind by {behind}: `{words.command('sync')}` sends what is missing.")
+        behind = text.counted(report.behind, "transaction")
+        print(f"  MLflow is behind by {behind}: `{text.command('sync')}` sends what is missing.")
     for difference in report.differences:
         print(f"  differs: {difference}")
     raise typer.Exit(1 if report.differences else 0)
@@ -366,7 +366,7 @@ def sync(
         tracker = MlflowTracker(uri, at.artifacts)
         result = mirror_process.drain(ledger, tracker, name, at)
         behind += result.behind
-        sent = words.tally({"batches": result.sent})
+        sent = text.tally({"batches": result.sent})
         print(f"{name}: " + (mirror_process.lag(result, tracker.name) or f"MLflow has everything ({sent} sent)."))
     if behind:
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hpo import words
+from hpo import text as phrases
 from hpo.cli import secret_files
 from hpo.errors import HpoError, UserError
 
@@ -52,7 +52,7 @@ class Commands(TyperGroup):
             print("interrupted.", file=sys.stderr)
             code = INTERRUPTED
         finally:
-            words.forget()
+            phrases.forget()
             if callable(before):
                 signal.signal(signal.SIGINT, before)
         raise typer.Exit(code)
@@ -126,7 +126,7 @@ def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any
     """Keep what was typed, not what the environment or the default gave, for the commands that are named next."""
     source = ctx.get_parameter_source(str(param.name))
     if value is not None and source is not None and source.name == "COMMANDLINE":
-        words.given(param.opts[0], value)
+        phrases.given(param.opts[0], value)
     return value
 
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.ledger import driver_queries
-from hpo.study.budget import Budget, spelled
-from hpo.words import command, counted
+from hpo.study.budget import Budget
+from hpo.text import command, counted, spelled
 
 
 def time_used_up(study: str, given: float, used: float) -> str:

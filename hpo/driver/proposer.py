@@ -22,7 +22,7 @@ from hpo.space.config import as_json, config_hash
 from hpo.space.trial_config import parallel_of
 from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
-from hpo.words import counted
+from hpo.text import counted
 
 
 class Asking:

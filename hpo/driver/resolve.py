@@ -21,7 +21,7 @@ from hpo.study.enqueue import within
 from hpo.study.loading import shipped
 from hpo.study.naming import check_name
 from hpo.study.spec import StudySpec
-from hpo.words import command, counted
+from hpo.text import command, counted
 from hpo.workers.executors.placement import one_of
 
 ORDERS = ("ordered", "async")

@@ -12,7 +12,7 @@ from hpo.search.samplers.base import TrialRecord
 from hpo.space.config import flatten
 from hpo.space.space import Space
 from hpo.study.declaration import Study
-from hpo.words import counted
+from hpo.text import counted
 from trainer.report import Outcome
 
 

@@ -23,7 +23,7 @@ from hpo.search.curves import Curve, Group, Rankings, first_loss, first_losses
 from hpo.search.pareto import Ranking, beyond, ranked
 from hpo.space.objective import Constraint, Objective
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
-from hpo.words import near
+from hpo.text import near
 from trainer.report import Outcome, OutcomeKind
 
 PAGE = 500  # trials read at once: SQLite takes 32766 parameters

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Engine, make_url
 
 from hpo.errors import HomeError, HpoError, NoLedger, StorageError, UserError
 from hpo.ledger.tables import metadata
-from hpo.words import command
+from hpo.text import command
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hpo.errors import SpaceError, UserError
-from hpo.words import near, resemblance
+from hpo.text import near, resemblance
 
 Config = TypeVar("Config", bound=BaseModel)
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from hpo.errors import SpaceError
 from hpo.space.config import as_json, check_path, flatten, misfit
 from hpo.space.dimensions import Bool, Choice, Coordinate, Dimension, Float, Int
-from hpo.words import near
+from hpo.text import near
 
 __all__ = ["Bool", "Choice", "Coordinate", "Dimension", "Float", "Int", "Space"]
 

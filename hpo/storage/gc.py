@@ -28,7 +28,7 @@ from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home
 from hpo.study.declaration import RESUME_FROM
-from hpo.words import counted
+from hpo.text import counted, megabytes
 from trainer.checkpoint import CheckpointStore
 from trainer.durable import write_text
 from trainer.failpoint import failpoint
@@ -197,8 +197,3 @@ def _amount(rows: Rows) -> str:
     """`1.2 MB (3 checkpoints of 1 trial)`."""
     size, trial_count = sum(row["size"] for row in rows), len({row["number"] for row in rows})
     return f"{megabytes(size)} ({counted(len(rows), 'checkpoint')} of {counted(trial_count, 'trial')})"
-
-
-def megabytes(size: int) -> str:
-    """`1.2 MB`, or `3.4 GB`."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"

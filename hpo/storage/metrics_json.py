@@ -19,7 +19,7 @@ from hpo.ledger.json import plain
 from hpo.ledger.tables import checkpoints, trials
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage.home import Home
-from hpo.words import command
+from hpo.text import command
 from trainer.durable import write_text
 
 NAME = "metrics.json"

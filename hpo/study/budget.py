@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo.errors import UserError
+from hpo.text import _UNITS, spelled
 
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 MAX_COUNT = 2**31 - 1  # what the ledger's columns hold
 MAX_SECONDS = 3660 * 86400
@@ -65,15 +65,6 @@ def parse_time(text: str) -> float:
     if not 0 < seconds <= MAX_SECONDS:
         raise UserError(f"--time {text!r} is not a length of time: give seconds, or such as 90m, 2h or 1d12h.")
     return seconds
-
-
-def spelled(seconds: float) -> str:
-    """The time as `parse_time` reads it, to the second: `1h30m`."""
-    left, text = max(round(seconds), 0), ""
-    for unit, size in _UNITS.items():
-        count, left = divmod(left, size)
-        text += f"{count}{unit}" if count else ""
-    return text or "0s"
 
 
 _SHOWN = (("trials", "--trials", str), ("epochs", "--epochs", str), ("seconds", "--time", spelled))

@@ -30,7 +30,7 @@ from hpo.space.space import Space
 from hpo.study.enqueue import fitting, within
 from hpo.study.loading import load_module, source_parts
 from hpo.study.naming import check_name
-from hpo.words import near
+from hpo.text import near
 from trainer.manifest import MANIFEST
 
 if TYPE_CHECKING:

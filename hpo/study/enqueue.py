@@ -9,7 +9,7 @@ from typing import Any
 from hpo.errors import SpaceError, UserError
 from hpo.space.config import flatten, load_yaml
 from hpo.space.space import Space
-from hpo.words import near
+from hpo.text import near
 
 
 def read(files: Sequence[str | Path]) -> list[dict[str, Any]]:

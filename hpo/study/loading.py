@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from hpo.errors import HpoError, StudyError
-from hpo.words import near
+from hpo.text import near
 
 CARRIED = "HPO_CARRIED"  # "<directory of the declaration>:<its copy here>", where an executor has carried the code
 _PACKAGE = "studies"  # by string: hpo never imports a study statically

@@ -17,7 +17,7 @@ from hpo.space.trial_config import lanes_of, parallel_of
 from hpo.study.declaration import RESUME_FROM, Study
 from hpo.study.spec import StudySpec
 from hpo.study.user_code import own_code
-from hpo.words import near
+from hpo.text import near
 from trainer import manifest
 from trainer.config import TrainConfig
 from trainer.config.optim import OPTIMIZERS

@@ -21,9 +21,9 @@ from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import mirrors
 from hpo.storage.home import Home
+from hpo.text import command, counted
 from hpo.tracking import projection, run_files
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
-from hpo.words import command, counted
 from trainer.failpoint import failpoint
 
 POLL = 0.3  # seconds between looks

@@ -28,11 +28,11 @@ from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.storage.home import Home
+from hpo.text import command
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mirror import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.uri import tracker_name, tracking_uri_of
-from hpo.words import command
 
 __all__ = ["DrainResult", "Mirroring", "behind", "drain", "finish", "forget", "lag", "main", "send", "spawn"]
 

@@ -24,12 +24,12 @@ from urllib.parse import urlsplit
 from sqlalchemy.engine import make_url
 
 from hpo.ledger.store import read_only_url, writable
+from hpo.text import command
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.files import digests, link
 from hpo.tracking.mlflow_models import Models
 from hpo.tracking.mlflow_store import initialise, locked
 from hpo.tracking.uri import DATABASES, check_uri, tracker_name
-from hpo.words import command
 from trainer.durable import write_text
 
 if TYPE_CHECKING:

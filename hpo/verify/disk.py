@@ -16,9 +16,9 @@ from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from hpo.storage import locations, metrics_json
 from hpo.storage.artifacts import shown, stored
 from hpo.storage.home import WHOLE, Home
+from hpo.text import command
 from hpo.tracking.mlflow_store import leftovers
 from hpo.verify.report import Report, by_trial
-from hpo.words import command
 from trainer.manifest import Damaged
 from trainer.manifest import check as check_manifest
 from trainer.place import DISK, Disk

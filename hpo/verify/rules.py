@@ -13,8 +13,8 @@ from hpo.ledger import Ledger, driver_queries, queries
 from hpo.ledger.process_id import is_dead
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, leases, reports, trials, workers
 from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
+from hpo.text import command, counted
 from hpo.verify.report import Report, by_trial
-from hpo.words import command, counted
 
 Rows = Sequence[RowMapping]
 _FREED_BY = {"driver": "resume", "mirror": "sync"}

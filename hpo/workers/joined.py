@@ -18,7 +18,7 @@ from hpo.ledger.process_id import is_dead
 from hpo.ledger.tables import leases, studies, trials
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.words import counted
+from hpo.text import counted
 from trainer.errors import CheckpointError
 
 LOOK = 1.0  # seconds between looks at who is driven

@@ -8,7 +8,8 @@ import pytest
 
 from hpo.errors import UserError
 from hpo.space.trial_config import last_epoch
-from hpo.study.budget import Budget, parse_time, spelled
+from hpo.study.budget import Budget, parse_time
+from hpo.text import spelled
 
 
 @pytest.mark.parametrize(

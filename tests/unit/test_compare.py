@@ -18,7 +18,7 @@ from hpo.analysis.results.trial import describe, detail
 from hpo.errors import UserError
 from hpo.storage.home import Home
 from hpo.study.declaration import load
-from hpo.words import endings
+from hpo.text import endings
 
 
 @pytest.fixture

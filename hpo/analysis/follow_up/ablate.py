@@ -14,7 +14,7 @@ from typing import Any
 from hpo.analysis.follow_up.derived_study import SEED, Found, Repeat, Spread, not_repeated
 from hpo.errors import SpaceError, UserError
 from hpo.space.config import as_json, flatten
-from hpo.words import aligned, command, counted
+from hpo.text import aligned, command, counted
 
 FOUND, DEFAULTS = "as found", "all defaults"
 

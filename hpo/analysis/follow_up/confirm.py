@@ -15,7 +15,7 @@ from hpo.analysis.follow_up.derived_study import SEED, Found, Repeat, Spread, no
 from hpo.errors import UserError
 from hpo.search.ranking import best_of, rank
 from hpo.space.objective import Objective, hold_out_of
-from hpo.words import aligned, counted
+from hpo.text import aligned, counted
 
 
 def listed(of: Found, top: int, seeds: int) -> list[dict[str, Any]]:

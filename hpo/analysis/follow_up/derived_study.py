@@ -21,7 +21,7 @@ from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
 from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
-from hpo.words import counted
+from hpo.text import counted
 from hpo.workers.executors.placement import Placement
 
 if TYPE_CHECKING:

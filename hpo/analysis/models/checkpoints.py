@@ -17,7 +17,7 @@ from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.study.declaration import Study, load
 from hpo.study.spec import StudySpec
-from hpo.words import command
+from hpo.text import command
 from trainer.manifest import weights
 from trainer.place import Disk
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from hpo.analysis.models.checkpoints import declared, nothing_kept, trained
 from hpo.errors import HomeError
 from hpo.ledger import Ledger
-from hpo.storage.gc import megabytes
 from hpo.storage.home import Home
-from hpo.words import counted
+from hpo.text import counted, megabytes
 
 if TYPE_CHECKING:
     from trainer.export import Exported

@@ -20,7 +20,7 @@ from hpo.ledger import Ledger, queries, transactions
 from hpo.space.objective import Objective
 from hpo.storage.home import Home
 from hpo.study.declaration import Study
-from hpo.words import aligned, counted
+from hpo.text import aligned, counted
 
 if TYPE_CHECKING:
     from torch import Tensor

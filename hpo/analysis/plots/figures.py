@@ -19,7 +19,7 @@ from hpo.analysis.plots import ticks
 from hpo.analysis.plots.importance import Target, importances, lacking_importances, quiet
 from hpo.errors import UserError
 from hpo.search.samplers.optuna_sampler import quiet_optuna
-from hpo.words import endings, near
+from hpo.text import endings, near
 
 PAGE = "plots.html"
 WIDTH = 1150  # of the page's plots, in pixels

@@ -17,7 +17,7 @@ from optuna.importance import (
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import HpoError, UserError
-from hpo.words import counted
+from hpo.text import counted
 
 SEED = 0  # of the forests, so that the same trials give the same figures
 EVALUATORS: dict[str, Callable[[], BaseImportanceEvaluator]] = {

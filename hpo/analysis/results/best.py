@@ -16,7 +16,7 @@ from hpo.space.config import flatten
 from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home
 from hpo.study import preflight
-from hpo.words import aligned, command, endings
+from hpo.text import aligned, command, endings
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, RowMapping

@@ -17,8 +17,7 @@ from hpo.ledger.tables import asks, decisions, events, machine_dependent, report
 from hpo.search.ranking import best_of
 from hpo.search.strategies.base import make_strategy
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
-from hpo.study.budget import spelled
-from hpo.words import command, counted, near
+from hpo.text import command, counted, near, spelled
 
 
 @dataclass

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hpo.ledger.queries import Status
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.study.budget import spelled
-from hpo.words import counted, portion
+from hpo.text import counted, portion, spelled
 
 SHOWN = 10  # trials of a front
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from hpo.analysis.results.compare import Comparison, headline
 from hpo.analysis.results.format import number
 from hpo.space.objective import hold_out_of
-from hpo.words import counted, endings
+from hpo.text import counted, endings
 
 _GAP = 2  # blanks between columns
 

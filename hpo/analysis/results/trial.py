@@ -17,7 +17,7 @@ from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, re
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.study.user_code import own_part
-from hpo.words import aligned, counted
+from hpo.text import aligned, counted
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, RowMapping

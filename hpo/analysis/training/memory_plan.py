@@ -13,7 +13,7 @@ import numpy as np
 from hpo.errors import HpoError, UserError
 from hpo.space.config import as_json, flatten
 from hpo.study.declaration import Study, load
-from hpo.words import aligned, counted
+from hpo.text import aligned, counted
 from trainer.config.fields import size
 
 if TYPE_CHECKING:

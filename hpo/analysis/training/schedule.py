@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import UserError
 from hpo.study.declaration import load
 from hpo.study.user_code import own_code
-from hpo.words import counted
+from hpo.text import counted
 
 if TYPE_CHECKING:
     from trainer.epochs import Epochs

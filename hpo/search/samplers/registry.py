@@ -11,7 +11,7 @@ from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers.deduplicate import Distinct, is_few
 from hpo.search.samplers.initial import Beginning
 from hpo.space.objective import Objective
-from hpo.words import counted, near
+from hpo.text import counted, near
 
 if TYPE_CHECKING:
     from hpo.space.space import Space

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from hpo.errors import UserError
 from hpo.search.curves import Curve, Group, first_losses
 from hpo.search.pareto import ranked
-from hpo.words import near
+from hpo.text import near
 from trainer.report import Verdict
 
 

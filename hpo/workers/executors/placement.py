@@ -10,7 +10,7 @@ from typing import Any
 
 from hpo.errors import UserError
 from hpo.study.declaration import Study
-from hpo.words import near
+from hpo.text import near
 from hpo.workers.executors.base import Executor
 from hpo.workers.executors.resources import NOTHING_SAID, Resources, gpus_each, host_gpus, needs
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 _given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def counted(count: int, noun: str) -> str:
@@ -99,3 +100,17 @@ def near(name: str, known: Iterable[str]) -> str:
 def resemblance(a: str, b: str) -> float:
     """1 of equal names, 0 of names that have nothing in common."""
     return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def megabytes(size: int) -> str:
+    """`1.2 MB`, or `3.4 GB`."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
+
+
+def spelled(seconds: float) -> str:
+    """The time as `parse_time` reads it, to the second: `1h30m`."""
+    left, text = max(round(seconds), 0), ""
+    for unit, size in _UNITS.items():
+        count, left = divmod(left, size)
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
