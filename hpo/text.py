@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 _given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def counted(count: int, noun: str) -> str:
@@ -110,7 +110,7 @@ def megabytes(size: int) -> str:
 def spelled(seconds: float) -> str:
     """The time as `parse_time` reads it, to the second: `1h30m`."""
     left, text = max(round(seconds), 0), ""
-    for unit, size in _UNITS.items():
+    for unit, size in UNITS.items():
         count, left = divmod(left, size)
         text += f"{count}{unit}" if count else ""
     return text or "0s"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo.errors import UserError
-from hpo.text import _UNITS, spelled
+from hpo.text import UNITS, spelled
 
 _TIME = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 MAX_COUNT = 2**31 - 1  # what the ledger's columns hold
@@ -61,7 +61,7 @@ def parse_time(text: str) -> float:
     """Seconds of `2h`, `90m`, `1d12h`, `1h30m` or `3600`. Raises UserError."""
     match = _TIME.fullmatch(text.strip().lower())
     parts = match.groups() if match else ()
-    seconds = sum(float(part) * unit for part, unit in zip(parts, _UNITS.values(), strict=False) if part)
+    seconds = sum(float(part) * unit for part, unit in zip(parts, UNITS.values(), strict=False) if part)
     if not 0 < seconds <= MAX_SECONDS:
         raise UserError(f"--time {text!r} is not a length of time: give seconds, or such as 90m, 2h or 1d12h.")
     return seconds
