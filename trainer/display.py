@@ -17,12 +17,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from trainer.loop import Fit
 
 ON_TERMINAL, ELSEWHERE = 1.0, 60.0  # seconds between two lines
 _MEANS = ("loss", "grad_norm", "clipped", "count", "steps")  # of the meter's sums
@@ -65,6 +62,19 @@ class Numbers:
         return " | ".join(f"{name} {value}".strip() for name, value in parts.items() if value is not None)
 
 
+class Running(Protocol):
+    """What the line reads of a fit, `trainer.loop.Fit`."""
+
+    task: Any
+    config: Any
+    state: Any
+    loader: Any
+    device: torch.device
+    total: int
+
+    def lr(self, step: int) -> float: ...
+
+
 class Display:
     """Shows the line of a run every `every` seconds, and once more after its last step.
 
@@ -77,7 +87,7 @@ class Display:
         self._in_place = show is None and terminal
         self._show = show or (_rewrite if terminal else lambda text: print(text, file=sys.stderr, flush=True))
         self._every = every if every is not None else ON_TERMINAL if terminal or show else ELSEWHERE
-        self._fit: weakref.ref[Fit] | None = None
+        self._fit: weakref.ref[Running] | None = None
 
     def __enter__(self) -> Display:
         return self
@@ -87,7 +97,7 @@ class Display:
         if self._in_place and self._fit is not None:
             print(file=sys.stderr, flush=True)
 
-    def __call__(self, fit: Fit) -> None:
+    def __call__(self, fit: Running) -> None:
         now, sums, waited = time.perf_counter(), fit.state.meter.sums, fit.loader.waited
         if self._fit is None or self._fit() is not fit:
             self._begin(fit, now)
@@ -101,12 +111,12 @@ class Display:
             self._show(str(self._numbers(fit, now)))
             self._since(fit, now)
 
-    def _begin(self, fit: Fit, now: float) -> None:
+    def _begin(self, fit: Running, now: float) -> None:
         self._fit, self._start, self._first = weakref.ref(fit), now, fit.state.step
         self._sums, self._waited = fit.state.meter.sums, fit.loader.waited
         self._since(fit, now)
 
-    def _since(self, fit: Fit, now: float) -> None:
+    def _since(self, fit: Running, now: float) -> None:
         """From here on it is the next line's."""
         self._due, self._at, self._step = now + self._every, now, fit.state.step
         self._counted = dict.fromkeys(_MEANS, 0.0)
@@ -117,7 +127,7 @@ class Display:
         for name in _MEANS:
             self._counted[name] += sign * sums.get(name, 0.0)
 
-    def _numbers(self, fit: Fit, now: float) -> Numbers:
+    def _numbers(self, fit: Running, now: float) -> Numbers:
         self._add(self._sums, 1)
         c, s, seconds = self._counted, fit.state, max(now - self._at, 1e-9)
         done = s.step - self._first

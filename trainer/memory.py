@@ -224,7 +224,7 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
         average = [t.detach().clone() for t in moving]
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         lookahead = Lookahead(named, k, alpha=1.0) if (k := config.optim.lookahead_k) else None
-        sam = Sam(params, config.optim.sam) if config.optim.wrap == "sam" else None
+        sam = Sam(params, config.optim.sam, ALONE.norm) if config.optim.wrap == "sam" else None
         probe = NoiseProbe(params) if config.gradients.noise_scale else None
         copies = live.now - begun
         inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)

@@ -51,7 +51,7 @@ class Stepper:
         self.params = [p for group in state.optimizer.param_groups for p in group["params"]]
         self.rules = GradientRules(state.model, self.params, config, ranks)
         self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None
-        self.sam = Sam(self.params, config.optim.sam, ranks) if config.optim.wrap == "sam" else None
+        self.sam = Sam(self.params, config.optim.sam, ranks.norm) if config.optim.wrap == "sam" else None
         self.statistics = RunningStatistics(state.model)
         self.offloaded = Offload(config.activations, device)
         needs_numbers = state.lookahead is not None or config.rollback.enabled
@@ -132,7 +132,7 @@ class Stepper:
         with self.statistics.held(), self.ranks.backward(last=False):
             losses = (self.loss(i, batch) for i, batch in enumerate(batches))
             seed = derive(self.config.seed, "curvature", self.state.step)
-            return optimizer.observe(losses, window.count, seed, self.ranks)
+            return optimizer.observe(losses, window.count, seed, self.ranks.add_up)
 
     def passes(self, batches: list[Any], probe: NoiseProbe | None = None) -> Window:
         """A forward and a backward pass of each micro-batch, and what they add up to over all ranks."""

@@ -17,7 +17,6 @@ from trainer.config.batch import BatchGrowthConfig
 from trainer.config.fields import Beta, Bytes, Frozen, Mode, NonNegative, Positive, Share
 from trainer.config.gradients import ClipConfig, GradientConfig
 from trainer.config.init import InitConfig
-from trainer.config.lanes import contradiction
 from trainer.config.optim import OPTIMIZERS, OptimConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.phases import LossWeights, Phase
@@ -188,7 +187,7 @@ class TrainConfig(Frozen):
 
     @model_validator(mode="after")
     def _lanes_do_the_same(self) -> TrainConfig:
-        if self.lanes > 1 and (found := contradiction(self)):
+        if self.lanes > 1 and (found := _no_lanes(self)):
             raise ValueError(
                 f"lanes is {self.lanes}: trials that train as lanes of one model cannot do with {found}; "
                 f"leave {found.partition('=')[0].partition(',')[0]} out, or lanes=1."
@@ -337,3 +336,27 @@ def _whole(config: TrainConfig, *wraps: str) -> list[str]:
         f"average.name={config.average.name}": config.average.name != "none",
     }
     return [name for name, it_does in holds.items() if it_does]
+
+
+def _no_lanes(c: TrainConfig) -> str | None:
+    """What of the configuration lanes cannot do, as `field=value`."""
+    alone = {
+        f"parallel, {c.parallel.ranks} ranks": c.parallel.ranks > 1,
+        f"folds={c.folds}": c.folds > 1,
+        "compile=true": c.compile,
+        f"precision={c.precision}": c.precision in ("fp16", "fp8"),
+        f"num_workers={c.num_workers}": c.num_workers != 0,
+        f"num_threads={c.num_threads}": c.num_threads > 1,  # where threads meet depends on the number of lanes
+        "batch_growth": bool(c.batch_growth.epochs),
+        f"micro_batch_size={c.micro_batch_size}": c.micro_batch_size == "auto",
+        "memory_limit": c.memory_limit is not None,
+        f"optim.name={c.optim.name}": c.optim.name == "sophia",
+        f"optim.wrap={c.optim.wrap}": c.optim.wrap == "sam",
+        f"activations.checkpoint={c.activations.checkpoint}": c.activations.checkpoint != "none",
+        f"activations.offload={c.activations.offload}": c.activations.offload != "none",
+        "gradients.penalty": c.gradients.penalty is not None,
+        "gradients.noise_scale": c.gradients.noise_scale,
+        "rollback.enabled": c.rollback.enabled,
+        "checkpoint.asynchronous": c.checkpoint.asynchronous,
+    }
+    return next((name for name, found in alone.items() if found), None)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+from typing import Any
 
 # Whatever else is the same for all lanes: it decides what is computed, and these only with which numbers.
 LANE_FIELDS = (
@@ -40,28 +37,3 @@ def shared(config: Mapping[str, Any], fields: tuple[str, ...] = ()) -> dict[str,
         if isinstance(part, dict):
             part.pop(last, None)
     return common
-
-
-def contradiction(config: TrainConfig) -> str | None:
-    """What of the configuration lanes cannot do, as `field=value`."""
-    c = config
-    alone = {
-        f"parallel, {c.parallel.ranks} ranks": c.parallel.ranks > 1,
-        f"folds={c.folds}": c.folds > 1,
-        "compile=true": c.compile,
-        f"precision={c.precision}": c.precision in ("fp16", "fp8"),
-        f"num_workers={c.num_workers}": c.num_workers != 0,
-        f"num_threads={c.num_threads}": c.num_threads > 1,  # where threads meet depends on the number of lanes
-        "batch_growth": bool(c.batch_growth.epochs),
-        f"micro_batch_size={c.micro_batch_size}": c.micro_batch_size == "auto",
-        "memory_limit": c.memory_limit is not None,
-        f"optim.name={c.optim.name}": c.optim.name == "sophia",
-        f"optim.wrap={c.optim.wrap}": c.optim.wrap == "sam",
-        f"activations.checkpoint={c.activations.checkpoint}": c.activations.checkpoint != "none",
-        f"activations.offload={c.activations.offload}": c.activations.offload != "none",
-        "gradients.penalty": c.gradients.penalty is not None,
-        "gradients.noise_scale": c.gradients.noise_scale,
-        "rollback.enabled": c.rollback.enabled,
-        "checkpoint.asynchronous": c.checkpoint.asynchronous,
-    }
-    return next((name for name, found in alone.items() if found), None)

@@ -3,7 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.optim import SamConfig
-from trainer.parallel.solo import ALONE, Solo
 
 
 class Sam:
     """Foret et al. 2021, arXiv 2010.01412, algorithm 1, around any optimizer.
 
     The point is w + rho g/|g| over all parameters, or w + rho w^2 g/|w g| if `adaptive` (Kwon et al. 2021,
-    arXiv 2102.11600, equation 8).
+    arXiv 2102.11600, equation 8). `norm` gives |g| of the whole model, of which a rank may hold parts.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], config: SamConfig, ranks: Solo = ALONE) -> None:
-        self.params, self.config, self.ranks = params, config, ranks
+    def __init__(
+        self, params: Sequence[nn.Parameter], config: SamConfig, norm: Callable[[Sequence[Tensor]], Tensor]
+    ) -> None:
+        self.params, self.config, self.norm = params, config, norm
 
     @contextmanager
     def perturbed(self) -> Iterator[None]:
@@ -48,7 +49,7 @@ class Sam:
         towards: Any = [p.grad for p in params]
         if self.config.adaptive:
             towards = torch._foreach_mul(params, towards)
-        norm = self.ranks.norm(towards)
+        norm = self.norm(towards)
         if self.config.adaptive:
             towards = torch._foreach_mul(params, towards)
         torch._foreach_add_(params, torch._foreach_mul(towards, self.config.rho / norm.clamp(min=1e-12)))

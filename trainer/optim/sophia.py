@@ -3,7 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from trainer.derivatives import twice
 from trainer.optim.base import Own, decay
-from trainer.parallel.solo import ALONE, Solo
 from trainer.task import Loss
 
 
@@ -35,12 +34,18 @@ class Sophia(Own):
         """Step without a look at the curvature, also where the last one was not stepped on."""
         self.curvature = {}
 
-    def observe(self, losses: Iterable[Loss], count: float | Tensor, seed: int, ranks: Solo = ALONE) -> Tensor:
+    def observe(
+        self,
+        losses: Iterable[Loss],
+        count: float | Tensor,
+        seed: int,
+        add_up: Callable[[Sequence[Tensor]], None] = lambda _: None,
+    ) -> Tensor:
         """Estimate the diagonal of the Hessian of sum(losses)/count for the step that follows, and give its norm.
 
-        The sum is over all ranks' losses, and one u serves them all, so that how a window is cut into micro-batches
-        and shares changes nothing but rounding. Raises ConfigError where the model
-        has no second derivative.
+        `add_up` puts the sum over all ranks in place of each tensor. One u serves all losses, so that how a window is
+        cut into micro-batches and shares changes nothing but rounding. Raises ConfigError where the model has no second
+        derivative.
         """
         params = [p for group in self.param_groups for p in group["params"]]
         generator = torch.Generator().manual_seed(seed)
@@ -49,7 +54,7 @@ class Sophia(Own):
         with twice("optim.name=sophia", "choose adamw or lion"):
             for loss in losses:
                 torch._foreach_add_(total, _products(loss.sum, params, us))
-        ranks.add_up(total)
+        add_up(total)
         torch._foreach_mul_(total, us)
         torch._foreach_div_(total, count)
         self.curvature = dict(zip(params, total, strict=True))
