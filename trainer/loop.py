@@ -21,7 +21,8 @@ from trainer.meter import Meter
 from trainer.monitor import EarlyStopping, read
 from trainer.optim.lookahead import Lookahead
 from trainer.pace import Pace
-from trainer.parallel import Solo, join
+from trainer.parallel.kinds import join
+from trainer.parallel.solo import Solo
 from trainer.precision import LossScale, autocast, prepare, settled
 from trainer.report import ENDS, CheckpointRef, Outcome, OutcomeKind, Report, Reporter, Verdict, hand_over
 from trainer.runtime import memory_plan, out_of_memory, runtime

@@ -20,7 +20,7 @@ from trainer.guard import RunningStatistics, skips_on_device
 from trainer.offload import Offload
 from trainer.optim.sam import Sam
 from trainer.optim.sophia import Sophia
-from trainer.parallel import Solo
+from trainer.parallel.solo import Solo
 from trainer.penalty import differentiable, penalised
 from trainer.precision import autocast, underflow
 from trainer.seeding import derive, seed_all

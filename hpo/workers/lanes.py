@@ -32,8 +32,8 @@ from trainer.report import Outcome, Report
 from trainer.threads import limited
 
 if TYPE_CHECKING:
-    from trainer.fused import Group, Lane
-    from trainer.fused.group import Answer
+    from trainer.fused.group import Answer, Group
+    from trainer.fused.lane import Lane
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Fusion:
         self._fault: Exception | None = None  # why all of them are given up
 
     def train(self, opening: Callable[[], Opened]) -> None:
-        from trainer.fused import Group  # torch's function transforms, which few need
+        from trainer.fused.group import Group  # torch's function transforms, which few need
 
         first = self._first
         with Heartbeat(f"trial {first.number} and its group", self._renew, first.lease_seconds / 3) as self._heartbeat:

@@ -25,7 +25,8 @@ from trainer.config.lanes import LANE_FIELDS, shared
 from trainer.config.optim import OPTIMIZERS
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError, Fenced
-from trainer.fused import Group, Lane
+from trainer.fused.group import Group
+from trainer.fused.lane import Lane
 from trainer.fused.stack import Stack, compare
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.task import Loss, Task

@@ -20,7 +20,7 @@ from trainer.data import TensorDataset
 from trainer.diagnose.trial import Steps
 from trainer.loop import Fit
 from trainer.memory import estimate
-from trainer.parallel import join
+from trainer.parallel.kinds import join
 from trainer.report import Silent
 from trainer.runtime import runtime
 from trainer.task import Loss, Task

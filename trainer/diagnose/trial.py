@@ -26,7 +26,7 @@ from trainer.diagnose.profile import Cost, profiled
 from trainer.diagnose.range_test import RangeTest, range_test
 from trainer.errors import CheckpointError, ConfigError
 from trainer.loop import Fit
-from trainer.parallel import Solo
+from trainer.parallel.solo import Solo
 from trainer.precision import autocast
 from trainer.report import Silent
 from trainer.runtime import runtime

@@ -19,7 +19,7 @@ from trainer.errors import ConfigError
 from trainer.fused.lanewise import Lanewise
 from trainer.gradients import Window, clip_value_
 from trainer.loop import Fit
-from trainer.parallel import Solo
+from trainer.parallel.solo import Solo
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.seeding import derive, seed_all
 from trainer.task import Task, method

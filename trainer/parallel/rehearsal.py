@@ -22,7 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.config import ParallelConfig
 from trainer.errors import ConfigError
-from trainer.parallel import kind_of, member
+from trainer.parallel import member
+from trainer.parallel.kinds import kind_of
 from trainer.parallel.member import Member, Page
 from trainer.parallel.solo import ALONE, Solo
 
