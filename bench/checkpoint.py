@@ -27,7 +27,7 @@ sys.path[0] = str(Path(__file__).parents[1])
 
 from bench.machine import machine  # noqa: E402
 from trainer.checkpoint.saver import Saver  # noqa: E402
-from trainer.durable import on_disk  # noqa: E402
+from trainer.files.durable import on_disk  # noqa: E402
 
 LAYER = 1024  # its weights are 4 MB
 

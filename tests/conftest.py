@@ -207,7 +207,7 @@ _buckets = itertools.count()
 @pytest.fixture
 def bucket(_s3_server, tmp_path, monkeypatch) -> str:
     """The URL of an empty place in a bucket, which this process and those that it starts may use."""
-    from trainer.bucket import Bucket
+    from trainer.files.s3 import Bucket
 
     given = {
         "AWS_ACCESS_KEY_ID": "AKIATESTKEY",

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainer.config import TrainConfig
 from trainer.data.loader import Fetch
 from trainer.data.view import order
-from trainer.durable import replacing, sync
 from trainer.errors import ConfigError, TrainerError
+from trainer.files.durable import replacing, sync
 from trainer.seeding import derive, seed_all
 from trainer.task import Task
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer.durable import sha256
+from trainer.files.durable import sha256
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainer import scratch
-from trainer.bucket import Bucket
-from trainer.durable import on_disk, sync
 from trainer.errors import CheckpointError
+from trainer.files import scratch
+from trainer.files.durable import on_disk, sync
+from trainer.files.s3 import Bucket
 from trainer.manifest import MANIFEST, evaluated, files_of
 
 COPY = "hpo-checkpoint-"  # what the names of copies begin with
@@ -99,7 +99,7 @@ DISK = Disk()
 
 
 class ObjectStore(Disk):
-    """In a bucket: what would lie below `root` has the same names there. Its methods raise trainer.bucket.Unavailable,
+    """In a bucket: what would lie below `root` has the same names there. Its methods raise files.s3.Unavailable,
     which is a CheckpointError and an OSError."""
 
     def __init__(self, bucket: Bucket, root: Path) -> None:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trainer import durable
+from trainer.files import durable
 
 
 def json_sha256(data: Any) -> str:

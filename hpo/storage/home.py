@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hpo.errors import HomeError, StorageError, UserError
 from hpo.study.naming import check_name
-from trainer.durable import write_text
+from trainer.files.durable import write_text
 
 MARKER = "study.uid"
 WHOLE = "study"  # the directory of what belongs to no single trial

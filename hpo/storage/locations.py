@@ -16,8 +16,8 @@ from sqlalchemy.engine import RowMapping
 
 from hpo.errors import UserError
 from hpo.storage.home import MARKER, Home
-from trainer.bucket import Bucket
 from trainer.errors import CheckpointError
+from trainer.files.s3 import Bucket
 from trainer.place import DISK, Disk, ObjectStore
 
 

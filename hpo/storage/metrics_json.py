@@ -20,7 +20,7 @@ from hpo.ledger.tables import checkpoints, trials
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage.home import Home
 from hpo.text import command
-from trainer.durable import write_text
+from trainer.files.durable import write_text
 
 NAME = "metrics.json"
 EVERY = 1.0  # seconds between looks at the ledger

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import DriftError
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.study.environment import deciding_versions
-from trainer import durable
+from trainer.files import durable
 
 if TYPE_CHECKING:
     from hpo.study.declaration import Study

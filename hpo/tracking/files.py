@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from trainer.durable import replacing, sha256, sync
+from trainer.files.durable import replacing, sha256, sync
 
 
 def link(source: Path, target: Path) -> None:

@@ -30,7 +30,7 @@ from hpo.tracking.files import digests, link
 from hpo.tracking.mlflow_models import Models
 from hpo.tracking.mlflow_store import initialise, locked
 from hpo.tracking.uri import DATABASES, check_uri, tracker_name
-from trainer.durable import write_text
+from trainer.files.durable import write_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

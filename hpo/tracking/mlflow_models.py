@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.tracking.base import Model, ModelView, Point
 from hpo.tracking.files import digests, link
-from trainer.durable import write_text
+from trainer.files.durable import write_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from trainer.durable import sync
+from trainer.files.durable import sync
 
 # Where MLflow 3.17 keeps absolute paths of artifacts.
 _PATHS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))

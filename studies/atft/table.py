@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer import tables
 from trainer.errors import DataError
+from trainer.files import tables
 
 PRICES = ("open", "high", "low", "close")
 REQUIRED = ("date", "code", *PRICES, "volume")

@@ -12,8 +12,8 @@ from studies.gpt import llama
 from studies.gpt.budget import report
 from studies.gpt.config import Config, DataConfig
 from studies.gpt.source import Text, generate
-from trainer import tables
 from trainer.errors import ConfigError, DataError
+from trainer.files import tables
 
 PARTS = ("train", "val", "test")
 TABLES = (*tables.PARQUET, *tables.ARROW, *tables.JSON, ".csv")

@@ -17,10 +17,10 @@ from typing import Any
 from studies.gpt.budget import rows
 from studies.gpt.config import Config, DataConfig
 from studies.gpt.corpus import PARTS, Corpus, prepare
-from trainer import durable
 from trainer.data import Mixture, Packed, TokenDocuments, TokenFile, write_tokens
 from trainer.data.text import BPE, Bytes, Tokenizer
 from trainer.errors import DataError
+from trainer.files import durable
 
 BPE_FILE, ABOUT = "bpe.json", "about.json"
 VERSION = 2  # of what lies in the cache

@@ -22,16 +22,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import trainer.bucket
-from trainer import failpoint, scratch
+import trainer.files.s3
+from trainer import failpoint
 from trainer.average import Average
-from trainer.bucket import Bucket, Unavailable
 from trainer.checkpoint import CheckpointStore, expired, files
 from trainer.checkpoint.store import load
 from trainer.checkpoint.stored import Part, Stored
 from trainer.config import AverageConfig, CheckpointConfig
-from trainer.durable import on_disk
 from trainer.errors import CheckpointError, ConfigError, Fenced
+from trainer.files import scratch
+from trainer.files.durable import on_disk
+from trainer.files.s3 import Bucket, Unavailable
 from trainer.parallel import several
 from trainer.place import COPY, DISK, Disk, ObjectStore
 from trainer.report import CheckpointRef
@@ -708,7 +709,7 @@ def test_a_store_that_does_not_answer_is_one_sentence_and_damages_nothing(
 ):
     store = CheckpointStore(tmp_path / "trial", fence=1, place=ObjectStore(Bucket(bucket), tmp_path))
     ref = put(store, 1)
-    trainer.bucket._client.cache_clear()
+    trainer.files.s3._client.cache_clear()
     if points_to == "nobody":
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:secret@127.0.0.1:9")
     elif points_to == "another bucket":
@@ -720,7 +721,7 @@ def test_a_store_that_does_not_answer_is_one_sentence_and_damages_nothing(
             act()
         assert "\n" not in str(error.value) and "secret" not in str(error.value)
     assert store.kept == [ref] and not store.damaged
-    trainer.bucket._client.cache_clear()
+    trainer.files.s3._client.cache_clear()
 
 
 def test_credentials_in_the_url_are_refused_and_not_repeated():
@@ -850,10 +851,10 @@ def test_endpoint_and_addressing_are_boto3s_to_find(environ, file, begins, bucke
     (tmp_path / "config").write_text(file)
     for name, value in {"AWS_CONFIG_FILE": str(tmp_path / "config"), **environ}.items():
         monkeypatch.setenv(name, value)
-    trainer.bucket._client.cache_clear()
+    trainer.files.s3._client.cache_clear()
     with Bucket("s3://the-bucket")._asking() as client:
         url = client.generate_presigned_url("get_object", Params={"Bucket": "the-bucket", "Key": "k"})
-    trainer.bucket._client.cache_clear()
+    trainer.files.s3._client.cache_clear()
     assert url.startswith(begins)
 
 

@@ -34,7 +34,7 @@ from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
 from hpo.workers.executors.placement import Placement
 from trainer.config import TrainConfig
-from trainer.durable import sha256
+from trainer.files.durable import sha256
 
 POPULATION = Path(__file__).parents[1] / "harness" / "population_study.py"
 FIXED = {"train.num_epochs": 2, "model.num_layers": 1, "train.batch_size": 256}

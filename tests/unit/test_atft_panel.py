@@ -25,7 +25,7 @@ from studies.atft.split import blocks, walk_forward
 from studies.atft.table import REQUIRED, Table, clean, read_table
 from studies.atft.task import INPUTS, AtftTask
 from trainer.errors import DataError
-from trainer.tables import read
+from trainer.files.tables import read
 
 SPLIT = SplitConfig(val_days=40, test_days=20, min_train_days=40)
 

@@ -25,7 +25,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rounds import rounds
 
-from trainer import tables
 from trainer.data import (
     Cached,
     TableDataset,
@@ -39,6 +38,7 @@ from trainer.data import (
 )
 from trainer.data.cache import publish
 from trainer.errors import DataError
+from trainer.files import tables
 
 ROWS = pa.table({"a": [0.5, 1.5, 2.5], "b": [1, -2, 3], "c": [True, False, True], "t": ["x", "y", "z"]})
 

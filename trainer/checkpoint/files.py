@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trainer.checkpoint.stored import Part, Stored, Take, whole
-from trainer.durable import sha256, sync
+from trainer.files.durable import sha256, sync
 from trainer.manifest import (
     APART,
     AVERAGE,

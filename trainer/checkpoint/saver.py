@@ -22,9 +22,9 @@ from torch import Tensor
 
 from trainer.checkpoint import files
 from trainer.checkpoint.stored import Stored
-from trainer.durable import sync
 from trainer.errors import CheckpointError
 from trainer.failpoint import failpoint
+from trainer.files.durable import sync
 from trainer.place import DISK, Disk
 from trainer.report import CheckpointRef, numbers
 

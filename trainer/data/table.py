@@ -14,7 +14,7 @@ from trainer.data.tensors import TensorDataset
 from trainer.errors import DataError
 
 if TYPE_CHECKING:
-    from trainer import tables
+    from trainer.files import tables
 
 Columns = Mapping[str, str | Sequence[str]]
 
@@ -33,7 +33,7 @@ class TableDataset(TensorDataset):
         columns: Columns,
         dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> None:
-        from trainer import tables  # only here: pyarrow takes a quarter of a second to import
+        from trainer.files import tables  # only here: pyarrow takes a quarter of a second to import
 
         paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
         if not paths or not columns:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer import durable
 from trainer.errors import DataError
+from trainer.files import durable
 
 FORMAT = 1
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}

@@ -1,0 +1,1 @@
+"""Files that survive a kill, and where they may lie: durable writes, S3, scratch directories, tables."""
