@@ -30,7 +30,7 @@ from bench.machine import machine  # noqa: E402
 from bench.trainer import Enough, Stopwatch, Watched, by_hand, interval  # noqa: E402
 from trainer.checkpoint import CheckpointStore  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
-from trainer.fused.group import Group  # noqa: E402
+from trainer.lanes.group import Group  # noqa: E402
 from trainer.loop import fit  # noqa: E402
 from trainer.report import Report, Silent  # noqa: E402
 

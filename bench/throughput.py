@@ -59,7 +59,7 @@ def measure(study: str, overrides: dict[str, object], steps: int) -> None:
         if task.unit != "samples":
             print(f"  {(fit.state.meter.sums.get('count', 0.0) - counted) / seconds:.0f} {task.unit}/s")
         if train.peak_tflops is not None:
-            from trainer.flops import full_rate
+            from trainer.metrics.flops import full_rate
 
             print(f"  MFU {samples / full_rate(task, train, train.peak_tflops, fit.device, fit.loader):.1%}")
         print(f"  {taken.waited / seconds:.1%} of the time waiting for data")

@@ -39,8 +39,8 @@ from trainer.checkpoint import CheckpointStore  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
 from trainer.data import Loader, TensorDataset  # noqa: E402
 from trainer.loop import fit  # noqa: E402
+from trainer.optim.schedule import schedule  # noqa: E402
 from trainer.report import Silent  # noqa: E402
-from trainer.schedule import schedule  # noqa: E402
 from trainer.task import Loss, Task  # noqa: E402
 
 SAMPLES, FEATURES, CLASSES, WIDTH, BATCH = 64_000, 32, 10, 64, 64

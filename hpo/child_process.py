@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.lifeline import die_with
-from trainer.threads import ONE
+from trainer.runtime.lifeline import die_with
+from trainer.runtime.threads import ONE
 
 FAULT = 5  # exit code of a worker process that says why it cannot go on, told from that of a task which ends it
 _PARENT = "HPO_PARENT_PID"

@@ -34,7 +34,7 @@ MODULES = (
     "hpo",
     "hpo.workers.worker",
     "hpo.tracking.mirror_process",
-    "trainer.rank",
+    "trainer.distributed.rank",
     "rank_runs",
 )  # the last a node of tests/integration
 PRELOADED = (
@@ -81,13 +81,13 @@ PRELOADED = (
     "hpo.workers.executors.inline",
     "hpo.search.samplers.registry",
     "trainer.loop",
-    "trainer.launch",
-    "trainer.memory",
-    "trainer.parallel.replicas",
-    "trainer.parallel.sharded",
-    "trainer.parallel.stages",
-    "trainer.parallel.zero1",
-    "trainer.rank",
+    "trainer.distributed.launch",
+    "trainer.memory.estimate",
+    "trainer.distributed.ddp",
+    "trainer.distributed.fsdp",
+    "trainer.distributed.pipeline_stages",
+    "trainer.distributed.zero1",
+    "trainer.distributed.rank",
 )
 # What libraries read while they are imported: a process that wants other values has to import them itself.
 READ_AT_IMPORT = (
@@ -347,7 +347,7 @@ def _measure() -> None:
 
 def _reread() -> None:
     """Have what reads the environment as it is imported read this process's."""
-    from trainer import failpoint
+    from trainer.runtime import failpoint
 
     if "HPO_TESTING" in os.environ:
         importlib.reload(failpoint)

@@ -8,27 +8,29 @@ from typing import Any
 import torch
 
 from trainer import optim
-from trainer.activations import checkpointed
-from trainer.average import Average
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data import Loader
-from trainer.diagnose.nonfinite import first_nonfinite
+from trainer.distributed.join import join
 from trainer.errors import CheckpointError, ConfigError, OutOfMemory
-from trainer.failpoint import failpoint
-from trainer.init import initialise
-from trainer.meter import Meter
-from trainer.monitor import EarlyStopping, read
+from trainer.gradients.find_nonfinite import first_nonfinite
+from trainer.gradients.loss_spikes import RECENT, Spikes, as_json, loudest
+from trainer.memory.bound import memory_plan
+from trainer.metrics.meter import Meter
+from trainer.metrics.monitor import EarlyStopping, read
+from trainer.metrics.throughput import Pace
+from trainer.model.averaging import Average
+from trainer.model.checkpointing import checkpointed
+from trainer.model.init import initialise
+from trainer.model.precision import LossScale, autocast, prepare, settled
 from trainer.optim.lookahead import Lookahead
-from trainer.pace import Pace
-from trainer.parallel.kinds import join
-from trainer.parallel.solo import Solo
-from trainer.precision import LossScale, autocast, prepare, settled
+from trainer.optim.schedule import Plateau, never_warm, scaled_lr, schedule
+from trainer.ranks import Solo
 from trainer.report import ENDS, CheckpointRef, Outcome, OutcomeKind, Report, Reporter, Verdict, hand_over
-from trainer.runtime import memory_plan, out_of_memory, runtime
-from trainer.schedule import Plateau, never_warm, scaled_lr, schedule
-from trainer.seeding import derive, seed_all
-from trainer.stability import RECENT, Spikes, as_json, loudest
+from trainer.runtime.device import out_of_memory
+from trainer.runtime.failpoint import failpoint
+from trainer.runtime.seeding import derive, seed_all
+from trainer.settings import runtime
 from trainer.state import TrainState
 from trainer.step import Stepper
 from trainer.task import Task, built, measured
@@ -38,7 +40,7 @@ def fit(
     task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore, watch: Watch | None = None
 ) -> Outcome:
     """Train `task` as `config` says, from its newest usable checkpoint on, and tell how it ended. `watch`, a
-    `trainer.display.Display` say, is called before the first step and after each, on rank 0.
+    `trainer.metrics.progress.Display` say, is called before the first step and after each, on rank 0.
 
     Every report, and the verdict on it, is a function of the configuration, the task and the machine's kind alone:
     an interrupted run that is resumed reports what an uninterrupted one does. Raises ConfigError, DataError and

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from trainer.average import Average
-from trainer.epochs import Epochs
 from trainer.errors import ConfigError
-from trainer.meter import Meter
-from trainer.monitor import EarlyStopping
+from trainer.gradients.loss_spikes import Spikes
+from trainer.metrics.meter import Meter
+from trainer.metrics.monitor import EarlyStopping
+from trainer.model.averaging import Average
+from trainer.model.precision import LossScale
 from trainer.optim.lookahead import Lookahead
-from trainer.precision import LossScale
-from trainer.schedule import Plateau
-from trainer.stability import Spikes
+from trainer.optim.schedule import Plateau
+from trainer.runtime.epochs import Epochs
 
 STATE_ITEMS = (
     "model",

@@ -14,16 +14,18 @@ from torch import Tensor, nn
 from trainer.config import TrainConfig
 from trainer.data.loader import Filler, to_device
 from trainer.errors import TrainerError
-from trainer.gradient_rules import GradientRules
-from trainer.gradients import NoiseProbe, Window, accumulate
-from trainer.guard import RunningStatistics, skips_on_device
-from trainer.offload import Offload
+from trainer.gradients.accumulate import NoiseProbe, accumulate
+from trainer.gradients.clip import GradientRules
+from trainer.gradients.nonfinite import skips_on_device
+from trainer.gradients.penalty import differentiable, penalised
+from trainer.model.offload import Offload
+from trainer.model.precision import autocast, underflow
+from trainer.model.running_statistics import RunningStatistics
 from trainer.optim.sam import Sam
 from trainer.optim.sophia import Sophia
-from trainer.parallel.solo import Solo
-from trainer.penalty import differentiable, penalised
-from trainer.precision import autocast, underflow
-from trainer.seeding import derive, seed_all
+from trainer.ranks import Solo
+from trainer.runtime.seeding import derive, seed_all
+from trainer.runtime.window import Window
 from trainer.state import TrainState
 from trainer.task import Loss, Task, method
 

@@ -26,7 +26,7 @@ from hpo.study.budget import Budget
 from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
 from hpo.workers.executors.base import Executor, WorkerContext
-from trainer.failpoint import failpoint
+from trainer.runtime.failpoint import failpoint
 
 
 class Driver:

@@ -18,8 +18,8 @@ from sqlalchemy.engine import Connection
 
 from hpo.errors import UserError
 from hpo.ledger import Ledger, tables, transactions
+from trainer.checkpoint.location import DISK, Disk
 from trainer.files.durable import sync
-from trainer.place import DISK, Disk
 
 _OWN = re.compile(r"f(\d+)\.[0-9a-f]{32}")
 

@@ -30,8 +30,8 @@ from hpo.storage.home import Home
 from hpo.study.declaration import RESUME_FROM
 from hpo.text import counted, megabytes
 from trainer.checkpoint import CheckpointStore
-from trainer.failpoint import failpoint
 from trainer.files.durable import write_text
+from trainer.runtime.failpoint import failpoint
 
 LEASE_TIMEOUT = 30.0  # seconds that a driver on another host may be silent
 

@@ -16,9 +16,9 @@ from sqlalchemy.engine import RowMapping
 
 from hpo.errors import UserError
 from hpo.storage.home import MARKER, Home
+from trainer.checkpoint.location import DISK, Disk, ObjectStore
 from trainer.errors import CheckpointError
 from trainer.files.s3 import Bucket
-from trainer.place import DISK, Disk, ObjectStore
 
 
 def url(study: Mapping[str, Any] | RowMapping) -> str:

@@ -31,7 +31,7 @@ from hpo.study.enqueue import fitting, within
 from hpo.study.loading import load_module, source_parts
 from hpo.study.naming import check_name
 from hpo.text import near
-from trainer.manifest import MANIFEST
+from trainer.checkpoint.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import optuna

@@ -27,7 +27,7 @@ def load_model(
     `config` is the trial's configuration, or builds it from the JSON that stands beside the weights and its hash.
     """
     from trainer.checkpoint import files
-    from trainer.manifest import Damaged
+    from trainer.checkpoint.manifest import Damaged
 
     try:
         weights, manifest = files.read_model(directory)

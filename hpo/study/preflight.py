@@ -18,11 +18,11 @@ from hpo.study.declaration import RESUME_FROM, Study
 from hpo.study.spec import StudySpec
 from hpo.study.user_code import own_code
 from hpo.text import near
-from trainer import manifest
+from trainer.checkpoint import manifest
 from trainer.config import TrainConfig
 from trainer.config.optim import OPTIMIZERS
 from trainer.config.schedule import OWN_FIELDS
-from trainer.dotted import check_call, named
+from trainer.runtime.dotted import check_call, named
 
 # What the trainer and the reporter add to what a task reports.
 _TRAINERS_OWN = ("train/*", "time/*")
@@ -55,7 +55,7 @@ def check(study: Study, spec: StudySpec, *, options: Collection[str] = (), here:
     if path := values.get(RESUME_FROM):
         _check_checkpoint(Path(path).expanduser(), study)
     if str(device := values.get("train.device")).startswith("cuda"):
-        from trainer.runtime import pick_device  # and with it torch, which alone knows
+        from trainer.runtime.device import pick_device  # and with it torch, which alone knows
 
         pick_device(str(device))
 
@@ -96,7 +96,7 @@ def _check_own(train: TrainConfig) -> None:
     """An optimizer and a schedule of the user's own are there and take what they will be given."""
     with own_code():
         if train.schedule.name not in OWN_FIELDS:
-            from trainer.schedule import users_own
+            from trainer.optim.schedule import users_own
 
             users_own(train.schedule.name)
         if (name := train.optim.name) not in OPTIMIZERS:
@@ -108,7 +108,8 @@ def _check_own(train: TrainConfig) -> None:
 
 def _check_bound(train: TrainConfig, here: bool) -> None:
     if train.micro_batch_size == "auto" and (here or train.device == "cpu"):
-        from trainer.runtime import check_bound, pick_device
+        from trainer.memory.bound import check_bound
+        from trainer.runtime.device import pick_device
 
         check_bound(train, pick_device(train.device))
 

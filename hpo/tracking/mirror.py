@@ -24,7 +24,7 @@ from hpo.storage.home import Home
 from hpo.text import command, counted
 from hpo.tracking import projection, run_files
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
-from trainer.failpoint import failpoint
+from trainer.runtime.failpoint import failpoint
 
 POLL = 0.3  # seconds between looks
 MAX_PAUSE = 30.0  # seconds between looks at a tracker that is away

@@ -36,7 +36,7 @@ from hpo.tracking import run_files
 from hpo.tracking.base import Batch, Model, Point, Run, Status
 from hpo.tracking.rows import LARGEST, Facts, cursor, finite, sent
 from hpo.tracking.run_files import checkpoint_name
-from trainer.place import DISK, Disk
+from trainer.checkpoint.location import DISK, Disk
 
 _NO_TRACKER = ""  # has no cursors
 STUDY = -1  # the number under which `mirrors` keeps the cursor of a study's own run

@@ -13,9 +13,9 @@ from hpo.errors import StorageError
 from hpo.storage.artifacts import shown
 from hpo.storage.home import Home
 from hpo.tracking.base import Model, Point
+from trainer.checkpoint.location import Disk
+from trainer.checkpoint.manifest import MANIFEST, MODEL, evaluated, files_of
 from trainer.files.durable import sha256
-from trainer.manifest import MANIFEST, MODEL, evaluated, files_of
-from trainer.place import Disk
 
 PLACE = "place.json"
 

@@ -19,9 +19,9 @@ from hpo.storage.home import WHOLE, Home
 from hpo.text import command
 from hpo.tracking.mlflow_store import leftovers
 from hpo.verify.report import Report, by_trial
-from trainer.manifest import Damaged
-from trainer.manifest import check as check_manifest
-from trainer.place import DISK, Disk
+from trainer.checkpoint.location import DISK, Disk
+from trainer.checkpoint.manifest import Damaged
+from trainer.checkpoint.manifest import check as check_manifest
 
 _DRIVER = select(leases.c.owner).where(leases.c.name == bindparam("name"))
 

@@ -15,13 +15,13 @@ from hpo.study.declaration import Study
 from hpo.study.preflight import lacking
 from hpo.study.user_code import place
 from trainer.checkpoint import CheckpointStore
+from trainer.cross_validation import fit_folds
+from trainer.distributed.rank import peer_lost
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
-from trainer.folds import fit_folds
 from trainer.loop import Watch, fit
-from trainer.rank import peer_lost
 from trainer.report import Outcome, OutcomeKind, Reporter
-from trainer.runtime import out_of_memory
-from trainer.threads import limited
+from trainer.runtime.device import out_of_memory
+from trainer.runtime.threads import limited
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

@@ -27,13 +27,13 @@ from hpo.workers.session import Opened
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.config.lanes import shared
 from trainer.errors import CheckpointError, ConfigError, Fenced
-from trainer.failpoint import failpoint
 from trainer.report import Outcome, Report
-from trainer.threads import limited
+from trainer.runtime.failpoint import failpoint
+from trainer.runtime.threads import limited
 
 if TYPE_CHECKING:
-    from trainer.fused.group import Answer, Group
-    from trainer.fused.lane import Lane
+    from trainer.lanes.group import Answer, Group
+    from trainer.lanes.lane import Lane
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Fusion:
         self._fault: Exception | None = None  # why all of them are given up
 
     def train(self, opening: Callable[[], Opened]) -> None:
-        from trainer.fused.group import Group  # torch's function transforms, which few need
+        from trainer.lanes.group import Group  # torch's function transforms, which few need
 
         first = self._first
         with Heartbeat(f"trial {first.number} and its group", self._renew, first.lease_seconds / 3) as self._heartbeat:

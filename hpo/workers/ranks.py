@@ -24,11 +24,12 @@ from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import Opened
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint import CheckpointStore
+from trainer.distributed.launch import RankFailed, RankLost, launch
+from trainer.distributed.member import this
+from trainer.distributed.node_server import Server
+from trainer.distributed.nodes import Meeting
+from trainer.distributed.rank import Failure
 from trainer.errors import CheckpointError, ConfigError, Fenced
-from trainer.launch import RankFailed, RankLost, launch
-from trainer.nodes import Meeting, Server
-from trainer.parallel.member import this
-from trainer.rank import Failure
 from trainer.report import Outcome
 
 _RANK = "hpo.workers.ranks:rank"  # what each rank calls, by its path
@@ -98,7 +99,7 @@ def _failed(failed: RankFailed) -> Outcome:
 
 
 def rank(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What each rank does: the attempt, as one of several. Called by `trainer.rank`."""
+    """What each rank does: the attempt, as one of several. Called by `trainer.distributed.rank`."""
     claim = Claim(**job["claim"])
     ledger = Ledger(os.environ["HPO_STORAGE"], create=False)
     try:
@@ -121,7 +122,7 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _attempt(ledger: Ledger, home: Home, opened: Opened, claim: Claim) -> Outcome:
     member = this()
-    assert member is not None, "called by trainer.rank"
+    assert member is not None, "called by trainer.distributed.rank"
     patience = parallel_of(claim.config).timeout / 2  # lest the others, who wait for rank 0, seem to hang
     asked = (ledger, home, opened, claim, lambda: member.page.leaving, SystemMetrics())
     reporter = LedgerReporter(*asked, lambda waited: waited < patience)

@@ -26,8 +26,8 @@ from hpo.workers.session import Opened
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
-from trainer.failpoint import failpoint
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, numbers
+from trainer.runtime.failpoint import failpoint
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the trials that this one waits for
 SYSTEM_PERIOD = 1.0  # seconds: short epochs would cost more to watch than to train

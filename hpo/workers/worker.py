@@ -42,10 +42,10 @@ from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import Opened
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint import CheckpointStore
-from trainer.display import Display
 from trainer.errors import CheckpointError, Fenced, TrainerError
-from trainer.failpoint import failpoint
+from trainer.metrics.progress import Display
 from trainer.report import Outcome
+from trainer.runtime.failpoint import failpoint
 
 SHOWN_EVERY = 10.0  # seconds
 FENCED = 4  # exit code of a worker process that lost its trial to another

@@ -23,19 +23,19 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import trainer.files.s3
-from trainer import failpoint
-from trainer.average import Average
 from trainer.checkpoint import CheckpointStore, expired, files
+from trainer.checkpoint.location import COPY, DISK, Disk, ObjectStore
 from trainer.checkpoint.store import load
 from trainer.checkpoint.stored import Part, Stored
 from trainer.config import AverageConfig, CheckpointConfig
+from trainer.distributed import group
 from trainer.errors import CheckpointError, ConfigError, Fenced
 from trainer.files import scratch
 from trainer.files.durable import on_disk
 from trainer.files.s3 import Bucket, Unavailable
-from trainer.parallel import several
-from trainer.place import COPY, DISK, Disk, ObjectStore
+from trainer.model.averaging import Average
 from trainer.report import CheckpointRef
+from trainer.runtime import failpoint
 
 KEEP = CheckpointConfig(keep_last=2, keep_best=1)
 BY_LOSS = CheckpointConfig(keep_last=1, keep_best=2, monitor="loss")
@@ -864,7 +864,7 @@ def test_what_is_said_of_a_checkpoint_in_a_bucket_is_its_address(bucket, tmp_pat
     ref = put(store, 1)
     harm(store, ref, "model.safetensors", flip)
     address = f"{bucket}/trial/{ref.path.name}"
-    rank = several._Store(store, SimpleNamespace(first=False, agree=lambda _: ref))
+    rank = group._Store(store, SimpleNamespace(first=False, agree=lambda _: ref))
     with pytest.raises(CheckpointError, match=rf"^checkpoint {address} cannot be read: model\.safetensors"):
         rank.load_latest()
     with place.opened(ref.path, ref.sha256) as copy, pytest.raises(CheckpointError, match=f"^checkpoint {address} c"):

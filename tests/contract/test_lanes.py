@@ -25,9 +25,9 @@ from trainer.config.lanes import LANE_FIELDS, shared
 from trainer.config.optim import OPTIMIZERS
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError, Fenced
-from trainer.fused.group import Group
-from trainer.fused.lane import Lane
-from trainer.fused.stack import Stack, compare
+from trainer.lanes.group import Group
+from trainer.lanes.lane import Lane
+from trainer.lanes.stacked_model import Stack, compare
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.task import Loss, Task
 

@@ -11,9 +11,9 @@ import torch
 from test_lanes import CUTS, EPOCH, OneOf, Small, alone, assert_close, solo, together
 from torch import Tensor, nn
 
-from trainer.fused import stack
-from trainer.fused.lane import Lane
-from trainer.fused.rows import Rows
+from trainer.lanes import stacked_model
+from trainer.lanes.fused_optimizers import Rows
+from trainer.lanes.lane import Lane
 from trainer.task import Loss
 
 
@@ -164,7 +164,7 @@ def test_lanes_whose_optimizers_memory_does_not_hold_make_way_for_half_of_them(t
 
     trials = [OneOf(tmp_path / str(i), seed=i % 3, **CUTS) for i in range(5)]
     with monkeypatch.context() as patched:
-        patched.setattr(stack, "Rows", Greedy)
+        patched.setattr(stacked_model, "Rows", Greedy)
         together(*trials, cuts={trials[4]: lambda read: read == 4})
     assert [trial.kind() for trial in trials] == ["complete"] * 2 + ["preempted"] * 3
     assert [trial.reporter.committed[0].step for trial in trials[2:]] == [3] * 3

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from trainer.errors import TrainerError
-from trainer.gradients import accumulate
+from trainer.gradients.accumulate import accumulate
 from trainer.losses import LOSSES, gradient_penalty, sequence_log_probs, weighted_sum
 from trainer.task import Loss
 

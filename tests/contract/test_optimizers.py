@@ -17,7 +17,6 @@ from rounds import rounds
 from torch import nn
 
 from trainer import optim
-from trainer.average import Average
 from trainer.checkpoint import CheckpointStore
 from trainer.config import (
     AverageConfig,
@@ -30,15 +29,16 @@ from trainer.config import (
     TrainConfig,
 )
 from trainer.config.optim import OPTIMIZERS
-from trainer.epochs import Epochs
 from trainer.errors import ConfigError
-from trainer.meter import Meter
-from trainer.monitor import EarlyStopping, EarlyStoppingConfig
+from trainer.gradients.loss_spikes import Spikes
+from trainer.metrics.meter import Meter
+from trainer.metrics.monitor import EarlyStopping, EarlyStoppingConfig
+from trainer.model.averaging import Average
 from trainer.optim.base import Own
 from trainer.optim.lookahead import Lookahead
+from trainer.optim.schedule import Plateau
 from trainer.optim.sophia import Sophia
-from trainer.schedule import Plateau
-from trainer.stability import Spikes
+from trainer.runtime.epochs import Epochs
 from trainer.state import TrainState
 from trainer.task import Loss
 

@@ -21,8 +21,8 @@ from hpo.storage import artifacts as stored
 from hpo.storage.home import Home
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.system_metrics import SystemMetrics
+from trainer.distributed.group import _Reporter as LedReporter
 from trainer.errors import Fenced
-from trainer.parallel.several import _Reporter as LedReporter
 from trainer.report import CONTINUE, Reporter, Verdict
 
 STOP = Verdict("stop", 2, "as the test wants it")

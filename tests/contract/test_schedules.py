@@ -19,9 +19,9 @@ from torch.optim import lr_scheduler as theirs
 from hpo.space.space import Choice, Float, Int, Space
 from trainer.config import Frozen, PlateauConfig, ScheduleConfig, TrainConfig
 from trainer.config.schedule import OWN_FIELDS
-from trainer.epochs import Epochs
 from trainer.errors import ConfigError
-from trainer.schedule import SCHEDULES, WARMUPS, Plateau, Run, never_warm, scaled_lr, schedule, warmup_length
+from trainer.optim.schedule import SCHEDULES, WARMUPS, Plateau, Run, never_warm, scaled_lr, schedule, warmup_length
+from trainer.runtime.epochs import Epochs
 
 NAMES = tuple(OWN_FIELDS)
 LR = 0.3

@@ -30,7 +30,7 @@ from hpo.cli.main import app
 from hpo.cli.options import Commands
 from hpo.driver.signals import Signals
 from hpo.workers.worker import FENCED
-from trainer.failpoint import NAMES
+from trainer.runtime.failpoint import NAMES
 
 ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^\s*from ((?:hpo|trainer)[\w.]*) import (\([^)]*\)|[\w, ]+)", re.MULTILINE)

@@ -43,7 +43,7 @@ def task():
     from torch import nn
 
     from trainer.data import TensorDataset
-    from trainer.fused.lane import Lane
+    from trainer.lanes.lane import Lane
     from trainer.task import Loss, Task
 
     generator = torch.Generator().manual_seed(0)

@@ -31,7 +31,7 @@ from sqlalchemy import String, select
 
 from hpo.ledger.tables import attempts, checkpoints, events, reports, workers
 from hpo.workers.worker import FENCED
-from trainer.failpoint import NAMES
+from trainer.runtime.failpoint import NAMES
 
 INSTANTS = int(os.environ.get("KILLS", "20"))  # seeded instants for each target in the slow sweep
 SAMPLED_POINTS = {"worker.after_report_commit": 2, "artifact.after_store": 2}

@@ -87,7 +87,7 @@ def task():
             if os.environ.get("TINY_FAIL"):
                 raise ValueError("the task is broken")
             if log := os.environ.get("TINY_RANKS"):
-                from trainer.parallel.member import this
+                from trainer.distributed.member import this
 
                 with open(log, "a") as file:
                     file.write(f"{this().rank} {self.config.train.optim.lr!r} {self.config.train.seed}\n")

@@ -18,11 +18,11 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data import TensorDataset
 from trainer.diagnose.trial import Steps
+from trainer.distributed.join import join
 from trainer.loop import Fit
-from trainer.memory import estimate
-from trainer.parallel.kinds import join
+from trainer.memory.estimate import estimate
 from trainer.report import Silent
-from trainer.runtime import runtime
+from trainer.settings import runtime
 from trainer.task import Loss, Task
 
 MIB = 2**20

@@ -24,13 +24,13 @@ from trainer.checkpoint import files
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import load
 from trainer.checkpoint.stored import Part
+from trainer.distributed.group import Several
+from trainer.distributed.member import this
+from trainer.distributed.node_server import Server
 from trainer.errors import ConfigError
-from trainer.gradients import Window
-from trainer.meter import Meter
-from trainer.nodes import Server
-from trainer.parallel.member import this
-from trainer.parallel.several import Several
+from trainer.metrics.meter import Meter
 from trainer.report import Verdict
+from trainer.runtime.window import Window
 from trainer.state import _load_optimizer, _optimizer_state
 from trainer.task import Loss
 
@@ -442,7 +442,7 @@ def sharded(names: list[str], directory: Path) -> dict[str, Any]:
     whole model, and how far these have gone: the largest difference of any weight."""
     from trainer import optim
     from trainer.config import OptimConfig, ParallelConfig
-    from trainer.parallel.sharded import Sharded
+    from trainer.distributed.fsdp import Sharded
 
     x, y = torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), torch.zeros(16, 1)
     member = this()
@@ -512,7 +512,7 @@ def low_rank() -> dict[str, Any]:
     """What PowerSGD of rank 2 makes of gradients [32, 24] of unlike windows, on two ranks: how far it is from the mean
     gradient where that is of rank 2; how far all that was sent, and left out, is from all that was to be sent; the rank
     of what is sent; and whether a NaN on rank 1 reaches both and nothing that is kept."""
-    from trainer.parallel.powersgd import PowerSGD
+    from trainer.distributed.powersgd import PowerSGD
 
     def add_up(tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:

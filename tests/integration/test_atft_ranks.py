@@ -8,7 +8,7 @@ import atft_ranks
 import pytest
 
 from trainer.config import ParallelConfig
-from trainer.launch import launch
+from trainer.distributed.launch import launch
 
 MODELS: dict[str, dict[str, Any]] = {"default": {}, "bare": {"selection": "none", "graph": False, "num_frequencies": 0}}
 

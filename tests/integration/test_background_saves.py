@@ -17,12 +17,12 @@ from test_trainer_kill import Journal
 from test_trainer_resume import STEPS, VARIANTS
 from trainer_runs import Toy, Trial, killed_at, uninterrupted
 
-from trainer import failpoint
 from trainer.checkpoint import files
+from trainer.checkpoint.manifest import check
 from trainer.checkpoint.saver import Saver
 from trainer.errors import CheckpointError, Fenced
-from trainer.manifest import check
 from trainer.report import Verdict
+from trainer.runtime import failpoint
 
 SAVES = {"every_steps": 1, "keep_last": 2, "keep_best": 1, "monitor": "val/loss"}
 JUMP = VARIANTS["rollback"]

@@ -34,9 +34,9 @@ from hpo.tracking.mirror import MAX_PAUSE, Mirror
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import disk, verify
 from hpo.verify.report import Report
+from trainer.checkpoint.location import ObjectStore
 from trainer.errors import CheckpointError
 from trainer.files.s3 import Bucket
-from trainer.place import ObjectStore
 
 TINY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
 SECRETS = ("secret-of-s3", "AKIATESTKEY", "X-Amz-Signature")

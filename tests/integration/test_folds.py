@@ -25,9 +25,9 @@ from studies.atft.config import Config as AtftConfig
 from studies.atft.task import AtftTask
 from studies.mlp.config import Config
 from studies.mlp.task import MlpTask
+from trainer.cross_validation import fit_folds
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError
-from trainer.folds import fit_folds
 from trainer.loop import fit
 from trainer.report import Verdict
 

@@ -32,8 +32,8 @@ from hpo.workers import lanes as worker_lanes
 from hpo.workers.executors.local import Local
 from hpo.workers.lanes import Fusion
 from hpo.workers.worker import Worker
-from trainer import failpoint
 from trainer.errors import CheckpointError, Fenced
+from trainer.runtime import failpoint
 
 LANES = Path(__file__).parents[1] / "harness" / "lanes_study.py"
 TRIALS, WINDOW, SEED = 9, 8, 3

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from trainer.config import ParallelConfig
-from trainer.launch import launch
+from trainer.distributed.launch import launch
+from trainer.distributed.member import this
 from trainer.losses import causal_contrastive
-from trainer.parallel.member import this
 
 pytestmark = pytest.mark.usefixtures("ranks")
 

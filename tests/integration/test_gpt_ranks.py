@@ -10,7 +10,7 @@ import pytest
 from once import once
 
 from trainer.config import ParallelConfig
-from trainer.launch import launch
+from trainer.distributed.launch import launch
 
 KINDS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"ddp": {"data": 2}, "tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}}

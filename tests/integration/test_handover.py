@@ -22,8 +22,8 @@ from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.system_metrics import SystemMetrics
-from trainer import failpoint
 from trainer.errors import Fenced
+from trainer.runtime import failpoint
 
 
 @pytest.fixture

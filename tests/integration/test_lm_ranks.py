@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from trainer.config import ParallelConfig
 from trainer.data.text import Bytes
-from trainer.launch import launch
+from trainer.distributed.launch import launch
 
 pytestmark = pytest.mark.usefixtures("ranks")
 

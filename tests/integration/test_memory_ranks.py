@@ -13,9 +13,9 @@ from memory_ranks import MIB
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.config import ParallelConfig, TrainConfig
+from trainer.distributed.launch import launch
 from trainer.errors import ConfigError
-from trainer.launch import launch
-from trainer.memory import estimate
+from trainer.memory.estimate import estimate
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, for zero1
 

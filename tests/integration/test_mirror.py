@@ -25,7 +25,7 @@ from hpo.tracking.mirror import Mirror
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.uri import tracker_name
 from hpo.verify import verify
-from trainer import failpoint
+from trainer.runtime import failpoint
 
 
 @pytest.fixture

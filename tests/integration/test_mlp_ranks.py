@@ -6,7 +6,7 @@ import mlp_ranks
 import pytest
 
 from trainer.config import ParallelConfig
-from trainer.launch import launch
+from trainer.distributed.launch import launch
 
 pytestmark = pytest.mark.usefixtures("ranks")
 

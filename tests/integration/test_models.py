@@ -28,9 +28,9 @@ from hpo.run import run
 from hpo.storage import gc
 from hpo.storage.home import Home
 from hpo.verify import verify
+from trainer.checkpoint.manifest import weights
 from trainer.checkpoint.store import load
 from trainer.errors import CheckpointError
-from trainer.manifest import weights
 
 PINNED = {"model.num_layers": 1, "train.num_epochs": 3, "train.optim.name": "adamw", "train.batch_size": 64}
 

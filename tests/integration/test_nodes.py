@@ -19,9 +19,9 @@ import rank_runs
 import torch
 
 from trainer.config import ParallelConfig
+from trainer.distributed.launch import RankLost, launch
+from trainer.distributed.nodes import Meeting
 from trainer.errors import ConfigError
-from trainer.launch import RankLost, launch
-from trainer.nodes import Meeting
 
 TWO = ParallelConfig(data=2, timeout=120.0)
 RUN = {"parallel": {"data": 2}, "num_epochs": 2}
@@ -59,7 +59,7 @@ def children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 def _is_rank(process: psutil.Process) -> bool:
     try:
-        return "trainer.rank" in process.cmdline()
+        return "trainer.distributed.rank" in process.cmdline()
     except psutil.NoSuchProcess:  # or one that has ended
         return False
 
@@ -99,7 +99,7 @@ def while_it_trains(directory: Path, do: Any) -> threading.Thread:
 )
 def test_a_node_that_is_lost_is_named(tmp_path, address, other, monkeypatch, number, said):
     if number == signal.SIGSTOP:
-        monkeypatch.setattr("trainer.launch.SILENT", 5.0)
+        monkeypatch.setattr("trainer.distributed.launch.SILENT", 5.0)
     thread = while_it_trains(tmp_path, lambda: other.send_signal(number))
     with pytest.raises(RankLost, match=rf"^node 1 \(.*\) {said}\.$"):
         launched(tmp_path, Meeting(2, address), num_epochs=10_000)

@@ -18,7 +18,7 @@ from hpo.analysis.training.memory_plan import MICRO_BATCH, _fields, frontier
 from hpo.cli.main import app
 from studies._lm.base import base_model
 from studies._lm.config import ModelConfig
-from trainer.memory import estimate
+from trainer.memory.estimate import estimate
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],

@@ -28,7 +28,7 @@ from hpo import Choice, Objective, Study
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError
-from trainer.parallel.member import this
+from trainer.distributed.member import this
 from trainer.task import Loss, Task
 
 

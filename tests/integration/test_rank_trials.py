@@ -113,12 +113,12 @@ def test_killed_at_every_level_it_is_the_same_study(golden, tmp_path):
     driver = run.run()
     wait_for_values(run, 1)
     me = psutil.Process(driver.pid)
-    ranks = processes(me, "trainer.rank")
+    ranks = processes(me, "trainer.distributed.rank")
     assert len(ranks) == 2
     ranks[1].send_signal(signal.SIGKILL)
     wait_for_values(run, 4)
     [worker] = processes(me, "hpo.workers.worker")
-    ranks = processes(me, "trainer.rank")
+    ranks = processes(me, "trainer.distributed.rank")
     worker.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert not alive, "ranks die with their worker"

@@ -18,15 +18,15 @@ from rank_runs import SHORT
 from safetensors.torch import load_file
 
 from trainer.checkpoint import files
+from trainer.checkpoint.manifest import Damaged
 from trainer.checkpoint.store import load
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.config.optim import OPTIMIZERS
+from trainer.distributed.launch import RankFailed, RankLost, launch
+from trainer.distributed.pipeline_stages import divide, stages_of
+from trainer.distributed.tensor_parallel import _plan
 from trainer.errors import ConfigError
-from trainer.launch import RankFailed, RankLost, launch
 from trainer.loop import fit
-from trainer.manifest import Damaged
-from trainer.parallel.split import _plan
-from trainer.parallel.stages import divide, stages_of
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
@@ -629,7 +629,7 @@ def strike(fate: str, directory: Path, timeout: float = 120.0) -> list[Any]:
 
 
 def assert_nothing_left() -> None:
-    assert not [p for p in psutil.Process().children(recursive=True) if "trainer.rank" in p.cmdline()]
+    assert not [p for p in psutil.Process().children(recursive=True) if "trainer.distributed.rank" in p.cmdline()]
 
 
 def test_a_killed_rank_is_named_and_the_rest_ended(tmp_path):

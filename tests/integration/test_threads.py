@@ -23,7 +23,7 @@ from hpo.storage.home import Home
 from hpo.workers.executors.base import Executor
 from hpo.workers.executors.inline import Inline
 from hpo.workers.executors.local import Local
-from trainer.threads import VARIABLES, limited
+from trainer.runtime.threads import VARIABLES, limited
 
 # Sums so long that a BLAS shares them among its threads, and so badly conditioned that any other order shows: one as
 # the task's module is imported, one as it is made, one in its fit.

@@ -23,7 +23,7 @@ from trainer.config.optim import OPTIMIZERS
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError, DataError, TrainerError
 from trainer.report import Verdict
-from trainer.seeding import derive, seed_all, shuffled
+from trainer.runtime.seeding import derive, seed_all, shuffled
 from trainer.task import Loss, Task
 
 
@@ -616,7 +616,7 @@ def test_resume_from_inside_an_epoch_needs_the_same_windows(tmp_path):
 def test_the_trainer_runs_alone_and_its_contracts_without_torch():
     code = """
 import sys
-import trainer.config, trainer.report, trainer.errors, trainer.failpoint
+import trainer.config, trainer.report, trainer.errors, trainer.runtime.failpoint
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 import trainer.loop
 alien = {"hpo", "studies", "optuna", "mlflow", "ray", "sqlalchemy"} & set(sys.modules)

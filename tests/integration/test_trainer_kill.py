@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from trainer_runs import MemoryReporter, Toy, Trial, uninterrupted
 
-from trainer import failpoint
 from trainer.checkpoint import files
 from trainer.checkpoint.store import load
+from trainer.runtime import failpoint
 
 
 class Journal(MemoryReporter):

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_runs import Toy, Trial, uninterrupted
 
-from trainer import offload
-from trainer.activations import checkpointed
 from trainer.config import ActivationConfig, TrainConfig
 from trainer.errors import ConfigError
+from trainer.model import offload
+from trainer.model.checkpointing import checkpointed
 from trainer.task import Loss
 
 

@@ -14,7 +14,7 @@ from trainer.data import TensorDataset
 from trainer.diagnose import batch_size
 from trainer.diagnose.batch_size import find_batch_size
 from trainer.errors import ConfigError
-from trainer.memory import estimate
+from trainer.memory.estimate import estimate
 from trainer.task import Loss, Task
 
 

@@ -18,11 +18,11 @@ from hpo import Choice, Float, Objective, Study
 from studies.mlp.config import Config
 from trainer.config import ScheduleConfig, TrainConfig
 from trainer.data import Bucketed, Loader, Mixture, TensorDataset
-from trainer.epochs import Epochs
 from trainer.errors import ConfigError, DataError
+from trainer.optim.schedule import schedule
 from trainer.report import Outcome
-from trainer.schedule import schedule
-from trainer.seeding import derive, seed_all, shuffled
+from trainer.runtime.epochs import Epochs
+from trainer.runtime.seeding import derive, seed_all, shuffled
 from trainer.task import Loss, Task
 
 GROWTH = {"batch_growth": {"epochs": [2, 3], "factor": 1.5}, "batch_size": 12, "micro_batch_size": 5, "num_epochs": 5}

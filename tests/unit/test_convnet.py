@@ -22,7 +22,7 @@ from studies.convnet.data import num_classes, split
 from studies.convnet.task import ConvnetTask
 from trainer.config import TrainConfig
 from trainer.errors import DataError
-from trainer.memory import estimate
+from trainer.memory.estimate import estimate
 
 # --- Pictures
 

@@ -14,7 +14,7 @@ from trainer.diagnose import curves, flow
 from trainer.diagnose.flow import gradient_flow
 from trainer.diagnose.landscape import Landscape, direction, finding, landscape
 from trainer.diagnose.range_test import range_test, rates
-from trainer.gradients import accumulate
+from trainer.gradients.accumulate import accumulate
 from trainer.task import Loss
 
 
@@ -173,7 +173,7 @@ def test_the_landscape_of_a_linear_model_is_its_parabola(batches):
     found = landscape(model, squares, batches, points=5, seed=3)
     x, y = (torch.cat(parts).double() for parts in zip(*batches, strict=True))
     w = model.weight.detach().double()
-    from trainer.seeding import derive
+    from trainer.runtime.seeding import derive
 
     [d] = direction([model.weight.detach()], derive(3, "landscape", 0))
     expected = [(((x @ (w + t * d.double()).T) - y) ** 2).sum().item() / len(x) for t in found.offsets]

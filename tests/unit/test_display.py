@@ -11,9 +11,9 @@ import torch
 from trainer_runs import Toy, Trial
 
 from trainer.checkpoint import CheckpointStore
-from trainer.display import Display, Numbers
 from trainer.loop import fit
-from trainer.meter import Meter
+from trainer.metrics.meter import Meter
+from trainer.metrics.progress import Display, Numbers
 from trainer.task import Task
 
 LINE = Numbers(

@@ -9,7 +9,7 @@ from trainer_runs import Toy, Trial, uninterrupted
 
 from hpo.ledger.tables import machine_dependent
 from trainer.errors import ConfigError
-from trainer.flops import flops
+from trainer.metrics.flops import flops
 from trainer.task import Loss
 
 

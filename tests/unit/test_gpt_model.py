@@ -15,7 +15,7 @@ from studies.gpt.model import Attention, Llama, angles, document_mask, forget, r
 from studies.gpt.task import GptTask, sizes
 from trainer.config import TrainConfig
 from trainer.data import block_diagonal_mask
-from trainer.flops import flops as counted
+from trainer.metrics.flops import flops as counted
 
 SMALL = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48}
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from trainer.config import ClipConfig, GradientConfig, GuardConfig, TrainConfig
 from trainer.errors import ConfigError
-from trainer.gradient_rules import (
+from trainer.gradients.accumulate import NoiseProbe, accumulate
+from trainer.gradients.clip import (
     GradientRules,
     add_noise_,
     centralize_,
@@ -22,8 +23,8 @@ from trainer.gradient_rules import (
     normalize_,
     unit_norms,
 )
-from trainer.gradients import NoiseProbe, Window, accumulate
-from trainer.meter import Meter
+from trainer.metrics.meter import Meter
+from trainer.runtime.window import Window
 from trainer.task import Loss
 
 SHAPES = [(4, 3), (2, 3, 2, 2), (5,), ()]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.diagnose.nonfinite import first_nonfinite
+from trainer.gradients.find_nonfinite import first_nonfinite
 
 
 class _Spoilt(torch.autograd.Function):

@@ -15,8 +15,8 @@ from trainer_runs import Toy, Trial, uninterrupted
 from trainer.config import GradientConfig, TrainConfig
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError
-from trainer.penalty import penalised
-from trainer.seeding import derive, seed_all, shuffled
+from trainer.gradients.penalty import penalised
+from trainer.runtime.seeding import derive, seed_all, shuffled
 from trainer.task import Loss
 
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from hpo.analysis.training.schedule import BARS, curve
 from hpo.cli.main import app
-from trainer import plots
 from trainer.config.schedule import OWN_FIELDS, OWN_FUNCTION, WARMUPS
-from trainer.epochs import Epochs
+from trainer.diagnose import figures
 from trainer.errors import ConfigError
+from trainer.runtime.epochs import Epochs
 
 GUIDE = Path(__file__).parents[2] / "docs/guide/schedules.md"
 
@@ -48,7 +48,9 @@ def test_what_only_a_run_knows_is_said_beside_the_curve(tmp_path, monkeypatch):
     assert note == "falls to 0.5 of itself at each plateau of val/loss, which only a run knows"
     assert set(bars) <= set(BARS) and rows
     titles = []
-    monkeypatch.setattr(plots, "learning_rates", lambda title, *rest: titles.append(title) or plots.figure(title)[0])
+    monkeypatch.setattr(
+        figures, "learning_rates", lambda title, *rest: titles.append(title) or figures.figure(title)[0]
+    )
     assert schedule(*given, "--save", str(tmp_path / "a.png")).exit_code == 0
     assert note in titles[0] and "outlasts" in titles[0]
 
@@ -63,7 +65,7 @@ def test_a_picture_is_written(tmp_path, suffix):
 
 
 def test_a_picture_shows_the_rates_it_was_given():
-    drawn = plots.learning_rates("title", [1.0, 2.0, 3.0], Epochs(2))
+    drawn = figures.learning_rates("title", [1.0, 2.0, 3.0], Epochs(2))
     (line,) = drawn.axes[0].lines
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([0, 1, 2], [1.0, 2.0, 3.0])
 
@@ -84,7 +86,7 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install -e '.[plots]'" in refused(schedule(*few, str(tmp_path / "a.png")))
     with pytest.raises(ConfigError, match="needs matplotlib"):
-        plots.figure("")
+        figures.figure("")
 
 
 def test_a_study_that_trains_by_itself_has_no_schedule(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer import soup
+from trainer.model import soup
 
 
 def weights(*values: float):

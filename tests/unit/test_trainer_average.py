@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.average import Average
 from trainer.config import AverageConfig
+from trainer.model.averaging import Average
 
 
 def wander(model: nn.Module, average: Average, steps: int, first: int = 0) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from trainer.config import TrainConfig
 from trainer.data import Loader, TensorDataset
 from trainer.data.loader import Sampler
 from trainer.errors import DataError
-from trainer.seeding import derive, seed_all, shuffled
+from trainer.runtime.seeding import derive, seed_all, shuffled
 from trainer.task import Task
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer import failpoint as module
-from trainer.failpoint import NAMES, _parse, failpoint
+from trainer.runtime import failpoint as module
+from trainer.runtime.failpoint import NAMES, _parse, failpoint
 
 
 @pytest.fixture

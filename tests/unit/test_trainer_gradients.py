@@ -12,8 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from trainer.config import ClipConfig, GuardConfig
 from trainer.errors import TrainerError
-from trainer.gradients import Window, accumulate, divide_and_clip
-from trainer.meter import Meter
+from trainer.gradients.accumulate import accumulate, divide_and_clip
+from trainer.metrics.meter import Meter
+from trainer.runtime.window import Window
 from trainer.task import Loss
 
 UNCLIPPED = ClipConfig(norm=None)

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from trainer.config import InitConfig
-from trainer.init import initialise
-from trainer.seeding import derive
+from trainer.model.init import initialise
+from trainer.runtime.seeding import derive
 
 NAMES = ("xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "orthogonal", "trunc_normal", "normal")
 

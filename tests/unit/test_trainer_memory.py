@@ -15,7 +15,7 @@ from trainer.config import OptimConfig, TrainConfig
 from trainer.config.optim import OPTIMIZERS
 from trainer.data import TensorDataset
 from trainer.diagnose.trial import Steps, fresh
-from trainer.memory import Estimate, estimate, plan
+from trainer.memory.estimate import Estimate, estimate, plan
 from trainer.task import Loss, Task
 
 MIB = 2**20

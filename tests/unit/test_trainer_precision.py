@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.config import LossScaleConfig, TrainConfig
 from trainer.errors import ConfigError
-from trainer.precision import LossScale, autocast, check_float8, prepare, quiet_torchao, settled, underflow
+from trainer.model.precision import LossScale, autocast, check_float8, prepare, quiet_torchao, settled, underflow
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainer.config import RollbackConfig, TrainConfig
-from trainer.stability import Spikes
+from trainer.gradients.loss_spikes import Spikes
 
 
 def seen(losses, **options) -> Spikes:

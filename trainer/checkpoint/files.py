@@ -27,9 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trainer.checkpoint.stored import Part, Stored, Take, whole
-from trainer.files.durable import sha256, sync
-from trainer.manifest import (
+from trainer.checkpoint.manifest import (
     APART,
     AVERAGE,
     FORMAT,
@@ -42,6 +40,8 @@ from trainer.manifest import (
     manifest_in,
     weights,
 )
+from trainer.checkpoint.stored import Part, Stored, Take, whole
+from trainer.files.durable import sha256, sync
 
 # {"$tensor": key} stands in the manifest for a tensor in a file; with "shape", for one whose parts are in several
 # files, of which each says in its "offsets" where its part begins.

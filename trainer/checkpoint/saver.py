@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import files
+from trainer.checkpoint.location import DISK, Disk
 from trainer.checkpoint.stored import Stored
 from trainer.errors import CheckpointError
-from trainer.failpoint import failpoint
 from trainer.files.durable import sync
-from trainer.place import DISK, Disk
 from trainer.report import CheckpointRef, numbers
+from trainer.runtime.failpoint import failpoint
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.checkpoint import files
+from trainer.checkpoint.location import DISK, Disk
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.stored import Take, whole
 from trainer.config import CheckpointConfig
 from trainer.errors import CheckpointError
-from trainer.failpoint import failpoint
-from trainer.place import DISK, Disk
 from trainer.report import CheckpointRef
+from trainer.runtime.failpoint import failpoint
 
 _NAME = re.compile(r"step-\d{8,}\.f(?P<fence>\d+)\.[0-9a-f]+(?P<tmp>\.tmp)?$")
 log = logging.getLogger(__name__)

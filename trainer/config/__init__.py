@@ -107,7 +107,7 @@ class TrainConfig(Frozen):
     """All of a training run but its model and its data."""
 
     num_epochs: Annotated[int, Field(ge=1)] = 10
-    folds: Annotated[int, Field(ge=1)] = 1  # of cross-validation, each trained num_epochs; see trainer.folds
+    folds: Annotated[int, Field(ge=1)] = 1  # of cross-validation, each trained num_epochs; see trainer.cross_validation
     batch_size: Annotated[int, Field(ge=1)] = 32  # samples of one optimizer step
     batch_growth: BatchGrowthConfig = BatchGrowthConfig()  # of batch_size, over the epochs
     # Samples of one forward pass; None: batch_size, also once batches grow. auto: as many as fit by the estimate.

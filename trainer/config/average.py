@@ -1,4 +1,4 @@
-"""Averages of the weights over training; how they are taken is in trainer/average.py."""
+"""Averages of the weights over training; how they are taken is in trainer/model/averaging.py."""
 
 from __future__ import annotations
 

@@ -36,3 +36,6 @@ class Frozen(BaseModel):
     """A part of the configuration: immutable, and every field is known."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"

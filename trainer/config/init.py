@@ -1,4 +1,4 @@
-"""`train.init`: how weights are drawn; what it means is in trainer/init.py."""
+"""`train.init`: how weights are drawn; what it means is in trainer/model/init.py."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainer.config.fields import Beta, Frozen, NonNegative, Positive
-from trainer.dotted import PATTERN
+from trainer.config.fields import PATTERN, Beta, Frozen, NonNegative, Positive
 
 Implementation = Literal["auto", "fused", "foreach", "single"]
 

@@ -1,4 +1,4 @@
-"""What a forward pass computes in; what it means is in trainer/precision.py."""
+"""What a forward pass computes in; what it means is in trainer/model/precision.py."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainer.config.fields import Frozen, Mode, NonNegative, Positive, Share
-from trainer.dotted import PATTERN
+from trainer.config.fields import PATTERN, Frozen, Mode, NonNegative, Positive, Share
 
 AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, le=1)]

@@ -1,4 +1,4 @@
-"""What happens when the loss jumps; how, is in trainer/stability.py."""
+"""What happens when the loss jumps; how, is in trainer/gradients/loss_spikes.py."""
 
 from __future__ import annotations
 

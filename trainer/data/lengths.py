@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from trainer.data.view import View
 from trainer.errors import DataError
-from trainer.seeding import derive
+from trainer.runtime.seeding import derive
 
 
 def pad(

@@ -23,9 +23,9 @@ from trainer.data.check import ROWS, compare, spread
 from trainer.data.transport import map_leaves
 from trainer.data.view import collate, order, read
 from trainer.data.workers import InProcess, Reader, Request, WorkerLost, Workers
-from trainer.epochs import Epochs
 from trainer.errors import DataError
-from trainer.seeding import derive, seed_all
+from trainer.runtime.epochs import Epochs
+from trainer.runtime.seeding import derive, seed_all
 from trainer.task import Task
 
 

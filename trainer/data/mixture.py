@@ -12,7 +12,7 @@ import torch
 from trainer.config.data import CurriculumConfig
 from trainer.data.view import View, collate, order
 from trainer.errors import DataError
-from trainer.seeding import derive
+from trainer.runtime.seeding import derive
 
 
 class Mixture:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import DataError
-from trainer.seeding import derive, shuffled
+from trainer.runtime.seeding import derive, shuffled
 
 
 class Packed:

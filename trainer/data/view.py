@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import default_collate
 
 from trainer.errors import DataError
-from trainer.seeding import shuffled
+from trainer.runtime.seeding import shuffled
 
 
 def order(data: Any, seed: int, epoch: int, batch_size: int) -> Sequence[int]:

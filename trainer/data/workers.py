@@ -32,7 +32,7 @@ import torch.multiprocessing
 
 from trainer.data.transport import anonymous, map_leaves, receive, receive_descriptor, send, send_descriptor
 from trainer.errors import DataError
-from trainer.lifeline import die_with
+from trainer.runtime.lifeline import die_with
 
 # The epoch and the indices of one micro-batch.
 Request = tuple[int, list[int]]

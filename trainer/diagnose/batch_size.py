@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from trainer.config import TrainConfig
 from trainer.diagnose.trial import fresh
 from trainer.errors import ConfigError
-from trainer.memory import estimate
-from trainer.precision import settled
-from trainer.runtime import memory_limit
+from trainer.memory.bound import memory_limit
+from trainer.memory.estimate import estimate
+from trainer.model.precision import settled
 from trainer.task import Task
 
 BLOCKS = 5  # readings of the noise scale: each the ratio of two means over a fifth of the steps

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.diagnose.finding import Finding
-from trainer.seeding import derive
+from trainer.runtime.seeding import derive
 from trainer.task import Loss
 
 LossOf = Callable[[nn.Module, Any], Loss]

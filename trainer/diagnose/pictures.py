@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from trainer.diagnose.figures import figure
 from trainer.diagnose.flow import LARGE_UPDATE, SMALL_UPDATE, Layer
 from trainer.diagnose.landscape import Landscape
 from trainer.diagnose.landscape import lines as landscape_lines
 from trainer.diagnose.range_test import RangeTest
-from trainer.plots import figure
 
 
 def range_test(title: str, found: RangeTest) -> Any:

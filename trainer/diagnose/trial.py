@@ -21,17 +21,17 @@ from trainer.config import RollbackConfig, TrainConfig
 from trainer.data.loader import to_device
 from trainer.diagnose import flow, landscape
 from trainer.diagnose.finding import Finding, unmeasured
-from trainer.diagnose.nonfinite import first_nonfinite
 from trainer.diagnose.profile import Cost, profiled
 from trainer.diagnose.range_test import RangeTest, range_test
 from trainer.errors import CheckpointError, ConfigError
+from trainer.gradients.find_nonfinite import first_nonfinite
 from trainer.loop import Fit
-from trainer.parallel.solo import Solo
-from trainer.precision import autocast
+from trainer.model.precision import autocast
+from trainer.optim.schedule import scaled_lr
+from trainer.ranks import Solo
 from trainer.report import Silent
-from trainer.runtime import runtime
-from trainer.schedule import scaled_lr
-from trainer.seeding import derive, seed_all
+from trainer.runtime.seeding import derive, seed_all
+from trainer.settings import runtime
 from trainer.task import Loss, Task
 
 WINDOWS = 2  # whose loss makes the landscape

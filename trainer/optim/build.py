@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainer.config.optim import OPTIMIZERS, OptimConfig
-from trainer.dotted import named
 from trainer.errors import ConfigError
 from trainer.optim.groups import param_groups
+from trainer.runtime.dotted import named
 
 
 def learning_rate(config: OptimConfig) -> float:

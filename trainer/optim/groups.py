@@ -10,9 +10,7 @@ from torch import nn
 
 from trainer.config.optim import OptimConfig
 from trainer.errors import ConfigError
-
-# Modules whose own parameters are never decayed, whatever their shape.
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+from trainer.model.norms import NORMS
 
 
 def param_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

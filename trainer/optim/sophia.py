@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.derivatives import twice
 from trainer.optim.base import Own, decay
+from trainer.runtime.second_order import twice
 from trainer.task import Loss
 
 

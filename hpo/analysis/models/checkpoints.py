@@ -18,8 +18,8 @@ from hpo.storage.home import Home
 from hpo.study.declaration import Study, load
 from hpo.study.spec import StudySpec
 from hpo.text import command
-from trainer.manifest import weights
-from trainer.place import Disk
+from trainer.checkpoint.location import Disk
+from trainer.checkpoint.manifest import weights
 
 if TYPE_CHECKING:
     import torch
@@ -87,9 +87,9 @@ def evaluating(config: Any, step: int) -> Iterator[torch.device]:
     """The runtime of an evaluation at `step`, seeded as the trainer seeds it, on the device of `config.train`."""
     import torch
 
-    from trainer.precision import autocast
-    from trainer.runtime import runtime
-    from trainer.seeding import derive, seed_all
+    from trainer.model.precision import autocast
+    from trainer.runtime.seeding import derive, seed_all
+    from trainer.settings import runtime
 
     with runtime(config.train) as device:
         seed_all(derive(config.train.seed, "evaluate", step))

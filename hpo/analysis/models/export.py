@@ -1,4 +1,4 @@
-"""`hpo export`: a trial's best model as a file (trainer/export.py)."""
+"""`hpo export`: a trial's best model as a file (trainer/model/export.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpo.storage.home import Home
 from hpo.text import counted, megabytes
 
 if TYPE_CHECKING:
-    from trainer.export import Exported
+    from trainer.model.export import Exported
 
 
 def check_path(path: Path) -> None:
@@ -24,10 +24,10 @@ def check_path(path: Path) -> None:
 
 def export_trial(ledger: Ledger, home: Home, name: str, number: int, format: str, path: Path) -> Exported:
     """Write the model of the trial's best kept checkpoint. Raises UserError where there is none, and what
-    `trainer.export.export` raises."""
-    from trainer.export import export
-    from trainer.seeding import derive, seed_all
-    from trainer.threads import limited
+    `trainer.model.export.export` raises."""
+    from trainer.model.export import export
+    from trainer.runtime.seeding import derive, seed_all
+    from trainer.runtime.threads import limited
 
     with ledger.read() as connection:
         study, found = declared(connection, name), trained(connection, home, name, number)

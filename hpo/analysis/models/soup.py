@@ -1,5 +1,5 @@
 """`hpo soup`: the weights of the best trials, or of one trial's checkpoints, averaged, and judged beside the best one
-(trainer/soup.py)."""
+(trainer/model/soup.py)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
     The trials whose checkpoint is gone, or of another architecture than the best one's, are left out. Each mean is
     evaluated by the task of the best trial's configuration. Raises UserError where fewer than two are left.
     """
-    from trainer import soup as mixing
+    from trainer.model import soup as mixing
 
     with ledger.read() as connection:
         study = declared(connection, name)
@@ -118,7 +118,7 @@ def of_one_trial(ledger: Ledger, home: Home, name: str, number: int, top: int) -
 def _mixed(
     study: Study, members: Sequence[Trained], weights: Sequence[Mapping[str, Tensor]], alone: str, left_out: list[str]
 ) -> Soup:
-    from trainer import soup as mixing
+    from trainer.model import soup as mixing
 
     objectives = study.objectives
     evaluate = _evaluator(study, members[0])

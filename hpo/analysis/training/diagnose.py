@@ -28,9 +28,9 @@ from hpo.space.config import apply
 from hpo.storage import artifacts, locations
 from hpo.study.declaration import Study, load
 from hpo.study.spec import StudySpec
+from trainer.checkpoint.location import DISK, Disk
 from trainer.diagnose import curves
 from trainer.diagnose.finding import Finding, unmeasured
-from trainer.place import DISK, Disk
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
@@ -139,10 +139,10 @@ class Look:
 @contextmanager
 def diagnosis(subject: Subject, look: Look) -> Iterator[Diagnosis]:
     """Look at `subject`; what files it makes lie in a directory that is there while the block runs."""
-    from trainer import plots
+    from trainer.diagnose import figures
 
     if look.pictures:
-        plots.figure("")  # where none can be drawn, that is said before anything is trained
+        figures.figure("")  # where none can be drawn, that is said before anything is trained
     with tempfile.TemporaryDirectory() as directory:
         seen, found = _examined(subject, look, Path(directory) / TRACE)
         found |= {one.check: one for one in _reported(subject)}
@@ -151,7 +151,7 @@ def diagnosis(subject: Subject, look: Look) -> Iterator[Diagnosis]:
         done.files[FINDINGS].write_text(done.to_json() + "\n", encoding="utf-8")
         for name, drawn in _pictures(subject, seen) if look.pictures else ():
             done.files[name] = Path(directory) / name
-            plots.save(drawn, done.files[name])
+            figures.save(drawn, done.files[name])
         if (Path(directory) / TRACE).is_file():
             done.files[TRACE] = Path(directory) / TRACE
         yield done

@@ -45,7 +45,6 @@ def describe(found: RangeTest) -> str:
 
 def draw(found: RangeTest, title: str, path: Path) -> None:
     """Write a picture of the loss over the rates."""
-    from trainer import plots
-    from trainer.diagnose import pictures
+    from trainer.diagnose import figures, pictures
 
-    plots.save(pictures.range_test(title, found), path)
+    figures.save(pictures.range_test(title, found), path)

@@ -1,4 +1,4 @@
-"""What of a study fits a memory: what `hpo plan` shows, by the estimate of a training step (trainer/memory.py)."""
+"""What of a study fits a memory: what `hpo plan` shows, by the estimate of a step (trainer/memory/estimate.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpo.text import aligned, counted
 from trainer.config.fields import size
 
 if TYPE_CHECKING:
-    from trainer.memory import Estimate
+    from trainer.memory.estimate import Estimate
 
 MICRO_BATCH = "train.micro_batch_size"
 FREE = 0.1  # of the memory: what the estimate does not see has to fit there
@@ -142,8 +142,8 @@ class Steps:
         return self.study.configure({**self.study.overrides, **self.overrides(choice)}).config
 
     def _estimate(self, choice: Choice) -> Estimate:
-        from trainer.memory import plan as planned
-        from trainer.runtime import pick_device
+        from trainer.memory.estimate import plan as planned
+        from trainer.runtime.device import pick_device
 
         config = self._config(choice)
         task = self.study.task_class()(config)

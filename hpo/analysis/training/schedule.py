@@ -14,7 +14,7 @@ from hpo.study.user_code import own_code
 from hpo.text import counted
 
 if TYPE_CHECKING:
-    from trainer.epochs import Epochs
+    from trainer.runtime.epochs import Epochs
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH, ROWS = 72, 11
@@ -34,8 +34,8 @@ def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | N
     """The curve of the study's own configuration under `overrides`; its epoch as long as its data make it."""
     from trainer import optim
     from trainer.config import TrainConfig
-    from trainer.epochs import Epochs
-    from trainer.schedule import never_warm, scaled_lr, schedule
+    from trainer.optim.schedule import never_warm, scaled_lr, schedule
+    from trainer.runtime.epochs import Epochs
 
     study = load(reference).configure(overrides)
     config: Any = study.config
@@ -74,7 +74,7 @@ def describe(found: Curve) -> str:
 
 def draw(found: Curve, path: Path) -> None:
     """Write a picture of the curve."""
-    from trainer import plots
+    from trainer.diagnose import figures
 
     title = "\n".join([found.settings, *(line for note in found.notes for line in textwrap.wrap(note, 80))])
-    plots.save(plots.learning_rates(title, found.rates, found.epochs), path)
+    figures.save(figures.learning_rates(title, found.rates, found.epochs), path)

@@ -20,7 +20,7 @@ from hpo.study.declaration import Study
 from hpo.study.loading import CARRIED
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.resources import Resources, devices, gpus_each, needs
-from trainer.threads import ONE
+from trainer.runtime.threads import ONE
 
 _STORE = 80 * 2**20  # bytes of the object store of a Ray of our own: little more than Ray's least
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

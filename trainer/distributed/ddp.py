@@ -1,0 +1,138 @@
+"""Data parallelism: every rank holds the whole model, and DDP adds up the gradients while backward goes on."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.distributed.group import Several
+from trainer.distributed.powersgd import PowerSGD
+from trainer.errors import ConfigError
+from trainer.ranks import put_back, values_of
+from trainer.runtime.window import Window
+from trainer.task import Loss, Task
+
+_HOOKS = {
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": default_hooks.bf16_compress_hook,
+    "powersgd": noop_hook,  # gradients stay each rank's own, until `total` reduces them
+}
+
+
+class Replicas(Several):
+    """DDP."""
+
+    _ddp: DistributedDataParallel
+    _low_rank: PowerSGD | None = None
+
+    def prepare(self, model: nn.Module, task: Task) -> nn.Module:
+        c = self.config
+        if self.device.type == "cpu" and (c.compression == "bf16" or c.sync_batchnorm):
+            field = "sync_batchnorm=true" if c.sync_batchnorm else "compression=bf16"
+            raise ConfigError(f"train.parallel.{field} needs a GPU and this run has none: leave it out.")
+        self._model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if c.sync_batchnorm else model
+        return self._model
+
+    def module(self, model: nn.Module) -> nn.Module:
+        c = self.config
+        self._ddp = DistributedDataParallel(
+            model,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            process_group=self.mesh.get_group("data"),
+            bucket_cap_mb=c.bucket_mb,
+            static_graph=c.static_graph,
+            find_unused_parameters=c.find_unused,
+        )
+        if c.compression != "none":
+            self._ddp.register_comm_hook(self.mesh.get_group("data"), _HOOKS[c.compression])
+        self._compress(self._model)
+        return self._ddp
+
+    def _compress(self, model: nn.Module) -> None:
+        if self.config.compression == "powersgd":
+            self._low_rank = PowerSGD(model, self.config.powersgd_rank, self.shares, self.sum_over_replicas)
+
+    def rehearse(self, model: nn.Module) -> list[Tensor]:
+        """DDP's buckets, together as large as the gradients, and, of those in flight, what they are compressed to."""
+        self._compress(model)
+        sent = {"fp16": [torch.float16], "bf16": [torch.bfloat16]}.get(self.config.compression, [])
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return [torch.empty_like(p, dtype=dtype) for dtype in (None, *sent) for p in trained]
+
+    def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:
+        """One backward pass for nothing: after its first, DDP lays its buckets out anew, and with them the order in
+        which gradients are added up. A resumed run would have its first elsewhere."""
+        before = values_of(model)
+        for _ in range(2):  # the layout is made by the first backward and put in place by the second forward
+            loss().sum.backward()
+            model.zero_grad()
+        dist.barrier()
+        put_back(model, before)
+
+    @torch.no_grad()
+    def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
+        window = super().total(window, params)
+        self.reduce(params, window.count)
+        return window
+
+    @torch.no_grad()
+    def reduce(self, params: Sequence[nn.Parameter], count: float | Tensor) -> None:
+        """DDP has divided the gradients by the number of ranks; what counts is their sum, over the global count."""
+        if self._low_rank is not None:
+            self._low_rank.reduce(count)
+        else:
+            torch._foreach_mul_([p.grad for p in params if p.grad is not None], self.ranks)
+
+    def communication(self) -> dict[str, float]:
+        """Of the forward and backward passes, the share in which nothing was left but to wait for gradients of others:
+        what DDP times of its first ten passes and of each hundredth one, on average."""
+        timed = self._ddp._get_ddp_logging_data()
+        if self._low_rank is not None or not timed.get("avg_backward_compute_time"):  # PowerSGD sends after them
+            return {}
+        hidden = timed["avg_backward_compute_comm_overlap_time"]
+        waited = max(timed["avg_backward_comm_time"] - hidden, 0)
+        computed = timed["avg_forward_compute_time"] + timed["avg_backward_compute_time"]
+        return {"time/communication_share": waited / (computed + waited)}
+
+    def backward(self, last: bool) -> AbstractContextManager[object]:
+        if not last:
+            return self._ddp.no_sync()
+        self.beat()
+        return nullcontext()
+
+    @property
+    def suffix(self) -> str:  # type: ignore[override]
+        """None of rank 0's, which writes what all hold alike, as one process does."""
+        return "" if self.first else super().suffix
+
+    def own(self, state: dict[str, Any]) -> dict[str, Any]:
+        mine = state if self.first else {}
+        if self._low_rank is None:
+            return mine
+        kept = self._low_rank.state(self._stacked)
+        return mine | {"compression": kept if self.first else {"left_out": kept["left_out"]}}
+
+    def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
+        if isinstance(tensor, DTensor):  # of `_stacked`
+            return tensor.to_local(), [self.share, *[0] * (tensor.ndim - 1)]
+        return super().mine(tensor)
+
+    def part(self, state: dict[str, Any]) -> dict[str, Any]:
+        if self._low_rank is not None and "compression" in state:
+            self._low_rank.load(state["compression"], self.share)
+        return state
+
+    def _stacked(self, tensor: Tensor) -> Tensor:
+        """All replicas' on top of one another, of which this one holds its own."""
+        return DTensor.from_local(tensor.unsqueeze(0), self.mesh["data"], [Shard(0)], run_check=False)

@@ -1,0 +1,217 @@
+"""What all kinds of ranks have in common: their numbers, their agreement, and rank 0 speaking for all."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from trainer.checkpoint import CheckpointStore, files
+from trainer.checkpoint.store import Pinned
+from trainer.config import CheckpointConfig, ParallelConfig
+from trainer.distributed.member import Member
+from trainer.errors import CheckpointError
+from trainer.ranks import Solo
+from trainer.report import CheckpointRef, Reporter, Verdict
+from trainer.runtime.window import Window
+
+
+class Several(Solo):
+    """One of several ranks. A wish to leave, whichever rank has it, is seen by all of them at the same window."""
+
+    def __init__(self, config: ParallelConfig, member: Member, device: torch.device) -> None:
+        self.config, self.member, self.device = config, member, device
+        shape = (config.pipeline, config.data, config.tensor)
+        self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
+        self.ranks = config.ranks
+        self.micro_batch_size = member.micro_batch_size
+        self.shares = config.data
+        self.share = self.mesh.get_local_rank("data")
+        self.stream = (self.share,)
+        self._speaks = self.mesh.get_local_rank("tensor") == 0  # of the ranks of a replica, for all of them
+        self._wish = False  # this rank's
+        self._wishes: float | Tensor = 0.0  # of all ranks, as of the last window
+        self.first = member.rank == 0
+        self._durable: float | Tensor = 0.0  # rank 0's, as of the last window
+
+    @cached_property
+    def _savers(self) -> Any:
+        """For their threads: a group serves one thread at a time."""
+        return dist.new_group(backend="gloo")
+
+    def lead(self, reporter: Reporter, checkpoints: CheckpointStore) -> Any:
+        _ = self._savers  # made by all ranks at once
+        self._saver = checkpoints.saver
+        self._saver.ranks = self
+        return _Reporter(reporter, self), _Store(checkpoints, self)
+
+    def everyone(self, value: Any) -> list[Any]:
+        self.beat()
+        of_all: list[Any] = [None] * self.ranks
+        dist.all_gather_object(of_all, value)
+        return of_all
+
+    def earliest(self, found: tuple[tuple[int, ...], str]) -> tuple[tuple[int, ...], str]:
+        of_all = self.everyone(found)
+        rank = min(range(self.ranks), key=lambda i: of_all[i][0])
+        order, words = of_all[rank]
+        return order, f"{words} (on rank {rank})" if rank else words
+
+    def leaving(self, reporter: Reporter) -> bool:
+        self.beat()
+        self._wish = self.member.page.leaving or reporter.preempted
+        return float(self._wishes) > 0
+
+    def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
+        """One small all-reduce, in float64; it carries the wish to leave as well, and which save is durable."""
+        self.beat()
+        names = sorted(window.terms)
+        mine = [window.loss, window.count, *(window.terms[name] for name in names)]
+        durable = self._saver.durable if self.first else 0
+        mine = [float(self._wish), durable, *(mine if self._speaks else [0.0] * len(mine))]
+        numbers = torch.stack([torch.as_tensor(n, dtype=torch.float64, device=self.device) for n in mine])
+        dist.all_reduce(numbers)
+        numbers = numbers.tolist() if self.device.type == "cpu" else numbers
+        self._wishes, self._durable, loss, count, *terms = numbers
+        return Window(loss, count, dict(zip(names, terms, strict=True)))
+
+    def sum_over_replicas(self, gradients: list[Tensor]) -> None:
+        """Put the sum over all replicas in place of each gradient, by one all-reduce."""
+        self.beat()
+        if self.shares > 1 and gradients:
+            flat = torch.cat([g.flatten() for g in gradients])
+            dist.all_reduce(flat, group=self.mesh.get_group("data"))
+            sums = flat.split([g.numel() for g in gradients])
+            torch._foreach_copy_(gradients, [s.view_as(g) for s, g in zip(sums, gradients, strict=True)])
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        self.beat()
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=self.mesh.get_group("data"))
+
+    def agree(self, value: Any) -> Any:
+        self.beat()
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    @property
+    def suffix(self) -> str:  # type: ignore[override]
+        return f"-{self.member.rank + 1:05d}-of-{self.ranks:05d}"
+
+    def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
+        return (None, [0] * tensor.ndim) if tensor.is_meta else (tensor, None)
+
+    def gather(self, value: Any) -> list[Any] | None:
+        values = [None] * self.ranks if self.first else None
+        dist.gather_object(value, values, dst=0, group=self._savers)
+        return values
+
+    def heard(self, durable: int) -> int:
+        return int(self._durable)
+
+    def beat(self) -> None:
+        """Show that this rank has got on; called before it waits for the others."""
+        self.member.page.beat(self.member.rank)
+
+
+def outline(value: Any) -> Any:
+    """A tensor's shape, which another rank saves."""
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
+
+
+class _Reporter:
+    """Rank 0 reports; every rank gets the verdict."""
+
+    def __init__(self, reporter: Reporter, ranks: Several) -> None:
+        self._reporter, self._ranks = reporter, ranks
+        self._leads = ranks.first
+
+    @property
+    def preempted(self) -> bool:
+        return self._leads and self._reporter.preempted
+
+    def report(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        epoch: int | None = None,
+        fold: int = 0,
+        checkpoint: CheckpointRef | None = None,
+    ) -> Verdict:
+        verdict = None
+        if self._leads:
+            verdict = self._reporter.report(step, metrics, epoch=epoch, fold=fold, checkpoint=checkpoint)
+        return self._ranks.agree(verdict)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        if self._leads:
+            self._reporter.event(kind, **fields)
+
+    def artifact(self, path: Path, name: str | None = None) -> None:
+        if self._leads:
+            self._reporter.artifact(path, name)
+
+
+class _Store:
+    """Rank 0 judges the checkpoints; every rank reads what it needs of the one it has chosen."""
+
+    def __init__(self, store: CheckpointStore, ranks: Several) -> None:
+        self._store, self._ranks = store, ranks
+        self._leads = ranks.first
+        self.saver = store.saver
+
+    @property
+    def damaged(self) -> list[Any]:
+        return self._store.damaged
+
+    def load_latest(self) -> tuple[dict[str, Any], CheckpointRef] | None:
+        return self._read_all(self._store.load_latest() if self._leads else None)
+
+    def _read_all(self, found: tuple[dict[str, Any], CheckpointRef] | None) -> Any:
+        """What rank 0 has found, on every rank."""
+        ref = self._ranks.agree(found and found[1])
+        if ref is None or found is not None:
+            return found
+        try:
+            return self._store.read(ref, verified=True), ref
+        except files.Damaged as damage:  # on its way here, since rank 0 has found it whole
+            at = self._store.place.shown(ref.path)
+            raise CheckpointError(f"checkpoint {at} cannot be read: {damage}.") from damage
+
+    def load_scheduled(self, scheduled: Pinned) -> tuple[dict[str, Any], CheckpointRef] | None:
+        return self._read_all(self._store.load_scheduled(scheduled) if self._leads else None)
+
+    def load(self, path: Path) -> dict[str, Any]:
+        found, wrong = {}, ""
+        if self._leads:
+            try:
+                found = self._store.load(path)
+            except CheckpointError as error:
+                wrong = str(error)
+        if wrong := self._ranks.agree(wrong):
+            raise CheckpointError(wrong)
+        return found or files.read(path, None, self._ranks.take, verified=True)[0]
+
+    def commit(self, ref: CheckpointRef, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
+        if self._leads:
+            self._store.commit(ref, keep, pinned)
+
+    def tidy(self, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
+        if self._leads:
+            self._store.tidy(keep, pinned)
+
+    def sweep(self) -> list[Path]:
+        return self._store.sweep() if self._leads else []
+
+    def owns(self, ref: CheckpointRef) -> bool:
+        return self._store.owns(ref)

@@ -1,0 +1,43 @@
+"""Several ranks that train one trial: what each of them does differently from a process that is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from trainer.config import ParallelConfig
+from trainer.distributed import member
+from trainer.distributed.member import Member
+from trainer.errors import ConfigError
+from trainer.ranks import Solo
+from trainer.runtime.dotted import named
+
+_KINDS = {
+    "none": "trainer.distributed.ddp:Replicas",
+    "zero1": "trainer.distributed.zero1:Zero1",
+    "zero2": "trainer.distributed.fsdp:Sharded",
+    "zero3": "trainer.distributed.fsdp:Sharded",
+    "tensor": "trainer.distributed.tensor_parallel:Split",
+    "pipeline": "trainer.distributed.pipeline:Pipeline",
+}
+
+
+def join(config: ParallelConfig, device: torch.device) -> Solo:
+    """This process's part in training a trial as `config` says; raises ConfigError where it was not launched so."""
+    if config.ranks == 1:
+        return Solo()
+    this = member.this()
+    if this is None or this.world != config.ranks:
+        there = "alone" if this is None else f"one of {this.world}"
+        raise ConfigError(
+            f"train.parallel asks for {config.ranks} ranks and this process is {there}: start them by "
+            "trainer.distributed.launch.launch, as `hpo run` does."
+        )
+    return kind_of(config)(config, this, device)
+
+
+def kind_of(config: ParallelConfig) -> Callable[[ParallelConfig, Member, torch.device], Solo]:
+    """What makes a rank's part of several, as `config` says."""
+    kind = "tensor" if config.tensor > 1 and config.shard == "none" else config.shard
+    return named(_KINDS["pipeline" if config.pipeline > 1 else kind], "train.parallel")

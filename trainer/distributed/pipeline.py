@@ -1,0 +1,329 @@
+"""Pipeline parallelism (GPipe: Huang et al. 2019, arXiv 1811.06965; 1F1B: Narayanan et al. 2019, arXiv 1806.03377):
+ranks hold successive stages of the model, and a window's micro-batches follow one another through them. Interleaved
+(Narayanan et al. 2021, arXiv 2104.04473), a rank holds several stages, every p-th of them with p ranks.
+
+torch.distributed.pipelining sends what passes between the stages. Every rank of a replica reads the same micro-batch
+and calls `Task.loss` with it: the model that is called there computes the rank's stage, from what the stage before has
+sent; on a rank of several stages, that one whose turn it is. Only on the last stage does the call return; the others
+leave it with what they have to send.
+
+A stage may be divided further, by columns and rows (`trainer.distributed.tensor_parallel`), over the replicas
+(`trainer.distributed.fsdp`), or both. Stage 2 of ZeRO then keeps parameters gathered from a window's first forward pass
+to its last backward pass.
+"""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map
+
+from trainer import optim
+from trainer.checkpoint.stored import Stored
+from trainer.config import OptimConfig
+from trainer.distributed.dtensor import Parts, alike, plan_explained
+from trainer.distributed.fsdp import reduce_in_backward, shard
+from trainer.distributed.group import outline
+from trainer.distributed.pipeline_stages import Run, as_tuple, keep, skeleton, stages_of
+from trainer.distributed.tensor_parallel import parallelize
+from trainer.errors import ConfigError, TrainerError
+from trainer.ranks import NO_GRADIENT, put_back, values_of
+from trainer.runtime.seeding import derive, seed_all
+from trainer.runtime.window import Window
+from trainer.task import Loss, Task
+
+_KEPT = 8  # schedules, each for one shape of micro-batches and one number of them
+_SENDS_PARTS = "get_mesh" in inspect.signature(PipelineStage).parameters  # DTensors; not so before torch 2.12
+
+
+class _Sent(BaseException):
+    """Leaves `Task.loss` on a stage that has no loss, with what it has computed."""
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+
+class Pipeline(Parts):
+    """Rank 0 holds the first stage; the ranks of the last one know the losses and speak."""
+
+    def prepare(self, model: nn.Module, task: Task) -> nn.Module:
+        """The same module without the tensors of other stages, so that names, and with them checkpoints, stay."""
+        c, self._last, self.sharded = self.config, self.config.stages - 1, self.config.parts
+        self._group = self.mesh.get_group("pipeline")
+        self._place = self.mesh.get_local_rank("pipeline")
+        self._speaks = self._speaks and self._place == c.pipeline - 1
+        self._whole = skeleton(model)
+        stages = dict(enumerate(stages_of(model, task, c.stages)))
+        if c.tensor > 1:
+            parallelize(model, task, self.mesh["tensor"])
+        self._stages = {i: Run(*stages.pop(i)) for i in range(self._place, len(stages), c.pipeline)}  # this rank's
+        keep(model, [*itertools.chain(*self._stages.values())], [*itertools.chain(*stages.values())])
+        self._others = self._whole.state_dict().keys() - model.state_dict().keys()
+        if c.shard != "none":
+            for stage in self._stages.values():
+                shard((*stage.owners(), stage), c, self.mesh["data"], self.device)
+        model.forward = self._call
+        self._schedules: dict[Any, _PipelineSchedule] = {}
+        self._terms: list[str] | None = None
+        self._turn: tuple[int, tuple[Any, ...]] | None = None  # the stage at work, and what it has received
+        return self._holds(model)
+
+    def names(self, model: nn.Module) -> list[str]:
+        return [name for name, _ in self._whole.named_parameters()]
+
+    def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
+        """Over this stage's parameters, in the groups that they have in the whole model."""
+        optim.check(config, self._whole)
+        names = {p: name for name, p in self._whole.named_parameters()}
+        mine, groups = dict(model.named_parameters()), []
+        for group in optim.param_groups(self._whole, config):
+            params = [mine[names[p]] for p in group["params"] if names[p] in mine]
+            groups += [{**group, "params": params}] if params else []
+        return optim.maker(config, sharded=self.sharded)(alike(groups))
+
+    def passes(self, batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> Iterator[Loss]:
+        """Neighbours of equal shapes go through one schedule; losses come out of the last stage alone."""
+        self._losses: dict[int, Loss] = {}
+        self._loss = lambda i: loss_of(i, batches[i])
+        self._left = dict.fromkeys(self._stages, len(batches))  # micro-batches of which the backward pass is to come
+        for stage in self._stages:
+            self._reduce_after(stage, last=False)
+        stop = 0
+        for shapes, run in itertools.groupby(self._shapes(batches)):
+            start, stop = stop, stop + len(list(run))
+            with plan_explained():
+                self._run(shapes, torch.arange(start, stop))
+        yield from self._losses.values()
+
+    def _shapes(self, batches: Sequence[Any]) -> Sequence[Any]:
+        """Of each micro-batch; where the replicas gather parameters for each pass, of those of all of them, so that all
+        have their passes in one order."""
+        mine = [_shapes(batch) for batch in batches]
+        if self.config.shard != "zero3":
+            return mine
+        self.beat()
+        found: list[Any] = [None] * self.shares
+        dist.all_gather_object(found, mine, group=self.mesh.get_group("data"))
+        return [*zip(*found, strict=True)]
+
+    def backward_begins(self, stage: int) -> None:
+        """Of one more micro-batch."""
+        self._left[stage] -= 1
+        self._reduce_after(stage, last=self._left[stage] == 0)
+
+    def _reduce_after(self, stage: int, *, last: bool) -> None:
+        if self.config.shard != "none":
+            reduce_in_backward(run := self._stages[stage], last)
+            run.set_reshard_after_backward(last or self.config.shard == "zero3")  # type: ignore[operator]
+
+    def _run(self, shapes: Any, numbers: Tensor) -> None:
+        """The micro-batches of these numbers, forward and backward."""
+        self._first, self._error = int(numbers[0]), None
+        self._before = {i: values_of(stage) for i, stage in self._stages.items()}
+        inputs = (numbers,) if 0 in self._stages else ()
+        targets = numbers if self._last in self._stages else None
+        try:
+            self._schedule(shapes, len(numbers)).step(*inputs, target=targets, number=numbers, return_outputs=False)
+        except RuntimeError as error:  # torch's own, around what the task or a backward pass has raised
+            met = self._error or error.__cause__ or error
+            raise met from met.__cause__
+
+    def _schedule(self, shapes: Any, count: int) -> _PipelineSchedule:
+        key = shapes, count
+        if key not in self._schedules:
+            if len(self._schedules) == _KEPT:
+                self._schedules.pop(next(iter(self._schedules)))
+            stages = [_Counted(_Stage(self, i), i, self._last + 1, self.device, **self._means()) for i in self._stages]
+            make: Any = self._kind(count)
+            given = stages if self.config.schedule == "interleaved" else stages[0]
+            self._schedules[key] = make(given, count, loss_fn=lambda loss, number: loss, scale_grads=False)
+        return self._schedules[key]
+
+    def _means(self) -> dict[str, Any]:
+        """How stages reach one another, and what parts of a sequence on their way are divided over."""
+        return {"group": self._group} | ({"get_mesh": lambda *_: self.mesh["tensor"]} if _SENDS_PARTS else {})
+
+    def _kind(self, count: int) -> type[_PipelineSchedule]:
+        """The schedule of `count` micro-batches: what 1F1B cannot do with as many, its stages do one after another."""
+        ranks = self.config.pipeline
+        if self.config.schedule == "interleaved":
+            return ScheduleLoopedBFS if count % max(count // ranks, 1) else ScheduleInterleaved1F1B
+        return ScheduleGPipe if self.config.schedule == "gpipe" or count < ranks else Schedule1F1B
+
+    def forward(self, stage: int, received: tuple[Any, ...], number: int) -> Any:
+        """What a stage makes of a micro-batch: the next one's input, or the loss."""
+        self.beat()
+        if number == self._first:  # which torch asks for twice, the first time to learn its shapes
+            put_back(self._stages[stage], self._before[stage])
+        self.stage, self._turn, self._calls = stage, (stage, received), 0
+        try:
+            loss = self._loss(number)
+            if self._calls != 1:
+                raise TrainerError(
+                    f"Task.loss calls its model {self._calls} times, and a pipeline takes one call: put all that is to "
+                    "go through the model into one batch, or set train.parallel.pipeline=1."
+                )
+            if not loss.sum.requires_grad and torch.is_grad_enabled():  # torch 2.11 learns shapes without
+                raise TrainerError(NO_GRADIENT)
+        except _Sent as sent:
+            return sent.output
+        except Exception as error:
+            self._error = error
+            raise
+        finally:
+            self._turn = None
+        self._losses[number] = loss
+        return loss.sum
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """The model, as the task calls it: within `forward` the stage at work, else all stages."""
+        if self._turn is None:
+            return self._all_stages(args, kwargs)
+        stage, received = self._turn
+        self._calls += 1
+        seed_all(derive(int(torch.randint(2**62, ())), "stage", stage))  # all stages have drawn alike up to here
+        output = self._compute(stage, args, kwargs) if stage == 0 else self._compute(stage, received, {})
+        if stage == self._last:
+            return output
+        if not _SENDS_PARTS and any(isinstance(tensor, DTensor) for tensor in tree_leaves(output)):
+            raise ConfigError(
+                f"torch {torch.__version__} sends no parts of a sequence from stage to stage: update torch, or leave "
+                "'scatter' and 'sequence' out of parallel_plan."
+            )
+        raise _Sent(output)
+
+    def _compute(self, stage: int, inputs: Any, kwargs: dict[str, Any]) -> Any:
+        return self._stages[stage](*as_tuple(inputs), **kwargs)
+
+    def _all_stages(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
+        """The whole model's output on every rank of the replica: evaluation needs it at hand."""
+        for stage in range(self._last + 1):
+            output = self._compute(stage, inputs, kwargs) if stage in self._stages else None
+            inputs, kwargs = self._sent_to_all(output, stage % self.config.pipeline), {}
+        return inputs
+
+    def _sent_to_all(self, output: Any, place: int) -> Any:
+        """The output of the rank at this place of the pipeline, on all of them."""
+        self.beat()
+        mine = place == self._place
+        box = [tree_map(_Kind.of, output) if mine else None]
+        dist.broadcast_object_list(box, group=self._group, group_src=place, device=torch.device("cpu"))
+        if not mine:
+            output = tree_map(lambda kind: kind.empty(self.device, self.mesh), box[0])
+        for tensor in self.local(tree_leaves(output)):
+            dist.broadcast(tensor.detach(), group=self._group, group_src=place)
+        return output
+
+    @torch.no_grad()
+    def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
+        if self._terms is None:
+            box = [sorted(window.terms)]
+            dist.broadcast_object_list(
+                box, group=self._group, group_src=self.config.pipeline - 1, device=torch.device("cpu")
+            )
+            self._terms = box[0]
+        terms = {name: window.terms.get(name, torch.zeros(())) for name in self._terms}
+        return super().total(replace(window, terms=terms), params)
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        self.beat()
+        square = super().norm(gradients).square()
+        dist.all_reduce(square, group=self._group)
+        return square.sqrt()
+
+    def merged(self, mine: dict[str, Any]) -> dict[str, Any]:
+        self.beat()
+        stages: list[Any] = [None] * self.config.pipeline
+        dist.all_gather_object(stages, mine, group=self._group)
+        return {name: value for stage in stages for name, value in stage.items()}
+
+    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Rank 0's names all that the others save; theirs stays as it is."""
+        self.beat()
+        model, kept = state["model"], state["optimizer"]["state"]
+        stages: list[Any] | None = [None] * self.config.pipeline if self._place == 0 else None
+        dist.gather_object(tree_map(outline, (model, kept)), stages, group=self._group, group_dst=0)
+        for others_model, others_kept in stages or []:
+            model, kept = others_model | model, others_kept | kept
+        return state | {"model": model, "optimizer": state["optimizer"] | {"state": kept}}
+
+    def take(self, path: tuple[str, ...], stored: Stored) -> Tensor | None:  # type: ignore[override]
+        """Nothing of what other stages hold, which `part` leaves out."""
+        return super().take(path, stored) if self._others.isdisjoint(path) else None
+
+    def part(self, state: dict[str, Any]) -> dict[str, Any]:
+        model, kept = (
+            {name: value for name, value in named.items() if name not in self._others}
+            for named in (state["model"], state["optimizer"]["state"])
+        )
+        return state | {"model": model, "optimizer": state["optimizer"] | {"state": kept}}
+
+
+class _Stage(nn.Module):
+    """`Pipeline.forward` of one stage as a module, which torch's schedules take."""
+
+    def __init__(self, ranks: Pipeline, stage: int) -> None:
+        super().__init__()
+        self._ranks, self._stage = ranks, stage
+
+    def forward(self, *received: Any, number: Tensor) -> Any:
+        return self._ranks.forward(self._stage, received, int(number))
+
+    def backward_begins(self) -> None:
+        self._ranks.backward_begins(self._stage)
+
+
+class _Counted(PipelineStage):
+    """Torch's, which says when it goes backward."""
+
+    submod: _Stage
+
+    def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        self.submod.backward_begins()
+        return super().backward_maybe_with_nosync(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A tensor but for its values; where it is a part of a sequence, also the whole's shape and stride."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    part_of: tuple[Any, Any, Any] | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Kind:
+        if not isinstance(tensor, DTensor):
+            return cls(tensor.shape, tensor.dtype)
+        return cls(tensor.to_local().shape, tensor.dtype, (tensor.placements, tensor.shape, tensor.stride()))
+
+    def empty(self, device: torch.device, mesh: DeviceMesh) -> Tensor:
+        local = torch.empty(self.shape, dtype=self.dtype, device=device)
+        if self.part_of is None:
+            return local
+        placements, shape, stride = self.part_of
+        return DTensor.from_local(local, mesh["tensor"], placements, run_check=False, shape=shape, stride=stride)
+
+
+def _shapes(batch: Any) -> tuple[Any, ...]:
+    return tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))

@@ -1,0 +1,1 @@
+"""From the losses of micro-batches to the gradient that the optimizer steps on."""

@@ -1,0 +1,249 @@
+"""Lanes that train together: an epoch at a time, each with its own learning rate, data, verdicts and end."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import CheckpointStore
+from trainer.config import TrainConfig
+from trainer.errors import ConfigError, TrainerError
+from trainer.lanes.lane import Lane, Stream
+from trainer.lanes.stacked_model import Stack, Sums, check_alike, compare
+from trainer.report import Outcome, Report, Reporter, Verdict
+from trainer.runtime.device import out_of_memory
+from trainer.runtime.window import Window
+from trainer.settings import runtime
+from trainer.task import Task, method
+
+Answer = Verdict | BaseException | None
+# Commits the reports of several lanes at once. An exception is of its lane alone. None: the report has to come again
+# for its verdict; with the flag, which says that no lane can train before it has one, some answer is another.
+Commit = Callable[[Sequence[tuple[Reporter, Report]], bool], Sequence[Answer]]
+Ended = tuple[Lane, Outcome | BaseException]
+
+
+class Group:
+    """Up to `size` lanes. Their configurations agree in all but `trainer.config.lanes.LANE_FIELDS`.
+
+    A lane's reports, weights and checkpoints are those that it has in any other group, to the bit, wherever it was
+    interrupted; and those of `trainer.loop.fit` but for rounding.
+    """
+
+    def __init__(self, config: TrainConfig, commit: Commit) -> None:
+        self.lanes: list[Lane] = []
+        self.size = config.lanes  # becomes less where memory runs out
+        self._commit, self._exit = commit, ExitStack()
+        self._device = self._exit.enter_context(runtime(config))
+        self._stack: Stack | None = None
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lane in self.lanes:
+            lane.close()
+        self._exit.close()
+
+    @property
+    def room(self) -> int:
+        """How many more lanes there may be."""
+        return self.size - len(self.lanes)
+
+    def admit(self, task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore) -> Lane:
+        """A new lane, from its newest checkpoint on. Raises what `trainer.loop.fit` does, and ConfigError where its
+        model is not like those that are there."""
+        lane = Lane(task, config, reporter, checkpoints, self._device)
+        check_alike([one.state.model for one in (*self.lanes[:1], lane)])
+        self.lanes.append(lane)
+        return lane
+
+    def advance(self) -> list[Ended]:
+        """Train all lanes that can to the end of their epoch, and report; those whose trial is over with how it ended,
+        or what it raised."""
+        training = [lane for lane in self.lanes if lane.pending is None and not lane.done]
+        training.sort(key=_span)
+        ended: list[Ended] = []
+        for _, together in groupby(training, key=_span):
+            ended += self._train([*together])
+        for lane in _without(training, ended):
+            ended += _attempted(lane, lane.close_epoch)
+        ended += self._report(_without(self.lanes, ended), wait=not training and not ended)
+        for lane, _ in ended:
+            lane.close()
+        self.lanes = _without(self.lanes, ended)
+        return ended
+
+    def _report(self, lanes: Sequence[Lane], wait: bool) -> list[Ended]:
+        asking = [(lane, lane.pending) for lane in lanes if lane.pending is not None]
+        ended = [one for lane in lanes if lane.pending is None and lane.done for one in _attempted(lane, lane.finish)]
+        answers = self._commit([(lane.reporter, report) for lane, report in asking], wait) if asking else ()
+        for (lane, _), answer in zip(asking, answers, strict=True):
+            if isinstance(answer, BaseException):
+                ended.append((lane, answer))
+            elif answer is not None:
+                ended += _attempted(lane, partial(lane.answered, answer))
+        return ended
+
+    def _train(self, lanes: list[Lane]) -> list[Ended]:
+        """The rest of the epoch, which is equally long for all of them."""
+        for lane in lanes:
+            lane.enter()
+        ended: list[Ended] = []
+        streams = {lane.stream: lane.windows() for lane in lanes}
+        while lanes and lanes[0].state.position < lanes[0].state.windows:
+            over = [one for lane in lanes for one in _attempted(lane, lane.asked_to_leave)]
+            over += self._window(_without(lanes, over), streams)
+            ended, lanes = ended + over, _without(lanes, over)
+        for lane in lanes:
+            lane.read()
+        return ended
+
+    def _window(self, lanes: list[Lane], streams: Mapping[Stream, Iterator[list[Any]]]) -> list[Ended]:
+        """One optimizer step of each; those that end by it."""
+        batches: dict[Stream, Any] = {}
+        for stream in {lane.stream: None for lane in lanes}:
+            batches[stream] = _caught(partial(next, streams[stream]))
+        over = [(lane, found) for lane in lanes if isinstance(found := batches[lane.stream], BaseException)]
+        new: dict[int, Any] = {}
+        for lane in _without(lanes, over):
+            if not lane.checked:
+                new[id(lane)] = found = _caught(partial(lane.gradient_alone, batches[lane.stream], lanes[0].task))
+                over += [(lane, found)] if isinstance(found, BaseException) else []
+        return over + self._step(_without(lanes, over), batches, new)
+
+    def _step(self, lanes: list[Lane], batches: Mapping[Stream, list[Any]], new: Mapping[int, Tensor]) -> list[Ended]:
+        if not lanes:
+            return []
+        windows = [batches[lane.stream] for lane in lanes]
+        for lane in lanes:
+            lane.stepper.statistics.remember()
+        try:
+            if self._stack is None or [*map(id, self._stack.lanes)] != [*map(id, lanes)]:
+                self._stack = None  # before the next one takes memory
+                self._stack = Stack(lanes, self._device)
+            sums = self._stack.pass_over(windows)
+            self._stack.prepare_rows()
+        except Exception as error:
+            return self._failed(lanes, batches, new, error)
+        over: list[Ended] = []
+        for lane, gradient in zip(lanes, self._stack.gradient, strict=True):
+            if id(lane) in new:
+                over += _attempted(lane, partial(compare, new[id(lane)], gradient, lane.config.precision))
+                lane.checked = True
+        return over + _update(self._stack, windows, sums, without=[lane for lane, _ in over])
+
+    def _failed(
+        self, lanes: list[Lane], batches: Mapping[Stream, list[Any]], new: Mapping[int, Tensor], error: Exception
+    ) -> list[Ended]:
+        """No pass over these: half of the lanes make way where memory has run out, else the new ones."""
+        self._stack = None
+        for lane in lanes:
+            lane.stepper.statistics.restore()
+        if out_of_memory(error) and len(lanes) > 1:
+            self.size = len(lanes) // 2
+            stay, leave = lanes[: self.size], lanes[self.size :]
+            over = [one for lane in leave for one in _attempted(lane, lane.leave)]
+            told = partial(stay[0].reporter.event, "out_of_memory", step=stay[0].state.step, lanes=self.size)
+            over += _attempted(stay[0], told)
+            return over + self._step(_without(stay, over), batches, new)
+        found = error
+        if new and not isinstance(error, TrainerError) and not out_of_memory(error):
+            found = _unvectorised(lanes[0].task, error)
+        there = [lane for lane in lanes if id(lane) not in new]
+        over: list[Ended] = []
+        if not out_of_memory(error):  # whose it is shows where each is alone, as the new ones have been
+            tried = [(lane, _caught(partial(lane.gradient_alone, batches[lane.stream], lane.task))) for lane in there]
+            over = [(lane, raised) for lane, raised in tried if isinstance(raised, BaseException)]
+        if over:
+            return over + self._step(_without(lanes, over), batches, new)
+        if new and there:  # they had no such trouble before
+            return [(lane, found) for lane in lanes if id(lane) in new] + self._step(there, batches, {})
+        return [(lane, found) for lane in lanes]
+
+
+def _unvectorised(task: Task, error: Exception) -> ConfigError:
+    """What to say where torch.vmap has raised: in our words where its own speak of what a task cannot set."""
+    said = " ".join(str(error).split())
+    why = next((ours for theirs, ours in _REASONS.items() if theirs in said), f"{type(error).__name__}: {said[:300]}")
+    file = getattr(getattr(type(task).loss, "__code__", None), "co_filename", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    at = f" in line {lines[-1]}" if lines else ""
+    refused = ConfigError(
+        f"train.lanes: {method(task, 'loss')} works for a trial on its own and not for several at once{at} ({why}): "
+        "mend that, or set train.lanes=1."
+    )
+    refused.__cause__ = error
+    return refused
+
+
+_TENSORS = "self.progress, self.step and what lane_fields names are tensors there"
+_REASONS = {
+    ".item() on a Tensor": f"it asks a tensor for its number, by .item(), float() or an option of torch's; {_TENSORS}",
+    "data-dependent control flow": f"it branches by a tensor; {_TENSORS}",
+    "random operation": "it draws random numbers otherwise than by a dropout layer",
+}
+
+
+def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Sequence[Lane]) -> list[Ended]:
+    """From gradients to weights; the lanes that end by it."""
+    norms = torch.linalg.vector_norm(stack.gradient, dim=1)
+    columns = [sums.loss, sums.count.to(sums.loss), norms.to(sums.loss), *sums.terms.values()]
+    rows = torch.stack(columns, dim=1).tolist()  # the only wait for the device
+    stack.gradient.mul_(
+        norms.new_tensor([lane.factor(*row[1:3]) for lane, row in zip(stack.lanes, rows, strict=True)])[:, None]
+    )
+    lrs: dict[int, float] = {}
+    over: list[Ended] = []
+    for k, (lane, (loss, count, norm, *terms)) in enumerate(zip(stack.lanes, rows, strict=True)):
+        if not any(lane is one for one in without):
+            window = Window(loss, count, dict(zip(sums.terms, terms, strict=True)))
+            found = _caught(partial(_rate, lane, window, norm))
+            if isinstance(found, BaseException):
+                over.append((lane, found))
+            elif found is not None:
+                lrs[k] = found
+    together = stack.step_rows(lrs)
+    for k, lr in lrs.items():
+        over += _attempted(stack.lanes[k], partial(stack.lanes[k].update, lr, alone=k not in together))
+    gone = [lane for lane, _ in over] + [*without]
+    for lane, batches in zip(stack.lanes, windows, strict=True):
+        if not any(lane is one for one in gone):
+            over += _attempted(lane, partial(lane.advance, batches))
+    return over
+
+
+def _rate(lane: Lane, window: Window, norm: float) -> float | None:
+    """What it steps by, None where it skips the window."""
+    return lane.lr(lane.state.step) if lane.trains_on(window, norm) else None
+
+
+def _span(lane: Lane) -> tuple[int, int, int]:
+    """Where its epoch goes on, where it ends, and in which micro-batches."""
+    return lane.state.position, lane.state.windows, lane.state.micro_batch_size
+
+
+def _without(lanes: Iterable[Lane], gone: Iterable[Ended]) -> list[Lane]:
+    ids = {id(lane) for lane, _ in gone}
+    return [lane for lane in lanes if id(lane) not in ids]
+
+
+def _caught(call: Callable[[], Any]) -> Any:
+    """What it returns, or what it raises."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        return error
+
+
+def _attempted(lane: Lane, call: Callable[[], Outcome | None]) -> list[Ended]:
+    """The lane with its end, if this is it."""
+    found = _caught(call)
+    return [] if found is None else [(lane, found)]

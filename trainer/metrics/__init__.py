@@ -1,0 +1,1 @@
+"""Numbers about a run: sums over an epoch, the best so far, rates, the progress line."""

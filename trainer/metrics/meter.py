@@ -1,0 +1,127 @@
+"""The running epoch's numbers, and the count of steps that were not finite."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.config import ClipConfig, GuardConfig
+from trainer.errors import TrainerError
+from trainer.runtime.window import Window
+
+PER_STEP = ("grad_norm", "clipped")  # means over steps; the other means are over the loss's own count
+COUNTS = ("skipped_steps", "empty_steps")
+NOISE = ("noise/square", "noise/trace")  # sums of |G|^2 and tr(Sigma), whose ratio is the noise scale
+OWN = {f"train/{name}" for name in ("loss", "lr", "samples_per_sec", "noise_scale", *PER_STEP, *COUNTS)}
+
+
+class Meter:
+    """Sums up windows into the epoch's `train/...` metrics.
+
+    Windows are kept as the tensors they are, on their device, and read in blocks (`drain`), so no step waits for the
+    device. They are added one by one in float64 and in order, so when they are read changes no sum.
+
+    `consecutive` is the number of windows in a row, up to the last, whose loss or gradient was not finite, less the
+    overflows that fp16's loss scale answers; `gave_up` says that it has reached the guard's limit, and `turned_bad` has
+    the steps at which such rows have begun, until whoever tells of them takes them out.
+    """
+
+    def __init__(self, clip: ClipConfig, guard: GuardConfig) -> None:
+        self.clip_norm = math.inf if clip.norm is None else clip.norm
+        self.limit = guard.max_consecutive
+        self.consecutive = 0
+        self.gave_up = False
+        self.turned_bad: list[int] = []
+        self.sums: dict[str, float] = {}
+        self._pending: list[tuple[int, Window, float | Tensor]] = []
+
+    def add(self, step: int, window: Window, norm: float | Tensor) -> None:
+        """Take in a step's window and the norm of its gradient, unread."""
+        self._pending.append((step, window, norm))
+
+    def drain(self) -> list[bool]:
+        """Read what is pending: for each window, whether it was finite and thus trained on. One wait for the device."""
+        pending, self._pending = self._pending, []
+        rows = [_row(window, norm) for _, window, norm in pending]
+        values = _read([[*row.values()] for row in rows])
+        trained = []
+        for (step, *_), row, read in zip(pending, rows, values, strict=True):
+            before = self.consecutive
+            trained.append(self._take(**dict(zip(row, read, strict=True))))
+            if self.consecutive > 0 and before == 0:
+                self.turned_bad.append(step)
+        return trained
+
+    def _take(
+        self, *, loss: float, count: float, norm: float, met: float, answered: float = False, **others: float
+    ) -> bool:
+        sums = self.sums
+        if count == 0:
+            sums["empty_steps"] = sums.get("empty_steps", 0) + 1
+            return False
+        if not (math.isfinite(norm) and math.isfinite(loss)):
+            self.consecutive += not (answered and math.isfinite(loss))
+            self.gave_up |= self.consecutive >= self.limit
+            sums["skipped_steps"] = sums.get("skipped_steps", 0) + 1
+            return False
+        self.consecutive = 0
+        sums["steps"] = sums.get("steps", 0) + 1
+        sums["count"] = sums.get("count", 0.0) + count
+        sums["loss"] = sums.get("loss", 0.0) + loss
+        sums["grad_norm"] = sums.get("grad_norm", 0.0) + norm
+        sums["clipped"] = sums.get("clipped", 0) + (met > self.clip_norm)
+        for name, value in others.items():
+            if name not in NOISE or math.isfinite(value):
+                sums[name] = sums.get(name, 0.0) + value
+            if name not in NOISE:
+                sums[f"count/{name}"] = sums.get(f"count/{name}", 0.0) + count
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        """The epoch's metrics so far: means over what was trained on, NaN where nothing was, and counts of the rest."""
+        sums = dict.fromkeys(("loss", "count", "steps", *PER_STEP, *COUNTS), 0.0) | self.sums
+        count, steps = sums.pop("count"), sums.pop("steps")
+        metrics = {f"train/{name}": sums.pop(name) for name in COUNTS}
+        if NOISE[0] in sums:
+            square, trace = (sums.pop(name) for name in NOISE)
+            metrics["train/noise_scale"] = trace / square if square > 0 else math.nan
+        for name, value in sums.items():
+            if name.startswith("count/"):  # of the windows that had the term: a phase may begin within an epoch
+                continue
+            key = f"train/{name.removeprefix('term/')}"
+            if name.startswith("term/") and key in OWN:
+                raise TrainerError(f"Task.loss has a term named {key[6:]!r}, which is the trainer's own: rename it.")
+            of = steps if name in PER_STEP else sums.get(f"count/{name}", count)
+            metrics[key] = value / of if steps else math.nan
+        return metrics
+
+    def new_epoch(self) -> None:
+        self.sums = {}
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": dict(self.sums)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.sums = dict(state["sums"])
+
+
+def _row(window: Window, norm: float | Tensor) -> dict[str, float | Tensor]:
+    """What is read of a window, by the name of the argument of `Meter._take` that it becomes."""
+    row: dict[str, float | Tensor] = {"loss": window.loss, "count": window.count, "norm": norm}
+    row["met"] = norm if window.met is None else window.met
+    row |= {} if window.answered is None else {"answered": window.answered}
+    row |= dict(zip(NOISE, window.noise, strict=True)) if window.noise else {}
+    return row | {f"term/{name}": value for name, value in window.terms.items()}
+
+
+def _read(rows: list[list[float | Tensor]]) -> list[list[float]]:
+    """The rows as floats; several, or what is on a device, in one transfer."""
+    tensors = [value for row in rows for value in row if isinstance(value, Tensor)]
+    if tensors and (len(rows) > 1 or tensors[0].device.type != "cpu"):
+        values = iter(torch.stack([t.double() for t in tensors]).tolist())
+    else:
+        values = (t.item() for t in tensors)
+    return [[next(values) if isinstance(v, Tensor) else v for v in row] for row in rows]

@@ -1,0 +1,8 @@
+"""Which modules of a model are normalisations."""
+
+from __future__ import annotations
+
+from torch import nn
+
+# Modules whose own parameters are never decayed, whatever their shape.
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)

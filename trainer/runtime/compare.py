@@ -1,0 +1,16 @@
+"""Whether one value of a metric is better than another."""
+
+from __future__ import annotations
+
+import math
+
+from trainer.config import Mode
+
+
+def improved(value: float, best: float | None, mode: Mode, margin: float = 0.0) -> bool:
+    """Whether `value` beats `best` by more than `margin`. NaN never does; anything else beats None."""
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    return value < best - margin if mode == "min" else value > best + margin

@@ -1,0 +1,23 @@
+"""The device of a configuration, and whether its memory ran out."""
+
+from __future__ import annotations
+
+import torch
+
+from trainer.errors import ConfigError
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"train.device is {name!r}, but this machine has no CUDA device: set it to cpu or auto.")
+    return torch.device(name)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on a GPU, in torch's CPU allocator (a plain RuntimeError) or in python."""
+    said = [word for word in error.args if isinstance(word, str)]  # to spell the error out is the study's code, too
+    plain = isinstance(error, RuntimeError) and any("DefaultCPUAllocator" in word for word in said)
+    return plain or isinstance(error, (torch.OutOfMemoryError, MemoryError))
