@@ -30,13 +30,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MODULES = (
-    "hpo",
-    "hpo.workers.worker",
-    "hpo.tracking.mirror_process",
-    "trainer.distributed.rank",
-    "rank_runs",
-)  # the last a node of tests/integration
+# The last is a node of tests/integration.
+MODULES = ("hpo", "hpo.workers.worker", "hpo.tracking.mirror_process", "trainer.distributed.rank", "rank_runs")
 PRELOADED = (
     "torch.distributed.elastic.agent.server.api",
     "torch._dynamo",
@@ -71,7 +66,7 @@ PRELOADED = (
     "hpo.workers.attempt",
     "hpo.workers.lanes",
     "hpo.workers.joined",
-    "hpo.ranks",
+    "hpo.workers.ranks",
     "hpo.workers.reporter",
     "hpo.storage.gc",
     "hpo.verify",

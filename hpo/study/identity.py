@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import DriftError
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.study.environment import deciding_versions
-from trainer.files import durable
 
 if TYPE_CHECKING:
     from hpo.study.declaration import Study
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
 MAX_CLAUSES = 6  # of one message
 _MISSING = object()
-_OWN = Path(__file__).parents[1]
-_SEARCH = ("search", "space")  # of this package, what decides which trials there are
+_ROOT = Path(__file__).parents[2]  # of hpo and the trainer
+_SEARCH = ("search", "space")  # of hpo, what decides which trials there are
 _LOADED = ("code", "versions", "trainer", "search")  # what stays in a process that has loaded it
 # Where a component is a mapping, what one of its entries is called.
 _ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}", "code": "the code of {}"}
@@ -41,8 +40,8 @@ def _here(study: Study) -> dict[str, Any]:
 @cache
 def _installed() -> dict[str, str]:
     """As this process has loaded it: what is changed on the disk since then is not what it runs."""
-    trainer = tree_sha256(Path(durable.__file__).parent, "*.py")
-    search = json_sha256({str(part): tree_sha256(_OWN / part, "*.py") for part in _SEARCH})
+    trainer = tree_sha256(_ROOT / "trainer", "*.py")
+    search = json_sha256({str(part): tree_sha256(_ROOT / "hpo" / part, "*.py") for part in _SEARCH})
     return {"versions": deciding_versions(), "trainer": trainer, "search": search}
 
 

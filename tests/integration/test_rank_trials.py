@@ -130,7 +130,8 @@ def test_killed_at_every_level_it_is_the_same_study(golden, tmp_path):
     [why] = [fields["why"] for (fields,) in run.query(select(events.c.fields)) if "SIGKILL" in str(fields)]
     assert why.startswith("rank ")
     outcomes = {outcome for (outcome,) in run.query(select(attempts.c.outcome))}
-    assert outcomes == {"complete", "pruned", "lost", "preempted"}
+    # The Ctrl-C may fall before the new worker trains: then no attempt was there to be preempted.
+    assert {"complete", "pruned", "lost"} <= outcomes <= {"complete", "pruned", "lost", "preempted"}
     run.finished(run.start("verify", "--study", "tiny"))
 
 
