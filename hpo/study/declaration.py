@@ -27,6 +27,7 @@ from hpo.space.dimensions import Choice, Dimension
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.space.objective import Constraint, Objective, check_judged
 from hpo.space.space import Space
+from hpo.study.code_digest import digest
 from hpo.study.enqueue import fitting, within
 from hpo.study.loading import load_module, source_parts
 from hpo.study.naming import check_name
@@ -348,8 +349,13 @@ class Study:
         return source_parts(Path(file), own)
 
     def code_sha256(self) -> dict[str, str]:
-        """The hash of each part of the code, wherever that lies."""
-        return {label: tree_sha256(place, "*.py") for label, place in self.code().items()}
+        """The hash of each part of the code, wherever that lies; of the platform's own studies the digest of what is
+        defined there, which moves of modules do not change."""
+        shipped = self.module.startswith("studies.")
+        return {
+            label: digest(place) if shipped or label.startswith("studies.") else tree_sha256(place, "*.py")
+            for label, place in self.code().items()
+        }
 
     def to_optuna(
         self, home: str | os.PathLike[str] | None = None, name: str | None = None, *, storage: str | None = None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import DriftError
-from hpo.space.hashing import json_sha256, tree_sha256
+from hpo.study import code_digest
 from hpo.study.environment import deciding_versions
 
 if TYPE_CHECKING:
@@ -18,13 +17,16 @@ if TYPE_CHECKING:
 
 MAX_CLAUSES = 6  # of one message
 _MISSING = object()
-_ROOT = Path(__file__).parents[2]  # of hpo and the trainer
-_SEARCH = ("search", "space")  # of hpo, what decides which trials there are
 _LOADED = ("code", "versions", "trainer", "search")  # what stays in a process that has loaded it
 # Where a component is a mapping, what one of its entries is called.
 _ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}", "code": "the code of {}"}
 
 _UNNAMED = {"": "the study", ".": "its package"}
+# What can be said of code that releases up to 0.1 have hashed by files and their places.
+_REORGANISED = (
+    "the platform's modules were moved since the study began, so that their code cannot be compared (where you changed "
+    "nothing else it is the same study)"
+)
 
 
 def identity(study: Study, spec: StudySpec) -> dict[str, Any]:
@@ -40,9 +42,7 @@ def _here(study: Study) -> dict[str, Any]:
 @cache
 def _installed() -> dict[str, str]:
     """As this process has loaded it: what is changed on the disk since then is not what it runs."""
-    trainer = tree_sha256(_ROOT / "trainer", "*.py")
-    search = json_sha256({str(part): tree_sha256(_ROOT / "hpo" / part, "*.py") for part in _SEARCH})
-    return {"versions": deciding_versions(), "trainer": trainer, "search": search}
+    return {"versions": deciding_versions(), **code_digest.installed()}
 
 
 def check_worker(row: Mapping[str, Any], study: Study, *, data: bool = True) -> None:
@@ -75,7 +75,8 @@ def check_loaded(old: Mapping[str, Any], row: Mapping[str, Any]) -> None:
 
 def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs, a clause each: `the code changed`, `train.num_epochs changed from 3 to 5`."""
-    clauses = [clause for key in sorted(old.keys() | new.keys()) for clause in _clauses(key, old, new)]
+    keys = sorted(old.keys() | new.keys())
+    clauses = list(dict.fromkeys(clause for key in keys for clause in _clauses(key, old, new)))
     more = len(clauses) - MAX_CLAUSES
     return [*clauses[:MAX_CLAUSES], f"{more} more changed"] if more > 1 else clauses
 
@@ -98,12 +99,18 @@ def _clauses(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
 def _changed(what: str, before: Any, after: Any) -> Iterator[str]:
     if before == after:
         return
-    if any(isinstance(value, str) and len(value) == 64 for value in (before, after)):
+    if _is_digest(after) and isinstance(before, str) and not _is_digest(before):
+        yield _REORGANISED
+    elif any(_is_digest(value) or (isinstance(value, str) and len(value) == 64) for value in (before, after)):
         yield f"{what if what.startswith('the ') else f'the {what}'} changed"
     elif before is _MISSING or after is _MISSING:
         yield f"{what} is {'new' if before is _MISSING else 'gone'}"
     else:
         yield f"{what} changed from {_shown(before)} to {_shown(after)}"
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(code_digest.FORM)
 
 
 def _shown(value: Any) -> str:

@@ -29,7 +29,7 @@ from hpo.search.samplers.registry import SAMPLERS
 from hpo.space.config import parse_override
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
-from hpo.study import identity
+from hpo.study import code_digest, identity
 from hpo.workers.executors.inline import Inline
 from hpo.workers.executors.local import Local
 from hpo.workers.worker import Worker
@@ -664,14 +664,14 @@ def test_a_resume_uses_as_many_workers_as_the_run_before_unless_told(home, fragi
 def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_path, home, fragile, monkeypatch):
     study, spec = declare(Request(home, reference=str(fragile)), None, workers=1)
     found = identity.identity(study, spec)
-    own = Path(identity.__file__).parent
-    for part in identity._SEARCH:
-        (shutil.copytree if (own / part).is_dir() else shutil.copy)(own / part, tmp_path / part)
-    monkeypatch.setattr(identity, "_OWN", tmp_path)
+    for part in ("hpo/search", "hpo/space", "trainer"):
+        shutil.copytree(code_digest.ROOT / part, tmp_path / part)
+    monkeypatch.setattr(code_digest, "ROOT", tmp_path)
     monkeypatch.setattr(identity, "_installed", identity._installed.__wrapped__)  # as another process would find it
     assert identity.drift(found, identity.identity(study, spec)) == []
-    (tmp_path / "search" / "tpe.py").write_text("# other\n")
-    assert identity.drift(found, identity.identity(study, spec)) == ["the search changed"]
+    for part, what in (("hpo/search/samplers/tpe.py", "search"), ("trainer/step.py", "trainer")):
+        (tmp_path / part).write_text("other = 1\n")
+        assert f"the {what} changed" in identity.drift(found, identity.identity(study, spec))
     assert f"python {sys.version_info[0]}.{sys.version_info[1]} " in found["versions"]
     assert "scikit-learn " in found["versions"]
 

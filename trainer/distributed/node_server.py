@@ -1,5 +1,6 @@
 """Serves the ranks of other hosts: starts those that a host is asked for."""
 
+# pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
 import json

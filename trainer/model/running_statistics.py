@@ -1,5 +1,6 @@
 """Batch norm's running statistics, remembered and put back."""
 
+# pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
 from collections.abc import Iterator

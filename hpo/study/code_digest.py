@@ -1,0 +1,115 @@
+"""Digests of the platform's own code that a move of modules does not change.
+
+What counts is what is defined, whichever module it stands in: the top-level statements of all files, in any order.
+Comments, docstrings, layout, imports of the platform's own names and the paths of its modules do not count.
+`python -m hpo.study.code_digest` keeps the digests beside the bytecode, as the first process that needs them does.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+from hpo.space.hashing import json_sha256, tree_sha256
+
+ROOT = Path(__file__).parents[2]  # of hpo, the trainer and the studies
+FORM = "definitions:"  # begins every digest; what releases up to 0.1 stored, sha256 of files and their paths, has none
+_OWN = ("hpo", "trainer", "studies")
+_PATH = re.compile(rf"(?:{'|'.join(_OWN)})(?:\.\w+)*[.:](\w+)")  # of a module, or of a name in one
+
+
+def digest(place: Path, *more: Path) -> str:
+    """The digest of the Python files at these places, each a file or a directory.
+
+    Parsing takes a second for the whole trainer, so the result is kept in `__pycache__` under the hash of the files.
+    """
+    files = json_sha256([tree_sha256(one, "*.py") for one in (Path(__file__), place, *more)])
+    kept = Path(__file__).parent / "__pycache__" / f"digest-{files[:32]}.{sys.implementation.cache_tag}"
+    try:
+        return kept.read_text(encoding="ascii")
+    except OSError:
+        found = FORM + json_sha256(sorted(_definitions(_sources([place, *more]))))
+    _keep(kept, found)
+    return found
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write the file as a whole, where the platform is installed by who runs it."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        part.write_text(text, encoding="ascii")
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+
+
+def _sources(places: Iterable[Path]) -> Iterator[Path]:
+    for place in places:
+        yield from sorted(place.rglob("*.py")) if place.is_dir() else [place]
+
+
+def _definitions(files: Iterable[Path]) -> set[str]:
+    """sha256 of each top-level statement."""
+    found = set()
+    for file in files:
+        tree = ast.parse(file.read_bytes())
+        for statement in _Moveless(tree).visit(tree).body:
+            found.add(sha256(ast.dump(statement).encode()).hexdigest())
+    return found
+
+
+class _Moveless(ast.NodeTransformer):
+    """Takes out of one module what a move changes."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and _own(node.module)]
+        named = [(node.module, alias) for node in imports for alias in node.names]
+        self._modules = {one.asname or one.name for module, one in named if _is_module(f"{module}.{one.name}")}
+
+    def visit_Import(self, node: ast.Import) -> ast.AST | None:
+        return None if all(_own(alias.name) for alias in node.names) else node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.AST]:
+        dropped = node.module == "__future__" or _own(node.module)
+        return [] if dropped else [ast.ImportFrom(node.module, [alias], node.level) for alias in node.names]
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id in self._modules:
+            return ast.Name(node.attr, node.ctx)  # `module.name` as `name`: modules are renamed
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        path = _PATH.fullmatch(node.value) if isinstance(node.value, str) else None
+        return ast.Constant(path[1]) if path else node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if text else self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        typing = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return None if typing else self.generic_visit(node)
+
+
+def _own(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] in _OWN
+
+
+def _is_module(path: str) -> bool:
+    place = ROOT.joinpath(*path.split("."))
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def installed() -> dict[str, str]:
+    """Component of a study's identity -> the digest of the code behind it: the trainer, and what decides the search."""
+    return {"trainer": digest(ROOT / "trainer"), "search": digest(ROOT / "hpo" / "search", ROOT / "hpo" / "space")}
+
+
+if __name__ == "__main__":
+    print(installed())
