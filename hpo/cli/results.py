@@ -26,8 +26,6 @@ from hpo.cli.options import (
 )
 
 if TYPE_CHECKING:
-    import optuna
-
     from hpo.analysis.follow_up.derived_study import Driven, Found
     from hpo.ledger import Ledger
     from hpo.storage.home import Home
@@ -38,9 +36,8 @@ MetricOption = Annotated[
 ]
 
 
-def _opened(
-    home: str, storage: str | None, study: str | None, metric: str | None
-) -> tuple[Ledger, str, Home, optuna.Study]:
+def _opened(home: str, storage: str | None, study: str | None, metric: str | None) -> tuple[Ledger, str, Home, Any]:
+    """The ledger, the study's name, its home, and the study as Optuna's."""
     from hpo.analysis.models.checkpoints import declared
     from hpo.analysis.plots.optuna_study import to_optuna
     from hpo.storage.lookup import open_study
