@@ -1,4 +1,4 @@
-"""Time, injected: what the driver and its strategies may know of it."""
+"""Injects time: the clock that the driver and its strategies read, real or fake."""
 
 from __future__ import annotations
 

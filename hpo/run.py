@@ -1,4 +1,4 @@
-"""The body of `hpo run` and `hpo resume`: from what the user gave to a driver that runs, with its mirror beside it."""
+"""Runs a study for `hpo run` and `hpo resume`: settles what the user gave, then drives it with its mirror beside it."""
 
 from __future__ import annotations
 

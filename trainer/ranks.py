@@ -1,4 +1,4 @@
-"""One process: what the loop asks of the ranks, answered for free."""
+"""The interface of the ranks that train a trial, as one process answers it."""
 
 # pyright: reportPrivateImportUsage=false
 

@@ -1,4 +1,4 @@
-"""What passes between a training loop and whoever watches it. Torch-free.
+"""Defines the interface between a training loop and whoever watches it: reports, verdicts, outcomes. Torch-free.
 
 The loop calls `Reporter.report` and obeys the `Verdict` it gets back; when it
 ends it returns an `Outcome`. Nothing else crosses this border.

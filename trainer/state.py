@@ -1,4 +1,4 @@
-"""Everything that must survive: one dict with a named item for each thing that training changes.
+"""Holds everything that must survive: one dict with a named item for each thing that training changes.
 
 What the configuration or the seed determines is not state: no random generator, no schedule but its plateau, no
 hyperparameter. So a checkpoint can be trained on under another configuration.

@@ -1,4 +1,4 @@
-"""What a study supplies to be trained: a `Task`."""
+"""Defines `Task`, which a study supplies to be trained."""
 
 from __future__ import annotations
 

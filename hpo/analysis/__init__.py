@@ -1,0 +1,1 @@
+"""Reads the ledger and changes nothing in the studies it reads."""

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live table on a terminal, one line per finished trial elsewhere.
+"""Shows a run while it runs: a live table on a terminal, one line per finished trial elsewhere.
 
 Two refreshes a second at most, of what is new in the ledger. The driver calls `tick`.
 """

@@ -1,4 +1,4 @@
-"""Commands about what trials have left behind: their checkpoints."""
+"""Commands about the models that trials have trained: soup, export, gc."""
 
 from __future__ import annotations
 

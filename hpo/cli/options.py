@@ -1,4 +1,4 @@
-"""What the commands share: their options, what drives a study before the user's eyes, how they end."""
+"""Holds what the commands share: their options, how they drive a study in front of the user, how they end."""
 
 from __future__ import annotations
 

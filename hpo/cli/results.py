@@ -1,4 +1,4 @@
-"""Commands that say what a study has found out: its plots, and what of its parameters matters."""
+"""Commands about a study's results: plot, importance, confirm, ablate."""
 
 from __future__ import annotations
 

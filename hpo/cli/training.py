@@ -1,4 +1,4 @@
-"""Commands that look at the training of a study, in this process; only a trial's diagnosis is recorded."""
+"""Commands that look at training in this process: schedule, lr-find, batch-find, plan, diagnose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that lend a study another process or another host."""
+"""Commands for other processes and hosts: worker, node, migrate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user is told of a study that has ended otherwise than complete, and the command that goes on."""
+"""Writes why a study ended early, and the command that continues it."""
 
 from __future__ import annotations
 

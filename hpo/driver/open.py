@@ -1,4 +1,4 @@
-"""A study's row in the ledger: made once, held against what is asked for now, brought up to date by each driver."""
+"""Opens a study's row in the ledger: creates it, compares it with what is asked for now, brings it up to date."""
 
 from __future__ import annotations
 

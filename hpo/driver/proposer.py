@@ -1,4 +1,4 @@
-"""The sampler, kept in step with the ledger: rebuilt from its rows when it is first needed, told of each end once."""
+"""Proposes configurations: keeps the sampler in step with the ledger, rebuilt from its rows when first needed."""
 
 from __future__ import annotations
 

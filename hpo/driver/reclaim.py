@@ -1,4 +1,4 @@
-"""Taking trials back from workers that are dead or silent."""
+"""Takes trials back from workers that are dead or silent."""
 
 from __future__ import annotations
 

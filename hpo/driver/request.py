@@ -1,4 +1,4 @@
-"""What a driver is asked to do, and what it returns."""
+"""Holds what a driver is asked to do, and what it returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SIGINT, SIGTERM and SIGHUP do to a study that runs."""
+"""Handles SIGINT, SIGTERM and SIGHUP while a study runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A start from what another study has found."""
+"""Reads the trials of another study for a warm start."""
 
 from __future__ import annotations
 

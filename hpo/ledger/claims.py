@@ -1,4 +1,5 @@
-"""A worker's hold on a trial: claim it, renew the lease, be told that it is lost. Bodies for `Ledger.transact`."""
+"""Claims trials for a worker, renews their leases, and tells the worker when one is lost. Bodies for
+`Ledger.transact`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study's driver reads and writes besides the trials it asks for and tells."""
+"""The driver's own queries and transactions, besides asking and telling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transactions of trials that something else decides about, such as Ray Tune. Bodies for `Ledger.transact`.
+"""The transactions of trials that something else, such as Ray Tune, decides about. Bodies for `Ledger.transact`.
 
 What the other calls a trial is a chain of trials here: one begins when it starts, and another, a child, whenever it
 goes on with what a third has learned. So every value keeps the one place it has, wherever the third one stood, and

@@ -1,5 +1,5 @@
-"""What a strategy may read, from the ledger: the objectives' curves, as losses (lower is better, NaN where a value is
-not finite).
+"""Gives a strategy what it may read: the objectives' curves, as losses (lower is better, NaN where a value is not
+finite).
 
 Only closed epochs of fold 0 count. A trial that has ended never changes, so its curve is read once.
 """

@@ -1,4 +1,4 @@
-"""Who a process is, such that another process on the same host can tell whether it still lives."""
+"""Identifies a process so that another one on the same host can tell whether it still lives."""
 
 from __future__ import annotations
 

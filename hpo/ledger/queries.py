@@ -1,4 +1,4 @@
-"""What the ledger says about a study: counts, trials, curves, the digest. Read-only, torch-free."""
+"""Reads what the ledger holds about a study: counts, trials, curves, the digest. Read-only, torch-free."""
 
 from __future__ import annotations
 

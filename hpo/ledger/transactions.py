@@ -1,4 +1,4 @@
-"""The transactions of a trial's life but for its claim: ask, report, finish, lose. Bodies for `Ledger.transact`.
+"""The transactions of a trial's life except its claim: ask, report, finish, lose. Bodies for `Ledger.transact`.
 
 Each takes a Connection inside a write transaction and may run twice if the first commit's fate was unknown; each is
 therefore idempotent, by its key or by its fence.

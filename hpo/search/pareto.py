@@ -1,4 +1,4 @@
-"""Which of several losses are best where there is more than one to judge by: non-domination, and what spreads widest.
+"""Sorts losses of several objectives: non-dominated fronts, and the points of a front that spread widest.
 
 Losses are lower-is-better and of one length. `a` dominates `b` where it is nowhere above and somewhere below it.
 """

@@ -1,4 +1,4 @@
-"""What a study is judged by."""
+"""Objectives and constraints: the metrics by which trials are judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads of a trial's configuration what decides how it is trained: its last epoch, its lanes and its ranks."""
+"""Reads from a trial's configuration how it is trained: its last epoch, its lanes and its ranks."""
 
 from __future__ import annotations
 

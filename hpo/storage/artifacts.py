@@ -1,4 +1,5 @@
-"""What a trial hands over: files/<study>/<trial>/f<fence>.<random>/<name>, each in a directory of its own.
+"""Keeps the files that a trial hands over: files/<study>/<trial>/f<fence>.<random>/<name>, each in a directory of its
+own.
 
 A file is there, synced, before the event that names it is committed, and nothing is ever overwritten: an attempt that
 has lost its trial changes nothing that is shown. The last committed file of a name is the one that is shown.

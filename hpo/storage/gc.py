@@ -1,4 +1,4 @@
-"""`hpo gc`: what the trials that have ended still hold on the disk, and nobody needs.
+"""`hpo gc`: frees what ended trials hold on the disk and nobody needs.
 
 All checkpoints of a trial go, or none. The rows are marked first, in one transaction that is the driver's alone to
 make; then the files go, then metrics.json says what is left, then the mirror takes MLflow's names away. Whatever a kill

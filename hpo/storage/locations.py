@@ -1,4 +1,4 @@
-"""Where a study's checkpoints and the files of its trials lie: in its home, or in a bucket that its row names.
+"""Says where a study's checkpoints and its trials' files lie: in its home, or in a bucket that its row names.
 
 In a bucket, below `<url>/<study>.<uid>`, what concerns trials has the names that it would have below the home. So two
 studies never meet there, and each host needs a home only for itself. The row holds the URL; who may use it is for each

@@ -1,4 +1,4 @@
-"""Which ledger, which study and which MLflow a command means."""
+"""Finds the ledger and the study that a command means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a study goes: trials, epochs and wall-clock time, each a total over all its resumptions."""
+"""Bounds a study: trials, epochs and wall-clock time, each a total over all its resumptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strategy asks of the rest of a study: its order, its window, its sampler; what contradicts it is refused."""
+"""Checks what a strategy requires of the order, the window and the sampler, and refuses contradictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Study declarations: what is searched, how it is judged, and how a worker process finds it again.
+"""Declares a study: what is searched, how it is judged, and how a worker process finds it again.
 
 Torch-free, and free of Optuna: a declaration names its task by a string, imported where it is trained.
 """

@@ -1,4 +1,4 @@
-"""Configurations that are to be tried first: read, and held against the space."""
+"""Reads configurations that are to be tried first, and checks them against the space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a study runs: versions, host, git commit. Recorded, and partly watched for drift."""
+"""Describes where a study runs: versions, host, git commit. Recorded, and partly watched for drift."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides a study's results, by component, and what differs between two of them: drift."""
+"""Computes what decides a study's results, by component, and how two such identities differ: drift."""
 
 from __future__ import annotations
 

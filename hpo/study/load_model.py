@@ -1,4 +1,4 @@
-"""A model from a checkpoint, wherever the directory came from. Weights are safetensors: nothing is unpickled."""
+"""Loads a model from a checkpoint directory, wherever that came from. Weights are safetensors: nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding the module a study is declared in: a shipped one by name, a user's own by file."""
+"""Finds the module in which a study is declared: a bundled one by name, a user's own by file."""
 
 from __future__ import annotations
 

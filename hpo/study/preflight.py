@@ -1,4 +1,4 @@
-"""What can be told of a study before anything is written: a checkpoint, a device or a metric that is not there."""
+"""Refuses before anything is written what can be seen by then: a missing checkpoint, device or metric."""
 
 from __future__ import annotations
 

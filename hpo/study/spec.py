@@ -1,4 +1,4 @@
-"""What a study's row holds: all that a process needs to take part in it."""
+"""Specifies a study as its row stores it: all that a process needs to take part in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study file that `hpo init` writes: hpo/study/my_study.py under another name."""
+"""Writes the study file of `hpo init`: hpo/study/my_study.py under another name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draining: what is new in the ledger goes to the tracker, batch by batch, and then the cursor moves.
+"""Drains a study: sends what is new in the ledger to the tracker, batch by batch, then moves the cursor.
 
 Whoever drains holds the lease `mirror:<study id>`, so one process at a time does. Killed between a send and the commit
 of its cursor, the next one sends the same again, which changes nothing; a run that was created but not yet recorded is

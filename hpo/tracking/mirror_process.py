@@ -1,4 +1,4 @@
-"""The mirror: a process of its own that drains a study's rows from the ledger to a tracker.
+"""The mirror's process, which drains a study from the ledger to a tracker while the study runs.
 
     python -m hpo.tracking.mirror_process --study NAME --home DIR [--storage URL] [--tracking-uri URI] [--once]
 

@@ -1,4 +1,4 @@
-"""What a tracker should show of a study: runs, batches and their order, all computed from the ledger's rows.
+"""Computes from the ledger's rows what a tracker should show of a study: runs, batches and their order.
 
 The mirror sends these batches and `verify` compares them with what the tracker has, so the two cannot disagree about
 what ought to be there. A state of the ledger and what the tracker shows:

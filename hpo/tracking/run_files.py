@@ -1,4 +1,4 @@
-"""The files that a trial's run shows: its checkpoints, what it handed over, and, once it has ended, its models."""
+"""Lists the files that a trial's run shows: its checkpoints, its artifacts and, once it has ended, its models."""
 
 from __future__ import annotations
 

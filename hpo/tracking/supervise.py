@@ -1,4 +1,4 @@
-"""Runs another program such that nothing of it outlives the process that asked for it.
+"""Runs another program so that nothing of it outlives the process that asked for it.
 
     python -m hpo.tracking.supervise MODULE ARGUMENT...
 

@@ -1,4 +1,4 @@
-"""Addresses of trackers: which one a study uses, and whether it is valid."""
+"""Chooses the tracker's address of a study, and checks it."""
 
 from __future__ import annotations
 

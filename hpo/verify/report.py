@@ -1,4 +1,4 @@
-"""What `hpo verify` has found."""
+"""Collects what `hpo verify` finds."""
 
 from __future__ import annotations
 

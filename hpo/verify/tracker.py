@@ -1,4 +1,4 @@
-"""What the tracker shows of a study against what the ledger says it should."""
+"""Compares what the tracker shows of a study with what the ledger says."""
 
 from __future__ import annotations
 

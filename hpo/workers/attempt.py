@@ -1,4 +1,4 @@
-"""One attempt at a trial, once everything around it stands: configuration -> task -> fit -> how it ended."""
+"""Runs one attempt at a trial: configuration, task, fit, outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that was started by hand: which studies it trains for, what it says, when it leaves."""
+"""Serves studies from a worker that was started by hand: which it trains for, and when it leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's trials as lanes of one model: which may train together, and their claims, reports and ends."""
+"""Trains several of a worker's trials as lanes of one model: which fit together, their claims, reports and ends."""
 
 from __future__ import annotations
 

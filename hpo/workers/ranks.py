@@ -1,4 +1,4 @@
-"""A trial of several ranks: the worker keeps the lease and launches them, rank 0 reports for the same claim."""
+"""Trains a trial on several ranks: the worker keeps the lease and launches them, rank 0 reports for its claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a trial's reports go: into the ledger, with the strategy's decision."""
+"""Commits a trial's reports to the ledger, each with the strategy's decision."""
 
 from __future__ import annotations
 

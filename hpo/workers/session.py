@@ -1,4 +1,4 @@
-"""A study as a worker has opened it."""
+"""Holds a study that a worker has opened."""
 
 from __future__ import annotations
 

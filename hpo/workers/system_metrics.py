@@ -1,4 +1,4 @@
-"""What the machine does while a trial trains: metrics under `system/`, which never enter a digest."""
+"""Measures the machine while a trial trains: metrics under `system/`, which never enter a digest."""
 
 from __future__ import annotations
 

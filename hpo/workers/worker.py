@@ -1,4 +1,5 @@
-"""A worker: claim -> rebuild the configuration -> trainer.fit -> finish. One warm process, many trials."""
+"""A worker: claims a trial, rebuilds its configuration, calls trainer.fit and finishes it, one trial after another.
+One warm process, many trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run is told: `TrainConfig` and its parts. Torch-free; the driver imports it.
+"""`TrainConfig`: the configuration of a training run, and its parts. Torch-free; the driver imports it.
 
 Every field has a dotted path (`train.optim.lr`). A field that is None takes the default its comment names.
 """

@@ -1,4 +1,4 @@
-"""`train.activations`: what is kept from the forward pass for the backward pass."""
+"""`train.activations`: which activations are kept for the backward pass, recomputed or offloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train.batch_growth`."""
+"""`train.batch_growth`: batches that grow over a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fields of a configuration are made of."""
+"""Field types that configurations share."""
 
 from __future__ import annotations
 

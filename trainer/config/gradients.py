@@ -1,4 +1,4 @@
-"""`train.clip` and `train.gradients`: what is done to a window's gradient, after its division by the window's count."""
+"""`train.clip` and `train.gradients`: the rules for a window's gradient, after its division by the window's count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train.parallel`."""
+"""`train.parallel`: the ranks of a trial, and how its work is divided among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward pass computes in; what it means is in trainer/model/precision.py."""
+"""`train.precision`: the number format of a forward pass; trainer/model/precision.py applies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`train.schedule`. A field that is None takes the default that `OWN_FIELDS` has for the schedule chosen."""
+"""`train.schedule`: the learning rate's warmup and decay. A field that is None takes the default that `OWN_FIELDS` has
+for the schedule chosen."""
 
 from __future__ import annotations
 

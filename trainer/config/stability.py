@@ -1,4 +1,4 @@
-"""What happens when the loss jumps; how, is in trainer/gradients/loss_spikes.py."""
+"""`train.rollback`: what happens after a loss spike; trainer/gradients/loss_spikes.py does it."""
 
 from __future__ import annotations
 

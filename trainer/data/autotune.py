@@ -1,4 +1,4 @@
-"""How many loader workers: the number that reads quickest here, found by a measurement of a few seconds."""
+"""Chooses the number of loader workers that reads quickest here, by a measurement of a few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look at some of the data before anything is trained on it."""
+"""Checks some of the data before anything is trained on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a task's data set to the windows of an epoch.
+"""Loads a task's data set as the windows of an epoch.
 
 A window is what one optimizer step trains on: `batch_size` samples in micro-batches of `micro_batch_size`; the last
 window of an epoch holds what is left. Of several ranks that hold replicas of the model, each takes its share of every

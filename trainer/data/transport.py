@@ -1,4 +1,4 @@
-"""Batches from one process to another, through anonymous memory whose descriptor is passed along.
+"""Carries batches from one process to another, through anonymous memory whose descriptor is passed along.
 
 Torch passes a descriptor by a second connection to the sender, which then has to answer: a batch that was sent before
 its worker hung or died cannot be received, or is waited for without end. Here all of a batch is in the receiver's

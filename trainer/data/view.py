@@ -1,4 +1,4 @@
-"""What a data set is to the trainer, and the base of those that show another one differently.
+"""Defines the interface of a data set, and the base of those that show another one differently.
 
 A data set is map-style: an epoch takes `len(data)` samples, and `data[index]` is one of them, or
 `data.__getitems__(indices)` a whole batch (a list counts as samples still to be collated). It may also have

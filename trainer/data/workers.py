@@ -1,4 +1,4 @@
-"""Reading micro-batches: in this process, or in worker processes that are watched.
+"""Reads micro-batches: in this process, or in worker processes that are watched.
 
 Torch's DataLoader is not used, for what it does when a worker fails: its timeout raises but neither names nor ends the
 worker (pytorch#96629), after a worker is killed its shutdown may wait for ever on the lock that the dead worker held

@@ -1,2 +1,2 @@
-"""Looking into a training run: what a user asks when a number is not what it should be. `fit` needs none of it but
-`nonfinite`."""
+"""Looks into a training run, for the questions of a user whose numbers are not what they should be. `fit` needs none
+of it but `nonfinite`."""

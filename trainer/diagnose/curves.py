@@ -1,4 +1,4 @@
-"""What training and validation curves say: over- or underfitting, a plateau."""
+"""Reads training and validation curves: over- or underfitting, a plateau."""
 
 from __future__ import annotations
 

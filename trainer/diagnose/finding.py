@@ -1,4 +1,4 @@
-"""What a diagnosis says of one thing it has looked at."""
+"""One finding of a diagnosis: what was looked at, what it means, what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit of a task would do next, without its reports and checkpoints."""
+"""Continues a fit for a few steps without its reports and checkpoints, to look at it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kinds have in common under which a rank holds parts of parameters, as DTensors."""
+"""The base of the kinds under which a rank holds parts of parameters, as DTensors."""
 
 # pyright: reportPrivateImportUsage=false
 

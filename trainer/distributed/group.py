@@ -1,4 +1,4 @@
-"""What all kinds of ranks have in common: their numbers, their agreement, and rank 0 speaking for all."""
+"""The base of all kinds of ranks: their numbers, their agreement, and rank 0 speaking for all."""
 
 # pyright: reportPrivateImportUsage=false
 

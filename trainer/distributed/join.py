@@ -1,4 +1,4 @@
-"""Several ranks that train one trial: what each of them does differently from a process that is alone."""
+"""Makes this process one of the ranks that train a trial, of the kind that the configuration names."""
 
 from __future__ import annotations
 

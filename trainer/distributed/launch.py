@@ -1,4 +1,4 @@
-"""Start the ranks of one trial on this host, watch them, and end them all when one is lost.
+"""Starts the ranks of one trial on this host, watches them, and ends them all when one is lost.
 
 Torch elastic's agent runs them (with no restart: a lost rank ends the attempt, and who launched decides about the
 next), in a way of its own: a rank that is stopped or hangs counts as lost, too, and is named; a rank of ours dies with

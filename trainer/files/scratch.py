@@ -1,4 +1,4 @@
-"""Directories that are of use only while a process works on them, and that a killed one leaves to others. Torch-free.
+"""Makes scratch directories, which a killed process leaves to others to remove. Torch-free.
 
 Who uses one holds a lock on it (flock(2)). The kernel drops that when the process ends, however it ends; unlike a pid
 it is never taken for another's, and means the same in every container of a host.

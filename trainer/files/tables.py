@@ -1,4 +1,4 @@
-"""Reading tables (Parquet, Arrow, CSV, JSON Lines), and refusing what cannot be used, with its place. Torch-free."""
+"""Reads tables (Parquet, Arrow, CSV, JSON Lines), and refuses what cannot be used, with its place. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a window of micro-batches to the gradient the optimizer steps on."""
+"""Accumulates the gradients of a window's micro-batches into the one that the optimizer steps on."""
 
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to a window's gradient between its backward passes and the optimizer's step.
+"""Clips, normalises and centralises a window's gradient between its backward passes and the optimizer's step.
 
 In this order, each only where it is asked for:
 

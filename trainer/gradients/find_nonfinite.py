@@ -1,4 +1,4 @@
-"""Finding out where numbers went bad."""
+"""Finds the module in which numbers first stopped being finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the loss jumps: noticing it, and how training goes on from before it.
+"""Notices a loss spike, and continues training from before it.
 
 A window whose loss lies far above the recent ones is not trained on. Weights and optimizer go back to the last
 scheduled checkpoint, in case the damage is in them already; step and data position go on, so the data that came with

@@ -1,4 +1,4 @@
-"""What keeps a window that is not finite, or empty, from leaving a trace in the model."""
+"""Keeps a window that is not finite, or empty, from leaving a trace in the model."""
 
 # pyright: reportPrivateImportUsage=false
 

@@ -1,4 +1,4 @@
-"""A trial among others: a fit like any other, but that its gradients are computed together with theirs."""
+"""A lane: a fit whose gradients are computed together with those of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lanes compute in their own way, so that a lane's numbers do not depend on the others.
+"""Computes dropout and batch norm lane by lane, so that a lane's numbers do not depend on the others.
 
 Dropout: under `torch.vmap` a random number of "different" randomness depends on how many lanes there are and on the
 place among them. Here a lane's mask comes from a generator of its own, seeded as `trainer.runtime.seeding` says and

@@ -1,4 +1,4 @@
-"""What the losses share: full precision under autocast, masks, and checks of shapes."""
+"""The base of the losses: full precision under autocast, masks, and checks of shapes."""
 
 from __future__ import annotations
 

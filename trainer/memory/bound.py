@@ -1,4 +1,4 @@
-"""What bounds the memory of a step, and the micro-batch that follows from it."""
+"""Bounds the memory of a step, and chooses the micro-batch that follows from it."""
 
 from __future__ import annotations
 

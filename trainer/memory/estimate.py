@@ -1,4 +1,4 @@
-"""How much memory a training step needs, found out before the first one.
+"""Estimates how much memory a training step needs, before the first one.
 
 One window is trained on for show: the model, its optimizer and the batch are fake tensors (torch's FakeTensorMode),
 which have shapes and lifetimes but no storage. Adding up what is alive at every operation gives the high-water mark

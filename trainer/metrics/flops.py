@@ -1,5 +1,5 @@
-"""How much of what a device could compute is the model's own arithmetic: model FLOPs utilisation (Chowdhery et al.
-2022, arXiv 2204.02311, appendix B).
+"""Computes model FLOPs utilisation: how much of a device's arithmetic is the model's own (Chowdhery et al. 2022, arXiv
+2204.02311, appendix B).
 
 A step's operations are counted, not run, on fake tensors: products, convolutions and attention, forward and backward;
 what activation checkpointing computes again is not the model's.

@@ -1,4 +1,4 @@
-"""The running epoch's numbers, and the count of steps that were not finite."""
+"""Sums up the running epoch's numbers, and counts the steps that were not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching a metric over the epochs: is it better, has it stopped improving."""
+"""Watches a metric over the epochs: whether it is better, whether it has stopped improving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a training run is getting on, in one line, from numbers that the host has anyway: nothing waits for the device.
+"""Shows a training run's progress in one line, from numbers that the host has anyway: nothing waits for the device.
 
 Step 5000/100000 | loss 2.347 | ppl 10.45 | lr 2.8e-4 | 1.24M tok/s | mem 72/80 GB | grad norm 0.67 | clipped 0.3% |
 data 1.2% | ETA 22h15m

@@ -1,4 +1,4 @@
-"""How fast a training run goes: the running epoch's times and rates."""
+"""Measures how fast a training run goes: the running epoch's times and rates."""
 
 from __future__ import annotations
 

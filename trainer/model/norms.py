@@ -1,4 +1,4 @@
-"""Which modules of a model are normalisations."""
+"""Lists the modules of a model that are normalisations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for the backward pass, elsewhere meanwhile: in the host's memory, or in a file.
+"""Offloads what a forward pass keeps for the backward pass: to the host's memory, or to a file.
 
 The file has no name, so it goes with the process, however that ends; what it held is begun anew once nothing of it is
 waited for. Parameters, and views of them, stay where they are. Numbers are the same to the bit.

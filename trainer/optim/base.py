@@ -1,4 +1,4 @@
-"""What the optimizers written here share."""
+"""The base of the optimizers that are written here."""
 
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations

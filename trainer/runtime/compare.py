@@ -1,4 +1,4 @@
-"""Whether one value of a metric is better than another."""
+"""Compares two values of a metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device of a configuration, and whether its memory ran out."""
+"""Picks the device of a configuration, and recognises that its memory ran out."""
 
 from __future__ import annotations
 

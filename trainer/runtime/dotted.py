@@ -1,4 +1,4 @@
-"""Things of the user's own, named in a configuration as `package.module:name`."""
+"""Imports a user's own function or class that a configuration names as `package.module:name`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the epochs of a run lie among its steps."""
+"""Maps the epochs of a run to its steps."""
 
 from __future__ import annotations
 

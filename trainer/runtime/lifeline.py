@@ -1,4 +1,4 @@
-"""A process that dies with the one that started it."""
+"""Ends a process when the one that started it dies."""
 
 from __future__ import annotations
 

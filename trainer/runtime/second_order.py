@@ -1,4 +1,4 @@
-"""What is differentiated twice: Sophia's curvature, and a penalty on gradients."""
+"""Makes second derivatives possible: for Sophia's curvature, and for a penalty on gradients."""
 
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations

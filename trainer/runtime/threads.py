@@ -1,4 +1,5 @@
-"""How many threads a number may come from: over another number a sum differs in its last bits. Torch-free."""
+"""Chooses how many threads may compute a number: over another number of threads a sum differs in its last bits.
+Torch-free."""
 
 from __future__ import annotations
 

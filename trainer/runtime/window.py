@@ -1,4 +1,4 @@
-"""What one window's forward and backward passes leave behind."""
+"""Holds what one window's forward and backward passes leave behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpo confirm`: the best trials again under other seeds, judged also by what no trial was selected by.
+"""`hpo confirm`: the best trials again under other seeds, judged by held-out values too.
 
 The best of many trials is partly the luckiest: its own value is too good on average. What its configuration is worth
 is said by runs that took no part in the choice, and by data that took none.

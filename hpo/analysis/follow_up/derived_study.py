@@ -1,4 +1,4 @@
-"""Studies of listed configurations, made from what another study has found: how they are run, and what came of them."""
+"""Derives a study of listed configurations from another study, runs it and reads its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a study, Optuna's own: each as a PNG by matplotlib, all of them on one page that plotly moves."""
+"""Draws Optuna's plots of a study: each as a PNG by matplotlib, all of them on one page by plotly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the difference between a study's trials each parameter explains."""
+"""Computes how much of the difference between a study's trials each parameter explains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study of the ledger as an Optuna study: for its plots, its importances and optuna-dashboard."""
+"""Turns a study of the ledger into an Optuna study, for its plots, its importances and optuna-dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands along the axes of the plots: few figures, plain ones, whole numbers where a parameter has no others."""
+"""Places the ticks along a plot's axes: few, plain, and whole numbers where a parameter has no others."""
 
 from __future__ import annotations
 

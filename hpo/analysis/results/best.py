@@ -1,4 +1,4 @@
-"""The best trial, or those of a Pareto front: what they were, and how to train them again."""
+"""Reads the best trial, or those of a Pareto front, and the command that trains each again."""
 
 from __future__ import annotations
 

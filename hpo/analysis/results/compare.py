@@ -1,4 +1,4 @@
-"""Trials side by side: one row per trial, best first; as text, JSON, CSV or Parquet.
+"""Lays trials side by side: one row per trial, best first; as text, JSON, CSV or Parquet.
 
 Column names follow MLflow's `search_runs`: `metrics.<key>` and `params.<path>`, and `values.<metric>` for what
 the trial was judged by, at the end of epoch `judged_epoch`, of which its metrics are, too; `epoch` and `step` are how

@@ -1,4 +1,5 @@
-"""A study as its driver watches it: what has ended, how far the rest is, how fast it goes. It only reads the ledger."""
+"""Reads a study's progress while it runs: what has ended, how far the rest is, how fast it goes. It only reads the
+ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far studies are, as text."""
+"""Writes how far studies are as text."""
 
 from __future__ import annotations
 

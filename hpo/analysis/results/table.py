@@ -1,4 +1,4 @@
-"""Trials side by side as text: what they were judged by, the parameters that differ, then the first metrics."""
+"""Writes trials side by side as text: objectives, the parameters that differ, then the first metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trial in full: what was asked, what came of it, and how it got there."""
+"""Shows one trial in full: parameters, results, attempts, checkpoints, events and error."""
 
 from __future__ import annotations
 

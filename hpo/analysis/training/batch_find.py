@@ -1,4 +1,4 @@
-"""How large a batch is worth while, and how much memory it takes: what `hpo batch-find` shows."""
+"""`hpo batch-find`: measures from which batch size on a larger one stops paying, and the memory it takes."""
 
 from __future__ import annotations
 

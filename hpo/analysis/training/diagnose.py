@@ -1,4 +1,4 @@
-"""What is wrong with a trial, or with a configuration: what `hpo diagnose` shows."""
+"""`hpo diagnose`: finds what is wrong with a trial or a configuration."""
 
 from __future__ import annotations
 

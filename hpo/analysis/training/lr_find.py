@@ -1,4 +1,4 @@
-"""The learning-rate range test of a study's configuration: what `hpo lr-find` shows."""
+"""`hpo lr-find`: runs the learning-rate range test of a study's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What of a study fits a memory: what `hpo plan` shows, by the estimate of a step (trainer/memory/estimate.py)."""
+"""`hpo plan`: tells which configurations of a study fit a memory, by the estimate of a step
+(trainer/memory/estimate.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning rates that a study's configuration gives to its steps: what `hpo schedule` shows."""
+"""`hpo schedule`: shows the learning rates that a study's configuration gives to its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration as one process trains it, which is what the finders and `hpo diagnose` look at."""
+"""Turns a configuration into one that a single process trains, for the finders and `hpo diagnose`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainable of Ray Tune's needs to know of its study."""
+"""Holds what a trainable of Ray Tune needs to know of its study."""
 
 from __future__ import annotations
 

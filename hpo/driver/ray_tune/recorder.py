@@ -1,4 +1,4 @@
-"""What Ray Tune decides, recorded where the Tuner is: which trials it stops, pauses, starts again and gives up."""
+"""Records Ray Tune's decisions where the Tuner runs: which trials it stops, pauses, restarts and gives up."""
 
 from __future__ import annotations
 

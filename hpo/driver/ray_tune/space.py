@@ -1,4 +1,4 @@
-"""A space as Ray Tune has it: domains to draw from, and what it asks for brought back to what the space has."""
+"""Translates a space into Ray Tune's domains, and Tune's samples back into values of the space."""
 
 from __future__ import annotations
 

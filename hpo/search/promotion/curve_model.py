@@ -1,4 +1,4 @@
-"""What learning curves and configurations say of how trials will end: a Gaussian process over both.
+"""Models learning curves and configurations by a Gaussian process, to predict how trials will end.
 
 With x a configuration's features and i a trial, the best loss up to an epoch, warped, is a power law of the epoch
 (Kadra et al. 2023, "Scaling Laws for Hyperparameter Optimization"; there by an ensemble of networks):

@@ -1,4 +1,4 @@
-"""Freeze and thaw: every trial waits at its rungs, and of those at one the trials go on that promise most.
+"""Freeze-thaw: every trial waits at its rungs, and the most promising of a rung go on.
 
 The strategy brings a sampler of its own, since one model makes both choices: `promote` says which trials go on that
 wait, as many as ASHA's quota lets, and where there is none the sampler which configuration begins.

@@ -1,4 +1,4 @@
-"""What to try next: the contract of samplers.
+"""The contract of samplers: what to try next.
 
 A sampler lives in the driver and can be rebuilt from the ledger at any time: `ask` is a function of the study's seed,
 the trial's number, the trials told and the trials open, never of how the sampler came to know them. Every ask has a

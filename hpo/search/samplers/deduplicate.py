@@ -1,4 +1,4 @@
-"""Around the sampler of a space with few configurations: none is proposed twice while there are others."""
+"""Wraps the sampler of a space with few configurations, so that none is proposed twice while there are others."""
 
 from __future__ import annotations
 

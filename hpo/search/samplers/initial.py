@@ -1,4 +1,4 @@
-"""What stands before a sampler's own proposals: configurations of the user's, and draws around priors."""
+"""Puts the user's configurations and draws around priors before a sampler's own proposals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to stop a trial: the contract of strategies.
+"""The contract of strategies: when to stop a trial.
 
 A strategy is a frozen pydantic model, its options are its fields, and its JSON is its specification. It holds no
 state: a decision is a function of the history alone, so it is the same after any restart. Values are losses

@@ -1,4 +1,4 @@
-"""What strategies share that decide at intervals of epochs."""
+"""The base of strategies that decide at intervals of epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where trials run: the executors by name, and which one, how many workers and what for each a command means."""
+"""Chooses where trials run: the executors by name, how many workers, and what each of them has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workers in slots, each a process that serves many trials; one that dies is replaced, until too many have given up."""
+"""Keeps workers in slots, each a process that serves many trials; replaces one that dies, until too many have given
+up."""
 
 from __future__ import annotations
 

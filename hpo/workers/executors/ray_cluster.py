@@ -1,4 +1,4 @@
-"""A connection to Ray: to the cluster of RAY_ADDRESS, else to a Ray of this host that lives as long as it is needed."""
+"""Connects to Ray: to the cluster of RAY_ADDRESS, else to a Ray of this host that lives as long as it is needed."""
 
 from __future__ import annotations
 
