@@ -1,5 +1,7 @@
-"""Defines `hpo` and its commands about a whole study: init, run, resume, status, best, show, compare, ui, verify, sync. Each
-imports what it needs when it runs: `hpo --help` must not wait for torch, MLflow or Optuna."""
+"""Defines `hpo` and its commands about a whole study: init, run, resume, status, best, show, compare, ui, verify, sync.
+
+Each imports what it needs when it runs: `hpo --help` must not wait for torch, MLflow or Optuna.
+"""
 
 from __future__ import annotations
 
