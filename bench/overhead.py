@@ -70,7 +70,7 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
 
 def product(directory: Path) -> Callable[[int], dict[str, float]]:
     """Seconds of `hpo run --executor inline` for so many trials, from the declaration to a mirror that has drained."""
-    from hpo.driver.request import Request
+    from hpo.driver.request import RunRequest
     from hpo.run import run as search
     from hpo.storage.home import Home
 
@@ -80,7 +80,7 @@ def product(directory: Path) -> Callable[[int], dict[str, float]]:
         nonlocal done
         done += trials
         started = time.perf_counter()
-        request = Request(home, reference=STUDY, trials=done, executor="inline")
+        request = RunRequest(home, reference=STUDY, trials=done, executor="inline")
         result = search(request, lambda *_: lambda notice: None)
         assert result.state == "complete" and result.behind == 0, result
         return {"run": time.perf_counter() - started}
@@ -91,7 +91,7 @@ def product(directory: Path) -> Callable[[int], dict[str, float]]:
 def _study(directory: Path) -> tuple[Home, Ledger, Callable[[int], float]]:
     """A home for the study that trains nothing, and how to drive so many more trials of it: the seconds it took."""
     from hpo.driver.loop import Driver
-    from hpo.driver.request import Options, Request
+    from hpo.driver.request import DriverOptions, RunRequest
     from hpo.driver.resolve import declare
     from hpo.ledger import Ledger
     from hpo.storage.home import Home
@@ -104,8 +104,8 @@ def _study(directory: Path) -> tuple[Home, Ledger, Callable[[int], float]]:
     def drive(trials: int) -> float:
         nonlocal done
         done += trials
-        study, spec = declare(Request(home, reference=STUDY), ledger, workers=1)
-        driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=done), Inline())
+        study, spec = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
+        driver = Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=done), Inline())
         driver.acquire()
         started = time.perf_counter()
         driver.run()

@@ -74,15 +74,15 @@ def driven(
 
     from hpo.cli.live import View
     from hpo.driver.loop import Driver
-    from hpo.driver.proposer import Asking
-    from hpo.driver.request import Options, Request
+    from hpo.driver.proposer import LedgerProposer
+    from hpo.driver.request import DriverOptions, RunRequest
     from hpo.driver.resolve import declare
     from hpo.ledger import Ledger
     from hpo.storage.metrics_json import Results
 
     ledger = Ledger(home.create().storage)
-    study, spec = declare(Request(home, reference=STUDY, strategy=strategy, overrides=overrides), ledger, workers=1)
-    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=trials), executor)
+    study, spec = declare(RunRequest(home, reference=STUDY, strategy=strategy, overrides=overrides), ledger, workers=1)
+    driver = Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=trials), executor)
     driver.acquire()
     view = View(ledger, spec.name, Console(file=io.StringIO()), workers=1)
     results = Results(ledger, spec.name, home)
@@ -91,16 +91,16 @@ def driven(
         results.tick()
         view.tick()
 
-    asks = Asking.ask
+    asks = LedgerProposer.ask
     try:
         if clocked is None:
             driver.run(tick)
         else:
-            Asking.ask = clocked("ask", asks)  # type: ignore[method-assign]
+            LedgerProposer.ask = clocked("ask", asks)  # type: ignore[method-assign]
             executor.step = clocked("worker", executor.step)
             driver.run(clocked("ticks", tick))
     finally:
-        Asking.ask = asks  # type: ignore[method-assign]
+        LedgerProposer.ask = asks  # type: ignore[method-assign]
         driver.release()
         ledger.close()
 
@@ -192,7 +192,7 @@ def waiting(directory: Path, strategy: str) -> None:
     from hpo.ledger import Ledger
     from hpo.ledger.history import Curves, LedgerHistory
     from hpo.ledger.tables import trials
-    from hpo.search.promotion.base import Board, promoting
+    from hpo.search.promotion.base import RungView, promoting
     from hpo.storage.home import Home
     from hpo.study.declaration import load
 
@@ -209,7 +209,7 @@ def waiting(directory: Path, strategy: str) -> None:
         number = min(paused, key=lambda number: curves.curves[number][-1][0])  # at the first rung, where most are
         epoch = curves.curves[number][-1][0]
         trial = connection.execute(trials.select().where(trials.c.number == number)).one()
-        board = Board(curves.curves, curves.states, {}, curves.order)
+        board = RungView(curves.curves, curves.states, {}, curves.order)
 
         def decide() -> None:
             promotes.decide(LedgerHistory(curves, connection, trial.id, number, epoch, None))
@@ -284,7 +284,7 @@ def serve(storage: str, root: str, study_id: int, workers: int) -> None:
 def reports(directory: Path, workers: int, seconds: float) -> None:
     """Print how busy a driver is whose workers report once a second each."""
     from hpo.driver.loop import Driver
-    from hpo.driver.request import Options, Request
+    from hpo.driver.request import DriverOptions, RunRequest
     from hpo.driver.resolve import declare
     from hpo.ledger import Ledger, queries
     from hpo.storage.home import Home
@@ -292,8 +292,10 @@ def reports(directory: Path, workers: int, seconds: float) -> None:
     count = "SELECT count(*) FROM (SELECT DISTINCT trial_id, step FROM reports) AS told"
     home = Home(directory / "reports")
     ledger = Ledger(home.create().storage)
-    study, spec = declare(Request(home, reference=STUDY, strategy="asha", window=2 * workers), ledger, workers=1)
-    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=10**6), Elsewhere(workers))
+    study, spec = declare(RunRequest(home, reference=STUDY, strategy="asha", window=2 * workers), ledger, workers=1)
+    driver = Driver(
+        ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=10**6), Elsewhere(workers)
+    )
     driver.acquire()
     marks: list[tuple[float, float, float]] = []
 

@@ -23,7 +23,7 @@ class Ours:
         self, sampler: str, strategy: str | None, dimensions: int, seed: int, window: int | None = None
     ) -> None:
         from hpo import Float, Objective
-        from hpo.search.promotion.base import Promoting
+        from hpo.search.promotion.base import PromotionStrategy
         from hpo.search.samplers.registry import make_sampler
         from hpo.search.strategies.base import DEFAULT, make_strategy
         from hpo.space.space import Space
@@ -31,7 +31,7 @@ class Ours:
         space = Space({f"x{i}": Float(0.0, 1.0) for i in range(dimensions)})
         self._sampler = make_sampler(sampler, space, [Objective("loss", select="best")], seed)
         self._strategy = make_strategy(DEFAULT if strategy is None else strategy)
-        self._promoting = self._strategy if isinstance(self._strategy, Promoting) else None
+        self._promoting = self._strategy if isinstance(self._strategy, PromotionStrategy) else None
         self._names, self._window = list(space.dimensions), window
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._states: dict[int, str] = {}
@@ -39,11 +39,11 @@ class Ours:
         self._told = 0  # ordered: the trials before this one have been
 
     def next(self) -> tuple[int, Sequence[float] | None] | None:
-        from hpo.search.promotion.base import Board, Featuring
+        from hpo.search.promotion.base import Featuring, RungView
 
         if self._promoting and "paused" in self._states.values():
             points = self._sampler.features() if isinstance(self._sampler, Featuring) else {}
-            board = Board(self._curves, self._states, points, by_best=True)
+            board = RungView(self._curves, self._states, points, by_best=True)
             for number in self._promoting.promote(board, last=False):
                 self._states[number] = "running"
                 self._sampler.adopt(self._record(number).open())

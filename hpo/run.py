@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpo.driver.loop import Driver
-from hpo.driver.request import LEASE_SECONDS, Options, Request, Result
+from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest, RunResult
 from hpo.driver.resolve import begun, declare
 from hpo.driver.signals import Signals
 from hpo.errors import NoLedger, UserError
@@ -24,17 +24,17 @@ from hpo.study.spec import StudySpec
 from hpo.text import command, spelled
 from hpo.tracking.mlflow import silence
 from hpo.tracking.uri import check_uri, tracker_name, tracking_uri_of
-from hpo.workers.executors.placement import Placement, Settled, elsewhere
+from hpo.workers.executors.placement import Placement, PlacementRequest, elsewhere
 
 MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
 
-def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], None]]) -> Result:
+def run(request: RunRequest, watch: Callable[[Ledger, str, int], Callable[[str], None]]) -> RunResult:
     """Drive the study to its end or its interruption.
 
     `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one.
     """
-    said = Placement(request.executor, request.workers, request.resources, request.scheduler)
+    said = PlacementRequest(request.executor, request.workers, request.resources, request.scheduler)
     asked = said.settled()
     if asked.executor == "ray-tune":
         request = _decided_by_tune(request)
@@ -62,7 +62,7 @@ def run(request: Request, watch: Callable[[Ledger, str, int], Callable[[str], No
     lease_timeout = request.lease_timeout or _lease_seconds()
     home = request.home.create()
     ledger = known or Ledger(storage)
-    options = Options(
+    options = DriverOptions(
         home=home,
         storage=ledger.url,
         tracking_uri=_tracking_uri(request, ledger, spec.name),
@@ -106,10 +106,10 @@ def _drive(
     driver: Driver,
     ledger: Ledger,
     spec: StudySpec,
-    options: Options,
+    options: DriverOptions,
     on_tick: Callable[[str], None],
     write_results: Callable[[], None],
-) -> Result:
+) -> RunResult:
     from hpo.tracking import mirror_process
 
     def behind() -> int:
@@ -120,7 +120,7 @@ def _drive(
         write_results()
         if not behind():
             on_tick("")
-            return Result(spec.name, state, driver.reason, 0, None)
+            return RunResult(spec.name, state, driver.reason, 0, None)
     mirroring = mirror_process.spawn(options.home, options.storage, options.tracking_uri, spec.name)
     signals = Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"))
 
@@ -140,10 +140,10 @@ def _drive(
                 on_tick(f"waiting for MLflow to take the {last}")
             left = mirror_process.finish(mirroring, ledger, options.tracking_uri, spec.name)
     on_tick("")
-    return Result(spec.name, state, driver.reason, left, signals.first)
+    return RunResult(spec.name, state, driver.reason, left, signals.first)
 
 
-def _driver_of(placement: Settled) -> type[Driver]:
+def _driver_of(placement: Placement) -> type[Driver]:
     if placement.executor != "ray-tune":
         return Driver
     from hpo.driver.ray_tune.driver import TuneDriver  # and with it Ray
@@ -151,7 +151,7 @@ def _driver_of(placement: Settled) -> type[Driver]:
     return TuneDriver
 
 
-def _decided_by_tune(request: Request) -> Request:
+def _decided_by_tune(request: RunRequest) -> RunRequest:
     """What a scheduler of Tune's leaves to say. Raises UserError for what it has taken over."""
     given = {"--strategy": request.strategy not in (None, "none"), "--order ordered": request.order == "ordered"}
     given |= {"--epochs": request.epochs, "--time": request.seconds}
@@ -173,10 +173,10 @@ def _bounded_by_trials(ledger: Ledger | None, name: str) -> None:
         )
 
 
-def _last(ledger: Ledger, name: str) -> Placement:
+def _last(ledger: Ledger, name: str) -> PlacementRequest:
     """Where the study's trials ran last."""
     row = _row(ledger, name)
-    return Placement() if row is None else Placement.of(row["environment"])
+    return PlacementRequest() if row is None else PlacementRequest.of(row["environment"])
 
 
 def _row(ledger: Ledger | None, name: str) -> Mapping[Any, Any] | None:
@@ -187,7 +187,7 @@ def _row(ledger: Ledger | None, name: str) -> Mapping[Any, Any] | None:
         return queries.study_row(connection, name)
 
 
-def _tracking_uri(request: Request, ledger: Ledger, name: str) -> str:
+def _tracking_uri(request: RunRequest, ledger: Ledger, name: str) -> str:
     """Where the study is tracked: as given, else where it was begun, else in the home."""
     if begun(ledger, name):
         return tracking_uri_of(ledger, name, request.home, request.tracking_uri)

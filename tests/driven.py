@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpo.driver.loop import Driver
-from hpo.driver.request import Options, Request
+from hpo.driver.request import DriverOptions, RunRequest
 from hpo.driver.resolve import declare
 from hpo.ledger import Ledger
 from hpo.workers.executors.inline import Inline
@@ -14,7 +14,7 @@ from hpo.workers.executors.inline import Inline
 
 def driven(
     ledger: Ledger,
-    request: Request,
+    request: RunRequest,
     executor: Any = None,
     *,
     workers: int = 1,
@@ -27,7 +27,9 @@ def driven(
     """
     study, spec = declare(request, ledger, workers=workers)
     home = request.home
-    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, **options), executor or Inline())
+    driver = Driver(
+        ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, **options), executor or Inline()
+    )
     driver.acquire()
     try:
         return spec.name, driver.run(lambda: tick(driver))

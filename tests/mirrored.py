@@ -83,7 +83,7 @@ class Made:
         checkpoint: CheckpointRef | None = None,
     ) -> None:
         checkpoint = checkpoint and replace(checkpoint, metrics=metrics)
-        lane = transactions.LaneReport(
+        lane = transactions.TrialReport(
             taken,
             step,
             metrics,

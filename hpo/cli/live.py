@@ -27,7 +27,7 @@ from hpo.space.trial_state import STATES
 from hpo.text import command, counted, endings, portion
 
 if TYPE_CHECKING:
-    from hpo.driver.request import Result
+    from hpo.driver.request import RunResult
 
 REFRESH_SECONDS = 0.5
 SILENCE = 30.0  # seconds after which a run that prints lines says what it is doing
@@ -257,7 +257,7 @@ def _cells(trial: Trial, best: bool, judged: int, held: bool) -> list[Text]:
     ]
 
 
-def summary(progress: Progress, result: Result) -> str:
+def summary(progress: Progress, result: RunResult) -> str:
     """What a run leaves behind: how it ended, the best trial, where the rest is, what to do next."""
     states = progress.states
     counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])

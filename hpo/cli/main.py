@@ -118,14 +118,14 @@ def run(
     allow_drift: DriftOption = False,
 ) -> None:
     """Search until trials, epochs or time are used up. A study that exists is continued."""
-    from hpo.driver.request import Request
+    from hpo.driver.request import RunRequest
     from hpo.storage.home import Home
     from hpo.study import enqueue as enqueued
     from hpo.study.budget import parse_time
     from hpo.workers.executors.resources import Resources
 
     options.drive(
-        Request(
+        RunRequest(
             home=Home.at(home),
             reference=study,
             name=name,
@@ -170,7 +170,7 @@ def resume(
     allow_drift: DriftOption = False,
 ) -> None:
     """Continue an interrupted study from its last checkpoints. More may be asked for."""
-    from hpo.driver.request import Request
+    from hpo.driver.request import RunRequest
     from hpo.storage.home import Home
     from hpo.storage.lookup import open_study
     from hpo.study.budget import parse_time
@@ -178,7 +178,7 @@ def resume(
     from hpo.workers.executors.resources import Resources
 
     ledger, name, at = open_study(home, storage, study, upgrade=True)
-    request = Request(
+    request = RunRequest(
         home=Home.at(home),
         name=name,
         trials=trials,

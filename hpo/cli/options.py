@@ -19,7 +19,7 @@ from hpo.cli import secret_files
 from hpo.errors import HpoError, UserError
 
 if TYPE_CHECKING:
-    from hpo.driver.request import Request, Result
+    from hpo.driver.request import RunRequest, RunResult
     from hpo.ledger import Ledger
 
 INTERRUPTED = 130
@@ -298,13 +298,13 @@ def starting(
         end()
 
 
-def drive(request: Request, *, quiet: bool = False) -> None:
+def drive(request: RunRequest, *, quiet: bool = False) -> None:
     """Run or resume, and show it."""
     with starting("reading the study and its data ...", None if quiet else sys.stderr) as begun:
         _drive(request, begun)
 
 
-def _drive(request: Request, begun: Callable[[], None]) -> None:
+def _drive(request: RunRequest, begun: Callable[[], None]) -> None:
     from rich.console import Console
 
     from hpo.cli.live import View, summary
@@ -342,9 +342,9 @@ def _drive(request: Request, begun: Callable[[], None]) -> None:
         console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
 
 
-def _left(ledger: Ledger, name: str, request: Request) -> Result:
+def _left(ledger: Ledger, name: str, request: RunRequest) -> RunResult:
     """How a run that was interrupted before its workers began, or after they had left, has left the study."""
-    from hpo.driver.request import Result
+    from hpo.driver.request import RunResult
     from hpo.ledger import queries
     from hpo.tracking import mirror_process
     from hpo.tracking.uri import tracker_name, tracking_uri_of
@@ -353,4 +353,4 @@ def _left(ledger: Ledger, name: str, request: Request) -> Result:
         state = queries.study_row(connection, name)["state"]
     tracker = tracker_name(tracking_uri_of(ledger, name, request.home, request.tracking_uri))
     behind = mirror_process.behind(ledger, tracker, name)
-    return Result(name, "interrupted" if state == "open" else state, "", behind, signal.SIGINT)
+    return RunResult(name, "interrupted" if state == "open" else state, "", behind, signal.SIGINT)

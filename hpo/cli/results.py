@@ -26,7 +26,7 @@ from hpo.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hpo.analysis.follow_up.derived_study import Driven, Found
+    from hpo.analysis.follow_up.derived_study import RunDefaults, SourceStudy
     from hpo.ledger import Ledger
     from hpo.storage.home import Home
 
@@ -193,20 +193,20 @@ def _derived(
     executor: str | None,
     workers: int | None,
     tracking_uri: str | None,
-) -> tuple[Ledger, Found, Driven]:
+) -> tuple[Ledger, SourceStudy, RunDefaults]:
     """The study that is looked at, and how one made from it is driven: by default as it was."""
-    from hpo.analysis.follow_up.derived_study import Driven, found
+    from hpo.analysis.follow_up.derived_study import RunDefaults, found
     from hpo.storage.lookup import open_study
     from hpo.tracking.uri import tracking_uri_of
-    from hpo.workers.executors.placement import Placement
+    from hpo.workers.executors.placement import PlacementRequest
 
     ledger, name, at = open_study(home, storage, study)
     uri = tracking_uri_of(ledger, name, at, tracking_uri)
-    return ledger, found(ledger, name), Driven(at, Placement(executor, workers), storage, uri)
+    return ledger, found(ledger, name), RunDefaults(at, PlacementRequest(executor, workers), storage, uri)
 
 
 def _drive(
-    ledger: Ledger, of: Found, name: str, listed: Sequence[Mapping[str, Any]], driven: Driven, *, quiet: bool
+    ledger: Ledger, of: SourceStudy, name: str, listed: Sequence[Mapping[str, Any]], driven: RunDefaults, *, quiet: bool
 ) -> None:
     """Run the derived study to its end, before the user's eyes or on standard error."""
     from contextlib import nullcontext, redirect_stdout

@@ -16,7 +16,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")  # of an object: another one in every
 FORGIVEN = "failures_forgiven"  # the event of a resume after such an end
 
 
-class Streak:
+class FailureStreak:
     """The failures in a row, in the order of tells, that share one traceback; trials below `forgiven` do not count."""
 
     def __init__(self, forgiven: int, rows: Iterable[RowMapping] = ()) -> None:

@@ -9,9 +9,9 @@ from sqlalchemy.engine import Connection, RowMapping
 from hpo.clock import Clock, SystemClock
 from hpo.driver import end_reason, failure_streak
 from hpo.driver.open import check_home, continued, open_study, write_changes
-from hpo.driver.proposer import Asking, Listing
+from hpo.driver.proposer import LedgerProposer, ListProposer
 from hpo.driver.reclaim import Reclaimer
-from hpo.driver.request import Options
+from hpo.driver.request import DriverOptions
 from hpo.driver.stopwatch import Stopwatch
 from hpo.ledger import Ledger, driver_queries, transactions
 from hpo.ledger.driver_queries import trained
@@ -19,7 +19,7 @@ from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process_id import Process
 from hpo.search.population.base import breeding, planned_epochs
-from hpo.search.promotion.base import Board, promoting
+from hpo.search.promotion.base import RungView, promoting
 from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.study.budget import Budget
@@ -41,7 +41,7 @@ class Driver:
         ledger: Ledger,
         study: Study,
         spec: StudySpec,
-        options: Options,
+        options: DriverOptions,
         executor: Executor,
         clock: Clock | None = None,
     ) -> None:
@@ -187,8 +187,10 @@ class Driver:
             told = [number for number in due if number in ended]  # all, unless the window has changed
         self._rows = {row["number"]: row for row in rows}
         self._judge_failures(in_order, told)
-        asking = Asking(self._ledger, self._study, self._spec, self._curves, self._rows, told, self._streak.forgiven)
-        self._asking = Listing(self._study, self._spec) if self._spec.listed else asking
+        asking = LedgerProposer(
+            self._ledger, self._study, self._spec, self._curves, self._rows, told, self._streak.forgiven
+        )
+        self._asking = ListProposer(self._study, self._spec) if self._spec.listed else asking
         self._told = len(told)
         self._open = self._rows.keys() - set(told)
         self._ended_rows = {number: self._rows[number] for number in ended & self._open}
@@ -207,10 +209,10 @@ class Driver:
 
     def _judge_failures(self, in_order: Sequence[RowMapping], told: Sequence[int]) -> None:
         """Count on where the last driver stopped; a study that failures have ended, and that may go on, begins anew."""
-        so_far = failure_streak.Streak(self._forgiven_before, in_order)
-        self._streak = failure_streak.Streak(self._forgiven_before, (self._rows[number] for number in told))
+        so_far = failure_streak.FailureStreak(self._forgiven_before, in_order)
+        self._streak = failure_streak.FailureStreak(self._forgiven_before, (self._rows[number] for number in told))
         if self._state == "stopped" and self._short():
-            self._streak = failure_streak.Streak(self._asked)
+            self._streak = failure_streak.FailureStreak(self._asked)
         elif so_far.full and not self._short():
             self._streak = so_far
 
@@ -341,7 +343,7 @@ class Driver:
             return []
         self._looked, points, seen = last, self._asking.features(), self._curves
         self._ledger.look(lambda c: self._curves.refresh(c, None))
-        found = Board(seen.curves, seen.states, points, seen.order, seen.objectives[0].select == "best")
+        found = RungView(seen.curves, seen.states, points, seen.order, seen.objectives[0].select == "best")
         # Only the one trial that has to end for the study to have a best one, of those furthest on, exceeds the epochs.
         alone = room == self._spec.window and "complete" not in found.states.values()
         near = self._promoting.promote(found.furthest(), last) if alone and not self._epochs_short else []

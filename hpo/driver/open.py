@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.clock import SystemClock
-from hpo.driver.request import Options
+from hpo.driver.request import DriverOptions
 from hpo.errors import DriftError
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.leases import Lease
@@ -28,7 +28,7 @@ from hpo.tracking.uri import tracker_name
 _AS_BEGUN = ("tracking_uri", "checkpoints")  # of the environment: where a study began to be written
 
 
-def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: Options) -> RowMapping:
+def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: DriverOptions) -> RowMapping:
     """The study's row, made if there is none; DriftError, naming what changed, if the ledger knows another one."""
     query = select(studies).where(studies.c.name == spec.name)
     row = ledger.look(lambda connection: connection.execute(query).mappings().first())
@@ -70,7 +70,7 @@ def _judged_by(spec: Mapping[str, Any]) -> str:
     return ", ".join(judged + bounds)
 
 
-def _new_row(study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
+def _new_row(study: Study, spec: StudySpec, options: DriverOptions) -> dict[str, Any]:
     row = {"name": spec.name, "uid": uuid.uuid4().hex, "created_at": SystemClock().wall(), "state": "open"}
     row |= options.budget.columns() | {"spec": spec.to_json(), "identity": identity(study, spec)}
     begun = {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}
@@ -78,7 +78,7 @@ def _new_row(study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
     return row | {"environment": _environment(study, options) | begun}
 
 
-def _environment(study: Study, options: Options) -> dict[str, Any]:
+def _environment(study: Study, options: DriverOptions) -> dict[str, Any]:
     data = {"data": dict(options.data)} if options.data else {}
     driving = {"allow_drift": options.allow_drift} | options.placement.to_json()
     return describe(study) | driving | data
@@ -92,7 +92,7 @@ def check_home(ledger: Ledger, row: RowMapping, home: Home) -> None:
     locations.mark(home, row)
 
 
-def continued(row: RowMapping, study: Study, spec: StudySpec, options: Options) -> dict[str, Any]:
+def continued(row: RowMapping, study: Study, spec: StudySpec, options: DriverOptions) -> dict[str, Any]:
     """What the row of a study that is driven on has to become: what was asked for, and where it runs now."""
     values: dict[str, Any] = {"spec": spec.to_json(), "identity": identity(study, spec)}
     as_begun = _AS_BEGUN if locations.url(row) else (*_AS_BEGUN, "home")  # beside a bucket each driver has a home

@@ -25,7 +25,7 @@ from hpo.study.spec import StudySpec
 from hpo.text import counted
 
 
-class Asking:
+class LedgerProposer:
     """Asks for trials of a study. `rows` are those there are, by number, each with what was asked (`driving.rows`);
     of them the sampler knows the ends of `told`, in that order. Of failed ones below `forgiven` it takes the
     configurations for untried."""
@@ -137,7 +137,7 @@ class Asking:
         return (1.0 if row["state"] == "infeasible" else 0.0,) * len(self._curves.constraints)
 
 
-class Listing:
+class ListProposer:
     """Asks for the configurations that are listed, one after another; there is nothing to be learned."""
 
     def __init__(self, study: Study, spec: StudySpec) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from hpo.storage.home import Home
 from hpo.study.budget import Budget
-from hpo.workers.executors.placement import INLINE, Settled
+from hpo.workers.executors.placement import INLINE, Placement
 from hpo.workers.executors.resources import NOTHING_SAID, Resources
 
 LEASE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Options:
+class DriverOptions:
     """How to drive, as opposed to what: nothing here changes the study's digest, but for how far it goes.
 
     trials, epochs, seconds   the budget; None keeps what was asked for before
@@ -32,7 +32,7 @@ class Options:
     seconds: float | None = None
     allow_drift: bool = False
     data: Mapping[str, Any] | None = None
-    placement: Settled = INLINE
+    placement: Placement = INLINE
     checkpoints: str = ""
     lease_timeout: float = LEASE_SECONDS
 
@@ -42,7 +42,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """What the user gave. None means: what the ledger has stored, else the declaration's, else the default."""
 
     home: Home
@@ -74,7 +74,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """How a run ended: `state` complete, stopped or interrupted; `behind` rows MLflow does not have yet."""
 
     study: str

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.driver import warm_start
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.errors import StudyError, UserError
 from hpo.ledger import Ledger, queries
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
@@ -28,7 +28,7 @@ ORDERS = ("ordered", "async")
 WINDOW = 4  # trials open at a time, at least
 
 
-def declare(request: Request, ledger: Ledger | None, workers: int) -> tuple[Study, StudySpec]:
+def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> tuple[Study, StudySpec]:
     """The study as asked for: flags, then what the ledger, if any, has stored for its name, then the declaration."""
     for flag, value, known in (
         ("--sampler", request.sampler, SAMPLERS),

@@ -65,7 +65,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class LaneReport:
+class TrialReport:
     """One lane's report. `decide` is called inside the transaction when the strategy is to be asked; None, and the same
     report has to come again for its verdict."""
 
@@ -161,7 +161,7 @@ def unregister(connection: Connection, process: Process) -> None:
     connection.execute(update(workers).where(workers.c.id == process.id).values(ended_at=time.time()))
 
 
-def commit(connection: Connection, lanes: Sequence[LaneReport]) -> list[Verdict | Fenced | None]:
+def commit(connection: Connection, lanes: Sequence[TrialReport]) -> list[Verdict | Fenced | None]:
     """Commit the reports of a group of lanes, one or many, in this transaction; one answer per lane, None where what
     decides is not known yet."""
     answers: list[Verdict | Fenced | None] = []
@@ -173,7 +173,7 @@ def commit(connection: Connection, lanes: Sequence[LaneReport]) -> list[Verdict 
     return answers
 
 
-def _commit_lane(connection: Connection, lane: LaneReport, revision: int) -> Verdict | None:
+def _commit_lane(connection: Connection, lane: TrialReport, revision: int) -> Verdict | None:
     held = {"trial": lane.claim.trial_id, "held": lane.claim.fence}
     connection.execute(sql.STEP_ATTEMPT, held | {"at_step": lane.step})
     if lane.step <= lane.claim.high_step:
@@ -187,7 +187,7 @@ def _commit_lane(connection: Connection, lane: LaneReport, revision: int) -> Ver
     return _stored_decision(connection, lane) or _decide(connection, lane, lane.decide, revision)
 
 
-def _insert_values(connection: Connection, lane: LaneReport, revision: int) -> None:
+def _insert_values(connection: Connection, lane: TrialReport, revision: int) -> None:
     shared = {
         "trial_id": lane.claim.trial_id,
         "step": lane.step,
@@ -203,7 +203,7 @@ def _insert_values(connection: Connection, lane: LaneReport, revision: int) -> N
     connection.execute(sql.insert_new(connection, reports), rows)
 
 
-def _compare(connection: Connection, lane: LaneReport, revision: int) -> None:
+def _compare(connection: Connection, lane: TrialReport, revision: int) -> None:
     """The first value stands; say where a replay gave another one. What the machine decides may differ."""
     at = {"trial": lane.claim.trial_id, "at_step": lane.step, "fold": lane.fold}
     first = {key: math.nan if value is None else value for key, value in connection.execute(sql.FIRST_VALUES, at)}
@@ -218,14 +218,14 @@ def _compare(connection: Connection, lane: LaneReport, revision: int) -> None:
         _event(connection, lane.claim.study_id, lane.claim.trial_id, "replay_differs", fields, revision, uid)
 
 
-def _insert_checkpoint(connection: Connection, lane: LaneReport, ref: CheckpointRef, revision: int) -> None:
+def _insert_checkpoint(connection: Connection, lane: TrialReport, ref: CheckpointRef, revision: int) -> None:
     row = {"trial_id": lane.claim.trial_id, "step": ref.step, "epoch": ref.epoch, "path": lane.checkpoint_path}
     row |= {"sha256": ref.sha256, "size": ref.size, "state": "kept", "metrics": plain(dict(ref.metrics))}
     row |= {"fence": lane.claim.fence, "revision": revision, "at": time.time()}
     connection.execute(sql.insert_new(connection, checkpoints), row)
 
 
-def _stored_decision(connection: Connection, lane: LaneReport) -> Verdict | None:
+def _stored_decision(connection: Connection, lane: TrialReport) -> Verdict | None:
     at = {"trial": lane.claim.trial_id, "at_step": lane.step, "fold": lane.fold}
     row = connection.execute(sql.DECISION, at).mappings().first()
     if row is None:
@@ -235,7 +235,7 @@ def _stored_decision(connection: Connection, lane: LaneReport) -> Verdict | None
     return Verdict(row["verdict"], row["step"], row["reason"], row["checkpoint"], row["params"])
 
 
-def _decide(connection: Connection, lane: LaneReport, decide: Decide, revision: int) -> Verdict | None:
+def _decide(connection: Connection, lane: TrialReport, decide: Decide, revision: int) -> Verdict | None:
     verdict = decide(connection)
     if verdict is None:
         return None
@@ -248,7 +248,7 @@ def _decide(connection: Connection, lane: LaneReport, decide: Decide, revision: 
     return Verdict(verdict.kind, lane.step, verdict.reason, verdict.checkpoint, verdict.params)
 
 
-def _check_source(connection: Connection, lane: LaneReport, verdict: Verdict) -> None:
+def _check_source(connection: Connection, lane: TrialReport, verdict: Verdict) -> None:
     """Raise ValueError unless the trial can go on from there: values stand once per step, so not from before."""
     where = source(lane.claim.study_id, verdict.checkpoint or "0/")
     found = connection.execute(sql.LOCKED_SOURCE, where).mappings().first()

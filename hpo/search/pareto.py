@@ -15,7 +15,7 @@ from typing import Any
 Losses = tuple[float, ...]
 
 
-class _Beyond:
+class _ConstrainedLoss:
     """A loss, one or several, of what breaks its constraints: in order behind every loss that breaks none, and behind
     those that break theirs by less in all; otherwise the number or the tuple that it is.
 
@@ -48,27 +48,27 @@ class _Beyond:
         return hash(_placed(self))
 
 
-class _BeyondOne(_Beyond, float): ...
+class _ConstrainedScalar(_ConstrainedLoss, float): ...
 
 
-class _BeyondSeveral(_Beyond, tuple[float, ...]): ...
+class _ConstrainedTuple(_ConstrainedLoss, tuple[float, ...]): ...
 
 
 def _placed(loss: Any) -> tuple[float, Any]:
-    return (loss.violation, loss.bare) if isinstance(loss, _Beyond) else (0.0, loss)
+    return (loss.violation, loss.bare) if isinstance(loss, _ConstrainedLoss) else (0.0, loss)
 
 
 def beyond(loss: Any, violation: float) -> Any:
     """The loss, one or several, of what is so far beyond its bounds in all; itself where that is 0."""
     if not violation:
         return loss
-    found = _BeyondSeveral(loss) if isinstance(loss, tuple) else _BeyondOne(loss)
+    found = _ConstrainedTuple(loss) if isinstance(loss, tuple) else _ConstrainedScalar(loss)
     found.violation, found.bare = violation, loss
     return found
 
 
 def dominates(a: Losses, b: Losses) -> bool:
-    if isinstance(a, _Beyond) or isinstance(b, _Beyond):
+    if isinstance(a, _ConstrainedLoss) or isinstance(b, _ConstrainedLoss):
         (beyond_a, _), (beyond_b, _) = _placed(a), _placed(b)
         if beyond_a != beyond_b:
             return beyond_a < beyond_b

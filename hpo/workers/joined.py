@@ -24,7 +24,7 @@ from trainer.errors import CheckpointError
 LOOK = 1.0  # seconds between looks at who is driven
 
 
-class Driven:
+class JoinableStudies:
     """The studies a worker may train for: those of its own home that are driven, one or all.
 
     A study is driven while the holder of its driver's lease is not known to be dead, and its renewals have not stood
@@ -113,7 +113,7 @@ class Driven:
 def join(storage: str, home: Home, study: str | None) -> int:
     """Train for the studies of `home` that are driven, or for the one named; the exit code once they are done."""
     ledger = Ledger(storage, create=False)
-    driven = Driven(ledger, home, study)
+    driven = JoinableStudies(ledger, home, study)
     if driven() is None:
         return 0
     from hpo.workers.worker import Worker, serve  # and with it torch

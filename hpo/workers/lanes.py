@@ -17,13 +17,13 @@ from hpo.ledger import Ledger
 from hpo.ledger import statements as sql
 from hpo.ledger.claims import Claim, any_waiting, claim_alike, fenced, join
 from hpo.ledger.leases import Heartbeat
-from hpo.ledger.transactions import LaneReport, committed_paths
+from hpo.ledger.transactions import TrialReport, committed_paths
 from hpo.space.config import apply, as_json, check_path, from_json
 from hpo.storage.home import Home
 from hpo.study.preflight import lacking
 from hpo.workers.attempt import config_of, outcome_of, task_of
 from hpo.workers.reporter import LedgerReporter, commit
-from hpo.workers.session import Opened
+from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.config.lanes import shared
 from trainer.errors import CheckpointError, ConfigError, Fenced
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Hands:
+class WorkerServices:
     """What a worker lends to a group of lanes."""
 
     ledger: Ledger
@@ -46,18 +46,18 @@ class Hands:
     system: SystemMetrics
     leaving: Callable[[], bool]
     worth_while: Callable[[float], bool]
-    finish: Callable[[Claim, Outcome, Opened | None], Outcome]
+    finish: Callable[[Claim, Outcome, StudySession | None], Outcome]
     say: Callable[[str], None]
 
 
-class Fusion:
+class LaneGroup:
     """The trials that a worker trains together, from the first that it has claimed on until none is left.
 
     Each epoch lanes that have ended make room for waiting trials of the study that are alike. Where this place is at
     fault, and not a trial, all lanes are saved and given up before that is raised.
     """
 
-    def __init__(self, hands: Hands, first: Claim) -> None:
+    def __init__(self, hands: WorkerServices, first: Claim) -> None:
         self._hands, self._first = hands, first
         self.taken = 0  # trials
         self._id = uuid.uuid4().hex
@@ -67,7 +67,7 @@ class Fusion:
         self._fenced: Fenced | None = None  # the last of the lanes that were lost so
         self._fault: Exception | None = None  # why all of them are given up
 
-    def train(self, opening: Callable[[], Opened]) -> None:
+    def train(self, opening: Callable[[], StudySession]) -> None:
         from trainer.lanes.group import Group  # torch's function transforms, which few need
 
         first = self._first
@@ -174,7 +174,7 @@ class Fusion:
             answers[place] = answer
         return answers
 
-    def _committed(self, asking: Sequence[tuple[LedgerReporter, LaneReport]], wait: bool) -> Sequence[Answer]:
+    def _committed(self, asking: Sequence[tuple[LedgerReporter, TrialReport]], wait: bool) -> Sequence[Answer]:
         """The answer to each, or what it raises: then each is committed by itself, so that it is not of all of them."""
         try:
             return commit(self._hands.ledger, asking, wait) if asking else ()

@@ -21,7 +21,7 @@ from hpo.storage.home import Home
 from hpo.study.identity import check_worker
 from hpo.workers.attempt import attempt, outcome_of
 from hpo.workers.reporter import LedgerReporter
-from hpo.workers.session import Opened
+from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.distributed.launch import RankFailed, RankLost, launch
@@ -107,7 +107,7 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
         row = dict(ledger.look(lambda connection: connection.execute(query).mappings().one()))
         home = Home.at(job["home"])
         locations.check(home, row)
-        opened = Opened(row)
+        opened = StudySession(row)
         check_worker(row, opened.study, data=False)  # once for each rank and attempt: the worker has read the data
         outcome = _attempt(ledger, home, opened, claim)
     except tuple(_RAISED.values()) as error:
@@ -120,7 +120,7 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
     return asdict(outcome)
 
 
-def _attempt(ledger: Ledger, home: Home, opened: Opened, claim: Claim) -> Outcome:
+def _attempt(ledger: Ledger, home: Home, opened: StudySession, claim: Claim) -> Outcome:
     member = this()
     assert member is not None, "called by trainer.distributed.rank"
     patience = parallel_of(claim.config).timeout / 2  # lest the others, who wait for rank 0, seem to hang

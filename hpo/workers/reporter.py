@@ -18,11 +18,11 @@ from hpo.ledger import Ledger, tables, transactions
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Unsettled
 from hpo.ledger.json import text
-from hpo.ledger.transactions import LaneReport
+from hpo.ledger.transactions import TrialReport
 from hpo.space.trial_config import last_epoch
 from hpo.storage import artifacts, locations
 from hpo.storage.home import Home
-from hpo.workers.session import Opened
+from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import Fenced
@@ -43,7 +43,7 @@ class LedgerReporter:
         self,
         ledger: Ledger,
         home: Home,
-        opened: Opened,
+        opened: StudySession,
         claim: Claim,
         preempted: Callable[[], bool],
         system: SystemMetrics,
@@ -98,7 +98,7 @@ class LedgerReporter:
         assert answer is not None
         return answer
 
-    def lane(self, report: Report, fold: int = 0) -> LaneReport:
+    def lane(self, report: Report, fold: int = 0) -> TrialReport:
         """The report as it is committed. Raises Fenced."""
         self._preempted()
         step, fold, checkpoint = _count("step", report.step), _count("fold", fold), report.checkpoint
@@ -106,7 +106,7 @@ class LedgerReporter:
         self._check_obeyed(step)
         metrics = {_key(key): value for key, value in numbers(report.metrics).items()}
         system = {} if epoch is None else self._machine()
-        return LaneReport(
+        return TrialReport(
             self._claim,
             step,
             {**metrics, **system},
@@ -122,7 +122,7 @@ class LedgerReporter:
         if answer.kind != "continue":
             self._told = answer
 
-    def unsettled(self, connection: Connection, lane: LaneReport) -> Collection[str]:
+    def unsettled(self, connection: Connection, lane: TrialReport) -> Collection[str]:
         """The states of the trials before this one that have not come to the report's epoch, nor ended."""
         epoch = lane.epoch or 0
         return self._opened.history(connection, self._claim, epoch).unsettled(epoch)
@@ -206,7 +206,7 @@ class LedgerReporter:
 
 
 def commit(
-    ledger: Ledger, asking: Sequence[tuple[LedgerReporter, LaneReport]], wait: bool
+    ledger: Ledger, asking: Sequence[tuple[LedgerReporter, TrialReport]], wait: bool
 ) -> Sequence[Verdict | Fenced | None]:
     """Commit reports of different trials, lowest numbers first, in one transaction; the answer to each, None where the
     verdict depends on trials that have not come so far. With `wait`, that is waited for until one has an answer."""

@@ -14,7 +14,7 @@ from hpo.study.declaration import Study, load
 from hpo.study.spec import StudySpec
 
 
-class Opened:
+class StudySession:
     """A study as a worker holds it: loaded once, used for many trials."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:

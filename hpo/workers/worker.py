@@ -38,9 +38,9 @@ from hpo.study.identity import check_loaded, check_worker
 from hpo.workers import ranks
 from hpo.workers.attempt import attempt  # and with it torch: a worker is ready before it claims
 from hpo.workers.executors.resources import keep_to_share
-from hpo.workers.lanes import Fusion, Hands
+from hpo.workers.lanes import LaneGroup, WorkerServices
 from hpo.workers.reporter import LedgerReporter
-from hpo.workers.session import Opened
+from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import CheckpointError, Fenced, TrainerError
@@ -72,7 +72,7 @@ class Worker:
         self._ledger, self._home, self._say, self._show = ledger, home, say, show
         self._worth_while = worth_while
         self._process = Process.current()
-        self._studies: dict[int, tuple[dict[str, Any], Opened]] = {}  # each as its row was then
+        self._studies: dict[int, tuple[dict[str, Any], StudySession]] = {}  # each as its row was then
         self._ledger.transact(lambda c: transactions.register(c, self._process, executor))
         self._system = SystemMetrics()
         self.leaving = threading.Event()
@@ -127,7 +127,7 @@ class Worker:
     def _train_lanes(self, first: Claim) -> None:
         """Train the trial and others like it as lanes of one model."""
         worth_while = partial(self._worth_while, first.study_id)
-        hands = Hands(
+        hands = WorkerServices(
             ledger=self._ledger,
             home=self._home,
             worker_id=self._process.id,
@@ -137,13 +137,13 @@ class Worker:
             finish=self._finish,
             say=self._say,
         )
-        fusion = Fusion(hands, first)
+        fusion = LaneGroup(hands, first)
         try:
             fusion.train(partial(self._open, first.study_id))
         finally:
             self.trained += fusion.taken
 
-    def _open(self, study_id: int) -> Opened:
+    def _open(self, study_id: int) -> StudySession:
         """The study as it is driven now, anew where a resume has changed it; DriftError where its code is new."""
         query = select(studies).where(studies.c.id == study_id)
         row = dict(self._ledger.look(lambda connection: connection.execute(query).mappings().one()))
@@ -153,12 +153,12 @@ class Worker:
                 return opened
             check_loaded(before, row)
         locations.check(self._home, row)
-        opened = Opened(row)
+        opened = StudySession(row)
         check_worker(row, opened.study)
         self._studies[study_id] = (row, opened)
         return opened
 
-    def _fit(self, opened: Opened, taken: Claim, reporter: LedgerReporter) -> Outcome:
+    def _fit(self, opened: StudySession, taken: Claim, reporter: LedgerReporter) -> Outcome:
         store = reporter.store()
         reporter.sweep_files()
         try:
@@ -182,7 +182,7 @@ class Worker:
         """Remove what this attempt saved and did not commit; a commit may have gone through whose answer was lost."""
         store.sweep(self._ledger.look(lambda connection: transactions.committed_paths(connection, taken)))
 
-    def _finish(self, taken: Claim, outcome: Outcome, opened: Opened | None) -> Outcome:
+    def _finish(self, taken: Claim, outcome: Outcome, opened: StudySession | None) -> Outcome:
         """End the attempt; how it ended once its value was judged."""
 
         def body(connection: Connection) -> Outcome:

@@ -12,12 +12,12 @@ from driven import driven
 from sqlalchemy import update
 
 from hpo.driver.loop import Driver
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import studies
-from hpo.search.promotion.base import Promoting
+from hpo.search.promotion.base import PromotionStrategy
 from hpo.search.strategies.base import BRINGS, STRATEGIES, make_strategy
 from hpo.storage.home import Home
 
@@ -61,7 +61,7 @@ def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) 
     """Run the study under a strategy: what each trial has trained, by its number."""
     file, spec = written(home, name)
     with closing(Ledger(home.storage)) as ledger:
-        study, state = driven(ledger, Request(home, reference=file, seed=seed), workers=workers, **bound)
+        study, state = driven(ledger, RunRequest(home, reference=file, seed=seed), workers=workers, **bound)
         declared = ledger.look(lambda c: queries.study_row(c, study))["spec"]
         assert state == "complete" and declared["strategy"] == make_strategy(spec).model_dump()
         rows = ledger.look(lambda c: queries.trial_rows(c, 1))
@@ -71,7 +71,7 @@ def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) 
 def assert_epochs_kept(trained: list[int], epochs: int, name: str) -> None:
     """What docs/architecture.md says."""
     assert epochs <= sum(trained) < epochs + LENGTH, trained
-    if not isinstance(make_strategy(name), Promoting):
+    if not isinstance(make_strategy(name), PromotionStrategy):
         assert sum(trained[:-1]) < epochs, f"the last was asked for with nothing left: {trained}"
 
 
@@ -81,7 +81,9 @@ RUNGS = [name for name in STRATEGIES if {"min_epochs", "max_epochs"} <= make_str
 def test_a_first_rung_that_no_trial_comes_to_is_refused_where_it_is_written(tmp_path):
     def chosen(name: str, **spec: int) -> Any:
         home = Home(tmp_path)
-        return declare(Request(home, reference=written(home, name, spec)[0]), None, workers=1)[1].strategy["max_epochs"]
+        return declare(RunRequest(home, reference=written(home, name, spec)[0]), None, workers=1)[1].strategy[
+            "max_epochs"
+        ]
 
     assert len(RUNGS) > 4
     for name in RUNGS:
@@ -94,7 +96,7 @@ def test_a_first_rung_that_no_trial_comes_to_is_refused_where_it_is_written(tmp_
 
 def test_it_is_refused_of_the_strategy_that_patient_asks_too(tmp_path):
     spec = {"strategy": {"name": "asha", "min_epochs": 3, "max_epochs": 3}}
-    request = Request(Home(tmp_path), reference=written(Home(tmp_path), "patient", spec)[0])
+    request = RunRequest(Home(tmp_path), reference=written(Home(tmp_path), "patient", spec)[0])
     with pytest.raises(UserError, match="strategy 'asha': min_epochs=3 is not below"):
         declare(request, None, workers=1)
 
@@ -103,12 +105,12 @@ def test_what_was_begun_with_no_rung_goes_on(tmp_path):
     home = Home(tmp_path)
     file, _ = written(home, "asha", {"min_epochs": 5, "max_epochs": 6})
     with closing(Ledger(home.storage)) as ledger:
-        driven(ledger, Request(home, reference=file), trials=1)
+        driven(ledger, RunRequest(home, reference=file), trials=1)
         with ledger.write() as connection:  # as it could be begun before such rungs were refused
             row = queries.study_row(connection, "kept")
             spec = row["spec"] | {"strategy": row["spec"]["strategy"] | {"max_epochs": 5}}
             connection.execute(update(studies).values(spec=spec))
-        assert declare(Request(home, name="kept"), ledger, workers=1)[1].strategy["max_epochs"] == 5
+        assert declare(RunRequest(home, name="kept"), ledger, workers=1)[1].strategy["max_epochs"] == 5
 
 
 @pytest.mark.parametrize("name", sampled(*SAMPLED))
@@ -131,7 +133,7 @@ def test_with_several_workers_what_waits_at_lower_rungs_does_not_go_on_beyond_it
 
 def digest(home: Home, name: str, rounds: int | None = None) -> tuple[str, int]:
     """The digest of seven trials, and how many drivers it took where each is stopped after so many of its rounds."""
-    request = Request(home, reference=written(home, name)[0])
+    request = RunRequest(home, reference=written(home, name)[0])
     left, state, drivers = [0], "", 0
 
     def tick(driver: Driver) -> None:

@@ -18,7 +18,7 @@ from driven import driven
 from sqlalchemy import select
 
 from hpo.driver.loop import Driver
-from hpo.driver.request import Options, Request
+from hpo.driver.request import DriverOptions, RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import Busy, HpoError, UserError
 from hpo.ledger import Ledger, queries, tables
@@ -54,7 +54,7 @@ def drive(
 ) -> tuple[str, queries.Status, str]:
     """Run a study without its mirror: (digest, status, the state the driver left it in)."""
     with closing(Ledger(storage or home.create().storage)) as ledger:
-        request = Request(home, **{"reference": STUDY, "window": 4} | flags)
+        request = RunRequest(home, **{"reference": STUDY, "window": 4} | flags)
         name, state = driven(ledger, request, executor, trials=trials, lease_timeout=20)
         with ledger.read() as connection:
             row = queries.study_row(connection, name)
@@ -156,7 +156,7 @@ def test_a_study_run_in_parts_is_the_study_run_at_once(tmp_path, golden, sampler
 
 @pytest.mark.parametrize(("workers", "window"), [(1, 4), (2, 4), (3, 6), (8, 16)])
 def test_the_window_follows_the_workers_from_two_on(tmp_path, workers, window):
-    _, spec = declare(Request(Home(tmp_path), reference="mlp"), None, workers=workers)
+    _, spec = declare(RunRequest(Home(tmp_path), reference="mlp"), None, workers=workers)
     assert (spec.order, spec.window) == ("ordered", window)
 
 
@@ -187,8 +187,8 @@ def test_a_study_on_postgresql_has_the_digest_of_one_on_sqlite(tmp_path, golden,
 def test_a_worker_that_does_not_see_the_checkpoints_is_refused_and_the_trial_waits(tmp_path):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    study, spec = declare(Request(home, reference=STUDY), ledger, workers=1)
-    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=1), Inline())
+    study, spec = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
+    driver = Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=1), Inline())
     driver.acquire()
     driver._fill()
     worker = Worker(ledger, Home(tmp_path / "elsewhere"), "joined")
@@ -219,9 +219,10 @@ def _spawn_broken(module, arguments, log, **environ):
 def test_a_second_driver_changes_nothing_of_a_study_that_is_driven(tmp_path):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    study, spec = declare(Request(home, reference=STUDY), ledger, workers=1)
+    study, spec = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
     first, second = (
-        Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=n), Inline()) for n in (2, 99)
+        Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=n), Inline())
+        for n in (2, 99)
     )
     first.acquire()
     with pytest.raises(Busy, match=r"already has a driver: host .*, pid \d+, since 20"):

@@ -11,7 +11,7 @@ from rounds import rounds
 
 from hpo import Choice, Float, Int, Objective
 from hpo.search.promotion import curve_model
-from hpo.search.promotion.base import Board
+from hpo.search.promotion.base import RungView
 from hpo.search.promotion.curve_model import Model, Trials, observe
 from hpo.search.promotion.freeze_thaw import FreezeThaw
 from hpo.search.samplers.base import TrialRecord
@@ -66,7 +66,7 @@ class Search:
         if self.rng.random() < self.forget:
             self._anew()
         last = len(self.records) == self.trials
-        board = Board(
+        board = RungView(
             {n: one.curve for n, one in self.records.items()},
             {n: one.state for n, one in self.records.items()},
             self.sampler.features(),
@@ -130,12 +130,12 @@ def test_as_many_go_on_as_under_asha_though_not_the_same():
     curves = {n: [(1, abs(n - 12) / 20)] for n in range(20)}
     curves |= {12: [(1, 0.9)]}  # among the best, and out of luck
     states = dict.fromkeys(curves, "paused")
-    assert len(strategy.promote(Board(curves, states, points), last=False)) == 10
+    assert len(strategy.promote(RungView(curves, states, points), last=False)) == 10
     gone = {11: "running", 13: "waiting", 10: "complete"}
-    found = strategy.promote(Board(curves, states | gone, points), last=False)
+    found = strategy.promote(RungView(curves, states | gone, points), last=False)
     assert len(found) == 7 and not set(found) & gone.keys()
     full = dict.fromkeys(list(curves)[5:15], "running")
-    assert strategy.promote(Board(curves, states | full, points), last=False) == []
+    assert strategy.promote(RungView(curves, states | full, points), last=False) == []
 
 
 @rounds("last", [False, True])
@@ -144,7 +144,7 @@ def test_where_nothing_finite_is_known_asha_promote_says_who_goes_on(last):
     points, curves = {n: (n / 20, 0.5) for n in range(20)}, {n: [(1, math.nan)] for n in range(20)}
     states = dict.fromkeys(curves, "paused") | {3: "failed", 4: "running"}
     curves |= {3: [(1, 0.5)], 4: [(1, 0.4)]}  # of these the model takes nothing
-    board = Board(curves, states, points)
+    board = RungView(curves, states, points)
     found, expected = (
         make_strategy({"name": name, "min_epochs": 1, "eta": 2}).promote(board, last)
         for name in ("freeze-thaw", "asha-promote")
@@ -278,7 +278,7 @@ def test_the_room_at_a_rung_is_the_quota_less_those_that_have_gone_on():
             come = [n for n, at in reached.items() if at >= rung]
             gone = [n for n in come if reached[n] > rung or states[n] in ("waiting", "running", "complete")]
             expected[rung] = len(come) // strategy.eta - len(gone)
-        assert strategy._room(Board(curves, states)) == expected
+        assert strategy._room(RungView(curves, states)) == expected
     looked.clear()
     many = {n: [(4, 0.0)] for n in range(1000)}
-    assert Counting()._room(Board(many, dict.fromkeys(many, "paused"))) == {0: 333} and len(looked) < 10
+    assert Counting()._room(RungView(many, dict.fromkeys(many, "paused"))) == {0: 333} and len(looked) < 10

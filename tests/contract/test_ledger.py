@@ -70,7 +70,7 @@ def claim_all(ledger: Ledger, n: int = 1) -> list[claims.Claim]:
 
 
 def report(ledger: Ledger, taken: claims.Claim, step: int, decide=None, epoch=None, **metrics: float):
-    lane = transactions.LaneReport(taken, step, metrics, epoch=epoch or step, decide=decide, strategy="x")
+    lane = transactions.TrialReport(taken, step, metrics, epoch=epoch or step, decide=decide, strategy="x")
     [answer] = ledger.transact(lambda connection: transactions.commit(connection, [lane]))
     return answer
 
@@ -261,7 +261,7 @@ def test_every_transaction_may_run_twice(ledger):
     study_id = new_study(ledger)
     ask(ledger, study_id, 0)
     taken = claim(ledger)
-    lane = transactions.LaneReport(taken, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _: CONTINUE)
+    lane = transactions.TrialReport(taken, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _: CONTINUE)
     for body in (
         lambda c: transactions.commit(c, [lane]),
         lambda c: transactions.record(c, taken, "e", {"x": math.nan}, "uid"),
@@ -283,7 +283,7 @@ def test_a_group_of_lanes_commits_together_with_a_verdict_each(ledger):
     lanes = claim_all(ledger, 3)
     ledger.transact(lambda c: transactions.lose(c, lanes[1].trial_id, lanes[1].fence, "test"))
     reports = [
-        transactions.LaneReport(
+        transactions.TrialReport(
             lane, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _, i=i: Verdict("stop" if i else "continue")
         )
         for i, lane in enumerate(lanes)
@@ -305,7 +305,7 @@ def test_of_a_group_of_lanes_all_reports_are_committed_or_none(ledger):
     for decide in (fails, lambda _: CONTINUE):
         deciding = [None, decide, None]
         told = [
-            transactions.LaneReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=d)
+            transactions.TrialReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=d)
             for lane, d in zip(lanes, deciding, strict=True)
         ]
         with suppress(ValueError):
@@ -325,7 +325,7 @@ def test_in_one_commit_what_decides_on_a_lane_sees_the_reports_of_those_before_i
         return CONTINUE
 
     lanes = [
-        transactions.LaneReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=look, strategy="x")
+        transactions.TrialReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=look, strategy="x")
         for lane in claim_all(ledger, 3)
     ]
     ledger.transact(lambda c: transactions.commit(c, lanes))
@@ -396,9 +396,9 @@ def test_what_a_restart_has_set_decides_who_is_alike(ledger):
     ask(ledger, study_id, 0, 1)
     source, restarted = claim_all(ledger, 2)
     ref = CheckpointRef(Path("step-1"), 1, 1, "0" * 64, 1)
-    saved = transactions.LaneReport(source, 1, {"val/loss": 1.0}, epoch=1, checkpoint=ref, checkpoint_path="step-1")
+    saved = transactions.TrialReport(source, 1, {"val/loss": 1.0}, epoch=1, checkpoint=ref, checkpoint_path="step-1")
     verdict = Verdict("restart_from", 1, checkpoint="0/step-1", params={"a": 7})
-    told = transactions.LaneReport(restarted, 1, {"val/loss": 2.0}, epoch=1, decide=lambda _: verdict)
+    told = transactions.TrialReport(restarted, 1, {"val/loss": 2.0}, epoch=1, decide=lambda _: verdict)
     ledger.transact(lambda c: transactions.commit(c, [saved, told]))
     ledger.transact(lambda c: transactions.finish(c, restarted, Outcome("restarted", 1, 1), None))
     seen: list[tuple] = []
@@ -442,7 +442,7 @@ def test_losses_count_in_a_row_and_not_against_what_gets_on(ledger):
     for step in range(3 * transactions.MAX_LOSSES):
         taken = claim(ledger)
         ref = CheckpointRef(Path(f"c{step}"), step, step, "s", 1)
-        lane = transactions.LaneReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
+        lane = transactions.TrialReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
         ledger.transact(lambda c, lane=lane: transactions.commit(c, [lane]))
         ledger.transact(lambda c, t=taken: transactions.lose(c, t.trial_id, t.fence, "killed"))
     for _ in range(3 * transactions.MAX_LOSSES):
@@ -459,7 +459,7 @@ def test_a_trial_that_was_saved_and_left_in_good_order_has_lost_nobody(ledger):
             ledger.transact(lambda c, t=taken: transactions.lose(c, t.trial_id, t.fence, "killed"))
         taken = claim(ledger)
         ref = CheckpointRef(Path(f"c{step}"), step, step, "s", 1)
-        lane = transactions.LaneReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
+        lane = transactions.TrialReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
         ledger.transact(lambda c, lane=lane: transactions.commit(c, [lane]))
         ledger.transact(lambda c, t=taken: transactions.finish(c, t, Outcome("preempted"), None))
     assert claim(ledger).number == 0

@@ -59,10 +59,10 @@ def take(ledger: Ledger, token: str = "t") -> claims.Claim:
     return taken
 
 
-def lane(taken: claims.Claim, step: int = 1, path: str = "c1") -> transactions.LaneReport:
+def lane(taken: claims.Claim, step: int = 1, path: str = "c1") -> transactions.TrialReport:
     ref = CheckpointRef(Path(path), step, step, "s" * 64, 1)
     stop = Verdict("stop", reason="worse")
-    return transactions.LaneReport(
+    return transactions.TrialReport(
         taken, step, {"val/loss": 1.0}, step, checkpoint=ref, checkpoint_path=path, decide=lambda _: stop, strategy="x"
     )
 

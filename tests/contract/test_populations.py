@@ -19,12 +19,12 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from hpo import Bool, Choice, Float, Int, Objective
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.search.population import gp_bandit
-from hpo.search.population.base import Breeding
+from hpo.search.population.base import PopulationStrategy
 from hpo.search.population.pbt import FACTORS, perturbed
 from hpo.search.samplers.base import TrialRecord, ask_seed
 from hpo.search.samplers.registry import make_sampler
@@ -131,7 +131,7 @@ def noisy(simulation, number, params, epoch):
 
 
 def test_every_strategy_that_breeds_is_bound_here():
-    found = {name for name in STRATEGIES if isinstance(make_strategy(name), Breeding)}
+    found = {name for name in STRATEGIES if isinstance(make_strategy(name), PopulationStrategy)}
     assert found == {spec["name"] for spec in SPECS}
 
 
@@ -285,7 +285,7 @@ def test_a_space_that_cannot_change_is_refused_in_one_sentence(perturb, space, w
 
 
 def test_such_a_study_is_ordered_and_as_wide_as_its_population(home):
-    _, spec = declare(Request(home, reference="mlp", strategy="pbt", workers=3), None, workers=3)
+    _, spec = declare(RunRequest(home, reference="mlp", strategy="pbt", workers=3), None, workers=3)
     assert (spec.order, spec.window) == ("ordered", 8)
 
 
@@ -308,7 +308,7 @@ def test_what_contradicts_a_population_is_refused(home, tmp_path, flags, words):
         "STUDY = Study('small', Config(), 'x:Y', {'train.optim.lr': Float(1e-3, 1.0)}, [Objective('x')])\n"
     )
     with pytest.raises(UserError, match=words):
-        declare(Request(home, reference=str(study), strategy="pbt", **flags), None, workers=2)
+        declare(RunRequest(home, reference=str(study), strategy="pbt", **flags), None, workers=2)
 
 
 @pytest.mark.parametrize("name", ["pbt", "pb2"])
@@ -319,7 +319,7 @@ def test_a_budget_of_epochs_trains_a_whole_population_or_is_refused(home, tmp_pa
     kept = Path(__file__).parents[1] / "harness" / "kept_study.py"
     spec = {"name": name, "population": 3, "interval": 3}
     study.write_text(kept.read_text().replace('sampler="random"', f'sampler="random", strategy={spec!r}'))
-    request = Request(home, reference=str(study), epochs=epochs)
+    request = RunRequest(home, reference=str(study), epochs=epochs)
     with closing(Ledger(home.create().storage)) as ledger:
         if refused:
             with pytest.raises(UserError, match=f"--epochs 24: {name} needs --epochs 27"):
@@ -328,7 +328,7 @@ def test_a_budget_of_epochs_trains_a_whole_population_or_is_refused(home, tmp_pa
         assert driven(ledger, request, epochs=epochs)[1] == "complete"
         states = [row["state"] for row in ledger.look(lambda c: queries.trial_rows(c, 1))]
         assert states[6:] == ["complete"] * 3, "the last generation is whole"
-        declare(Request(home, name="kept"), ledger, workers=1)  # no budget is given: what was begun may go on
+        declare(RunRequest(home, name="kept"), ledger, workers=1)  # no budget is given: what was begun may go on
 
 
 # --- pb2

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds import rounds
 
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.search.curves import Group, Rankings
 from hpo.search.pareto import beyond
 from hpo.search.promotion import freeze_thaw
-from hpo.search.promotion.base import Board, Promoting
+from hpo.search.promotion.base import PromotionStrategy, RungView
 from hpo.search.promotion.hyperband import HyperbandPromote
 from hpo.search.strategies.base import STRATEGIES, TableHistory, make_strategy
 from hpo.search.strategies.hyperband import Hyperband
@@ -71,7 +71,7 @@ class Simulation:
     counts the looks at the board at which freeze-thaw asked its model.
     """
 
-    def __init__(self, strategy: Promoting, full: dict, workers: int = 1, seed: int = 0) -> None:
+    def __init__(self, strategy: PromotionStrategy, full: dict, workers: int = 1, seed: int = 0) -> None:
         self.spec, self.full, self.workers = strategy.model_dump(), full, workers
         self.rng = random.Random(seed)
         self.seen: dict[int, list] = {}
@@ -82,10 +82,10 @@ class Simulation:
         self._events: list[tuple[float, int]] = []
 
     @property
-    def strategy(self) -> Promoting:
+    def strategy(self) -> PromotionStrategy:
         """A new one each time: it holds nothing."""
         made = make_strategy(json.loads(json.dumps(self.spec)))
-        assert isinstance(made, Promoting)
+        assert isinstance(made, PromotionStrategy)
         return made
 
     def run(self) -> "Simulation":
@@ -106,7 +106,7 @@ class Simulation:
             shuffled = list(self.states)
             self.rng.shuffle(shuffled)
             seen = {n: self.seen[n] for n in shuffled if n in self.seen}
-            board = Board(seen, {n: self.states[n] for n in shuffled}, {n: point(self.full[n]) for n in shuffled})
+            board = RungView(seen, {n: self.states[n] for n in shuffled}, {n: point(self.full[n]) for n in shuffled})
             with patch.object(freeze_thaw, "improvement", wraps=freeze_thaw.improvement) as model:
                 numbers = list(self.strategy.promote(board, last=not unasked))
             self.modelled += model.call_count
@@ -244,11 +244,13 @@ def test_brackets_of_hyperband_are_studies_of_their_own(seed, last):
     simulation = Simulation(strategy, full)
     simulation.states = dict.fromkeys(full, "paused")
     simulation.seen = {n: curve[: 3 ** (n % 2) * 3 ** strategy.bracket(n)] for n, curve in full.items()}
-    found = set(strategy.promote(Board(simulation.seen, simulation.states), last))
+    found = set(strategy.promote(RungView(simulation.seen, simulation.states), last))
     for bracket in range(3):
         alone = make_strategy({"name": "asha-promote", "min_epochs": 3**bracket})
         mine = {n: curve for n, curve in simulation.seen.items() if strategy.bracket(n) == bracket}
-        assert {n for n in found if n in mine} == set(alone.promote(Board(mine, dict.fromkeys(mine, "paused")), last))
+        assert {n for n in found if n in mine} == set(
+            alone.promote(RungView(mine, dict.fromkeys(mine, "paused")), last)
+        )
 
 
 class Kept:
@@ -302,11 +304,11 @@ def test_what_hyperband_keeps_decides_as_each_bracket_ranked_anew_by_itself(seve
         ended = "complete" if epoch == 9 else "running"
         kept.states[number] = {"pause": "paused", "stop": "pruned"}.get(verdict.kind, ended)
         for last in (True, False):
-            boards = [Board(curves, {n: kept.states[n] for n in curves}) for curves in mine]
+            boards = [RungView(curves, {n: kept.states[n] for n in curves}) for curves in mine]
             found = [n for bracket in range(3) for n in alone[bracket].promote(boards[bracket], last)]
             found.sort(key=lambda n: -len(kept.curves[n]))
-            assert one.promote(Board(kept.curves, kept.states, known=kept.order), last) == found
-            assert one.promote(Board(kept.curves, kept.states), last) == found
+            assert one.promote(RungView(kept.curves, kept.states, known=kept.order), last) == found
+            assert one.promote(RungView(kept.curves, kept.states), last) == found
         if found and kept.rng.random() < 0.5:
             kept.states[found[0]], went_on = "running", went_on + 1
     assert kinds == {"continue", "pause", "stop"} and went_on > 5
@@ -321,7 +323,7 @@ def test_hyperband_computes_nothing_for_each_trial_at_a_decision():
             kept.curves[number] = [(epoch, -number + 0.1) for epoch in range(1, 3 ** strategy.bracket(number) + 1)]
         kept.states = dict.fromkeys(kept.curves, "paused")
         number = next(n for n in kept.curves if strategy.bracket(n) == 0)
-        board, counted = Board(kept.curves, dict.fromkeys(kept.curves, "running"), known=kept.order), Counter()
+        board, counted = RungView(kept.curves, dict.fromkeys(kept.curves, "running"), known=kept.order), Counter()
 
         def decide() -> None:
             strategy.promote(board, True)
@@ -359,12 +361,12 @@ def test_a_better_one_that_waits_goes_first(spec):
     curves = {n: [(rung, loss)] for n, loss in enumerate([0.1, 0.5, 0.6, 0.7, 0.8, 0.2, 0.9, 0.9, 0.9])}
     states = dict.fromkeys(curves, "paused") | {5: "running"}
     assert strategy.decide(TableHistory(5, rung, curves, states)).kind == "pause"
-    assert list(strategy.promote(Board(curves, states | {5: "paused"}), last=False))[:2] == [0, 5]
+    assert list(strategy.promote(RungView(curves, states | {5: "paused"}), last=False))[:2] == [0, 5]
     assert strategy.decide(TableHistory(5, rung, curves, states | {0: "running"})).kind == "continue"
 
 
 def _top(pasha, curves):
-    return pasha.top(Board(curves, {}).order, curves)
+    return pasha.top(RungView(curves, {}).order, curves)
 
 
 def test_the_highest_rung_of_pasha_rises_where_rankings_differ():
@@ -420,27 +422,27 @@ def test_the_highest_rung_of_pasha_is_that_of_the_papers_soft_ranking():
 
 
 def test_every_strategy_that_promotes_is_bound_here():
-    found = {name for name in STRATEGIES if isinstance(make_strategy(name), Promoting)}
+    found = {name for name in STRATEGIES if isinstance(make_strategy(name), PromotionStrategy)}
     assert found == {spec["name"] for spec in SPECS}
 
 
 def test_bohb_brings_its_sampler(home):
-    _, spec = declare(Request(home, reference="mlp", strategy="bohb"), None, workers=2)
+    _, spec = declare(RunRequest(home, reference="mlp", strategy="bohb"), None, workers=2)
     assert (spec.sampler, spec.sampler_options) == ("bohb", {})
-    assert declare(Request(home, reference="mlp", strategy="bohb", sampler="bohb"), None, workers=2)[1] == spec
+    assert declare(RunRequest(home, reference="mlp", strategy="bohb", sampler="bohb"), None, workers=2)[1] == spec
     with pytest.raises(UserError, match=r"--sampler tpe: strategy bohb brings its own; leave the sampler away"):
-        declare(Request(home, reference="mlp", strategy="bohb", sampler="tpe"), None, workers=2)
+        declare(RunRequest(home, reference="mlp", strategy="bohb", sampler="tpe"), None, workers=2)
 
 
 def test_such_a_study_is_asynchronous(home):
-    _, spec = declare(Request(home, reference="mlp", strategy="asha-promote"), None, workers=3)
+    _, spec = declare(RunRequest(home, reference="mlp", strategy="asha-promote"), None, workers=3)
     assert (spec.order, spec.window) == ("async", 3)
     with pytest.raises(UserError, match=r"--order ordered: under asha-promote .* give --workers 1 --window 1"):
-        declare(Request(home, reference="mlp", strategy="asha-promote", order="ordered"), None, workers=3)
+        declare(RunRequest(home, reference="mlp", strategy="asha-promote", order="ordered"), None, workers=3)
 
 
 def test_a_strategy_that_brings_its_sampler_takes_no_other(home):
-    _, spec = declare(Request(home, reference="mlp", strategy="freeze-thaw"), None, workers=1)
+    _, spec = declare(RunRequest(home, reference="mlp", strategy="freeze-thaw"), None, workers=1)
     assert spec.sampler == "freeze-thaw" and spec.sampler_options == {}
     with pytest.raises(UserError, match="--sampler gp: strategy freeze-thaw brings its own; leave the sampler away"):
-        declare(Request(home, reference="mlp", strategy="freeze-thaw", sampler="gp"), None, workers=1)
+        declare(RunRequest(home, reference="mlp", strategy="freeze-thaw", sampler="gp"), None, workers=1)

@@ -9,7 +9,7 @@ import pytest
 from driven import driven
 from sqlalchemy import select
 
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.ledger import Ledger, driver_queries, queries, tables
 from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home
@@ -28,7 +28,7 @@ def drive(home: Home, strategy: str, trials: int, on_tick: Callable[[Ledger], No
     """Run the tiny study to its end in this process; its ledger."""
     ledger = Ledger(home.create().storage)
     flags = {"reference": STUDY, "window": 1, "sampler": "random", "strategy": strategy, "overrides": PINNED}
-    ended = driven(ledger, Request(home, **flags), tick=lambda _: on_tick(ledger), trials=trials)
+    ended = driven(ledger, RunRequest(home, **flags), tick=lambda _: on_tick(ledger), trials=trials)
     assert ended == ("tiny", "complete")
     return ledger
 

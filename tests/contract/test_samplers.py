@@ -21,7 +21,7 @@ from hpo import Bool, Choice, Float, Int, Objective
 from hpo.errors import UserError
 from hpo.search.samplers import auto, optuna_sampler
 from hpo.search.samplers.base import TrialRecord, ask_seed
-from hpo.search.samplers.deduplicate import Distinct
+from hpo.search.samplers.deduplicate import DeduplicatingSampler
 from hpo.search.samplers.optuna_sampler import distribution, quiet_study
 from hpo.search.samplers.registry import SAMPLERS, make_sampler
 from hpo.space.space import Space
@@ -714,8 +714,8 @@ def test_what_is_put_in_a_proposals_place_is_in_the_model_and_does_not_make_it_a
     made, distinct = [], []
     monkeypatch.setattr(optuna_sampler, "quiet_study", lambda *given: made.append(given) or quiet_study(*given))
     monkeypatch.setattr(auto, "FEW", 12)
-    ask = Distinct.ask
-    monkeypatch.setattr(Distinct, "ask", lambda self, number: distinct.append(number) or ask(self, number))
+    ask = DeduplicatingSampler.ask
+    monkeypatch.setattr(DeduplicatingSampler, "ask", lambda self, number: distinct.append(number) or ask(self, number))
     live, told, asked = make_sampler(SPECS[name], FEW, ONE, 0), [], []
     for number in range(60):
         asked.append(live.ask(number))

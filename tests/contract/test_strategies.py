@@ -17,15 +17,15 @@ from rounds import rounds
 
 from hpo.errors import UserError
 from hpo.ledger.history import Curves, LedgerHistory
-from hpo.search.population.base import Breeding
-from hpo.search.promotion.base import Board, Promoting
+from hpo.search.population.base import PopulationStrategy
+from hpo.search.promotion.base import PromotionStrategy, RungView
 from hpo.search.samplers.base import TrialRecord
 from hpo.search.samplers.registry import Random
 from hpo.search.strategies.asha import Asha
 from hpo.search.strategies.base import STRATEGIES, TableHistory, check_several, has_rungs, make_strategy
 from hpo.search.strategies.halving import Halving
 from hpo.search.strategies.hyperband import Hyperband
-from hpo.search.strategies.interval import Paced
+from hpo.search.strategies.interval import IntervalStrategy
 from hpo.search.strategies.median import Median
 from hpo.search.strategies.patient import Patient
 from hpo.search.strategies.percentile import Percentile
@@ -180,7 +180,7 @@ def assert_judged_once_at_a_rung(strategy, spec, seed, every):
         if asha := asha_of(strategy, number, full[number][-1][0]):
             rungs = [asha.rung(epoch) for epoch in epochs]
             assert len(set(rungs)) == len(rungs), where
-        elif isinstance(strategy, Paced):
+        elif isinstance(strategy, IntervalStrategy):
             intervals = [(epoch - strategy.n_warmup_epochs) // strategy.interval for epoch in epochs]
             assert len(set(intervals)) == len(intervals), where
     if every == 1:
@@ -189,7 +189,7 @@ def assert_judged_once_at_a_rung(strategy, spec, seed, every):
 
 @pytest.mark.parametrize("spec", [one for one in SPECS if not judged_alone(make_strategy(one))], ids=json.dumps)
 def test_the_only_trial_goes_on(strategy):
-    may_pause = isinstance(strategy, Promoting | Breeding)
+    may_pause = isinstance(strategy, PromotionStrategy | PopulationStrategy)
     for seed in range(4):
         [curve] = curves(seed, trials=1, nan=0.0).values()
         for length, (epoch, _) in enumerate(curve, 1):
@@ -226,7 +226,7 @@ def test_the_best_at_every_epoch_goes_on(strategy):
                 verdict = strategy.decide(TableHistory(99, epoch, known, states))
                 assert verdict.kind in ("continue", "pause"), f"seed {seed}: {verdict}"
                 if verdict.kind == "pause":
-                    on = strategy.promote(Board(known, states | {99: "paused"}), last=True)
+                    on = strategy.promote(RungView(known, states | {99: "paused"}), last=True)
                     assert 99 in on, f"seed {seed}: it waits for ever"
 
 
@@ -305,11 +305,11 @@ def everything_decided(strategy, made, ids, curves):
             for epoch in [epoch for epoch, _ in curve if strategy.wants(epoch)]:
                 history = LedgerHistory(curves, connection, ids[number], number, epoch, None)
                 found.append((number, epoch, strategy.decide(history)))
-    if isinstance(strategy, Promoting):
+    if isinstance(strategy, PromotionStrategy):
         points = {number: (number / 16,) for number in whole}
-        board = Board(curves.curves, curves.states, points, curves.order)
+        board = RungView(curves.curves, curves.states, points, curves.order)
         found += [list(strategy.promote(board, last)) for last in (False, True)]
-    if isinstance(strategy, Breeding):
+    if isinstance(strategy, PopulationStrategy):
         sampler = strategy.sampler(Random(SPACE, curves.objectives, 0), SPACE, curves.objectives, 0)
         begin = strategy.begin(len(whole))
         for number in range(begin):

@@ -9,7 +9,7 @@ from typing import Any
 from driven import driven
 from golden_studies import tried
 
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
@@ -86,7 +86,7 @@ def _matrix(ledger: Ledger, home: Home, kind: str, sample: set[tuple[str, str]] 
 
 
 def _cell(ledger: Ledger, home: Home, kind: str, sampler: str, strategy: str) -> dict[str, Any]:
-    request = Request(
+    request = RunRequest(
         home,
         reference=f"{_written(home, sampler, strategy)}:{kind}",
         name=f"{kind}.{sampler}.{strategy}",
@@ -115,7 +115,7 @@ def _written(home: Home, sampler: str, strategy: str) -> Path:
     return file
 
 
-def _driven(ledger: Ledger, request: Request) -> dict[str, Any]:
+def _driven(ledger: Ledger, request: RunRequest) -> dict[str, Any]:
     name, state = driven(ledger, request, trials=TRIALS)
     assert state == "complete", f"{name} is {state}"
     with ledger.read() as connection:

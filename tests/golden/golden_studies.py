@@ -11,7 +11,7 @@ from typing import Any
 import home_asset
 from driven import driven
 
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
 
@@ -82,7 +82,7 @@ def tried(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def _run(ledger: Ledger, home: Home, name: str) -> dict[str, Any]:
     trials, overrides = SMALL[name]
     given = {path: str(_tiny_llama(home)) if value == "PATH" else value for path, value in overrides.items()}
-    request = Request(home, reference=name, sampler="random", overrides=given)
+    request = RunRequest(home, reference=name, sampler="random", overrides=given)
     _, state = driven(ledger, request, trials=trials)
     assert state == "complete", f"study {name} is {state}"
     return told(ledger, name)
@@ -126,7 +126,7 @@ def resumed(place: Path) -> dict[str, Any]:
 
 def _resumed(home: Home) -> str:
     with closing(Ledger(home.storage, create=False, upgrade=True)) as ledger:
-        name, state = driven(ledger, Request(home, name=home_asset.INTERRUPTED, allow_drift=True), allow_drift=True)
+        name, state = driven(ledger, RunRequest(home, name=home_asset.INTERRUPTED, allow_drift=True), allow_drift=True)
         assert state == "complete", f"study {name} is {state}"
         with ledger.read() as connection:
             return queries.digest(connection, queries.study_row(connection, name))

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from hpo import Choice, Float, Objective, Study
 from hpo.analysis.follow_up import ablate
-from hpo.analysis.follow_up.derived_study import Driven, Spread, found, request
+from hpo.analysis.follow_up.derived_study import RunDefaults, Spread, found, request
 from hpo.analysis.plots import figures as plots
 from hpo.analysis.plots import importance, ticks
 from hpo.cli.main import app
 from hpo.driver import end_reason
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries
 from hpo.run import run
@@ -32,7 +32,7 @@ from hpo.space.config import as_json, flatten
 from hpo.storage.home import Home
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
-from hpo.workers.executors.placement import Placement
+from hpo.workers.executors.placement import PlacementRequest
 from trainer.config import TrainConfig
 from trainer.files.durable import sha256
 
@@ -43,7 +43,7 @@ FIXED = {"train.num_epochs": 2, "model.num_layers": 1, "train.batch_size": 256}
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, process) -> Home:
     home = Home.at(tmp_path_factory.mktemp("analysed") / "home")
-    request = Request(home=home, reference="mlp", trials=5, executor="inline", sampler="random", overrides=FIXED)
+    request = RunRequest(home=home, reference="mlp", trials=5, executor="inline", sampler="random", overrides=FIXED)
     assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"
     return home
 
@@ -611,10 +611,10 @@ def test_a_derived_study_is_driven_as_the_one_it_comes_from(home, confirmed):
     of = found(ledger, "mlp")
     ledger.close()
     assert driven == ["inline", "inline"]
-    for placement, expected in ((Placement(), "inline"), (Placement("local", 1), "local")):
-        assert request(of, "x", [], Driven(home, placement, None, None)).executor == expected
+    for placement, expected in ((PlacementRequest(), "inline"), (PlacementRequest("local", 1), "local")):
+        assert request(of, "x", [], RunDefaults(home, placement, None, None)).executor == expected
     with pytest.raises(UserError, match="--executor ray-tune asks a scheduler what is trained"):
-        request(of, "x", [], Driven(home, Placement("ray-tune"), None, None))
+        request(of, "x", [], RunDefaults(home, PlacementRequest("ray-tune"), None, None))
 
 
 @pytest.mark.usefixtures("process")
@@ -622,7 +622,7 @@ def test_of_a_population_it_is_said_whose_training_is_not_repeated(tmp_path):
     """Each generation replaces one of three, so some have trained with the same parameters from the first on."""
     at = Home.at(tmp_path / "home")
     flags = {"reference": str(POPULATION), "name": "bred", "executor": "inline", "overrides": {"pause": 0.0}}
-    assert run(Request(home=at, trials=12, **flags), lambda *_: lambda notice="": None).state == "complete"
+    assert run(RunRequest(home=at, trials=12, **flags), lambda *_: lambda notice="": None).state == "complete"
     shown = hpo(at, "confirm", "--study", "bred", "--top", "3", "--seeds", "1", "--json")
     assert shown.exit_code == 0, shown.output
     confirmed = {row["trial"]: row for row in json.loads(shown.stdout)["rows"]}

@@ -12,7 +12,7 @@ from driven import driven
 from rounds import rounds
 from sqlalchemy import select
 
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.driver.warm_start import records
 from hpo.errors import DriftError, SpaceError, UserError
@@ -30,7 +30,7 @@ GOOD = {"lr": 0.01, "optimizer": "adamw", "num_heads": 4, "hidden_size": 64}
 def drive(home, trials, **flags):
     """Run a study without its mirror: (params by number, digest)."""
     with closing(Ledger(home.create().storage)) as ledger:
-        request = Request(home, **{"reference": STUDY, "window": 4} | flags)
+        request = RunRequest(home, **{"reference": STUDY, "window": 4} | flags)
         name, state = driven(ledger, request, trials=trials)
         assert state == "complete"
         with ledger.read() as connection:
@@ -95,14 +95,14 @@ def test_other_enqueued_configurations_are_drift(tmp_path):
 )
 def test_what_does_not_fit_the_space_is_refused_before_anything_is_written(tmp_path, entry, words):
     with pytest.raises(SpaceError) as caught:
-        declare(Request(Home(tmp_path / "home"), reference=STUDY, enqueue=[entry]), None, workers=1)
+        declare(RunRequest(Home(tmp_path / "home"), reference=STUDY, enqueue=[entry]), None, workers=1)
     assert words in str(caught.value) and not (tmp_path / "home").exists()
 
 
 def test_a_file_is_read_and_what_is_pinned_keeps_its_value(tmp_path):
     (tmp_path / "good.yaml").write_text("lr: 0.01\noptimizer: sgd\nmomentum: 0.5\ntrain:\n  num_epochs: 9\n")
     [entry] = read([tmp_path / "good.yaml"])
-    request = Request(Home(tmp_path), reference=STUDY, enqueue=[entry], overrides={"optimizer": "adamw"})
+    request = RunRequest(Home(tmp_path), reference=STUDY, enqueue=[entry], overrides={"optimizer": "adamw"})
     study, spec = declare(request, None, workers=1)
     assert spec.enqueue == [{"lr": 0.01}] and study.enqueue == ({"lr": 0.01},)
 
@@ -159,7 +159,7 @@ def test_trials_of_a_warm_start_are_held_against_the_constraints_of_this_study(t
     params, _ = drive(home, 12, reference=source, name="source", sampler="random", strategy="none")
     bounded = declared(tmp_path / "bounded.py", 'Objective("val/loss", "minimize")', TWO)
     with closing(Ledger(home.storage)) as ledger:
-        request = Request(home, reference=bounded, name="new", warm_start="source", sampler="tpe")
+        request = RunRequest(home, reference=bounded, name="new", warm_start="source", sampler="tpe")
         study, spec = declare(request, ledger, workers=1)
     told = records(spec.earlier, len(study.constraints))
     heads = [one["num_heads"] for one in params if one["lr"] <= 0.7]
@@ -178,7 +178,7 @@ def test_trials_of_a_warm_start_have_the_value_that_this_study_selects(tmp_path)
     with closing(Ledger(home.storage)) as ledger:
         with ledger.read() as connection:
             rows = queries.trial_rows(connection, queries.study_row(connection, "source")["id"])
-        request = Request(home, reference=best, name="new", warm_start="source", sampler="tpe")
+        request = RunRequest(home, reference=best, name="new", warm_start="source", sampler="tpe")
         _, spec = declare(request, ledger, workers=1)
     last = [row["values"][0] for row in rows if row["state"] == "complete"]
     assert [one["values"][0] for one in spec.earlier] == pytest.approx([value - 25.0 for value in last]), "of epoch 4"
@@ -190,7 +190,7 @@ def test_a_warm_start_leaves_out_whose_parameters_changed_in_training(tmp_path, 
     with closing(Ledger(home.storage)) as ledger:
         with ledger.read() as connection:
             rows = queries.trial_rows(connection, queries.study_row(connection, "bred")["id"])
-        request = Request(home, name="new", warm_start="bred", sampler="tpe", strategy="none", **flags)
+        request = RunRequest(home, name="new", warm_start="bred", sampler="tpe", strategy="none", **flags)
         _, spec = declare(request, ledger, workers=1)
     of = {row["number"]: row for row in rows}
     complete = [row for row in rows if row["state"] == "complete"]
@@ -214,7 +214,9 @@ def test_a_warm_start_that_cannot_be_is_refused_in_one_sentence(tmp_path):
         file = tmp_path / "other.py"
         file.write_text(Path(STUDY).read_text().replace(old, new))
         with pytest.raises(UserError) as caught:
-            declare(Request(home, **{"reference": str(file), "name": "new", "warm_start": "source"} | flags), ledger, 1)
+            declare(
+                RunRequest(home, **{"reference": str(file), "name": "new", "warm_start": "source"} | flags), ledger, 1
+            )
         return str(caught.value)
 
     assert "no study 'sorce'" in refused(warm_start="sorce")
@@ -224,7 +226,7 @@ def test_a_warm_start_that_cannot_be_is_refused_in_one_sentence(tmp_path):
     assert "none fits the space" in refused("Float(1e-4, 1.0", "Float(1e-9, 1e-8")
     assert "judged by minimize val/loss" in refused('"val/loss", "minimize"', '"val/loss", "maximize"')
     with pytest.raises(UserError, match="this home holds no study yet"):
-        declare(Request(home, reference=STUDY, name="new", warm_start="source"), None, workers=1)
+        declare(RunRequest(home, reference=STUDY, name="new", warm_start="source"), None, workers=1)
     ledger.close()
 
 

@@ -23,7 +23,7 @@ from hpo.analysis.results.best import best_trials
 from hpo.analysis.training.diagnose import Look, Subject, diagnosis
 from hpo.clock import FakeClock, SystemClock
 from hpo.driver.loop import Driver
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.ledger import Ledger, leases, queries, transactions
 from hpo.ledger.tables import attempts, checkpoints, events, studies, trials
 from hpo.storage import artifacts, gc, locations, metrics_json
@@ -63,7 +63,7 @@ def drive(
             (then or driver.request_stop)()
 
     with closing(Ledger(storage)) as ledger:
-        return driven(ledger, Request(home.create(), reference=TINY, **flags), tick=tick, **options)[1]
+        return driven(ledger, RunRequest(home.create(), reference=TINY, **flags), tick=tick, **options)[1]
 
 
 def differences(ledger: Ledger, home: Home) -> list[str]:

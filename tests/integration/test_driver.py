@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.driver.loop import Driver
-from hpo.driver.request import Options, Request
+from hpo.driver.request import DriverOptions, RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import DriftError
 from hpo.ledger import Ledger, driver_queries, queries
@@ -94,9 +94,9 @@ def refused(result, code: int) -> str:
 
 def make(home: Home, executor=None, *, trials=None, epochs=None, seconds=None, allow_drift=False, **request) -> Driver:
     ledger = Ledger(home.create().storage)
-    study, spec = declare(Request(home, **request), ledger, workers=1)
+    study, spec = declare(RunRequest(home, **request), ledger, workers=1)
     bounds = {"trials": trials, "epochs": epochs, "seconds": seconds}
-    options = Options(home, ledger.url, home.tracking_uri, **bounds, allow_drift=allow_drift, lease_timeout=20)
+    options = DriverOptions(home, ledger.url, home.tracking_uri, **bounds, allow_drift=allow_drift, lease_timeout=20)
     return Driver(ledger, study, spec, options, executor or Inline())
 
 
@@ -497,7 +497,7 @@ def test_options_of_a_sampler_are_stored_kept_and_part_of_what_a_study_is(home, 
         ("tpe", {"n_startup_trials": 3}),
         ("grid", {"points": 5}),
     ):
-        _, spec = declare(Request(home, reference=str(fragile), sampler=sampler), None, workers=1)
+        _, spec = declare(RunRequest(home, reference=str(fragile), sampler=sampler), None, workers=1)
         assert (spec.sampler, spec.sampler_options) == (sampler or "tpe", options)
     drive(home, trials=1, reference=str(fragile))
     fragile.write_text(fragile.read_text().replace(": 3}", ": 4}"))
@@ -662,7 +662,7 @@ def test_a_resume_uses_as_many_workers_as_the_run_before_unless_told(home, fragi
 
 
 def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_path, home, fragile, monkeypatch):
-    study, spec = declare(Request(home, reference=str(fragile)), None, workers=1)
+    study, spec = declare(RunRequest(home, reference=str(fragile)), None, workers=1)
     found = identity.identity(study, spec)
     for part in ("hpo/search", "hpo/space", "trainer"):
         shutil.copytree(code_digest.ROOT / part, tmp_path / part)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from trainer_runs import MemoryReporter, Toy, Trial, killed_at
 
 from hpo import Float, Int, Objective, Study
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.errors import SpaceError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import reports
@@ -200,10 +200,10 @@ def digest(home: Home) -> str:
 def test_a_study_is_pruned_across_folds(tmp_path):
     """And taken in two parts it is the same study, to the last bit."""
     whole, parts = Home.at(tmp_path / "whole"), Home.at(tmp_path / "parts")
-    run(Request(home=whole, trials=6, executor="inline", **SEARCH), lambda *_: lambda notice="": None)
+    run(RunRequest(home=whole, trials=6, executor="inline", **SEARCH), lambda *_: lambda notice="": None)
     with closing(Ledger(parts.create().storage)) as ledger:
         for trials in (3, 6):
-            driven(ledger, Request(parts, **SEARCH), trials=trials)
+            driven(ledger, RunRequest(parts, **SEARCH), trials=trials)
     assert digest(parts) == digest(whole)
     ledger = Ledger(whole.storage, create=False)
     with ledger.read() as connection:

@@ -21,7 +21,7 @@ from rounds import rounds
 from sqlalchemy import select
 from test_driver import drive, hpo, known, make, query, refused
 
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.ledger import Ledger, claims, transactions
 from hpo.ledger.process_id import Process
@@ -30,7 +30,7 @@ from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home
 from hpo.workers import lanes as worker_lanes
 from hpo.workers.executors.local import Local
-from hpo.workers.lanes import Fusion
+from hpo.workers.lanes import LaneGroup
 from hpo.workers.worker import Worker
 from trainer.errors import CheckpointError, Fenced
 from trainer.runtime import failpoint
@@ -199,7 +199,7 @@ def test_a_rung_compares_each_trial_with_all_before_it_and_none_after(golden):
 
 def test_by_default_the_window_holds_two_trials_for_every_lane(tmp_path):
     for workers, lanes, window in ((1, 4, 8), (2, 4, 16), (1, 2, 4), (2, 1, 4)):
-        request = Request(Home(tmp_path), reference=str(LANES), overrides={"train.lanes": lanes})
+        request = RunRequest(Home(tmp_path), reference=str(LANES), overrides={"train.lanes": lanes})
         assert declare(request, None, workers=workers)[1].window == window
 
 
@@ -245,15 +245,15 @@ def test_trials_go_on_in_other_groups_of_other_workers(tmp_path, golden, monkeyp
 # What befalls one lane
 
 
-def fusions(monkeypatch) -> list[Fusion]:
+def fusions(monkeypatch) -> list[LaneGroup]:
     """Those that have trained from here on, the one that trains last."""
-    made, init = [], Fusion.__init__
+    made, init = [], LaneGroup.__init__
 
-    def begun(self: Fusion, *given: Any) -> None:
+    def begun(self: LaneGroup, *given: Any) -> None:
         made.append(self)
         init(self, *given)
 
-    monkeypatch.setattr(Fusion, "__init__", begun)
+    monkeypatch.setattr(LaneGroup, "__init__", begun)
     return made
 
 

@@ -126,7 +126,7 @@ def test_what_others_start_from_and_what_is_open_stays(made):
 def decided(made: Made, taken, verdict: Verdict) -> None:
     from hpo.ledger import transactions
 
-    lane = transactions.LaneReport(
+    lane = transactions.TrialReport(
         taken, 1, {"val/loss": 8.0}, epoch=1, decide=lambda connection: verdict, strategy="pbt"
     )
     made.ledger.transact(lambda connection: transactions.commit(connection, [lane]))

@@ -18,7 +18,7 @@ from hpo.errors import StudyError, UserError
 from hpo.ledger import Ledger, leases, tables
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
-from hpo.workers.joined import LOOK, Driven
+from hpo.workers.joined import LOOK, JoinableStudies
 
 STUDY = Path(__file__).parents[1] / "harness" / "tiny_study.py"
 
@@ -40,7 +40,7 @@ def two(tmp_path):
     there.ledger.close()
 
 
-def look(driven: Driven, clock: FakeClock) -> list[int] | None:
+def look(driven: JoinableStudies, clock: FakeClock) -> list[int] | None:
     clock.sleep(2 * LOOK)
     return driven()
 
@@ -48,7 +48,7 @@ def look(driven: Driven, clock: FakeClock) -> list[int] | None:
 def test_only_studies_of_its_own_home_are_joined_and_the_others_named_once(two, capsys):
     here, _, _ = two
     clock = FakeClock()
-    driven = Driven(here.ledger, here.home, None, clock)
+    driven = JoinableStudies(here.ledger, here.home, None, clock)
     assert [look(driven, clock) for _ in range(3)] == [[here.id]] * 3
     said = capsys.readouterr().out
     assert said.count("left out: home") == 1
@@ -59,9 +59,9 @@ def test_a_study_of_another_home_is_refused_by_name(two):
     here, _, _ = two
     clock = FakeClock()
     with pytest.raises(UserError, match="share that directory and name it with --home"):
-        look(Driven(here.ledger, here.home, "there", clock), clock)
+        look(JoinableStudies(here.ledger, here.home, "there", clock), clock)
     with pytest.raises(StudyError, match="no study 'nowhere'"):
-        Driven(here.ledger, here.home, "nowhere", clock)
+        JoinableStudies(here.ledger, here.home, "nowhere", clock)
 
 
 def test_a_study_that_ray_tune_drives_is_left_to_it(two, capsys):
@@ -72,17 +72,17 @@ def test_a_study_that_ray_tune_drives_is_left_to_it(two, capsys):
         of_tune = {**environment, "executor": "ray-tune"}
         connection.execute(update(tables.studies).where(tables.studies.c.id == here.id).values(environment=of_tune))
     clock = FakeClock()
-    assert look(Driven(here.ledger, here.home, None, clock), clock) == []
+    assert look(JoinableStudies(here.ledger, here.home, None, clock), clock) == []
     assert "left out: study here is driven by Ray Tune" in capsys.readouterr().out
     with pytest.raises(UserError, match="study here is driven by Ray Tune, which starts its trials itself"):
-        look(Driven(here.ledger, here.home, "here", clock), clock)
+        look(JoinableStudies(here.ledger, here.home, "here", clock), clock)
 
 
 def test_it_waits_until_a_study_is_driven_and_leaves_when_it_is_not_any_more(two, capsys):
     here, _, (lease, _) = two
     clock = FakeClock()
     lease.release()
-    driven = Driven(here.ledger, here.home, "here", clock)
+    driven = JoinableStudies(here.ledger, here.home, "here", clock)
     assert [look(driven, clock) for _ in range(2)] == [[]] * 2
     assert capsys.readouterr().out.count("study here is not driven: waiting") == 1
     lease = leases.acquire(here.ledger, f"driver:{here.id}", "s", Process("far", 2, "then"), FakeClock(), 30)
@@ -96,7 +96,7 @@ def test_a_driver_that_is_silent_for_the_studys_lease_does_not_drive(two):
     clock = FakeClock()
     with here.ledger.write() as connection:
         connection.execute(update(tables.studies).values(lease_seconds=5.0))
-    driven = Driven(here.ledger, here.home, "here", clock)
+    driven = JoinableStudies(here.ledger, here.home, "here", clock)
     for _ in range(6):
         lease.renew()
         assert look(driven, clock) == [here.id]
@@ -108,7 +108,7 @@ def test_a_study_that_has_ended_needs_no_worker(two, capsys):
     clock = FakeClock()
     with here.ledger.write() as connection:
         connection.execute(update(tables.studies).values(state="complete"))
-    assert look(Driven(here.ledger, here.home, "here", clock), clock) is None
+    assert look(JoinableStudies(here.ledger, here.home, "here", clock), clock) is None
     assert "study here is complete: there is nothing to train" in capsys.readouterr().out
 
 

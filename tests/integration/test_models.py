@@ -21,7 +21,7 @@ import hpo
 from hpo.analysis.models import soup
 from hpo.analysis.models.checkpoints import declared, trained
 from hpo.cli.main import app
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries, tables
 from hpo.run import run
@@ -36,7 +36,7 @@ PINNED = {"model.num_layers": 1, "train.num_epochs": 3, "train.optim.name": "ada
 
 
 def searched(home: Home, trials: int, overrides: dict) -> Home:
-    request = Request(
+    request = RunRequest(
         home=home, reference="mlp", trials=trials, executor="inline", sampler="random", overrides=overrides
     )
     assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"
@@ -223,7 +223,7 @@ def test_a_frozen_base_lies_on_the_disk_once_for_a_trial(tmp_path):
 
     home = Home.at(tmp_path / "home")
     overrides = {"frozen": True, "train.num_epochs": 3, "train.checkpoint.keep_last": 3}
-    request = Request(
+    request = RunRequest(
         home=home, reference=str(PARTS), trials=2, executor="inline", sampler="random", overrides=overrides
     )
     assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"

@@ -19,7 +19,7 @@ from hpo.analysis.results.progress import Progress
 from hpo.cli.live import doing, screen
 from hpo.clock import SystemClock
 from hpo.driver.loop import Driver
-from hpo.driver.request import Options, Request
+from hpo.driver.request import DriverOptions, RunRequest
 from hpo.driver.resolve import declare
 from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim, claim
@@ -29,7 +29,7 @@ from hpo.storage.home import Home
 from hpo.workers.executors.inline import Inline
 from hpo.workers.executors.local import Local
 from hpo.workers.reporter import LedgerReporter
-from hpo.workers.session import Opened
+from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from hpo.workers.worker import Worker
 from trainer.report import Outcome, Verdict
@@ -82,14 +82,16 @@ class Rungs:
         self.home, self.ledger = home, Ledger(home.create().storage)
         flags: dict[str, Any] = {"reference": CURVES, "window": 4, "sampler": "random", "strategy": "asha"}
         flags["order"] = order
-        study, spec = declare(Request(home, **flags), self.ledger, workers=1)
-        driver = Driver(self.ledger, study, spec, Options(home, self.ledger.url, home.tracking_uri, trials=3), Inline())
+        study, spec = declare(RunRequest(home, **flags), self.ledger, workers=1)
+        driver = Driver(
+            self.ledger, study, spec, DriverOptions(home, self.ledger.url, home.tracking_uri, trials=3), Inline()
+        )
         driver.acquire()
         driver._fill()
         self.me = Process.current()
         self.ledger.transact(lambda c: transactions.register(c, self.me, "inline"))
         row = self.ledger.look(lambda c: c.execute(select(studies)).mappings().one())
-        self.opened, self.leaving = Opened(dict(row)), threading.Event()
+        self.opened, self.leaving = StudySession(dict(row)), threading.Event()
         self.claims = self.claim(claimed)
 
     def claim(self, n: int) -> list[Claim]:
@@ -275,7 +277,7 @@ def test_uneven_trials_end_as_one_after_another(tmp_path):
 
     def drive(home: Home, executor: Any) -> tuple[str, queries.Status, int]:
         ledger = Ledger(home.create().storage)
-        name, state = driven(ledger, Request(home, reference=str(path), window=12), executor, trials=30)
+        name, state = driven(ledger, RunRequest(home, reference=str(path), window=12), executor, trials=30)
         assert state == "complete"
         with ledger.read() as connection:
             row = queries.study_row(connection, name)

@@ -24,7 +24,7 @@ from hpo.clock import FakeClock
 from hpo.driver import proposer
 from hpo.driver.open import open_study
 from hpo.driver.ray_tune.driver import TuneDriver
-from hpo.driver.request import Options, Request
+from hpo.driver.request import DriverOptions, RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import Busy, HpoError, UserError
 from hpo.ledger import Ledger, claims, driver_queries, external, transactions
@@ -37,7 +37,7 @@ from hpo.space.dimensions import Float, Int
 from hpo.space.trial_state import OPEN_STATES
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
-from hpo.workers.executors.placement import Settled
+from hpo.workers.executors.placement import Placement
 from hpo.workers.executors.resources import NOTHING_SAID, Resources
 from trainer.report import Outcome
 
@@ -158,10 +158,10 @@ def driving_tune(home: Home, reference: str | None, **options: Any) -> Iterator[
     """A driver in this process, which holds the study's lease. `declared` goes to the request, the rest to the run."""
     ledger = Ledger(home.create().storage)
     declared = options.pop("declared", {})
-    study, spec = declare(Request(home, reference, strategy="none", order="async", **declared), ledger, workers=1)
+    study, spec = declare(RunRequest(home, reference, strategy="none", order="async", **declared), ledger, workers=1)
     resources, scheduler = options.pop("resources", NOTHING_SAID), options.pop("scheduler", "fifo")
-    placement = Settled("ray-tune", options.pop("workers", 1), resources, scheduler=scheduler)
-    options = Options(home, ledger.url, home.tracking_uri, placement=placement, **options)
+    placement = Placement("ray-tune", options.pop("workers", 1), resources, scheduler=scheduler)
+    options = DriverOptions(home, ledger.url, home.tracking_uri, placement=placement, **options)
     driver = TuneDriver(ledger, study, spec, options, placement.make())
     driver.acquire()
     try:
@@ -467,7 +467,7 @@ def test_every_scheduler_drives_a_study_to_its_end(tmp_path, scheduler):
     ],
 )
 def test_what_tune_has_taken_over_is_refused(tmp_path, given, said):
-    request = Request(Home(tmp_path / "home"), **{"reference": "mlp", "executor": "ray-tune", "trials": 1} | given)
+    request = RunRequest(Home(tmp_path / "home"), **{"reference": "mlp", "executor": "ray-tune", "trials": 1} | given)
     with pytest.raises(UserError, match=said):
         run(request, lambda *_: lambda _: None)
     assert not (tmp_path / "home").exists()
@@ -476,24 +476,24 @@ def test_what_tune_has_taken_over_is_refused(tmp_path, given, said):
 def test_a_resume_is_refused_what_tune_has_taken_over(tmp_path):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    study, spec = declare(Request(home, "mlp", strategy="none", order="async"), ledger, workers=1)
-    placement = Settled("ray-tune", 1, scheduler="asha")
-    open_study(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=2, placement=placement))
+    study, spec = declare(RunRequest(home, "mlp", strategy="none", order="async"), ledger, workers=1)
+    placement = Placement("ray-tune", 1, scheduler="asha")
+    open_study(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=2, placement=placement))
     ledger.close()
     for given in ({"epochs": 5}, {"seconds": 5.0}, {"strategy": "asha"}):
         with pytest.raises(UserError, match="with --executor ray-tune: there Ray Tune decides"):
-            run(Request(home, name="mlp", **given), lambda *_: lambda _: None)
+            run(RunRequest(home, name="mlp", **given), lambda *_: lambda _: None)
 
 
 @pytest.mark.parametrize(("bound", "said"), [({"epochs": 40}, "--epochs 40"), ({"seconds": 5400.0}, "--time 1h30m")])
 def test_a_bound_that_tune_would_not_keep_to_is_refused_on_resume(tmp_path, bound, said):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    study, spec = declare(Request(home, "mlp", strategy="none", order="async"), ledger, workers=1)
-    open_study(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, **bound))
+    study, spec = declare(RunRequest(home, "mlp", strategy="none", order="async"), ledger, workers=1)
+    open_study(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, **bound))
     ledger.close()
     with pytest.raises(UserError, match=f"study 'mlp' was begun with {said}, which Ray Tune does not keep to: go on"):
-        run(Request(home, name="mlp", executor="ray-tune", trials=5), lambda *_: lambda _: None)
+        run(RunRequest(home, name="mlp", executor="ray-tune", trials=5), lambda *_: lambda _: None)
 
 
 def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path, monkeypatch):
@@ -511,7 +511,7 @@ def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path
         def end(number: int) -> None:
             taken = ledger.transact(lambda c: claims.take(c, me.id, f"token{number}", row_of(number)["id"]))
             loss = (number * 7 % 11) / 11
-            lane = transactions.LaneReport(taken, 1, {"val/loss": loss}, epoch=1)
+            lane = transactions.TrialReport(taken, 1, {"val/loss": loss}, epoch=1)
             ledger.transact(lambda c: transactions.commit(c, [lane]))
             ledger.transact(lambda c: transactions.finish(c, taken, Outcome("complete", 1, 1), [loss]))
 
@@ -532,7 +532,7 @@ def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path
             number = max(rows)
             assert number == place + (place >= 12) and rows.pop(number)["params"] == proposed
             told = [n for _, n in sorted((row["told"], n) for n, row in rows.items() if row["told"] is not None)]
-            anew = proposer.Asking(ledger, driver._study, driver._spec, driver._curves, rows, told, 0).ask(
+            anew = proposer.LedgerProposer(ledger, driver._study, driver._spec, driver._curves, rows, told, 0).ask(
                 number, told=len(told)
             )
             assert anew.params == proposed
@@ -546,7 +546,7 @@ def test_several_objectives_are_refused(tmp_path):
     two = tmp_path / "two.py"
     one = 'Objective("val/loss", "minimize")'
     two.write_text(STUDY.read_text().replace(f"[{one}]", f'[{one}, Objective("train/loss", "minimize")]'))
-    request = Request(Home(tmp_path / "home"), str(two), executor="ray-tune", sampler="random", trials=1)
+    request = RunRequest(Home(tmp_path / "home"), str(two), executor="ray-tune", sampler="random", trials=1)
     with pytest.raises(UserError, match="judge by one objective, and the study has val/loss, train/loss"):
         run(request, lambda *_: lambda _: None)
 

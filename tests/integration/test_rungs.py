@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 from hpo.analysis.results.trial import describe, detail
 from hpo.driver import proposer
 from hpo.driver.loop import Driver
-from hpo.driver.request import Options, Request
+from hpo.driver.request import DriverOptions, RunRequest
 from hpo.driver.resolve import declare
 from hpo.ledger import Ledger, claims, driver_queries, queries, transactions
 from hpo.ledger.process_id import Process
@@ -44,7 +44,7 @@ def drive(
     """Drive the tiny study to its end or its interruption: the ledger, and the state it is left in."""
     ledger = Ledger(home.create().storage)
     options = {**(bound or {"trials": 14}), "allow_drift": allow_drift, "lease_timeout": 20}
-    request = Request(home, reference=reference, **flags)
+    request = RunRequest(home, reference=reference, **flags)
     return ledger, driven(ledger, request, executor, workers=workers, tick=tick, **options)[1]
 
 
@@ -282,10 +282,10 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     """Of a trial that went on its curve up to the pause, of one that never paused nothing."""
     home, strategy = Home(tmp_path / "home").create(), {"name": "asha-promote", "min_epochs": 1, "eta": 2}
     ledger, me = Ledger(home.storage), Process.current()
-    asked = Request(home, reference=TINY, sampler="freeze-thaw", strategy="asha-promote", overrides=FULL)
+    asked = RunRequest(home, reference=TINY, sampler="freeze-thaw", strategy="asha-promote", overrides=FULL)
     study, spec = declare(asked, ledger, workers=2)
     spec = spec.model_copy(update={"strategy": strategy})
-    driver = Driver(ledger, study, spec, Options(home, ledger.url, home.tracking_uri, trials=9), Inline())
+    driver = Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=9), Inline())
     ledger.transact(lambda c: transactions.register(c, me, "test"))
     driver.acquire()
 
@@ -295,7 +295,7 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
 
     def report(taken, epoch, *verdict):
         said = {"decide": lambda _: Verdict(*verdict), "strategy": "asha-promote"} if verdict else {}
-        lane = transactions.LaneReport(taken, epoch, {"val/loss": 1 / epoch + taken.number}, epoch=epoch, **said)
+        lane = transactions.TrialReport(taken, epoch, {"val/loss": 1 / epoch + taken.number}, epoch=epoch, **said)
         ledger.transact(lambda c: transactions.commit(c, [lane]))
         if verdict:
             ledger.transact(lambda c: transactions.finish(c, taken, Outcome("paused", epoch, epoch), None))
@@ -310,7 +310,7 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
         row["number"]: row
         for row in ledger.look(lambda c: c.execute(driver_queries.ALL, {"study": 1}).mappings().all())
     }
-    made = proposer.Asking(ledger, study, spec, driver._curves, found, [], 0)._sampler
+    made = proposer.LedgerProposer(ledger, study, spec, driver._curves, found, [], 0)._sampler
     assert {again.number, never.number} == {0, 2}
     assert live._curves == made._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}
     driver.release()

@@ -21,7 +21,7 @@ import pytest
 import sqlalchemy as sa
 from driven import driven
 
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.errors import NoLedger
 from hpo.ledger import Ledger, queries, tables
 from hpo.space import trial_state
@@ -123,7 +123,7 @@ def test_a_study_outlives_a_restart_of_postgresql(tmp_path, postgres_server):
 def digest_alone(root: Path, trials: int) -> str:
     """The digest of the study as one process trains it on SQLite; how long a step takes does not enter it."""
     home = Home(root).create()
-    request = Request(home, str(STUDY), window=4, overrides={"pause": 0.0})
+    request = RunRequest(home, str(STUDY), window=4, overrides={"pause": 0.0})
     with closing(Ledger(home.storage)) as ledger:
         name, state = driven(ledger, request, trials=trials)
         assert state == "complete"

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
 from hpo.workers.executors.base import Executor
@@ -82,7 +82,7 @@ def drive(directory: Path, name: str, executor: Executor) -> str:
     """The digest of the study as `executor` trains it, without its mirror."""
     home = Home(directory / name).create()
     with closing(Ledger(home.storage)) as ledger:
-        request = Request(home, str(directory / "sums.py"), name="sums", seed=1)
+        request = RunRequest(home, str(directory / "sums.py"), name="sums", seed=1)
         assert driven(ledger, request, executor, trials=1) == ("sums", "complete")
     return digest(home.root)
 

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
@@ -80,10 +80,10 @@ def test_a_dimension_that_is_pinned_beyond_the_tier_keeps_its_value_whatever_is_
     beyond = next(path for path in study.enqueue[0] if path not in study.upto(1).space.paths)
     pinned = 2 * int(dict(study.enqueue[0])[beyond])
     for enqueue in (None, [{beyond: pinned // 2}]):
-        request = Request(Home(tmp_path), "gpt", overrides={beyond: pinned}, tier=1, enqueue=enqueue)
+        request = RunRequest(Home(tmp_path), "gpt", overrides={beyond: pinned}, tier=1, enqueue=enqueue)
         declared, _ = declare(request, ledger, workers=1)
         assert flatten(as_json(declared.config))[beyond] == pinned
         assert all(beyond not in entry for entry in declared.enqueue)
     with pytest.raises(UserError, match="is no dimension of the space"):
-        declare(Request(Home(tmp_path), "gpt", tier=1, enqueue=[{"model.hiden": 1}]), ledger, workers=1)
+        declare(RunRequest(Home(tmp_path), "gpt", tier=1, enqueue=[{"model.hiden": 1}]), ledger, workers=1)
     ledger.close()

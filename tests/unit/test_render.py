@@ -20,7 +20,7 @@ from hpo.analysis.results.status import line
 from hpo.analysis.results.trial import describe, detail
 from hpo.cli.live import REFRESH_SECONDS, View, data_report, kept_overrides, screen, short_params, summary, unasked
 from hpo.clock import FakeClock
-from hpo.driver.request import Result
+from hpo.driver.request import RunResult
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, reports, studies, trials
 from hpo.search.strategies.base import make_strategy
@@ -155,7 +155,7 @@ def test_what_goes_on_as_another_trial_under_ray_tune_is_one_of_those_asked_for(
         put_trial(ledger, 3, "running", (0.7,), parent=0)
         progress.refresh()
         assert progress.ended == ended and progress.counts(noun=True) == f"{ended}/10 trials"
-        first = summary(progress, Result("crafted", "interrupted", "", 0, 2)).splitlines()[0]
+        first = summary(progress, RunResult("crafted", "interrupted", "", 0, 2)).splitlines()[0]
         assert first.endswith(" in 0:00, perturbed 2 times" if strategy == "none" else " in 0:00")
         with ledger.read() as connection:
             assert line(queries.status(connection, "crafted")).startswith(
@@ -374,18 +374,18 @@ def test_why_a_trial_failed_stands_in_the_table_and_the_summary_names_the_comman
     clock.sleep(5.0)
     view.tick()
     assert "own.py:3, in loss: ValueError: twice" in text_of(screen(view.progress, "heading", 120, 24), 120)
-    ended = summary(view.progress, Result("crafted", "complete", "", 0, None))
+    ended = summary(view.progress, RunResult("crafted", "complete", "", 0, None))
     assert "hpo show 1 --study crafted" in ended
 
 
 def test_the_summary_says_what_to_do_next(ledger):
     put_trial(ledger, 0, "complete", (0.5,), params={"train.optim.lr": 0.001})
     progress = Progress(ledger, "crafted", FakeClock())
-    interrupted = summary(progress, Result("crafted", "interrupted", "", 3, 2))
+    interrupted = summary(progress, RunResult("crafted", "interrupted", "", 3, 2))
     assert "crafted: interrupted, 1 of 10 trials ended (1 complete)" in interrupted
     assert "hpo resume --study crafted" in interrupted
     assert "behind by 3" in interrupted
-    complete = summary(progress, Result("crafted", "complete", "", 0, None))
+    complete = summary(progress, RunResult("crafted", "complete", "", 0, None))
     assert "best: trial 0, val/accuracy 0.5\n  train.optim.lr = 0.001" in complete
     assert "hpo resume" not in complete
     assert "behind" not in complete
@@ -401,7 +401,7 @@ def test_the_summary_says_in_how_many_trials_steps_were_skipped_or_the_warmup_wa
             for i, kind in enumerate(kinds):
                 row = {"study_id": study, "trial_id": trial, "kind": kind, "fields": {}, "revision": 1, "at": 0.0}
                 connection.execute(insert(events).values(**row, uid=f"{number}.{i}"))
-    said = summary(Progress(ledger, "crafted", FakeClock()), Result("crafted", "complete", "", 0, None)).splitlines()
+    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None)).splitlines()
     (skipped,) = (line for line in said if "skipped" in line)
     assert skipped.startswith("in 2 trials steps were skipped") and "`hpo show 1 --study crafted`" in skipped
     (cold,) = (line for line in said if "warmup" in line)
@@ -434,14 +434,14 @@ def test_of_folds_it_says_how_often_steps_were_skipped(ledger, tmp_path):
 
 
 def test_before_any_trial_has_ended_nothing_is_counted(ledger):
-    said = summary(Progress(ledger, "crafted", FakeClock()), Result("crafted", "interrupted", "", 0, 2))
+    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "interrupted", "", 0, 2))
     assert said.startswith("crafted: interrupted, 0 of 10 trials ended in 0:00")
 
 
 def test_of_configurations_that_were_listed_none_is_called_the_best(tmp_path):
     ledger = open_crafted(tmp_path / "ledger.db", listed=[{"label": "as found", "params": {"train.seed": 1}}])
     put_trial(ledger, 0, "complete", (0.5,), params={"train.seed": 1})
-    said = summary(Progress(ledger, "crafted", FakeClock()), Result("crafted", "complete", "", 0, None))
+    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None))
     ledger.close()
     assert "1 of 10 trials ended (1 complete)" in said and "hpo compare" in said
     assert "best" not in said and "seed" not in said
@@ -464,7 +464,7 @@ def test_a_study_without_a_number_of_trials_shows_the_budget_it_has(ledger):
     View(ledger, "crafted", to, workers=1, clock=FakeClock()).start()
     assert to.file.getvalue().startswith("crafted: 40 epochs or 1h30m, 1 trial done before; tpe")
     assert "1 trial, 2/40 epochs" in text_of(screen(progress, "heading", 100, 24))
-    reason = Result("crafted", "interrupted", "the time is used up", 0, None)
+    reason = RunResult("crafted", "interrupted", "the time is used up", 0, None)
     assert "crafted: interrupted, 1 trial ended (1 complete)" in summary(progress, reason)
     assert "goes on from the last checkpoints" not in summary(progress, reason)
 

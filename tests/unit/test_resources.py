@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from hpo import load
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.errors import UserError
 from hpo.run import run
 from hpo.storage.home import Home
 from hpo.workers.executors.local import Local
-from hpo.workers.executors.placement import Placement, Settled
+from hpo.workers.executors.placement import Placement, PlacementRequest
 from hpo.workers.executors.ray_cluster import Cluster, carried_environ, carry, check_reach
 from hpo.workers.executors.resources import Needs, Resources, cpu_slots, devices, gpu_slots, gpus_each, needs
 
@@ -81,22 +81,22 @@ def test_a_cluster_where_nothing_listens_is_not_looked_for(monkeypatch):
 
 def test_inline_has_all_that_is_here():
     with pytest.raises(UserError, match="with --executor inline: it has all"):
-        Placement("inline", None, Resources(cpus=1)).settled()
+        PlacementRequest("inline", None, Resources(cpus=1)).settled()
 
 
 def test_a_resume_gives_workers_what_they_had_unless_told_otherwise():
-    last = Placement("local", 2, Resources(cpus=1, gpus=0.5))
-    assert Placement.of(last.settled().to_json()) == last
-    assert Placement().over(last) == last
-    assert Placement(None, 4, Resources(gpus=1.0)).over(last) == Placement("local", 4, Resources(1, 1.0))
-    assert Placement("ray").over(last) == Placement("ray")
+    last = PlacementRequest("local", 2, Resources(cpus=1, gpus=0.5))
+    assert PlacementRequest.of(last.settled().to_json()) == last
+    assert PlacementRequest().over(last) == last
+    assert PlacementRequest(None, 4, Resources(gpus=1.0)).over(last) == PlacementRequest("local", 4, Resources(1, 1.0))
+    assert PlacementRequest("ray").over(last) == PlacementRequest("ray")
 
 
 def test_hosts_that_share_ranks_train_one_trial_at_a_time(monkeypatch):
     monkeypatch.setenv("HPO_NODES", "2")
-    assert Placement("local", 1).settled().workers == 1
+    assert PlacementRequest("local", 1).settled().workers == 1
     with pytest.raises(UserError, match=r"--workers 2 with HPO_NODES=2: the hosts train one trial at a time; give 1\."):
-        Placement().settled()
+        PlacementRequest().settled()
 
 
 def test_a_study_needs_a_cpu_for_each_thread_of_each_rank():
@@ -171,8 +171,8 @@ def test_a_study_file_is_carried_with_what_it_imports_from_beside_it(tmp_path, m
 def test_ray_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"--executor ray needs Ray: pip install -e '\.\[ray\]'"):
-        Placement("ray").settled()
-    assert Placement("local").settled().executor == "local", "which needs none"
+        PlacementRequest("ray").settled()
+    assert PlacementRequest("local").settled().executor == "local", "which needs none"
 
 
 def test_gpus_that_workers_cannot_have_are_refused_before_anything_is_written(tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_gpus_that_workers_cannot_have_are_refused_before_anything_is_written(tm
     ranks = {"train.parallel.data": 2, "train.device": "auto"}
 
     def asked(executor: str, gpus: float, **of) -> str:
-        request = Request(Home(tmp_path / "home"), "mlp", trials=1, executor=executor, workers=2, **of)
+        request = RunRequest(Home(tmp_path / "home"), "mlp", trials=1, executor=executor, workers=2, **of)
         with pytest.raises(UserError) as error:
             run(replace(request, resources=Resources(gpus=gpus)), lambda *_: lambda _: None)
         assert not (tmp_path / "home").exists()
@@ -192,4 +192,4 @@ def test_gpus_that_workers_cannot_have_are_refused_before_anything_is_written(tm
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
     assert "--gpus-per-worker 0.5: train.parallel asks for 2 ranks" in asked("ray", 0.5, overrides=ranks)
     for executor in ("ray", "ray-tune"):
-        Settled(executor, 2, Resources(gpus=1.0)).check(load("mlp"))
+        Placement(executor, 2, Resources(gpus=1.0)).check(load("mlp"))

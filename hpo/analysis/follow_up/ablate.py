@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any
 
-from hpo.analysis.follow_up.derived_study import SEED, Found, Repeat, Spread, not_repeated
+from hpo.analysis.follow_up.derived_study import SEED, SeedRun, SourceStudy, Spread, not_repeated
 from hpo.errors import SpaceError, UserError
 from hpo.space.config import as_json, flatten
 from hpo.text import aligned, command, counted
@@ -31,7 +31,7 @@ class Variant:
     refused: str = ""
 
 
-def variants(of: Found, trial: Mapping[str, Any]) -> list[Variant]:
+def variants(of: SourceStudy, trial: Mapping[str, Any]) -> list[Variant]:
     """As found, each parameter that is not at its default, and none of them."""
     best = trial["params"]
     changed = [path for path in best if best[path] != of.base.get(path)]
@@ -46,7 +46,7 @@ def variants(of: Found, trial: Mapping[str, Any]) -> list[Variant]:
     ]
 
 
-def _without(of: Found, best: Mapping[str, Any], path: str) -> Variant:
+def _without(of: SourceStudy, best: Mapping[str, Any], path: str) -> Variant:
     params = _active(of, {name: value for name, value in best.items() if name != path})
     along = sorted(best.keys() - params.keys() - {path})
     try:
@@ -68,7 +68,7 @@ def _taken(config: Any, path: str) -> Any:
     return taken["betas"][int(name[-1]) - 1] if name in ("beta1", "beta2") and "betas" in taken else taken.get(name)
 
 
-def _active(of: Found, params: Mapping[str, Any]) -> Mapping[str, Any]:
+def _active(of: SourceStudy, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Those whose conditions still hold, also by one another, where what is not among `params` has its default."""
     conditions = {path: of.study.space.dimensions[path].conditions for path in params}
     kept = {
@@ -79,7 +79,7 @@ def _active(of: Found, params: Mapping[str, Any]) -> Mapping[str, Any]:
     return kept if len(kept) == len(params) else _active(of, kept)
 
 
-def listed(of: Found, found: Sequence[Variant], seeds: int) -> list[dict[str, Any]]:
+def listed(of: SourceStudy, found: Sequence[Variant], seeds: int) -> list[dict[str, Any]]:
     """The variants, as found too, each under the same `seeds` seeds: by that of the trial it was selected."""
     return [
         {"label": one.label, "params": {**one.params, SEED: seed}}
@@ -119,7 +119,11 @@ class Ablation:
 
 
 def ablations(
-    of: Found, name: str, trial: Mapping[str, Any], tried: Sequence[Variant], found: Mapping[str, Sequence[Repeat]]
+    of: SourceStudy,
+    name: str,
+    trial: Mapping[str, Any],
+    tried: Sequence[Variant],
+    found: Mapping[str, Sequence[SeedRun]],
 ) -> list[Ablation]:
     """One for each objective."""
     ablated = []

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpo.analysis.follow_up.derived_study import SEED, Found, Repeat, Spread, not_repeated
+from hpo.analysis.follow_up.derived_study import SEED, SeedRun, SourceStudy, Spread, not_repeated
 from hpo.errors import UserError
 from hpo.search.ranking import best_of, rank
 from hpo.space.objective import Objective, hold_out_of
 from hpo.text import aligned, counted
 
 
-def listed(of: Found, top: int, seeds: int) -> list[dict[str, Any]]:
+def listed(of: SourceStudy, top: int, seeds: int) -> list[dict[str, Any]]:
     """The `top` best trials, each under the same `seeds` seeds that the study has not used.
 
     With several objectives they are those that together cover the front best.
@@ -34,7 +34,7 @@ def _label(number: int) -> str:
     return f"trial {number}"
 
 
-def held_out(of: Found, given: str | None) -> list[str | None]:
+def held_out(of: SourceStudy, given: str | None) -> list[str | None]:
     """The metric that no trial is selected by, for each objective: `test/x` of `val/x`, or for the only one that given.
 
     Raises UserError where one is given for several objectives.
@@ -92,7 +92,7 @@ class Confirmation:
 
 
 def confirmations(
-    of: Found, name: str, hold_outs: Sequence[str | None], found: Mapping[str, Sequence[Repeat]]
+    of: SourceStudy, name: str, hold_outs: Sequence[str | None], found: Mapping[str, Sequence[SeedRun]]
 ) -> list[Confirmation]:
     """One for each objective."""
     runs = {one["number"]: found[label] for one in of.ranked if (label := _label(one["number"])) in found}
@@ -110,18 +110,18 @@ def confirmations(
     return confirmed
 
 
-def _ahead(objective: Objective, place: int, first: Sequence[Repeat], second: Sequence[Repeat]) -> Spread | None:
+def _ahead(objective: Objective, place: int, first: Sequence[SeedRun], second: Sequence[SeedRun]) -> Spread | None:
     """By how much the first is better, under each seed against the second under the same."""
     values, others = ([run.values[place] for run in runs] for runs in (first, second))
     return Spread.of_pairs(values, others, -1.0 if objective.direction == "minimize" else 1.0)
 
 
-def _mean(runs: Sequence[Repeat], place: int) -> float | None:
+def _mean(runs: Sequence[SeedRun], place: int) -> float | None:
     spread = Spread.of([run.values[place] for run in runs])
     return None if spread is None else spread.mean
 
 
-def _confirmed(trial: Mapping[str, Any], runs: Sequence[Repeat], place: int) -> Confirmed:
+def _confirmed(trial: Mapping[str, Any], runs: Sequence[SeedRun], place: int) -> Confirmed:
     values = [run.values[place] for run in runs]
     held = Spread.of([run.held_out[place] for run in runs])
     which = trial["number"], trial["changed"], trial["values"][place]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.models.checkpoints import declared
 from hpo.analysis.results.best import chosen_best, none_complete
-from hpo.driver.request import Request
+from hpo.driver.request import RunRequest
 from hpo.errors import UserError
 from hpo.ledger import queries
 from hpo.search import pareto
@@ -22,7 +22,7 @@ from hpo.storage import locations
 from hpo.study.declaration import Study
 from hpo.study.spec import StudySpec
 from hpo.text import counted
-from hpo.workers.executors.placement import Placement
+from hpo.workers.executors.placement import PlacementRequest
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
@@ -32,7 +32,7 @@ SEED = "train.seed"
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceStudy:
     """A study as it stands: what was declared and asked for, its own configuration, flat, and its complete trials,
     best first, each with `number`, `values`, `params`, its whole `config`, flat, and `changed`: whether its parameters
     changed in the middle of training, so that they alone do not give it again."""
@@ -40,7 +40,7 @@ class Found:
     name: str
     study: Study
     spec: StudySpec
-    placement: Placement
+    placement: PlacementRequest
     checkpoints: str | None  # the bucket they go to
     base: Mapping[str, Any]
     ranked: Sequence[Mapping[str, Any]]
@@ -65,7 +65,7 @@ class Found:
         return chosen_best([one for one in self.ranked if one["number"] in front], number)
 
 
-def found(ledger: Ledger, name: str) -> Found:
+def found(ledger: Ledger, name: str) -> SourceStudy:
     """Raises HpoError where no trial is complete, and UserError where the study has no seed to be varied."""
     with ledger.read() as connection:
         row = queries.study_row(connection, name)
@@ -91,7 +91,7 @@ def found(ledger: Ledger, name: str) -> Found:
         for one in best
     ]
     at = locations.url(row) or None
-    return Found(name, study, spec, Placement.of(row["environment"]), at, base, rows)
+    return SourceStudy(name, study, spec, PlacementRequest.of(row["environment"]), at, base, rows)
 
 
 def not_repeated(trials: Sequence[int]) -> list[str]:
@@ -105,22 +105,22 @@ def not_repeated(trials: Sequence[int]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Driven:
+class RunDefaults:
     """How a derived study is to be run, as the flags have it; None: as the study it comes from."""
 
     home: Home
-    placement: Placement
+    placement: PlacementRequest
     storage: str | None
     tracking_uri: str | None
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
-def request(of: Found, name: str, listed: Sequence[Mapping[str, Any]], driven: Driven) -> Request:
+def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, Any]], driven: RunDefaults) -> RunRequest:
     """What runs the study `name` of the `listed` configurations. Raises UserError where Ray Tune is to do that."""
     if driven.placement.executor == "ray-tune":
         raise UserError("--executor ray-tune asks a scheduler what is trained, and here a list says it: take another.")
-    placement = driven.placement.over(of.placement if of.placement.executor != "ray-tune" else Placement())
-    return Request(
+    placement = driven.placement.over(of.placement if of.placement.executor != "ray-tune" else PlacementRequest())
+    return RunRequest(
         home=driven.home,
         checkpoints=of.checkpoints,
         reference=of.spec.reference,
@@ -161,7 +161,7 @@ def _values(trials: Sequence[Mapping[str, Any]]) -> dict[int, Sequence[float]]:
 
 
 @dataclass(frozen=True)
-class Repeat:
+class SeedRun:
     """One trial of a derived study: its value by each objective, and that of the metric held out beside it at the same
     step; None where it has none."""
 
@@ -169,20 +169,20 @@ class Repeat:
     held_out: Sequence[float | None]
 
 
-def repeats(ledger: Ledger, name: str, hold_outs: Sequence[str | None] = ()) -> dict[str, list[Repeat]]:
+def repeats(ledger: Ledger, name: str, hold_outs: Sequence[str | None] = ()) -> dict[str, list[SeedRun]]:
     """The ended trials of a derived study by label, in the order of the list. Of the metrics held out there is one for
     each objective, or none at all."""
     with ledger.read() as connection:
         row = queries.study_row(connection, name)
         listed = row["spec"]["listed"]
-        grouped: dict[str, list[Repeat]] = {one["label"]: [] for one in listed}
+        grouped: dict[str, list[SeedRun]] = {one["label"]: [] for one in listed}
         trials = [one for one in queries.trial_rows(connection, row["id"]) if one["state"] in TERMINAL_STATES]
         judged = queries.judged(connection, row, [one for one in trials if one["state"] == "complete"])
         for trial in trials:
             at, complete = judged.get(trial["id"]), trial["state"] == "complete" and trial["values"]
             values = trial["values"] if complete else [None] * len(row["spec"]["objectives"])
             held = [at.metrics.get(key or "") if at else None for key in hold_outs]
-            grouped[listed[trial["number"]]["label"]].append(Repeat(values, held))
+            grouped[listed[trial["number"]]["label"]].append(SeedRun(values, held))
     return grouped
 
 

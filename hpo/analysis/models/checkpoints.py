@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trained:
+class KeptCheckpoint:
     """A kept checkpoint of a trial, and the configuration it was trained with, as JSON."""
 
     study: str
@@ -59,19 +59,21 @@ class Trained:
         return task
 
 
-def trained(connection: Connection, home: Home, name: str, number: int) -> Trained | None:
+def trained(connection: Connection, home: Home, name: str, number: int) -> KeptCheckpoint | None:
     """A trial's best kept checkpoint, else its newest; None where there is none. Raises UserError where there is no
     such trial."""
     return next(iter(all_trained(connection, home, name, number)), None)
 
 
-def all_trained(connection: Connection, home: Home, name: str, number: int) -> list[Trained]:
+def all_trained(connection: Connection, home: Home, name: str, number: int) -> list[KeptCheckpoint]:
     """All that is kept of a trial: the best, then from the newest to the oldest. Raises UserError as `trained` does."""
     trial, root = detail(connection, home, name, number), home.checkpoints(name, number)
     place = locations.place(home, queries.study_row(connection, name))
     config = trial["config"], trial["config_hash"]
     return [
-        Trained(name, number, one["step"], one["epoch"], root / Path(one["path"]).name, one["sha256"], place, *config)
+        KeptCheckpoint(
+            name, number, one["step"], one["epoch"], root / Path(one["path"]).name, one["sha256"], place, *config
+        )
         for one in kept_checkpoints(trial)
     ]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Connection
 
-from hpo.analysis.models.checkpoints import Trained, all_trained, declared, evaluating, trained
+from hpo.analysis.models.checkpoints import KeptCheckpoint, all_trained, declared, evaluating, trained
 from hpo.analysis.results.compare import headline
 from hpo.errors import HomeError, HpoError, UserError
 from hpo.ledger import Ledger, queries, transactions
@@ -33,7 +33,7 @@ class Mixture:
     """One way to mix: the checkpoints whose weights are averaged, and the metrics of the mean."""
 
     name: str
-    members: Sequence[Trained]
+    members: Sequence[KeptCheckpoint]
     metrics: dict[str, float]
     weights: Mapping[str, Tensor] = field(repr=False)
 
@@ -60,7 +60,7 @@ class Soup:
     left_out: list[str]
 
     @property
-    def best_alone(self) -> Trained:
+    def best_alone(self) -> KeptCheckpoint:
         return self.mixtures[0].members[0]
 
     @property
@@ -116,7 +116,11 @@ def of_one_trial(ledger: Ledger, home: Home, name: str, number: int, top: int) -
 
 
 def _mixed(
-    study: Study, members: Sequence[Trained], weights: Sequence[Mapping[str, Tensor]], alone: str, left_out: list[str]
+    study: Study,
+    members: Sequence[KeptCheckpoint],
+    weights: Sequence[Mapping[str, Tensor]],
+    alone: str,
+    left_out: list[str],
 ) -> Soup:
     from trainer.model import soup as mixing
 
@@ -130,7 +134,7 @@ def _mixed(
     return Soup(members[0].study, objectives, mixtures, left_out)
 
 
-def _evaluator(study: Study, best: Trained) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
+def _evaluator(study: Study, best: KeptCheckpoint) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
     """What evaluates weights as the best trial's own run did."""
     task = best.task(study)
     task.progress, model, config = 1.0, task.model(), task.config

@@ -16,7 +16,7 @@ from hpo.ledger import Ledger, external, queries
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process_id import Process
 from hpo.workers.executors.ray_cluster import last_line
-from hpo.workers.session import Opened
+from hpo.workers.session import StudySession
 
 if TYPE_CHECKING:
     from hpo.driver.ray_tune.job import Job
@@ -43,7 +43,7 @@ class Recorder(tune.Callback):
         job = self._job
         self._ledger = Ledger(job.storage, create=False)
         row = self._ledger.look(lambda connection: queries.study_row(connection, job.name))
-        self._curves = Opened(dict(row)).curves
+        self._curves = StudySession(dict(row)).curves
         self._over: set[tuple[int, int]] = set()  # attempts whose process has ended: the trial's id, and the fence
         self._failures = 0
         self._broken: HpoError | None = None  # what ends Tune at its next step: here it would make a TuneError of it

@@ -40,7 +40,7 @@ from hpo.driver.open import check_home, open_study
 from hpo.driver.ray_tune.job import ALIAS, Job
 from hpo.driver.ray_tune.recorder import Recorder
 from hpo.driver.ray_tune.space import param_space, params_of
-from hpo.driver.request import Options
+from hpo.driver.request import DriverOptions
 from hpo.errors import HpoError, NoLedger, UserError
 from hpo.ledger import Ledger, external, queries, transactions
 from hpo.ledger.claims import Claim, renew
@@ -58,11 +58,11 @@ from hpo.study import compatibility
 from hpo.study.declaration import Study
 from hpo.study.identity import check_worker
 from hpo.tracking.files import link
-from hpo.workers.executors.placement import Settled
+from hpo.workers.executors.placement import Placement
 from hpo.workers.executors.ray_cluster import carried_environ
 from hpo.workers.executors.resources import gpu_share, gpus_asked, keep_to_share
 from hpo.workers.reporter import LedgerReporter
-from hpo.workers.session import Opened
+from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Reporter, Verdict
@@ -80,7 +80,7 @@ def as_trainable(
     The study, from `hpo.load`, is opened in the ledger of `home`, or at `storage`. Raises UserError and DriftError as
     `hpo run` does.
     """
-    from hpo.driver.request import Request
+    from hpo.driver.request import RunRequest
     from hpo.driver.resolve import declare
 
     at = home if isinstance(home, Home) else Home.at(home)
@@ -88,10 +88,10 @@ def as_trainable(
     at.create()
     ledger = Ledger(storage or at.storage)
     flags: dict[str, Any] = {"overrides": study.overrides, "order": "async", "strategy": "none"}
-    request = Request(at, study.reference, name or study.name, **flags)
+    request = RunRequest(at, study.reference, name or study.name, **flags)
     study, spec = declare(request, ledger, workers=1)
-    left_open = Settled("ray-tune", scheduler="fifo")  # `hpo resume` trains what the Tuner has left to its end
-    options = Options(at, ledger.url, at.tracking_uri, placement=left_open)
+    left_open = Placement("ray-tune", scheduler="fifo")  # `hpo resume` trains what the Tuner has left to its end
+    options = DriverOptions(at, ledger.url, at.tracking_uri, placement=left_open)
     row = open_study(ledger, study, spec, options)
     check_home(ledger, row, at)
     ledger.close()
@@ -144,7 +144,7 @@ def _train(config: Mapping[str, Any], job: Job) -> None:
         stack.callback(ledger.close)
         row = dict(ledger.look(lambda connection: queries.study_row(connection, job.name)))
         locations.check(job.home, row)
-        opened = Opened(row)
+        opened = StudySession(row)
         check_worker(row, opened.study)
         given = tune.get_checkpoint()
         origin = None if given is None else _origin(Path(stack.enter_context(given.as_directory())), job.uid)
@@ -169,7 +169,9 @@ def _judged(study: Study, row: RowMapping) -> dict[str, Any]:
     return {**dict(zip(names, values, strict=True)), "epoch": epoch, "step": step, "trial": row["number"], "done": True}
 
 
-def _begin(ledger: Ledger, opened: Opened, config: Mapping[str, Any], job: Job, origin: _Origin | None) -> Claim | None:
+def _begin(
+    ledger: Ledger, opened: StudySession, config: Mapping[str, Any], job: Job, origin: _Origin | None
+) -> Claim | None:
     """The trial to be trained; None where nothing is left: it has ended, or the donor has trained to its end."""
     study, spec = opened.study, opened.spec
     coordinates, params = params_of(study, config)
@@ -193,7 +195,12 @@ def _begin(ledger: Ledger, opened: Opened, config: Mapping[str, Any], job: Job, 
 
 
 def _attempt(
-    attempt: Callable[..., Outcome], ledger: Ledger, opened: Opened, claim: Claim, job: Job, origin: _Origin | None
+    attempt: Callable[..., Outcome],
+    ledger: Ledger,
+    opened: StudySession,
+    claim: Claim,
+    job: Job,
+    origin: _Origin | None,
 ) -> tuple[_Results, Outcome]:
     """Train the trial to its end, and end it in the ledger."""
 

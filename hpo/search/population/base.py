@@ -40,7 +40,7 @@ SETTLED = (
 
 
 @runtime_checkable
-class Breeding(Strategy, Protocol):
+class PopulationStrategy(Strategy, Protocol):
     """A strategy under which trials come in generations."""
 
     population: int
@@ -63,13 +63,13 @@ class Breeding(Strategy, Protocol):
         ...
 
 
-def breeding(spec: str | Mapping[str, Any]) -> Breeding | None:
+def breeding(spec: str | Mapping[str, Any]) -> PopulationStrategy | None:
     """The strategy of a specification where it is one of these."""
     strategy = make_strategy(spec)
-    return strategy if isinstance(strategy, Breeding) else None
+    return strategy if isinstance(strategy, PopulationStrategy) else None
 
 
-def planned_epochs(config: Mapping[str, Any], breeds: Breeding | None, number: int, start: int) -> float:
+def planned_epochs(config: Mapping[str, Any], breeds: PopulationStrategy | None, number: int, start: int) -> float:
     """The most epochs that trial `number` trains, which begins at epoch `start`; infinity where its configuration does
     not say, so that its end is waited for."""
     end = breeds.end(number) if breeds else math.inf

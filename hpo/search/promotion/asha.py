@@ -9,7 +9,7 @@ from typing import Literal
 
 from hpo.search.curves import Group
 from hpo.search.pareto import is_nan
-from hpo.search.promotion.base import Board, Order
+from hpo.search.promotion.base import Order, RungView
 from hpo.search.strategies.asha import Asha
 from hpo.search.strategies.base import Curve, History
 from trainer.report import CONTINUE, Verdict
@@ -52,10 +52,10 @@ class AshaPromote(Asha):
         """Whether no trial goes on from the rung."""
         return False
 
-    def promote(self, board: Board, last: bool) -> Sequence[int]:
+    def promote(self, board: RungView, last: bool) -> Sequence[int]:
         return self.going_on(board, last)
 
-    def going_on(self, board: Board, last: bool, group: Group | None = None) -> Sequence[int]:
+    def going_on(self, board: RungView, last: bool, group: Group | None = None) -> Sequence[int]:
         """Those of `promote` where a group of trials is held against each other alone."""
         top = self.top(board.order, board.curves)
         return self._best(board, 0, top, group) or (self._best(board, 1, math.inf, group) if last else [])
@@ -64,7 +64,7 @@ class AshaPromote(Asha):
         """The lowest rung from which no trial goes on."""
         return math.inf
 
-    def _best(self, board: Board, at_least: int, top: float, group: Group | None) -> list[int]:
+    def _best(self, board: RungView, at_least: int, top: float, group: Group | None) -> list[int]:
         waiting, found = board.waiting, list[int]()
         at = {epoch: self.rung(epoch) or 0 for epoch in set(waiting.values())}
         for rung in sorted({rung for rung in at.values() if rung < top}, reverse=True):

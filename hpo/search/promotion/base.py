@@ -25,7 +25,7 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True)
-class Board:
+class RungView:
     """All trials of a study by number: their curves of (epoch, loss), ascending, and their states.
 
     `points` are the features of their configurations, each in [0, 1], where the sampler is a Featuring one. `known` is
@@ -51,7 +51,7 @@ class Board:
         paused = (number for number, state in self.states.items() if state == "paused")
         return {number: curve[-1][0] for number in paused if (curve := self.curves.get(number))}
 
-    def furthest(self) -> Board:
+    def furthest(self) -> RungView:
         """The same, but of the paused trials only those that have come furthest wait."""
         last = max(self.waiting.values(), default=0)
         behind = {number for number, epoch in self.waiting.items() if epoch < last}
@@ -59,10 +59,10 @@ class Board:
 
 
 @runtime_checkable
-class Promoting(Strategy, Protocol):
+class PromotionStrategy(Strategy, Protocol):
     """A strategy under which trials pause, and that says which go on."""
 
-    def promote(self, board: Board, last: bool) -> Sequence[int]:
+    def promote(self, board: RungView, last: bool) -> Sequence[int]:
         """The paused trials that may go on now, those first that are to go first. Pure.
 
         `last` says that no trial will be asked for any more: whatever then waits and never goes on ends as pruned.
@@ -79,7 +79,7 @@ class Featuring(Protocol):
         ...
 
 
-def promoting(spec: str | Mapping[str, Any]) -> Promoting | None:
+def promoting(spec: str | Mapping[str, Any]) -> PromotionStrategy | None:
     """The strategy of a specification where it is one of these."""
     strategy = make_strategy(spec)
-    return strategy if isinstance(strategy, Promoting) else None
+    return strategy if isinstance(strategy, PromotionStrategy) else None

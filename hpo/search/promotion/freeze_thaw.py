@@ -15,7 +15,7 @@ from pydantic import Field
 
 from hpo.errors import UserError
 from hpo.search.promotion.asha import AshaPromote
-from hpo.search.promotion.base import Board, Point
+from hpo.search.promotion.base import Point, RungView
 from hpo.search.samplers.base import Proposal, TrialRecord, is_broken
 from hpo.search.samplers.registry import Random
 from hpo.search.strategies.base import Curve, History
@@ -64,7 +64,7 @@ class FreezeThaw(AshaPromote):
             return Verdict("stop", reason=f"the objective is not finite at rung {rung} (epoch {epoch})")
         return Verdict("pause", reason=f"waits at rung {rung} (epoch {epoch}); the model of curves lets the best go on")
 
-    def promote(self, board: Board, last: bool) -> Sequence[int]:
+    def promote(self, board: RungView, last: bool) -> Sequence[int]:
         waiting = [number for number in sorted(board.waiting) if number in board.points]
         if last or len(board.curves.keys() & board.points.keys()) < STARTUP:
             return super().promote(board, last)
@@ -80,13 +80,13 @@ class FreezeThaw(AshaPromote):
             found += sorted(here, key=lambda number: (-worth[number], number))[: max(room[rung], 0)]
         return found
 
-    def _reached(self, board: Board, number: int) -> int:
+    def _reached(self, board: RungView, number: int) -> int:
         """The rung that a trial has come to; -1 before the first. From `max_epochs` on none is ahead of it."""
         curve = board.curves.get(number)
         rung = self.rung(curve[-1][0]) if curve else None
         return -1 if rung is None else rung
 
-    def _room(self, board: Board) -> dict[int, int]:
+    def _room(self, board: RungView) -> dict[int, int]:
         """How many more may go on from each rung."""
         come: Counter[int] = Counter()
         gone: Counter[int] = Counter()
@@ -99,7 +99,7 @@ class FreezeThaw(AshaPromote):
         return {rung: come[rung] // self.eta - gone[rung] for rung in range(max(come, default=-1) + 1)}
 
 
-def improvement(board: Board, points: Mapping[int, Point], eta: int = 3) -> dict[int, float]:
+def improvement(board: RungView, points: Mapping[int, Point], eta: int = 3) -> dict[int, float]:
     """The expected improvement of the trials with these features, by number; a number of no trial is a new one. Empty
     where no trial that has ended or waits has a finite loss, and so nothing to make a model of."""
     from hpo.search.promotion.curve_model import Model, observe
@@ -175,7 +175,7 @@ class FreezeThawSampler:
             best = sorted(seen, key=lambda n: (self._level(curves[n]), n))[:_BEST]
             places = self._places_for(proposal.seed, best)
             points = {-1 - k: self._point_at(place) for k, place in enumerate(places)}
-            worth = improvement(Board(curves, states, self._points, by_best=self._by_best), points)
+            worth = improvement(RungView(curves, states, self._points, by_best=self._by_best), points)
             chosen = max(worth, key=lambda k: (worth[k], k))
             proposal = Proposal(self._space.from_unit(places[-1 - chosen]), proposal.seed)
         self._take(TrialRecord(number, "running", proposal.coordinates))

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from hpo.search.promotion.asha import AshaPromote
-from hpo.search.promotion.base import Board
+from hpo.search.promotion.base import RungView
 from hpo.search.strategies.base import History
 from hpo.search.strategies.hyperband import Among, Bracket, Hyperband
 from trainer.report import Verdict
@@ -63,6 +63,6 @@ class HyperbandPromote(BaseModel):
         own = self.bracket(history.number)
         return self.asha(own).decide(Among(history, self._groups[own]))
 
-    def promote(self, board: Board, last: bool) -> Sequence[int]:
+    def promote(self, board: RungView, last: bool) -> Sequence[int]:
         found = (self.asha(group.number).going_on(board, last, group) for group in self._groups)
         return sorted(chain.from_iterable(found), key=lambda number: -board.curves[number][-1][0])

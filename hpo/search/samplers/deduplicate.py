@@ -36,7 +36,7 @@ def _count(dimension: Dimension) -> float:
     return 1 if dimension.low == dimension.high else math.inf
 
 
-class Distinct:
+class DeduplicatingSampler:
     """Where `sampler` proposes what a trial before had, the nearest configuration that none had takes its place.
 
     Near is what differs least in the unit cube, a choice by 1; of equally near ones a draw decides, by number. Once all

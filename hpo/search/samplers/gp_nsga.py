@@ -9,14 +9,14 @@ import optuna
 from optuna.samplers import BaseSampler
 
 from hpo.search.samplers.base import Proposal, TrialRecord, is_valueless, reached
-from hpo.search.samplers.optuna_sampler import Modelled, fail
+from hpo.search.samplers.optuna_sampler import OptunaSampler, fail
 from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
     from hpo.space.space import Space
 
 
-class Valued(Modelled):
+class Valued(OptunaSampler):
     """How trials enter the model.
 
     complete     by their values

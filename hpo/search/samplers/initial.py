@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hpo.space.space import Space
 
 
-class Beginning:
+class InitialTrialsSampler:
     """The first trials are those of `queue`, parameters by path; the next `guided` ones are random, around the priors.
 
     `random` draws these, and what an entry of the queue leaves open. A sampler with a memory learns from both; where

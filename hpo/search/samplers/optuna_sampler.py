@@ -73,7 +73,7 @@ class _Replay(BaseSampler):
         return self._coordinates[param_name]
 
 
-class Modelled(ABC):
+class OptunaSampler(ABC):
     """What the samplers of Optuna's share; how trials enter their models is theirs to say.
 
     Optuna numbers trials as they come; they enter its study in number order, at the first ask that needs them. Of its

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
-from hpo.search.samplers.deduplicate import Distinct, is_few
-from hpo.search.samplers.initial import Beginning
+from hpo.search.samplers.deduplicate import DeduplicatingSampler, is_few
+from hpo.search.samplers.initial import InitialTrialsSampler
 from hpo.space.objective import Objective
 from hpo.text import counted, near
 
@@ -91,8 +91,8 @@ def make_sampler(
     guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
     if queue or guided:
         sequence = name in ("grid", "qmc")
-        sampler = Beginning(sampler, Random(space, objectives, seed), space, queue, guided, sequence)
-    return Distinct(sampler, space, seed, len(queue)) if is_few(space) else sampler
+        sampler = InitialTrialsSampler(sampler, Random(space, objectives, seed), space, queue, guided, sequence)
+    return DeduplicatingSampler(sampler, space, seed, len(queue)) if is_few(space) else sampler
 
 
 def alone(

@@ -10,14 +10,14 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from hpo.search.samplers.base import TrialRecord, is_broken, is_valueless, reached
-from hpo.search.samplers.optuna_sampler import Modelled, fail
+from hpo.search.samplers.optuna_sampler import OptunaSampler, fail
 from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
     from hpo.space.space import Space
 
 
-class Tpe(Modelled):
+class Tpe(OptunaSampler):
     """How trials enter the model.
 
     complete     by their values

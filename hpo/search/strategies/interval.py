@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpo.search.strategies.base import History
 
 
-class Paced(BaseModel):
+class IntervalStrategy(BaseModel):
     """Decides at the first report of each `interval` epochs, counted from `n_warmup_epochs`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -11,11 +11,11 @@ from pydantic import Field
 
 from hpo.search.curves import first_losses
 from hpo.search.strategies.base import History
-from hpo.search.strategies.interval import Paced
+from hpo.search.strategies.interval import IntervalStrategy
 from trainer.report import CONTINUE, Verdict
 
 
-class AgainstComplete(Paced):
+class AgainstComplete(IntervalStrategy):
     """Stops a trial whose best loss so far is above a bound that the complete trials set at the same epoch."""
 
     n_startup_trials: int = Field(default=5, ge=0)

@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 
 from hpo.errors import UserError
 from hpo.search.strategies.base import History
-from hpo.search.strategies.interval import Paced
+from hpo.search.strategies.interval import IntervalStrategy
 from trainer.report import CONTINUE, Verdict
 
 
-class Threshold(Paced):
+class Threshold(IntervalStrategy):
     """Stop a trial whose loss is not finite, below `lower` or above `upper`.
 
     lower             a loss below it is too good to be true; None puts no bound

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hpo.child_process import spawn
 from hpo.ledger.process_id import Process, start_time
 from hpo.workers.executors.base import WorkerContext
-from hpo.workers.executors.pool import Crew
+from hpo.workers.executors.pool import WorkerPool
 from hpo.workers.executors.resources import NOTHING_SAID, Resources, cpu_slots, host_gpus, needs
 
 
@@ -25,7 +25,7 @@ class _Worker:
         return self.process.poll()
 
 
-class Local(Crew):
+class Local(WorkerPool):
     """`workers` processes in sessions of their own that die with the driver, each with its CPUs and GPUs, if any."""
 
     name = "local"

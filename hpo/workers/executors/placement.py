@@ -27,7 +27,7 @@ MAX_WORKERS = 10_000  # of a cluster
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacementRequest:
     """An executor, its workers, and what each of them has. What is None was not said."""
 
     executor: str | None = None
@@ -36,21 +36,21 @@ class Placement:
     scheduler: str | None = None
 
     @classmethod
-    def of(cls, environment: Mapping[str, Any]) -> Placement:
+    def of(cls, environment: Mapping[str, Any]) -> PlacementRequest:
         """As a study was driven last."""
         resources = Resources(environment.get("cpus_per_worker"), environment.get("gpus_per_worker"))
         return cls(environment.get("executor"), environment.get("workers"), resources, environment.get("scheduler"))
 
-    def over(self, last: Placement) -> Placement:
+    def over(self, last: PlacementRequest) -> PlacementRequest:
         """What was said, else as last time; workers and what they have belong to their executor."""
         if self.executor is not None and self.executor != last.executor:
             return self
         workers = self.workers if self.workers is not None else last.workers
         said = {key: value for key, value in asdict(self.resources).items() if value is not None}
         resources = Resources(**asdict(last.resources) | said)
-        return Placement(last.executor, workers, resources, self.scheduler or last.scheduler)
+        return PlacementRequest(last.executor, workers, resources, self.scheduler or last.scheduler)
 
-    def settled(self) -> Settled:
+    def settled(self) -> Placement:
         """With its defaults: two local processes, one where it is inline. UserError for what cannot be had."""
         name = self.executor or "local"
         one_of("--executor", name, tuple(EXECUTORS))
@@ -64,13 +64,13 @@ class Placement:
             raise UserError(f"--scheduler {self.scheduler} with --executor {name}: it belongs to ray-tune.")
         if self.scheduler is not None:
             one_of("--scheduler", self.scheduler, SCHEDULERS)
-        found = Settled(name, workers, self.resources, self.scheduler or ("asha" if name == "ray-tune" else None))
+        found = Placement(name, workers, self.resources, self.scheduler or ("asha" if name == "ray-tune" else None))
         found.make()  # refuses what it cannot have, before anything is written
         return found
 
 
 @dataclass(frozen=True)
-class Settled:
+class Placement:
     """A placement that is carried out."""
 
     executor: str = "inline"
@@ -97,7 +97,7 @@ class Settled:
         return {"executor": self.executor, "workers": self.workers} | said
 
 
-INLINE = Settled()
+INLINE = Placement()
 
 
 def elsewhere(executor: str) -> bool:

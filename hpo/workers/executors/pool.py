@@ -19,7 +19,7 @@ _MAX_FAILURES = 3  # in a row, of workers that gave up or died idle within _EARL
 _EARLY = 20.0
 
 
-class Hand(Protocol):
+class WorkerHandle(Protocol):
     """A worker process, here or on another host."""
 
     @property
@@ -37,7 +37,7 @@ class Hand(Protocol):
         ...
 
 
-class Crew(ABC):
+class WorkerPool(ABC):
     """`workers` hands, each with a log of its own. Subclasses say how one is hired and how all of them leave."""
 
     name: str
@@ -62,7 +62,7 @@ class Crew(ABC):
         return False
 
     @abstractmethod
-    def _hire(self, slot: int) -> Hand:
+    def _hire(self, slot: int) -> WorkerHandle:
         """A new worker for the slot."""
 
     def _arguments(self) -> list[str]:
@@ -74,7 +74,7 @@ class Crew(ABC):
         """One for each run and slot: what is quoted from it is of this run."""
         return self._context.home.logs / f"{self._run}.worker-{slot}.log"
 
-    def _judge(self, slot: int, worker: Hand, code: int) -> None:
+    def _judge(self, slot: int, worker: WorkerHandle, code: int) -> None:
         """Count a death that no trial answers for; HpoError once there are too many.
 
         One that died over a trial, whatever of, counts among that trial's losses and not here.

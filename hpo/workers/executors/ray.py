@@ -24,7 +24,7 @@ from hpo.ledger.process_id import Process, start_time
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.workers.executors.base import WorkerContext
-from hpo.workers.executors.pool import Crew
+from hpo.workers.executors.pool import WorkerPool
 from hpo.workers.executors.ray_cluster import Cluster, carried_environ, last_line, prepare
 from hpo.workers.executors.resources import NOTHING_SAID, Resources, gpu_share, gpus_asked
 from trainer.errors import TrainerError
@@ -99,7 +99,7 @@ class _Worker:
             raise HpoError(f"a worker could not begin in the Ray cluster ({why}).") from error
 
 
-class Ray(Crew):
+class Ray(WorkerPool):
     """`workers` actors, each in a placement group of its own: the place stays reserved while one is replaced."""
 
     name = "ray"
