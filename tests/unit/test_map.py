@@ -1,7 +1,8 @@
-"""docs/map.md is the tree as it is."""
+"""Pages about the code are true: the map of the tree, and the tests that decisions name."""
 
 from __future__ import annotations
 
+import re
 import runpy
 
 from hpo.study.code_digest import ROOT
@@ -15,3 +16,13 @@ def test_the_map_is_the_tree():
 def test_every_package_and_module_has_a_caption():
     page = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
     assert [line for line in page.splitlines() if line.endswith("|  |")] == []
+
+
+def test_every_test_that_a_decision_names_is_there():
+    missing = [
+        f"{page.name}: {file}::{name}"
+        for page in sorted((ROOT / "docs" / "decisions").glob("*.md"))
+        for file, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text(encoding="utf-8"))
+        if not (ROOT / file).is_file() or f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
+    assert missing == []
