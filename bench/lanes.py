@@ -28,7 +28,7 @@ sys.path[0] = str(Path(__file__).parents[1])
 from bench import trainer as base  # noqa: E402
 from bench.machine import machine  # noqa: E402
 from bench.trainer import Enough, Stopwatch, Watched, by_hand, interval  # noqa: E402
-from trainer.checkpoint import CheckpointStore  # noqa: E402
+from trainer.checkpoint.store import CheckpointStore  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
 from trainer.lanes.group import Group  # noqa: E402
 from trainer.loop import fit  # noqa: E402

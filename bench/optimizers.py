@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 # Run as a script, this file's own directory comes first, and its trainer.py would be the `trainer` that is imported.
 sys.path[0] = str(Path(__file__).parents[1])
 
-from trainer import optim  # noqa: E402
 from trainer.config.optim import OPTIMIZERS, OptimConfig  # noqa: E402
+from trainer.optim import build as optim  # noqa: E402
 
 
 def built(name: str, way: str, width: int) -> Optimizer:

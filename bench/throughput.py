@@ -25,9 +25,9 @@ sys.path[0] = str(Path(__file__).parents[1])
 from bench.machine import machine  # noqa: E402
 from hpo import load  # noqa: E402
 from hpo.space.config import parse_override  # noqa: E402
-from trainer import optim  # noqa: E402
 from trainer.diagnose.profile import Cost, profiled  # noqa: E402
 from trainer.diagnose.trial import Steps, fresh  # noqa: E402
+from trainer.optim import build as optim  # noqa: E402
 
 WARM_UP = 5  # steps: compiling, choosing kernels, filling caches
 

@@ -34,11 +34,11 @@ from torch.nn.functional import cross_entropy
 sys.path[0] = str(Path(__file__).parents[1])
 
 from bench.machine import machine  # noqa: E402
-from trainer import optim  # noqa: E402
-from trainer.checkpoint import CheckpointStore  # noqa: E402
+from trainer.checkpoint.store import CheckpointStore  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
 from trainer.data import Loader, TensorDataset  # noqa: E402
 from trainer.loop import fit  # noqa: E402
+from trainer.optim import build as optim  # noqa: E402
 from trainer.optim.schedule import schedule  # noqa: E402
 from trainer.report import Silent  # noqa: E402
 from trainer.task import Loss, Task  # noqa: E402

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.store import Changes
+from trainer.checkpoint.store import Changes, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data import TensorDataset
 from trainer.loop import fit

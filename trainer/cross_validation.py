@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import CheckpointConfig, TrainConfig
 from trainer.loop import Watch, fit
 from trainer.report import ENDS, CheckpointRef, Outcome, Reporter, Verdict

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from trainer import optim
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.distributed.join import join
@@ -23,6 +22,7 @@ from trainer.model.averaging import Average
 from trainer.model.checkpointing import checkpointed
 from trainer.model.init import initialise
 from trainer.model.precision import LossScale, autocast, prepare, settled
+from trainer.optim import build as optim
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.schedule import Plateau, never_warm, scaled_lr, schedule
 from trainer.ranks import Solo

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer import optim
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.saver import Alone
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import OptimConfig
 from trainer.errors import TrainerError
+from trainer.optim import build as optim
 from trainer.report import Reporter
 from trainer.task import Loss, Task
 

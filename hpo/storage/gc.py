@@ -29,7 +29,7 @@ from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home
 from hpo.study.declaration import RESUME_FROM
 from hpo.text import counted, megabytes
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.files.durable import write_text
 from trainer.runtime.failpoint import failpoint
 

@@ -33,11 +33,13 @@ from hpo.study.loading import load_module, source_parts
 from hpo.study.naming import check_name
 from hpo.text import near
 from trainer.checkpoint.manifest import MANIFEST
+from trainer.runtime.dotted import named
 
 if TYPE_CHECKING:
     import optuna
     from torch import nn
 
+_TO_OPTUNA = "hpo.analysis.plots.optuna_study:to_optuna"  # by name: the ledger and Optuna lie on floors above
 RESUME_FROM = "train.resume_from"  # a field every study may have
 
 
@@ -361,9 +363,7 @@ class Study:
         self, home: str | os.PathLike[str] | None = None, name: str | None = None, *, storage: str | None = None
     ) -> optuna.Study:
         """What the ledger of `home`, or at `storage`, knows of study `name` (by default this), as an Optuna study."""
-        # By name: a declaration imports neither the ledger nor Optuna, which lie on floors above.
-        above = import_module("hpo.analysis.plots.optuna_study")
-        return above.to_optuna(self, home, name or self.name, storage)
+        return named(_TO_OPTUNA, "Study.to_optuna")(self, home, name or self.name, storage)
 
     def load_model(self, path: str | Path, config: BaseModel | None = None) -> nn.Module:
         """The model in a checkpoint directory, as `mlflow.artifacts.download_artifacts` gives one, in eval mode.

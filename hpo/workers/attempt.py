@@ -14,7 +14,7 @@ from hpo.storage.home import Home
 from hpo.study.declaration import Study
 from hpo.study.preflight import lacking
 from hpo.study.user_code import place
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.cross_validation import fit_folds
 from trainer.distributed.rank import peer_lost
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError

@@ -23,7 +23,7 @@ from hpo.workers.attempt import attempt, outcome_of
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.distributed.launch import RankFailed, RankLost, launch
 from trainer.distributed.member import this
 from trainer.distributed.node_server import Server

@@ -24,7 +24,7 @@ from hpo.storage import artifacts, locations
 from hpo.storage.home import Home
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, numbers
 from trainer.runtime.failpoint import failpoint

@@ -42,7 +42,7 @@ from hpo.workers.lanes import LaneGroup, WorkerServices
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import CheckpointError, Fenced, TrainerError
 from trainer.metrics.progress import Display
 from trainer.report import Outcome

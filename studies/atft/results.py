@@ -33,7 +33,7 @@ from studies.atft.config import Config
 from studies.atft.metrics import daily_ic, newey_west_t
 from studies.atft.panel import Panel
 from studies.atft.task import AtftTask
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import ConfigError, DataError
 from trainer.loop import fit
 from trainer.report import Silent

@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import trainer.files.s3
-from trainer.checkpoint import CheckpointStore, expired, files
+from trainer.checkpoint import files
 from trainer.checkpoint.location import COPY, DISK, Disk, ObjectStore
-from trainer.checkpoint.store import load
+from trainer.checkpoint.store import CheckpointStore, expired, load
 from trainer.checkpoint.stored import Part, Stored
 from trainer.config import AverageConfig, CheckpointConfig
 from trainer.distributed import group

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainer_runs import Killed, MemoryReporter, Trial, killed_at
 
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import Frozen, TrainConfig
 from trainer.config.lanes import LANE_FIELDS, shared
 from trainer.config.optim import OPTIMIZERS

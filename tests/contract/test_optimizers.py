@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from rounds import rounds
 from torch import nn
 
-from trainer import optim
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import (
     AverageConfig,
     CheckpointConfig,
@@ -34,6 +33,7 @@ from trainer.gradients.loss_spikes import Spikes
 from trainer.metrics.meter import Meter
 from trainer.metrics.monitor import EarlyStopping, EarlyStoppingConfig
 from trainer.model.averaging import Average
+from trainer.optim import build as optim
 from trainer.optim.base import Own
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.schedule import Plateau

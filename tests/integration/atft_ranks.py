@@ -9,7 +9,7 @@ from typing import Any
 
 from studies.atft.config import Config
 from studies.atft.task import AtftTask
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.loop import fit
 from trainer.report import CONTINUE
 

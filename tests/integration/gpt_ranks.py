@@ -9,8 +9,7 @@ from typing import Any
 
 from studies.gpt.config import Config
 from studies.gpt.task import GptTask
-from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.store import load
+from trainer.checkpoint.store import CheckpointStore, load
 from trainer.loop import fit
 from trainer.report import CONTINUE
 

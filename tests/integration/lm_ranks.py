@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hpo import load
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.loop import fit
 from trainer.report import CONTINUE
 

@@ -10,8 +10,7 @@ from trainer_runs import MemoryReporter
 
 from studies.mlp.config import Config
 from studies.mlp.task import MlpTask
-from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.store import load
+from trainer.checkpoint.store import CheckpointStore, load
 from trainer.loop import fit
 
 TRAIN: dict[str, Any] = {"num_epochs": 2, "batch_size": 128, "micro_batch_size": 32, "clip": {"norm": 0.5}}

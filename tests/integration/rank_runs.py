@@ -440,9 +440,9 @@ def runs(job: dict[str, Any]) -> dict[str, Any]:
 def sharded(names: list[str], directory: Path) -> dict[str, Any]:
     """By optimizer, how far six steps of a model under zero3, saved and loaded after the third, end from those of the
     whole model, and how far these have gone: the largest difference of any weight."""
-    from trainer import optim
     from trainer.config import OptimConfig, ParallelConfig
     from trainer.distributed.fsdp import Sharded
+    from trainer.optim import build as optim
 
     x, y = torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), torch.zeros(16, 1)
     member = this()

@@ -11,7 +11,7 @@ from studies.atft import STUDY
 from studies.atft.config import Config, DataConfig, MarketConfig, ModelConfig, SplitConfig
 from studies.atft.phases import PHASES
 from studies.atft.task import AtftTask
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import ScheduleConfig
 from trainer.loop import fit
 from trainer.report import CONTINUE

@@ -24,7 +24,7 @@ from studies.dpo.best_of import best_of, kl_bound, sizes
 from studies.dpo.model import answers, log_probs, reference_log_probs
 from studies.dpo.pairs import preferences, true_reward
 from studies.dpo.task import DpoTask
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.data.text import Bytes
 from trainer.loop import fit
 from trainer.losses import LOSSES

@@ -33,7 +33,7 @@ from studies._lm.words import OPERATIONS, instructions
 from studies.lora import task as lora_task
 from studies.lora.config import Config
 from studies.lora.task import LoraTask, contrast
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.data.text import Bytes
 from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.report import Outcome

@@ -18,11 +18,11 @@ from hpo.cli.main import app
 from hpo.errors import SpaceError
 from studies.mlp.config import Config
 from studies.mlp.task import MlpTask
-from trainer import optim
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config.optim import OPTIMIZERS, OptimConfig
 from trainer.errors import ConfigError
 from trainer.loop import fit
+from trainer.optim import build as optim
 
 TINY = {"train.num_epochs": "1", "train.batch_size": "256", "model.hidden_size": "16", "model.num_layers": "2"}
 

@@ -94,7 +94,7 @@ class Watching:
 
 def fit(study: str, directory: Path, reporter: Watching, committed=()):
     from hpo.study.declaration import load
-    from trainer.checkpoint import CheckpointStore
+    from trainer.checkpoint.store import CheckpointStore
 
     declared = load(f"{study}:STUDY")
     return declared.task_class()(declared.config).fit(reporter, CheckpointStore(directory, 1, committed))

@@ -13,7 +13,7 @@ from studies.convnet.config import AugmentConfig, Config, DataConfig, PicturesCo
 from studies.convnet.data import split
 from studies.convnet.model import Block, ResNet
 from studies.convnet.task import EVALUATED_AT_ONCE, ConvnetTask
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.loop import fit
 from trainer.report import CONTINUE
 

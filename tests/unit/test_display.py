@@ -10,7 +10,7 @@ import pytest
 import torch
 from trainer_runs import Toy, Trial
 
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.loop import fit
 from trainer.metrics.meter import Meter
 from trainer.metrics.progress import Display, Numbers

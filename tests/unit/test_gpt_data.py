@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from studies.gpt.check import check
 from studies.gpt.config import LONGEST, Config, CorpusConfig, DataConfig, MixPhase
-from studies.gpt.corpus import check, prepare
+from studies.gpt.corpus import prepare
 from studies.gpt.data import Tokens, phase_ratios, train_rows
 from studies.gpt.source import MAX_WORDS, Source, generate
 from studies.gpt.task import GptTask

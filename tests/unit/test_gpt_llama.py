@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from studies.gpt import llama
+from studies.gpt.check import check
 from studies.gpt.config import Config
-from studies.gpt.corpus import check
 from studies.gpt.model import Llama
 from studies.gpt.task import GptTask, sizes
 from trainer.data.text import BPE, Bytes
@@ -196,5 +196,5 @@ def test_what_is_no_such_llama_is_refused(tmp_path, capsys):
 def test_looking_at_a_directory_imports_no_torch():
     import subprocess
 
-    code = "import sys; from studies.gpt.corpus import check; assert 'torch' not in sys.modules"
+    code = "import sys; from studies.gpt.check import check; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

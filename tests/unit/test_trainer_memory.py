@@ -10,12 +10,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.profiler import ProfilerActivity, profile
 
-from trainer import optim
 from trainer.config import OptimConfig, TrainConfig
 from trainer.config.optim import OPTIMIZERS
 from trainer.data import TensorDataset
 from trainer.diagnose.trial import Steps, fresh
 from trainer.memory.estimate import Estimate, estimate, plan
+from trainer.optim import build as optim
 from trainer.task import Loss, Task
 
 MIB = 2**20

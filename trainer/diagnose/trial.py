@@ -14,9 +14,7 @@ from typing import Any
 from torch import nn
 from torch.profiler import record_function
 
-from trainer import optim
-from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.store import load
+from trainer.checkpoint.store import CheckpointStore, load
 from trainer.config import RollbackConfig, TrainConfig
 from trainer.data.loader import to_device
 from trainer.diagnose import flow, landscape
@@ -27,6 +25,7 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.gradients.find_nonfinite import first_nonfinite
 from trainer.loop import Fit
 from trainer.model.precision import autocast
+from trainer.optim import build as optim
 from trainer.optim.schedule import scaled_lr
 from trainer.ranks import Solo
 from trainer.report import Silent

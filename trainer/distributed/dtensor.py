@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from trainer import optim
 from trainer.checkpoint.stored import Stored
 from trainer.config import OptimConfig
 from trainer.distributed.group import Several
 from trainer.errors import ConfigError
+from trainer.optim import build as optim
 from trainer.runtime.window import Window
 from trainer.task import Loss
 

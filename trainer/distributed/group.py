@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from trainer.checkpoint import CheckpointStore, files
-from trainer.checkpoint.store import Pinned
+from trainer.checkpoint import files
+from trainer.checkpoint.store import CheckpointStore, Pinned
 from trainer.config import CheckpointConfig, ParallelConfig
 from trainer.distributed.member import Member
 from trainer.errors import CheckpointError

@@ -38,7 +38,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainer import optim
 from trainer.checkpoint.stored import Stored
 from trainer.config import OptimConfig
 from trainer.distributed.dtensor import Parts, alike, plan_explained
@@ -47,6 +46,7 @@ from trainer.distributed.group import outline
 from trainer.distributed.pipeline_stages import Run, as_tuple, keep, skeleton, stages_of
 from trainer.distributed.tensor_parallel import parallelize
 from trainer.errors import ConfigError, TrainerError
+from trainer.optim import build as optim
 from trainer.ranks import NO_GRADIENT, put_back, values_of
 from trainer.runtime.seeding import derive, seed_all
 from trainer.runtime.window import Window

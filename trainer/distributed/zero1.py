@@ -12,10 +12,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from trainer import optim
 from trainer.config import OptimConfig
 from trainer.distributed.ddp import Replicas
 from trainer.distributed.group import outline
+from trainer.optim import build as optim
 
 
 class Zero1(Replicas):

@@ -32,8 +32,8 @@ class Curve:
 
 def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | None = None) -> Curve:
     """The curve of the study's own configuration under `overrides`; its epoch as long as its data make it."""
-    from trainer import optim
     from trainer.config import TrainConfig
+    from trainer.optim import build as optim
     from trainer.optim.schedule import never_warm, scaled_lr, schedule
     from trainer.runtime.epochs import Epochs
 
