@@ -212,7 +212,8 @@ def pid_of(target: str, run: Run, driver: subprocess.Popen[str], rng: random.Ran
     if target == "driver":
         return driver.pid
     children = psutil.Process(driver.pid).children() if driver.poll() is None else []
-    pids = sorted(child.pid for child in children if f"hpo.{target}" in child.cmdline())
+    module = {"worker": "hpo.workers.worker", "mirror": "hpo.tracking.mirror_process"}[target]
+    pids = sorted(child.pid for child in children if module in child.cmdline())
     return rng.choice(pids) if pids else None
 
 
