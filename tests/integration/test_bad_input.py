@@ -221,7 +221,7 @@ def test_a_bound_of_the_memory_is_not_asked_for_where_the_workers_are_elsewhere(
             "needs torchao: pip install -e '.[fp8]'",
         ),
         (
-            "studies.gpt.corpus",
+            "studies.gpt.check",
             ["--study", "gpt", "-o", "data.tokenizer=bpe", "-o", "data.vocab_size=300"],
             "data.tokenizer='bpe' needs tokenizers: pip install -e '.[text]'",
         ),
