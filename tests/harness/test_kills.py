@@ -310,5 +310,6 @@ def test_ctrl_c_once_leaves_a_study_that_resumes(tmp_path, golden):
     assert status["state"] == "interrupted"
     assert status["trials"]["running"] == 0
     assert not run.query(select(attempts.c.fence).where(attempts.c.outcome.is_(None)))
+    assert ("lost",) not in run.query(select(attempts.c.outcome)), "a worker that is told to leave saves its trial"
     run.finished(run.resume())
     check_sound(run, golden.digest, lost=0)
