@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def _keep(path: Path, text: str) -> None:
         part.write_text(text, encoding="ascii")
         part.replace(path)
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # on a read-only file system even what is not there cannot be removed
+            part.unlink()
 
 
 def _sources(places: Iterable[Path]) -> Iterator[Path]:

@@ -98,3 +98,12 @@ def test_a_hash_of_files_and_places_says_that_modules_were_moved():
     new = {"trainer": code_digest.FORM + "0", "search": code_digest.FORM + "1", "code": {"": code_digest.FORM + "2"}}
     [clause] = drift(old, new)
     assert "modules were moved since the study began" in clause
+
+
+def test_where_it_cannot_be_kept_it_is_computed_all_the_same(root, tmp_path, monkeypatch):
+    """As on the read-only file system of a container, where nothing can be removed either."""
+    before = written(root, BEFORE)
+    (tmp_path / "__pycache__").write_text("no directory")
+    monkeypatch.setattr(code_digest, "__file__", str(tmp_path / "module.py"))
+    (tmp_path / "module.py").touch()
+    assert code_digest.digest(root) == before
