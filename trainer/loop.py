@@ -353,7 +353,11 @@ class Fit:
 
     def _answered(self, report: Report, verdict: Verdict) -> Outcome | None:
         self._committed(report.checkpoint)
-        return self._obey(verdict)
+        if verdict.kind == "restart_from":
+            return self.ended("restarted")
+        if verdict.kind == "continue" or self.done:  # nothing is cut short at the end
+            return None
+        return self.ended("pruned") if verdict.kind == "stop" else self._leave(ENDS[verdict.kind])
 
     def _save(self, metrics: Mapping[str, float]) -> None:
         self._settle()
@@ -382,13 +386,6 @@ class Fit:
         if ref is not None:
             self.committed_step = ref.step
             self.checkpoints.commit(ref, self.config.checkpoint, self._pinned)
-
-    def _obey(self, verdict: Verdict) -> Outcome | None:
-        if verdict.kind == "restart_from":
-            return self.ended("restarted")
-        if verdict.kind == "continue" or self.done:  # nothing is cut short at the end
-            return None
-        return self.ended("pruned") if verdict.kind == "stop" else self._leave(ENDS[verdict.kind])
 
     def _leave(self, kind: OutcomeKind) -> Outcome:
         """End so that another attempt goes on from exactly here: with a committed checkpoint of this step."""
