@@ -109,7 +109,7 @@ test: lint  ## what CI runs: style, types, imports, and every test but the full 
 
 test-fast: $(READY)  ## units and contracts, without processes, Ray, PostgreSQL and ranks
 	$(COMPILE)
-	$(PYTEST) -m 'not slow and not process' tests/unit tests/contract
+	$(PYTEST) -m 'not slow and not process and not whole'
 
 test-slow: $(READY)  ## the full sweeps; says where each kill fell
 	$(COMPILE)
@@ -119,7 +119,7 @@ coverage: $(READY)  ## branch coverage of `make test`, by package
 	$(COMPILE)
 	rm -rf .coverage
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(SHARED) -m 'not slow'; status=$$?; \
-	$(BIN)/coverage combine --quiet && $(BIN)/python tests/packages_covered.py && exit $$status
+	$(BIN)/coverage combine --quiet && $(BIN)/python tests/helpers/packages_covered.py && exit $$status
 
 golden: $(READY)  ## what has changed of digests, losses, help and names; ACCEPT=1 records it
 	$(BIN)/python tests/golden/update.py $(if $(ACCEPT),--accept)

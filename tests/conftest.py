@@ -40,6 +40,8 @@ for _name in [name for name in os.environ if name.startswith(("HPO_", "MLFLOW_")
     del os.environ[_name]
 
 
+LONGEST_NAME = 70
+
 # What a test starts, by the fixtures it asks for; each is a marker of that name.
 KINDS = {
     "ray": {"ray_of", "_ray_address", "ray_cluster"},
@@ -59,6 +61,8 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by what it starts. Those of Ray go first, so that one of two processes has all of them."""
     for item in items:
+        if len(name := item.name.partition("[")[0]) >= LONGEST_NAME:
+            raise pytest.UsageError(f"{item.nodeid}: shorten {name} to under {LONGEST_NAME} characters.")
         asked = {*getattr(item, "fixturenames", ())}
         database = getattr(item, "callspec", None) and "postgresql" in item.callspec.params.values()
         kinds = {kind for kind, fixtures in KINDS.items() if fixtures & asked} | ({"postgres"} if database else set())

@@ -109,7 +109,7 @@ def test_without_a_rung_that_tells_enough_everything_is_drawn_at_random():
     assert guided(broken) is None, "a loss that is not finite tells nothing"
 
 
-def test_how_a_trial_ended_does_not_matter_at_its_rung_but_what_is_infeasible_is_behind_all_and_what_failed_nowhere():
+def test_at_its_rung_only_infeasible_and_failed_trials_rank_apart():
     states = ("paused", "pruned", "complete")
     records = [told(n, 3, states[n % 3]) for n in range(12)]
     records += [told(12, 1), replace(told(13, 3), curve=[(1, 0.1), (3, math.nan)])]
@@ -150,7 +150,7 @@ def test_a_third_is_drawn_at_random_for_ever():
     assert 10 <= sum(at_random[75:]) <= 40
 
 
-def test_with_several_objectives_the_model_is_of_the_trials_that_are_complete():
+def test_with_several_objectives_the_model_is_of_complete_trials():
     def ended(number, state):
         return replace(told(number, 1), state=state, values=(random.Random(number).random(), 0.5), curve=())
 

@@ -363,7 +363,7 @@ def test_expired_keeps_the_newest_and_the_best():
     assert expired(refs, CheckpointConfig(keep_last=9)) == []
 
 
-def test_of_every_so_many_epochs_the_first_stays_also_where_it_is_asked_after_each_save():
+def test_the_first_of_every_so_many_epochs_stays_after_each_save():
     epochs = (0, 1, 1, 2, 2, 3, 4, 4, 5)  # of steps 1 to 9
     keep, all_refs = CheckpointConfig(keep_last=1, keep_every=2), []
     for step, epoch in enumerate(epochs, 1):
@@ -407,9 +407,7 @@ def refs_of(directory: Path, size: int, shared: int = 0) -> list[CheckpointRef]:
     ],
 )
 @pytest.mark.parametrize("shared", [0, 1000])
-def test_a_budget_of_bytes_drops_the_oldest_but_never_the_newest_the_best_or_what_is_needed(
-    max_bytes, left, shared, tmp_path
-):
+def test_a_byte_budget_drops_the_oldest_and_spares_newest_best_and_needed(max_bytes, left, shared, tmp_path):
     refs = refs_of(tmp_path, 100, shared)
     keep = CheckpointConfig(keep_last=6, max_bytes=max_bytes)
     keep = keep.model_copy(update={"max_bytes": keep.max_bytes + shared})
@@ -549,7 +547,7 @@ def test_what_is_not_trained_and_small_gets_no_file_of_its_own(store):
     assert load_file(ref.path / "model.safetensors").keys() == model.state_dict().keys()
 
 
-def test_every_byte_is_synced_before_the_name_and_the_name_before_it_is_told(store, monkeypatch):
+def test_every_byte_is_synced_before_the_name_is_told(store, monkeypatch):
     """What a power cut may undo is what has not been synced: the order rules out a named, torn checkpoint."""
     done = []
     fsync, rename = os.fsync, Path.rename
@@ -908,7 +906,7 @@ def test_the_copy_of_a_reader_that_was_killed_goes_with_the_next_read(bucket, tm
     assert not copies()
 
 
-def test_what_a_killed_save_has_left_on_its_host_goes_with_the_next_save_of_the_study_there(bucket, tmp_path):
+def test_a_killed_saves_leftovers_go_with_the_next_save_on_that_host(bucket, tmp_path):
     """Its trial may go on at another host. What others are at stays."""
     place, study = ObjectStore(Bucket(bucket), tmp_path), tmp_path / "study"
 

@@ -30,7 +30,7 @@ def test_the_wall_is_seconds_and_goes_on_with_it(clock):
     assert clock.wall() > before
 
 
-def test_the_systems_wall_is_the_epochs_and_the_fake_one_stands_until_somebody_sleeps():
+def test_the_wall_clock_is_the_epochs_and_a_fake_one_stands_until_slept():
     assert abs(SystemClock().wall() - time.time()) < 60
     fake = FakeClock(start=5.0)
     time.sleep(0.001)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from places import ROOT
 from torch.utils.data import Subset
 
 import trainer.data
@@ -206,7 +207,7 @@ def test_it_passes_its_own_check_and_a_validated_start_changes_nothing(reading):
 
 
 def test_the_guide_runs(tmp_path, monkeypatch):
-    guide = (Path(__file__).parents[2] / "docs" / "guide" / "data.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "guide" / "data.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
@@ -216,7 +217,7 @@ def test_the_guide_runs(tmp_path, monkeypatch):
 
 
 def test_the_guide_names_every_data_set():
-    guide = (Path(__file__).parents[2] / "docs" / "guide" / "data.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "guide" / "data.md").read_text(encoding="utf-8")
     assert not [name for name in trainer.data.__all__ if name not in guide and name not in ("Loader", "pad")]
     for field, default in (
         ("num_workers", 0),

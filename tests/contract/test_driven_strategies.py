@@ -4,11 +4,11 @@ than one trial trains. And an interruption, wherever it comes, changes no decisi
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from driven import driven
+from places import HARNESS
 from sqlalchemy import update
 
 from hpo.driver.loop import Driver
@@ -21,7 +21,7 @@ from hpo.search.promotion.base import PromotionStrategy
 from hpo.search.strategies.base import BRINGS, STRATEGIES, make_strategy
 from hpo.storage.home import Home
 
-KEPT = Path(__file__).parents[1] / "harness" / "kept_study.py"
+KEPT = HARNESS / "kept_study.py"
 LENGTH = 9  # epochs of a trial
 
 # Options with which a few trials of nine epochs meet rungs.
@@ -78,7 +78,7 @@ def assert_epochs_kept(trained: list[int], epochs: int, name: str) -> None:
 RUNGS = [name for name in STRATEGIES if {"min_epochs", "max_epochs"} <= make_strategy(name).model_dump().keys()]
 
 
-def test_a_first_rung_that_no_trial_comes_to_is_refused_where_it_is_written(tmp_path):
+def test_a_first_rung_that_no_trial_reaches_is_refused(tmp_path):
     def chosen(name: str, **spec: int) -> Any:
         home = Home(tmp_path)
         return declare(RunRequest(home, reference=written(home, name, spec)[0]), None, workers=1)[1].strategy[
@@ -119,7 +119,7 @@ def test_no_strategy_exceeds_a_budget_of_trials(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", sampled(*SAMPLED))
-def test_no_strategy_exceeds_a_budget_of_epochs_by_more_than_the_last_trial(tmp_path, name):
+def test_no_strategy_exceeds_a_budget_of_epochs_beyond_the_last_trial(tmp_path, name):
     trained = drive(Home(tmp_path), name, epochs=25)
     assert_epochs_kept(trained, 25, name)
 
@@ -127,7 +127,7 @@ def test_no_strategy_exceeds_a_budget_of_epochs_by_more_than_the_last_trial(tmp_
 @pytest.mark.parametrize(
     ("name", "seed", "workers", "epochs"), [("pasha", 0, 4, 14), ("asha-promote", 0, 4, 31), ("freeze-thaw", 0, 4, 31)]
 )
-def test_with_several_workers_what_waits_at_lower_rungs_does_not_go_on_beyond_it(tmp_path, name, seed, workers, epochs):
+def test_what_waits_at_lower_rungs_does_not_pass_other_workers(tmp_path, name, seed, workers, epochs):
     assert_epochs_kept(drive(Home(tmp_path), name, seed, workers, epochs=epochs), epochs, name)
 
 
@@ -151,7 +151,7 @@ def digest(home: Home, name: str, rounds: int | None = None) -> tuple[str, int]:
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sampled("median", "asha", "asha-promote", "pasha", "freeze-thaw", "pbt"))
-def test_drivers_that_are_stopped_again_and_again_decide_as_one_that_is_not(tmp_path, name, rounds):
+def test_drivers_stopped_again_and_again_decide_as_one(tmp_path, name, rounds):
     whole, _ = digest(Home(tmp_path / "whole"), name)
     found, drivers = digest(Home(tmp_path / "parts"), name, rounds)
     assert found == whole

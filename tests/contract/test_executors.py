@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from driven import driven
+from places import HARNESS
 from sqlalchemy import select
 
 from hpo.driver.loop import Driver
@@ -32,7 +33,7 @@ from hpo.workers.executors.ray import Ray
 from hpo.workers.executors.resources import Resources
 from hpo.workers.worker import Worker
 
-STUDY = str(Path(__file__).parents[1] / "harness" / "curves_study.py")
+STUDY = str(HARNESS / "curves_study.py")
 EXECUTORS = {"inline": Inline, "local-1": lambda: Local(1), "local-2": lambda: Local(2), "local-4": lambda: Local(4)}
 NO_GPUS = Resources(gpus=0.0)  # of those that the cluster claims to have: inline there are none
 EXECUTORS |= {"ray-1": lambda: Ray(1, NO_GPUS), "ray-2": lambda: Ray(2, NO_GPUS)}
@@ -184,7 +185,7 @@ def test_a_study_on_postgresql_has_the_digest_of_one_on_sqlite(tmp_path, golden,
     assert digest == golden(**flags)[0]
 
 
-def test_a_worker_that_does_not_see_the_checkpoints_is_refused_and_the_trial_waits(tmp_path):
+def test_a_worker_that_sees_no_checkpoints_is_refused_and_the_trial_waits(tmp_path):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
     study, spec = declare(RunRequest(home, reference=STUDY), ledger, workers=1)

@@ -3,195 +3,46 @@ cut, and `fit`'s but for rounding."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lane_runs import (
+    CUTS,
+    EPOCH,
+    LRS,
+    SAMPLES,
+    Cut,
+    OneOf,
+    Small,
+    Whole,
+    alone,
+    assert_close,
+    each,
+    leaves,
+    solo,
+    together,
+)
 from pydantic import ValidationError
 from rounds import rounds
 from torch import Tensor, nn
 from torch.nn import functional as F
-from trainer_runs import Killed, MemoryReporter, Trial, killed_at
+from trainer_runs import Killed, MemoryReporter, killed_at
 
-from trainer.checkpoint.store import CheckpointStore
-from trainer.config import Frozen, TrainConfig
+from trainer.config import TrainConfig
 from trainer.config.lanes import LANE_FIELDS, shared
 from trainer.config.optim import OPTIMIZERS
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError, Fenced
 from trainer.lanes.group import Group
-from trainer.lanes.lane import Lane
 from trainer.lanes.stacked_model import Stack, compare
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.task import Loss, Task
-
-SAMPLES = 36
-EPOCH = 3  # windows: in batches of 16, the last of 4
-LRS = (0.3, 0.01, 0.1, 0.002, 0.03, 0.7)  # whoever has the last one learns nothing of use, which is no matter here
-
-
-class Whole(Frozen):
-    """What a study's configuration is to its task."""
-
-    train: TrainConfig
-    dropout: float = 0.4
-    weight: float = 1.0
-    hidden: float = 1.0  # in no task's lane_fields
-
-
-class Small(Task):
-    """SAMPLES of 6 features in 3 classes, in float64: what is computed in another order differs by 1e-16, and what
-    is computed otherwise by more."""
-
-    dtype = torch.float64
-    lane_fields = ("dropout", "weight")
-
-    def model(self) -> nn.Module:
-        self.net = self.layers().to(self.dtype)
-        return self.net
-
-    def layers(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 13), nn.Tanh(), nn.Linear(13, 8), nn.GELU(), nn.Linear(8, 3))
-
-    def train_set(self) -> TensorDataset:
-        x = torch.randn(SAMPLES, 6, dtype=self.dtype)
-        return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
-
-    def loss(self, model: nn.Module, batch: Any) -> Loss:
-        x, y = batch
-        return Loss(F.cross_entropy(model(x).to(self.dtype), y, reduction="sum"), len(y))
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        x = torch.randn(20, 6, dtype=self.dtype)
-        return {"val/loss": F.cross_entropy(model(x), torch.arange(20) % 3).item()}
-
-
-class OneOf(Trial):
-    """A trial that can train in a group, or by `fit`; `of` has the values of its own beside `train`."""
-
-    def __init__(
-        self,
-        directory: Path,
-        task: type[Task] = Small,
-        verdict: Callable[..., Verdict] | None = None,
-        of: Mapping[str, float] = {},
-        **config: Any,
-    ) -> None:
-        base: dict[str, Any] = {"batch_size": 16, "micro_batch_size": None, "lanes": 1000, "checkpoint": {}}
-        super().__init__(directory, task, verdict, **(base | config))
-        whole = Whole(train=self.config, **of)
-        self.task_class: Any = lambda _: task(whole)
-        self.outcome: Outcome | BaseException | None = None
-
-    def enter(self, group: Group, cut: Callable[[int], bool] | None = None) -> Lane:
-        r = self.reporter
-        r.fence, r.reads, r.cut = r.fence + 1, 0, cut or (lambda read: False)
-        self.task, self.outcome = self.task_class(None), None
-        self.store = CheckpointStore(self.directory, r.fence, list(r.committed), on_change=r.changed)
-        return group.admit(self.task, self.config, r, self.store)
-
-    def kind(self) -> str:
-        assert isinstance(self.outcome, Outcome), self.outcome
-        return self.outcome.kind
-
-    def numbers(self) -> dict[tuple[int, str], float]:
-        """All that it has reported, but for clocks."""
-        values = self.reporter.values.items()
-        return {key: v for key, v in values if not key[1].startswith("time/") and not key[1].endswith("per_sec")}
-
-    def saved(self) -> dict[str, Any]:
-        """Its newest checkpoint, but for what was reported with it."""
-        found = CheckpointStore(self.directory, 99, list(self.reporter.committed)).load_latest()
-        assert found is not None
-        return {key: value for key, value in found[0].items() if key != "report"}
-
-    def bits(self) -> str:
-        """Of every value reported and of its newest checkpoint."""
-        numbers = [(step, key, value.hex()) for (step, key), value in sorted(self.numbers().items())]
-        return hashlib.sha256(repr((numbers, self.reporter.epochs, plain(self.saved()))).encode()).hexdigest()
-
-
-def plain(state: Any) -> Any:
-    """The state with the bits of its tensors, in the order of the keys."""
-    if isinstance(state, Tensor):
-        return str(state.dtype), tuple(state.shape), state.detach().contiguous().numpy().tobytes()
-    if isinstance(state, Mapping):
-        return [(key, plain(state[key])) for key in sorted(state)]
-    if isinstance(state, (list, tuple)):
-        return [plain(one) for one in state]
-    return state
-
-
-def each(reports: Sequence[tuple[Reporter, Report]], wait: bool) -> list[Any]:
-    """A commit that asks one reporter after another."""
-    answers: list[Any] = []
-    for reporter, report in reports:
-        try:
-            answers.append(reporter.report(**vars(report)))
-        except Fenced as error:
-            answers.append(error)
-    return answers
-
-
-def together(
-    *trials: OneOf,
-    cuts: Mapping[OneOf, Callable[[int], bool]] = {},
-    commit: Callable[..., Any] = each,
-    later: Mapping[int, Sequence[OneOf]] = {},
-) -> None:
-    """Train them as one group to their ends; those of `later` are admitted once so many epochs have passed."""
-    with Group(trials[0].config, commit) as group:
-        lanes = {trial.enter(group, cuts.get(trial)): trial for trial in trials}
-        passed = 0
-        while group.lanes or any(at >= passed for at in later):
-            for lane, how in group.advance():
-                lanes[lane].outcome = how
-            passed += 1
-            lanes |= {trial.enter(group, cuts.get(trial)): trial for trial in later.get(passed, ())}
-
-
-def alone(directory: Path, *args: Any, **config: Any) -> OneOf:
-    """The same trial as the only lane."""
-    trial = OneOf(directory, *args, **config)
-    together(trial)
-    return trial
-
-
-def solo(directory: Path, *args: Any, **config: Any) -> OneOf:
-    """The same trial by `fit`."""
-    trial = OneOf(directory, *args, **config)
-    trial.outcome = trial.attempt()
-    return trial
-
-
-def leaves(state: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(state, Mapping):
-        return {k: v for key, value in state.items() for k, v in leaves(value, f"{path}/{key}").items()}
-    if isinstance(state, (list, tuple)):
-        return {k: v for i, value in enumerate(state) for k, v in leaves(value, f"{path}/{i}").items()}
-    return {path: state}
-
-
-def assert_close(lane: OneOf, oracle: OneOf, rtol: float = 1e-9) -> None:
-    """The same outcome, reports and checkpoint, but for rounding."""
-    assert lane.outcome == oracle.outcome
-    assert lane.reporter.epochs == oracle.reporter.epochs
-    assert lane.numbers() == pytest.approx(oracle.numbers(), rel=rtol, abs=rtol, nan_ok=True)
-    mine, theirs = leaves(lane.saved()), leaves(oracle.saved())
-    assert mine.keys() == theirs.keys()
-    for path, value in theirs.items():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            torch.testing.assert_close(mine[path], value, rtol=rtol, atol=rtol, msg=lambda m, at=path: f"{at}: {m}")
-        elif isinstance(value, float):
-            assert mine[path] == pytest.approx(value, rel=rtol, abs=rtol, nan_ok=True), path
-        else:
-            assert plain(mine[path]) == plain(value), path
 
 
 def assert_parity(directory: Path, trials: Sequence[dict[str, Any]], rtol: float = 1e-9, **config: Any) -> list[OneOf]:
@@ -358,7 +209,7 @@ class Weighted(Small):
         return Loss(total, len(y), {"fit": fit, "size": size, "right": (out.argmax(1) == y).sum()})
 
 
-def test_losses_of_terms_and_of_weights_that_differ_or_grow_are_each_lanes_own(tmp_path):
+def test_losses_of_terms_and_weights_are_each_lanes_own(tmp_path):
     given = [{"of": {"weight": weight}, "num_epochs": epochs} for weight, epochs in ((0.1, 2), (1.7, 3), (0.1, 2))]
     lanes = assert_parity(tmp_path, given, 1e-6, task=Weighted, optim={"lr": 0.01})
     assert lanes[0].bits() == lanes[2].bits()
@@ -438,7 +289,7 @@ class Partly(Small):
         return Loss((losses * kept).sum(), kept.sum(), terms)
 
 
-def test_windows_that_count_nothing_and_terms_of_some_micro_batches_are_as_in_a_run_of_its_own(tmp_path):
+def test_empty_windows_and_partial_terms_are_as_in_a_run_of_its_own(tmp_path):
     config = {"batch_size": 11, "micro_batch_size": 9, "num_epochs": 3}
     lanes = assert_parity(tmp_path, [{"seed": seed} for seed in range(4)], task=Partly, **config)
     empty = {sum(v for (_, key), v in lane.numbers().items() if key == "train/empty_steps") for lane in lanes}
@@ -605,7 +456,7 @@ IN_BITS += [pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "lars
 
 
 @pytest.mark.parametrize("name", IN_BITS)
-def test_optimizers_and_rules_compute_the_same_bits_wherever_a_lanes_weights_lie(name, tmp_path):
+def test_optimizer_bits_do_not_depend_on_where_a_lanes_weights_lie(name, tmp_path):
     more = {"update_every": 2} if name in ("soap", "shampoo") else {}
     config = {"optim": {"name": name} | more, "clip": {"norm": 0.1, "value": 0.05}, "micro_batch_size": 5}
     oracle, trials = some(tmp_path / "alone", Plain, **config), some(tmp_path / "all", Plain, **config)
@@ -666,30 +517,6 @@ def test_the_number_of_lanes_leaves_all_of_them_their_bits(task, count, tmp_path
 
 
 # --- Cut and resumed
-
-
-class Cut(Small):
-    """All that keeps a state or draws."""
-
-    dtype = torch.float32
-
-    def layers(self) -> nn.Module:
-        rate = self.config.dropout
-        return nn.Sequential(nn.Linear(6, 13), nn.BatchNorm1d(13), nn.ReLU(), nn.Dropout(rate), nn.Linear(13, 3))
-
-    def augment(self, sample: Any, generator: torch.Generator) -> Any:
-        x, y = sample
-        return x + 0.1 * torch.randn(x.shape, generator=generator), y
-
-
-CUTS: dict[str, Any] = {
-    "task": Cut,
-    "num_epochs": 2,
-    "micro_batch_size": 9,
-    "average": {"name": "ema", "decay": 0.8},
-    "optim": {"lr": 0.01, "wrap": "lookahead", "lookahead": {"k": 2}},
-    "schedule": {"name": "cosine", "warmup_steps": 3},
-}
 
 
 @pytest.fixture(scope="module")
@@ -847,7 +674,7 @@ class Asked:
         self.reporter, self.report = asked
 
 
-def test_a_lane_without_a_verdict_trains_no_further_and_is_asked_for_again(tmp_path, undisturbed):
+def test_a_lane_without_a_verdict_waits_and_is_asked_for_again(tmp_path, undisturbed):
     lane = OneOf(tmp_path / "lane", **BESIDE)
     asked: list[tuple[int, bool]] = []
 
@@ -1040,7 +867,7 @@ def test_what_vmap_cannot_do_is_said_with_the_place_of_the_loss(task, tmp_path):
 
 @rounds("task", [DrawsNumpy, DrawsPython])
 @rounds("seeds", [(0, 0), (0, 1)])
-def test_numbers_drawn_elsewhere_than_by_dropout_are_refused_for_every_lane(task, seeds, tmp_path):
+def test_numbers_drawn_elsewhere_than_by_dropout_are_refused(task, seeds, tmp_path):
     said = refusals(tmp_path, task, *({"seed": seed} for seed in seeds))
     start = rf"train.lanes: loss\(\) of {task.__name__} \(test_lanes.py:\d+\) draws from the generator of numpy"
     assert [bool(re.match(start, one)) for one in said] == [True, True], said
@@ -1061,7 +888,7 @@ def test_a_model_of_another_shape_is_refused_at_its_admission(tmp_path):
     )
 
 
-def test_what_differs_between_lanes_and_is_in_no_lane_fields_is_found_by_the_gradient(tmp_path):
+def test_undeclared_lane_differences_are_found_by_the_gradient(tmp_path):
     class Hidden(Small):
         def __init__(self, config: Any) -> None:
             super().__init__(config)
@@ -1115,7 +942,7 @@ def test_batch_norm_of_one_sample_is_refused_as_in_a_run_of_its_own(tmp_path):
     assert (type(lane.outcome), str(lane.outcome)) == (ValueError, str(raised.value))
 
 
-def test_a_newcomer_that_cannot_train_with_those_that_are_there_is_refused_alone(tmp_path):
+def test_a_newcomer_that_cannot_train_with_the_group_is_refused_alone(tmp_path):
     class Longer(Small):
         def train_set(self) -> TensorDataset:
             length = 5 if self.config.train.seed == 2 else 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_lanes import CUTS, EPOCH, OneOf, Small, alone, assert_close, solo, together
+from lane_runs import CUTS, EPOCH, OneOf, Small, alone, assert_close, solo, together
 from torch import Tensor, nn
 
 from trainer.lanes import stacked_model
@@ -48,7 +48,7 @@ class Hardening:
         return self.x[index], index % 3
 
 
-def test_lanes_share_the_batches_of_a_seed_a_length_and_an_epoch_and_no_others(tmp_path):
+def test_lanes_share_batches_of_the_same_seed_length_and_epoch(tmp_path):
     """In the second epoch of two a lane reads otherwise than in that of four; the last lane is an epoch behind."""
     read: Counter[int] = Counter()
 
@@ -153,7 +153,7 @@ def test_steps_that_are_skipped_are_told_by_their_lane_at_their_step(tmp_path):
 # --- Memory
 
 
-def test_lanes_whose_optimizers_memory_does_not_hold_make_way_for_half_of_them(tmp_path, monkeypatch):
+def test_half_the_lanes_make_way_where_optimizer_memory_is_short(tmp_path, monkeypatch):
     """The rows of optimizers are made anew as a lane leaves, after the pass over its window, and then do not fit."""
 
     class Greedy(Rows):

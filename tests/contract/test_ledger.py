@@ -95,7 +95,7 @@ def test_the_migrations_give_the_tables(storage):
     Ledger(storage, create=False).close()  # and are taken for what they are
 
 
-def test_a_ledger_of_the_first_schema_opens_without_a_budget_but_its_trials(storage):
+def test_a_ledger_of_the_first_schema_opens_with_its_budget_of_trials(storage):
     engine = sa.create_engine(storage)
     with engine.begin() as connection:
         upgrade(connection, "0001")
@@ -315,7 +315,7 @@ def test_of_a_group_of_lanes_all_reports_are_committed_or_none(ledger):
     assert count(ledger, tables.reports) == 3, "a retry of the same is harmless"
 
 
-def test_in_one_commit_what_decides_on_a_lane_sees_the_reports_of_those_before_it(ledger):
+def test_a_lanes_decision_sees_the_reports_before_it_in_one_commit(ledger):
     """So that at a rung trials of one group are decided on as if one had come after the other."""
     ask(ledger, new_study(ledger), 0, 1, 2)
     seen = []
@@ -354,7 +354,7 @@ def test_of_what_waits_only_what_is_alike_joins_a_group(ledger, in_order, expect
     assert [one.number for one in claim_all(ledger, 9)] == [n for n in (0, 1, 2, 3, 4, 6) if n not in expected]
 
 
-def test_who_asks_again_whether_his_claim_of_several_went_through_has_them_and_no_more(ledger):
+def test_whoever_asks_again_about_a_claim_of_several_has_them(ledger):
     ask(ledger, new_study(ledger), *range(6))
     first = claim_alike(ledger, 2, token="t" * 32)
     assert claim_alike(ledger, 2, token="t" * 32) == first
@@ -511,7 +511,7 @@ def test_a_lease_is_one_owners_until_it_is_released(ledger):
         held.renew()
 
 
-def test_a_process_is_dead_for_certain_only_where_its_pid_can_be_looked_up():
+def test_a_process_is_surely_dead_only_where_its_pid_can_be_looked_up():
     machine, boot = ME.started.split("/")
     gone = 2**22 + 1  # above the kernel's largest pid
     assert is_dead(ME.host, gone, ME.started)
@@ -534,7 +534,7 @@ def test_the_lease_of_a_dead_process_is_taken_at_once(ledger):
     assert clock.now == 0
 
 
-def test_a_silent_owner_elsewhere_loses_its_lease_after_the_timeout_of_our_own_clock(ledger):
+def test_a_silent_owner_elsewhere_loses_its_lease_by_our_own_clock(ledger):
     far = Process("elsewhere", 1, "then")
     acquire(ledger, "driver:1", "s", far, FakeClock(), timeout=30)
     clock = FakeClock(start=-1e6)  # whatever wall clocks say
@@ -609,7 +609,7 @@ def test_curves_read_each_ended_trial_once_whatever_gaps_there_are(ledger):
         assert curves.upto(connection, 3).keys() == {0, 1, 2, 3}
 
 
-def test_curves_that_are_kept_equal_those_read_anew_whatever_happens_between(ledger):
+def test_kept_curves_equal_those_read_anew_whatever_happens_between(ledger):
     """Reports that come to nothing among it, and looks from within them; two blocks of trials, and a part of one."""
     rng, study_id, loss = random.Random(3), new_study(ledger), [Objective("val/loss")]
     kept, spans = Curves(study_id, loss), [(1, 2), (2, 4), (4, math.inf)]

@@ -6,11 +6,11 @@ import inspect
 import itertools
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 from rounds import rounds
 from scipy.stats import rankdata
 from torch import nn
@@ -23,7 +23,7 @@ from trainer.task import Loss
 
 N = 12
 F64 = torch.float64
-GUIDE = Path(__file__).parents[2] / "docs/guide/losses.md"
+GUIDE = ROOT / "docs/guide/losses.md"
 
 
 def num(x) -> float:

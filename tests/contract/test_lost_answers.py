@@ -129,7 +129,7 @@ def test_a_lost_answer_leaves_the_ledger_as_one_that_came(what, ledger):
     assert answer_again == answer
 
 
-def test_a_claim_whose_answer_was_lost_is_found_again_and_no_other_trial_taken(ledger):
+def test_a_claim_whose_answer_was_lost_is_found_again(ledger):
     begin(ledger)
     lost = lose_next_answer(ledger)
     taken = take(ledger)
@@ -143,7 +143,7 @@ def test_a_claim_whose_answer_was_lost_is_found_again_and_no_other_trial_taken(l
     assert take(ledger, "another").number == 1
 
 
-def test_a_finish_whose_answer_was_lost_stands_though_the_trial_is_anothers_by_now(ledger):
+def test_a_finish_whose_answer_was_lost_stands_though_the_trial_moved_on(ledger):
     begin(ledger)
     taken = take(ledger)
     other = Ledger(ledger.url)
@@ -155,7 +155,7 @@ def test_a_finish_whose_answer_was_lost_stands_though_the_trial_is_anothers_by_n
     assert ledger.look(lambda c: c.execute(mine).all()) == [(1, "preempted"), (2, None)]
 
 
-def test_a_report_whose_answer_was_lost_is_committed_though_the_retry_is_fenced(ledger):
+def test_a_report_whose_answer_was_lost_is_committed_despite_the_fence(ledger):
     begin(ledger)
     taken = take(ledger)
     other = Ledger(ledger.url)

@@ -440,7 +440,7 @@ def test_a_model_without_parameters_is_refused():
         optim.build(OptimConfig(), nn.Sequential(nn.ReLU()))
 
 
-def test_muon_takes_attention_of_many_heads_and_leaves_a_models_heads_alone():
+def test_muon_takes_attention_of_many_heads_and_no_heads_of_a_model():
     heads = lambda: {"head": nn.Linear(4, 4), "lm_head": nn.Linear(4, 4), "heads": nn.Sequential(nn.Linear(4, 4))}  # noqa: E731
     net = nn.ModuleDict({"layer": nn.TransformerDecoderLayer(4, 2, 8), "inner": nn.ModuleDict(heads()), **heads()})
     muon = by_name(net, optim.param_groups(net, OptimConfig(name="muon")), "muon")

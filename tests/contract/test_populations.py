@@ -7,13 +7,13 @@ import math
 import random
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from driven import driven
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import HARNESS
 from rounds import rounds
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -208,7 +208,7 @@ def test_nobody_left_to_go_on_from_ends_the_study(strategy):
     assert len(blind.records) == strategy.population
 
 
-def test_the_first_generation_is_whole_though_the_space_has_fewer_configurations(strategy):
+def test_the_first_generation_is_whole_though_the_space_is_smaller(strategy):
     few = Space(
         {"lr": Float(0.1, 0.2, step=0.1), "layers": Int(1, 2), "momentum": Float(0.1, 0.1), "name": Choice([1])}
     )
@@ -316,7 +316,7 @@ def test_what_contradicts_a_population_is_refused(home, tmp_path, flags, words):
 def test_a_budget_of_epochs_trains_a_whole_population_or_is_refused(home, tmp_path, name, epochs, refused):
     """Three members of nine epochs, three of them a generation: what is asked for last may exceed the budget by two."""
     study = tmp_path / "kept.py"
-    kept = Path(__file__).parents[1] / "harness" / "kept_study.py"
+    kept = HARNESS / "kept_study.py"
     spec = {"name": name, "population": 3, "interval": 3}
     study.write_text(kept.read_text().replace('sampler="random"', f'sampler="random", strategy={spec!r}'))
     request = RunRequest(home, reference=str(study), epochs=epochs)

@@ -287,7 +287,7 @@ class KeptHistory(TableHistory):
 
 @pytest.mark.parametrize("several", [False, True])
 @rounds("seed", range(2))
-def test_what_hyperband_keeps_decides_as_each_bracket_ranked_anew_by_itself(several, seed):
+def test_hyperband_decides_as_each_bracket_ranked_anew_by_itself(several, seed):
     """One strategy through all events on orders of all trials, against `asha-promote` on the bracket's trials alone."""
     one, kept = make_strategy({"name": "hyperband-promote", "eta": 2, "seed": seed}), Kept(several, seed)
     alone = [make_strategy({"name": "asha-promote", "min_epochs": 2**bracket, "eta": 2}) for bracket in range(3)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from driven import driven
+from places import HARNESS
 from sqlalchemy import select
 
 from hpo.driver.request import RunRequest
@@ -14,7 +14,7 @@ from hpo.ledger import Ledger, driver_queries, queries, tables
 from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home
 
-STUDY = str(Path(__file__).parents[1] / "harness" / "tiny_study.py")
+STUDY = str(HARNESS / "tiny_study.py")
 PINNED = {"pause": 0.0, "model.hidden_size": 8, "train.optim.name": "adamw", "train.optim.lr": 0.05}
 
 
@@ -42,7 +42,7 @@ def rows(ledger: Ledger, table, *columns: str) -> list[tuple]:
     return [tuple(row) for row in ledger.look(lambda c: c.execute(select(*chosen).order_by(*table.primary_key)).all())]
 
 
-def test_a_trial_that_paused_and_was_thawed_is_the_trial_that_never_paused(tmp_path):
+def test_a_thawed_trial_is_the_trial_that_never_paused(tmp_path):
     seen: set[str] = set()
 
     def thaw(ledger: Ledger) -> None:
@@ -63,7 +63,7 @@ def test_a_trial_that_paused_and_was_thawed_is_the_trial_that_never_paused(tmp_p
     assert digest(paused) == digest(straight)
 
 
-def test_a_restarted_trial_goes_on_from_the_others_checkpoint_with_its_parameters(tmp_path):
+def test_a_restarted_trial_takes_the_others_checkpoint_and_parameters(tmp_path):
     ledger = drive(Home(tmp_path / "home"), "restarting", 2)
     assert rows(ledger, tables.trials, "number", "state", "parent", "generation") == [
         (0, "complete", None, 0),

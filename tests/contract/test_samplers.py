@@ -399,7 +399,7 @@ def test_constraints_enter_the_models_as_optunas_own(name, count, objectives):
 
 
 @pytest.mark.parametrize("name", ["tpe", "nsga2", "nsga3"])
-def test_with_several_objectives_a_stopped_trial_counts_by_the_values_it_had(name):
+def test_with_several_objectives_a_stopped_trial_counts_by_its_values(name):
     seen, meant = make_sampler(SPECS[name], SPACE, TWO, 0), make_sampler(SPECS[name], SPACE, TWO, 0)
     for number in range(12):
         proposal = seen.ask(number)
@@ -411,7 +411,7 @@ def test_with_several_objectives_a_stopped_trial_counts_by_the_values_it_had(nam
     assert seen.ask(12) == meant.ask(12)
 
 
-def test_a_gaussian_process_sees_what_was_stopped_and_is_kept_from_what_is_infeasible():
+def test_a_gaussian_process_sees_stopped_trials_and_avoids_infeasible():
     """As if the stopped trial had ended with its last value, and the infeasible ones as badly as the worst."""
     ends = [
         ("complete", (3.0,), ()),
@@ -433,7 +433,7 @@ def test_a_gaussian_process_sees_what_was_stopped_and_is_kept_from_what_is_infea
 
 
 @pytest.mark.parametrize("name", ["tpe", "gp", "cmaes", "nsga2", "nsga3", "bohb"])
-def test_what_diverged_before_its_rung_keeps_proposals_away_like_what_diverged_to_its_end(name):
+def test_divergence_before_a_rung_keeps_proposals_away_like_one_after(name):
     space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})
     spec = {"name": name, "population_size": 10} if name.startswith("nsga") else name
     asked = {}
@@ -526,7 +526,7 @@ LED = Space(
 )
 
 
-def test_what_is_enqueued_and_drawn_around_priors_comes_first_and_is_rebuilt(name, spec, length):
+def test_enqueued_and_prior_draws_come_first_and_are_rebuilt(name, spec, length):
     """The sampler's own proposals begin behind them, and know of them where it has a memory."""
     queue = [{"lr": 0.5, "kind": "c"}, {"n": 64}]
 
@@ -677,7 +677,7 @@ FEW = Space(
 )
 
 
-def test_of_few_configurations_none_is_proposed_twice_while_there_are_others(name, spec):
+def test_few_configurations_are_not_repeated_while_others_are_left(name, spec):
     """Of 60: 6 numbers of heads and hidden, 5 + 3 + 2, for each of 3 names, sgd's with 4 momenta. A restart between
     any two asks changes nothing."""
     queue = [{"name": "lion", "heads": 2, "hidden": 8}] * 2
@@ -709,7 +709,7 @@ def test_of_few_configurations_none_is_proposed_twice_while_there_are_others(nam
 
 
 @pytest.mark.parametrize("name", ["tpe", "nsga2", "auto"])
-def test_what_is_put_in_a_proposals_place_is_in_the_model_and_does_not_make_it_anew(name, monkeypatch):
+def test_a_replaced_proposal_is_in_the_model_without_a_rebuild(name, monkeypatch):
     """Of three trials that are open, each ask knows where they are, as one that is rebuilt does."""
     made, distinct = [], []
     monkeypatch.setattr(optuna_sampler, "quiet_study", lambda *given: made.append(given) or quiet_study(*given))

@@ -481,7 +481,7 @@ def test_a_function_that_cannot_be_used_is_refused(monkeypatch, name, message):
         ({}, False),
     ],
 )
-def test_a_warmup_that_outlasts_the_run_is_told_where_the_peak_is_never_reached(given, told):
+def test_a_warmup_that_outlasts_the_run_is_told_where_it_stops_short(given, told):
     config, lengths = ScheduleConfig(**given), Epochs(10)
     lr_at = schedule(config, LR, 40, lengths)
     assert bool(never_warm(config, 40, lengths)) is told

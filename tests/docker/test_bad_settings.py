@@ -89,7 +89,7 @@ def test_mlflow_says_that_its_port_is_taken(said, settings):
     assert code == 1 and re.match(r"mlflow: port 5000 is taken \(.*\): stop what listens there", sentence)
 
 
-def test_mlflow_does_not_show_the_password_of_a_database_that_does_not_answer(said, settings):
+def test_mlflow_hides_the_password_of_a_database_that_does_not_answer(said, settings):
     code, sentence = mlflow(said, settings, "migrate")
     assert code == 1 and "geheim" not in sentence
     assert sentence.startswith("mlflow: postgresql+psycopg://hpo:***@127.0.0.1:1/mlflow does not answer (")

@@ -74,7 +74,7 @@ def test_the_images_run_as_the_user_that_their_services_name(project):
     assert image_of(DOCKERFILES[0])["entrypoint"] == ["hpo"]
 
 
-def test_ports_are_published_on_loopback_alone_and_the_database_not_at_all(project):
+def test_ports_are_published_on_loopback_and_the_databases_not_at_all(project):
     for name, service in services(project):
         for port in service.get("ports", ()):
             assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port), (name, port)

@@ -82,7 +82,7 @@ print(json.dumps(found))
     assert postgres == "127.0.0.1" and environment == ["AWS_SECRET_ACCESS_KEY_FILE"]
 
 
-def test_a_service_waits_for_what_it_depends_on_and_stops_with_its_sentence(platform, tmp_path):
+def test_a_service_waits_for_its_dependencies_and_stops_with_a_sentence(platform, tmp_path):
     (tmp_path / "secrets" / "hpo_storage").chmod(0o600)
     (tmp_path / "secrets" / "hpo_storage").write_text("")
     (tmp_path / "secrets" / "hpo_storage").chmod(0o444)

@@ -83,7 +83,7 @@ def _instants(count: int) -> list[tuple[str, int]]:
 
 
 @pytest.mark.usefixtures("process")
-def test_kills_of_a_worker_and_the_mirror_at_sampled_instants_change_nothing(tmp_path, golden):
+def test_sampled_kills_of_a_worker_and_the_mirror_change_nothing(tmp_path, golden):
     """The test of two resumes at once kills the driver."""
     rng = random.Random("sampled")
     run = Run(tmp_path / "home")

@@ -1,0 +1,509 @@
+"""What a run shows: figures, the table on a terminal, lines elsewhere; and what it costs the ledger."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from crafted import change_trial, open_crafted, put_trial
+from pydantic import BaseModel
+from rich.console import Console
+from sqlalchemy import event, insert, select, update
+
+from hpo import Float, Objective, Study
+from hpo.analysis.results.format import duration, sparkline
+from hpo.analysis.results.progress import Progress
+from hpo.analysis.results.status import line
+from hpo.analysis.results.trial import describe, detail
+from hpo.cli.live import REFRESH_SECONDS, View, data_report, kept_overrides, screen, short_params, summary, unasked
+from hpo.clock import FakeClock
+from hpo.driver.request import RunResult
+from hpo.ledger import queries
+from hpo.ledger.tables import asks, events, reports, studies, trials
+from hpo.search.strategies.base import make_strategy
+from hpo.storage.home import Home
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    opened = open_crafted(tmp_path / "ledger.db")
+    yield opened
+    opened.close()
+
+
+def console(width: int = 100, **options: Any) -> Console:
+    return Console(file=io.StringIO(), width=width, height=24, **options)
+
+
+def text_of(shown: Any, width: int = 100) -> str:
+    to = console(width)
+    to.print(shown)
+    return to.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "blocks"),
+    [
+        ([], ""),
+        ([3.0], "▁"),
+        ([2.0, 2.0], "▁▁"),
+        ([0.0, 1.0], "▁█"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([1.0, math.nan, 0.0], "█ ▁"),
+        ([math.inf, -1.0], " ▁"),
+        ([math.nan], " "),
+        ([*range(16)], "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"),
+        ([0.0, 2.0, math.nan] * 16, "▁" * 16),
+        ([*range(64)], "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"),
+        ([math.nan] * 32 + [1.0] * 32, "        ▁▁▁▁▁▁▁▁"),
+    ],
+)
+def test_sparkline(values, blocks):
+    assert sparkline(values) == blocks
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_parameters_are_named_by_their_last_part_while_that_is_unique():
+    assert short_params({"train.optim.lr": 0.00012345, "model.size": 64}) == "lr=0.0001234 size=64"
+    assert short_params({"a.name": "x", "b.name": "y"}) == "a.name=x b.name=y"
+
+
+def test_progress_follows_the_ledger_and_tells_each_end_once(ledger):
+    clock = FakeClock()
+    put_trial(ledger, 0, "complete", (0.5,))
+    put_trial(ledger, 1, "running", (0.1, 0.2))
+    progress = Progress(ledger, "crafted", clock)
+    assert progress.best == [progress.trials[0]]
+    assert progress.trials[1].shown == [0.2]
+    put_trial(ledger, 2, "complete", (0.4, 0.9))
+    clock.sleep(30)
+    assert [trial.number for trial in progress.refresh()] == [2]
+    assert progress.best == [progress.trials[2]]
+    assert progress.trials[2].curve == [0.4, 0.9]
+    change_trial(ledger, 1, state="pruned", values=[0.2], epoch=3)
+    assert [trial.number for trial in progress.refresh()] == [1]
+    assert progress.refresh() == []
+    assert progress.trials[2].curve == [0.4, 0.9]
+
+
+def test_rates_count_what_this_process_saw_and_the_rest_is_extrapolated(ledger):
+    clock = FakeClock()
+    put_trial(ledger, 0, "complete", (0.5, 0.6))
+    progress = Progress(ledger, "crafted", clock)
+    assert progress.eta() is None
+    put_trial(ledger, 1, "complete", (0.5, 0.6))
+    put_trial(ledger, 2, "pruned", (0.5,))
+    clock.sleep(60)
+    progress.refresh()
+    per_minute, epochs_per_second = progress.rates()
+    assert per_minute == pytest.approx(2.0)
+    assert epochs_per_second == pytest.approx(3 / 60)
+    assert progress.eta() == pytest.approx(60 * 7 / 2)  # 10 requested, 3 ended
+    for number in range(3, 7):
+        put_trial(ledger, number, "paused", (0.5,))
+    progress.refresh()
+    assert progress.counts(noun=True) == "3/10 trials, 4 paused"
+    assert progress.eta() == pytest.approx(60 * 3 / 6), "what waits at a rung may have had its share"
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_only_complete_trials_with_a_number_can_be_best(tmp_path, direction):
+    objectives = [{"metric": "val/accuracy", "direction": direction, "select": "last"}]
+    ledger = open_crafted(tmp_path / "one.db", objectives=objectives)
+    put_trial(ledger, 0, "complete", (None,))
+    put_trial(ledger, 1, "pruned", (-9.0,))
+    put_trial(ledger, 2, "pruned", (9.0,))
+    put_trial(ledger, 3, "complete", (0.3,))
+    put_trial(ledger, 4, "complete", (0.7,))
+    put_trial(ledger, 5, "complete", (0.3,))
+    [best] = Progress(ledger, "crafted", FakeClock()).best
+    assert best.number == (3 if direction == "minimize" else 4)
+    ledger.close()
+
+
+def test_kept_totals_are_those_of_the_trials_and_unseen_ones_are_read(ledger):
+    progress = Progress(ledger, "crafted", FakeClock())
+    for number, state in enumerate(("waiting", "running", "paused", "paused", "complete")):
+        put_trial(ledger, number, state, (0.5,) * number)
+    progress.refresh()
+    change_trial(ledger, 0, state="running")
+    change_trial(ledger, 1, state="pruned", values=[0.5], epoch=2)
+    change_trial(ledger, 2, state="complete", values=[0.9], epoch=9)  # thawed and ended between two looks
+    assert [trial.number for trial in progress.refresh()] == [1, 2]
+    trials = progress.trials.values()
+    assert progress.epochs == sum(trial.epoch for trial in trials) == 0 + 2 + 9 + 3 + 4
+    assert +progress.states == Counter(trial.state for trial in trials)
+    assert (progress.ended, progress.paused) == (3, 1)
+    assert progress.best == [progress.trials[2]]
+
+
+def test_ray_tune_trials_that_go_on_as_others_are_among_those_asked_for(tmp_path):
+    """Of two trials one was replaced twice, and its last child trains; under a population's strategy each counts."""
+    for strategy, ended in (("none", 1), ("pbt", 3)):
+        ledger = open_crafted(tmp_path / f"{strategy}.db", strategy={"name": strategy})
+        put_trial(ledger, 0, "complete", (0.5,))
+        put_trial(ledger, 1, "pruned", (0.4,))
+        progress = Progress(ledger, "crafted", FakeClock())
+        put_trial(ledger, 2, "pruned", (0.6,), parent=0)
+        put_trial(ledger, 3, "running", (0.7,), parent=0)
+        progress.refresh()
+        assert progress.ended == ended and progress.counts(noun=True) == f"{ended}/10 trials"
+        first = summary(progress, RunResult("crafted", "interrupted", "", 0, 2)).splitlines()[0]
+        assert first.endswith(" in 0:00, perturbed 2 times" if strategy == "none" else " in 0:00")
+        with ledger.read() as connection:
+            assert line(queries.status(connection, "crafted")).startswith(
+                f"crafted: interrupted, {ended} of 10 trials ended"
+            )
+        ledger.close()
+
+
+def test_a_refresh_is_two_queries_and_there_are_two_a_second_at_most(ledger):
+    for number in range(6):
+        put_trial(ledger, number, "complete" if number < 3 else "running", (0.5,))
+    clock = FakeClock(100.0)
+    view = View(ledger, "crafted", console(), workers=2, clock=clock).start()
+    statements: list[str] = []
+    event.listen(ledger.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    for _ in range(1000):  # ten seconds of a driver that ticks every hundredth
+        view.tick()
+        clock.sleep(0.01)
+    selects = [query for query in statements if query.startswith("SELECT")]
+    assert REFRESH_SECONDS >= 0.5
+    assert 30 <= len(selects) <= 2 * 20
+    assert len(statements) - len(selects) <= 20  # each refresh begins one read transaction
+
+
+def test_without_a_terminal_each_trial_that_ends_is_one_line(ledger):
+    put_trial(ledger, 0, "complete", (0.5,))
+    clock = FakeClock(100.0)
+    to = console(40)
+    view = View(ledger, "crafted", to, workers=2, clock=clock).start()
+    put_trial(ledger, 1, "complete", (0.25, 0.75))
+    put_trial(ledger, 2, "failed", error="ValueError: [bold]no[/bold]\nsecond line")
+    put_trial(ledger, 3, "running", (0.1,))
+    for _ in range(3):
+        clock.sleep(1)
+        view.tick()
+    view.stop()
+    lines = to.file.getvalue().splitlines()
+    assert (
+        lines[0] == "crafted: 10 trials, 1 of them done before; tpe · median · 2 workers · ordered, window 4 · seed 0"
+    )
+    assert lines[1] == "trial 1 complete  epoch 2/4  val/accuracy 0.75  best so far", "the totals stand in the next"
+    assert lines[2].startswith("trial 2 failed  epoch 0/4  ValueError: [bold]no[/bold]  (3/10, ")
+    assert len(lines) == 3
+
+
+class Config(BaseModel):
+    x: float = 0.5
+
+
+def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
+    by_default = Study("s", Config(), "m:T", {"x": Float(0.0, 1.0)}, [Objective("loss")]).strategy
+    with ledger.write() as connection:
+        spec = connection.execute(select(studies.c.spec)).scalar_one()
+        connection.execute(update(studies).values(spec=spec | {"strategy": by_default}))
+    to = console(40)
+    View(ledger, "crafted", to, workers=1, clock=FakeClock()).start()
+    first, second = to.file.getvalue().splitlines()
+    assert first.startswith("strategy: asha, the default: at epochs 4, 12, 36 ...") and "--strategy none" in first
+    assert second.startswith("crafted: ")
+    strategy = make_strategy(by_default)
+    assert [epoch for epoch in range(1, 40) if strategy.rung(epoch) != strategy.rung(epoch - 1)] == [4, 12, 36]
+    assert strategy.eta == 3
+    plain = {"sampler": "tpe", "objectives": [{}], "earlier": [], "order": "ordered", "window": 8}
+    (declared,) = unasked(plain | {"strategy": {**by_default, "eta": 4}})
+    assert declared.startswith(
+        "strategy: asha: at epochs 4, 16, 64 ... a trial stops unless it is among the best 1/4 of"
+    )
+    (bounded,) = unasked(plain | {"strategy": {**by_default, "max_epochs": 13}})
+    assert bounded.startswith("strategy: asha: at epochs 4, 12 a trial stops unless")
+    assert [*unasked(plain | {"strategy": {**by_default, "max_epochs": 4}})] == []
+    assert [*unasked(plain | {"strategy": {"name": "none"}})] == []
+    (ordered,) = unasked(plain | {"strategy": by_default})
+    assert "those that came there before it;" in ordered
+    assert "before it" not in next(iter(unasked(plain | {"strategy": by_default, "order": "async"})))
+
+
+def test_a_threshold_without_bounds_is_told_how_to_have_them():
+    spec = {"sampler": "tpe", "order": "ordered", "window": 2}
+    (said,) = unasked(spec | {"strategy": make_strategy("threshold").model_dump()})
+    assert said.startswith("strategy: threshold has no bounds") and said.endswith(
+        '{"name": "threshold", "upper": 0.7}.'
+    )
+    bounded = [make_strategy({"name": "threshold", bound: 0.7}).model_dump() for bound in ("lower", "upper")]
+    assert [[*unasked(spec | {"strategy": one})] for one in bounded] == [[], []]
+
+
+def test_workers_that_the_window_leaves_idle_are_told_of():
+    spec = {"sampler": "tpe", "strategy": {"name": "none"}, "order": "ordered", "window": 2}
+    (said,) = unasked(spec, 3)
+    assert said.startswith("of 3 workers 2 can work at a time") and "--window 6 --allow-drift" in said
+    assert [*unasked(spec, 2)] == [*unasked(spec | {"order": "async"}, 3)] == []
+
+
+@pytest.mark.parametrize(
+    ("objectives", "earlier", "said"),
+    [
+        (1, 0, "freeze-thaw up to trial 500, then tpe"),
+        (1, 3, "tpe"),
+        (2, 0, "tpe up to trial 250, then nsga2"),
+        (5, 3, "tpe up to trial 250, then nsga3"),
+    ],
+)
+def test_what_auto_chooses_is_said_first(objectives, earlier, said):
+    spec = {"sampler": "auto", "objectives": [{}] * objectives, "earlier": [{}] * earlier}
+    spec |= {"strategy": {"name": "none"}, "order": "ordered", "window": 4}
+    assert [*unasked(spec)] == [f"sampler: auto, which is {said}"]
+
+
+def test_the_live_screen_fits_the_terminal_and_keeps_the_best_in_sight(ledger):
+    put_trial(ledger, 0, "complete", (0.2, 0.99))
+    for number in range(1, 9):
+        put_trial(ledger, number, "pruned", (0.1, 0.2))
+    put_trial(ledger, 9, "running", (0.3,), params={f"model.parameter_{i}": i for i in range(20)})
+    progress = Progress(ledger, "crafted", FakeClock())
+    lines = text_of(screen(progress, "heading", 100, 12)).splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 100
+    assert "9/10 trials" in lines[1]
+    rows = {line.split("/4")[0].strip(): line for line in lines[3:]}
+    assert "★ 0    2" in rows
+    assert "0.99" in rows["★ 0    2"]
+    assert "running" in rows["9    1"]
+    assert "…" in rows["9    1"]
+    assert "7    2" in rows
+    assert "1    2" not in rows
+
+
+def test_a_terminal_gets_its_table_and_is_left_clean(ledger):
+    put_trial(ledger, 0, "running", (0.5,))
+    clock = FakeClock(100.0)
+    to = console(force_terminal=True)
+    view = View(ledger, "crafted", to, workers=1, clock=clock).start()
+    view.tick()
+    assert "val/accuracy" in to.file.getvalue()
+    change_trial(ledger, 0, state="complete", values=[0.5])
+    view.stop()
+    assert "trial 0 complete" not in to.file.getvalue()
+    assert to.file.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+    assert view.progress.trials[0].state == "complete"
+
+
+def test_a_run_that_trained_nothing_says_once_what_it_waits_for(ledger):
+    clock, pipe = FakeClock(), console(200)
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    assert "workers are starting ..." in text_of(screen(view.progress, "heading", 100, 24))
+    put_trial(ledger, 0, "running")
+    for _ in range(20):
+        clock.sleep(1.0)
+        view.tick()
+    lines = pipe.file.getvalue().splitlines()
+    assert lines[1:] == ["1 trial running, in the first epoch, 0 epochs trained  (0/10)"]
+    assert "1 trial running, in the first epoch ..." in text_of(screen(view.progress, "heading", 100, 24))
+    change_trial(ledger, 0, epoch=1)
+    clock.sleep(29.0)
+    view.tick()
+    assert pipe.file.getvalue().splitlines()[2:] == ["1 trial running, 1 epoch trained  (0/10)"]
+    assert "..." not in text_of(screen(view.progress, "heading", 100, 24))
+
+
+def test_an_objective_that_a_first_epoch_lacks_is_told_of_once(tmp_path):
+    misspelt = [{"metric": "val/acuracy", "direction": "maximize", "select": "last"}]
+    ledger, clock = open_crafted(tmp_path / "ledger.db", objectives=misspelt), FakeClock()
+    pipe = console()
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    put_trial(ledger, 0, "running", (0.5,), metrics={"train/loss": 1.0, "train/samples_per_sec": 9.0, "val/loss": 2.0})
+    for _ in range(3):
+        clock.sleep(1.0)
+        view.tick()
+    ledger.close()
+    assert pipe.file.getvalue().splitlines()[1:] == [
+        "trial 0 has reported an epoch without 'val/acuracy', by which the study judges; did you mean 'val/accuracy'? "
+        "Reported were val/accuracy, val/loss, train/loss. Unless it comes later, the trial will fail: name one of "
+        "them in the study, or report it with the others."
+    ]
+
+
+@pytest.mark.parametrize("bound", ["val/los", "time/epoch_seconds"])
+def test_a_misspelt_constraint_is_told_of_as_an_objective_is(tmp_path, bound):
+    """But not one by what the machine takes, which is measured apart from what the task reports."""
+    ledger, clock = open_crafted(tmp_path / "ledger.db", constraints=[{"metric": bound, "upper": 1.0}]), FakeClock()
+    pipe = console()
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    put_trial(ledger, 0, "running", (0.5,), metrics={"val/loss": 2.0})
+    clock.sleep(1.0)
+    view.tick()
+    ledger.close()
+    told = "trial 0 has reported an epoch without 'val/los', by which the study judges; did you mean 'val/loss'?"
+    assert (told in pipe.file.getvalue()) is (bound == "val/los")
+    assert ("without" in pipe.file.getvalue()) is (bound == "val/los")
+
+
+@pytest.mark.parametrize(
+    ("objectives", "said"), [(["val/accuracy"], False), (["val/accuracy", "val/loss"], False), (["val/loss"], True)]
+)
+def test_nothing_is_told_of_objectives_that_are_reported(tmp_path, objectives, said):
+    spec = [{"metric": metric, "direction": "maximize", "select": "last"} for metric in objectives]
+    ledger, clock, pipe = open_crafted(tmp_path / "ledger.db", objectives=spec), FakeClock(), console()
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    put_trial(ledger, 0, "running")
+    change_trial(ledger, 0, epoch=1)
+    clock.sleep(1.0)
+    view.tick()
+    assert "without" not in pipe.file.getvalue(), "of an epoch without metrics nothing can be said"
+    put_trial(ledger, 1, "running", (0.5,), metrics={} if said else {"val/loss": 2.0})
+    change_trial(ledger, 0, state="waiting", epoch=0)
+    clock.sleep(1.0)
+    view.tick()
+    ledger.close()
+    assert ("has reported an epoch without" in pipe.file.getvalue()) is said
+
+
+def test_why_a_trial_failed_is_in_the_table_and_the_summary(ledger):
+    clock = FakeClock()
+    view = View(ledger, "crafted", console(200), workers=2, clock=clock).start()
+    put_trial(ledger, 1, "failed", error="own.py:3, in loss: ValueError: twice\nsaid")
+    clock.sleep(5.0)
+    view.tick()
+    assert "own.py:3, in loss: ValueError: twice" in text_of(screen(view.progress, "heading", 120, 24), 120)
+    ended = summary(view.progress, RunResult("crafted", "complete", "", 0, None))
+    assert "hpo show 1 --study crafted" in ended
+
+
+def test_the_summary_says_what_to_do_next(ledger):
+    put_trial(ledger, 0, "complete", (0.5,), params={"train.optim.lr": 0.001})
+    progress = Progress(ledger, "crafted", FakeClock())
+    interrupted = summary(progress, RunResult("crafted", "interrupted", "", 3, 2))
+    assert "crafted: interrupted, 1 of 10 trials ended (1 complete)" in interrupted
+    assert "hpo resume --study crafted" in interrupted
+    assert "behind by 3" in interrupted
+    complete = summary(progress, RunResult("crafted", "complete", "", 0, None))
+    assert "best: trial 0, val/accuracy 0.5\n  train.optim.lr = 0.001" in complete
+    assert "hpo resume" not in complete
+    assert "behind" not in complete
+
+
+def test_the_summary_counts_skipped_steps_and_long_warmups(ledger):
+    """Once, however often it happened; of a trial that ended by it, its error has said so."""
+    for number, state in enumerate(("complete", "complete", "pruned", "infeasible")):
+        trial = put_trial(ledger, number, state, (0.5,))
+        kinds = ["skipped_step"] * 2 * (number > 0) + ["warmup_not_over"] * (number == 0)
+        with ledger.write() as connection:
+            study = connection.execute(select(studies.c.id)).scalar_one()
+            for i, kind in enumerate(kinds):
+                row = {"study_id": study, "trial_id": trial, "kind": kind, "fields": {}, "revision": 1, "at": 0.0}
+                connection.execute(insert(events).values(**row, uid=f"{number}.{i}"))
+    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None)).splitlines()
+    (skipped,) = (line for line in said if "skipped" in line)
+    assert skipped.startswith("in 2 trials steps were skipped") and "`hpo show 1 --study crafted`" in skipped
+    (cold,) = (line for line in said if "warmup" in line)
+    assert cold.startswith("in 1 trial the warmup was longer than the run")
+
+
+@pytest.mark.parametrize(("skipped", "said"), [((0.0, 0.0), []), ((1.0, 0.0), ["1 step"]), ((3.0, 2.0), ["5 steps"])])
+def test_a_trial_says_how_many_steps_it_skipped(ledger, tmp_path, skipped, said):
+    trial = put_trial(ledger, 0, "complete", (0.5, 0.6))
+    with ledger.write() as connection:
+        for epoch, value in enumerate(skipped, start=1):
+            row = {"trial_id": trial, "step": 10 * epoch, "key": "train/skipped_steps", "fold": 0, "epoch": epoch}
+            connection.execute(insert(reports).values(**row, value=value, fence=1, revision=1, at=0.0))
+    text = ledger.look(lambda c: describe(detail(c, Home.at(tmp_path), "crafted", 0), ""))
+    lines = [line for line in text.splitlines() if "skipped, whose" in line]
+    assert lines == [f"{count} skipped, whose loss or gradient was not finite" for count in said]
+
+
+def test_of_folds_it_says_how_often_steps_were_skipped(ledger, tmp_path):
+    trial = put_trial(ledger, 0, "complete", (0.5, 0.6))
+    with ledger.write() as connection:
+        own = {"trial_id": trial, "revision": 1, "at": 0.0}
+        row = {"key": "val/accuracy", "value": 0.5, "fence": 1, "step": 10, "fold": 1, "epoch": 1}
+        connection.execute(insert(reports).values(**own, **row))
+        for i in range(2):
+            row = {"study_id": 1, "kind": "skipped_step", "fields": {"step": i}, "uid": f"0.{i}"}
+            connection.execute(insert(events).values(**own, **row))
+    text = ledger.look(lambda c: describe(detail(c, Home.at(tmp_path), "crafted", 0), ""))
+    assert "\n2 times steps were skipped, whose loss or gradient was not finite\n" in text
+
+
+def test_before_any_trial_has_ended_nothing_is_counted(ledger):
+    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "interrupted", "", 0, 2))
+    assert said.startswith("crafted: interrupted, 0 of 10 trials ended in 0:00")
+
+
+def test_of_configurations_that_were_listed_none_is_called_the_best(tmp_path):
+    ledger = open_crafted(tmp_path / "ledger.db", listed=[{"label": "as found", "params": {"train.seed": 1}}])
+    put_trial(ledger, 0, "complete", (0.5,), params={"train.seed": 1})
+    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None))
+    ledger.close()
+    assert "1 of 10 trials ended (1 complete)" in said and "hpo compare" in said
+    assert "best" not in said and "seed" not in said
+
+
+def test_the_data_report_is_its_counts_and_a_line_for_each_text():
+    found = {"rows": 9, "missing_open": 0, "columns_unused": ["a", "b"], "stocks": 2, "universe": "2 of 3"}
+    assert list(data_report(found)) == ["data: rows 9, stocks 2", "  columns unused: a, b", "  universe: 2 of 3"]
+    assert list(data_report({})) == []
+
+
+def test_a_study_without_a_number_of_trials_shows_the_budget_it_has(ledger):
+    put_trial(ledger, 0, "complete", (0.5, 0.6))
+    with ledger.write() as connection:
+        connection.execute(update(studies).values(requested=0, max_epochs=40, max_seconds=5400.0))
+    progress = Progress(ledger, "crafted", FakeClock())
+    assert (progress.asked_for(), progress.counts(noun=True)) == ("40 epochs or 1h30m", "1 trial, 2/40 epochs")
+    assert progress.eta() is None
+    to = console(200)
+    View(ledger, "crafted", to, workers=1, clock=FakeClock()).start()
+    assert to.file.getvalue().startswith("crafted: 40 epochs or 1h30m, 1 trial done before; tpe")
+    assert "1 trial, 2/40 epochs" in text_of(screen(progress, "heading", 100, 24))
+    reason = RunResult("crafted", "interrupted", "the time is used up", 0, None)
+    assert "crafted: interrupted, 1 trial ended (1 complete)" in summary(progress, reason)
+    assert "goes on from the last checkpoints" not in summary(progress, reason)
+
+
+def put_ended(ledger, numbers: range) -> None:
+    """Complete trials of one report each, in one transaction."""
+    first = put_trial(ledger, numbers[0], "complete", (0.5,))
+    with ledger.write() as connection:
+        for table, key in ((trials, trials.c.id), (asks, asks.c.trial_id), (reports, reports.c.trial_id)):
+            row = dict(connection.execute(select(table).where(key == first)).mappings().one())
+            copies = ({"number": number} if table is trials else {} for number in numbers[1:])
+            ids = range(first + 1, first + len(numbers))
+            rows = [row | {key.name: i} | copy for i, copy in zip(ids, copies, strict=True)]
+            connection.execute(insert(table), rows)
+
+
+def test_a_refresh_costs_the_same_after_1000_trials_as_after_10(tmp_path):
+    """In instructions of SQLite's virtual machine, which runs about ten for each row that it looks at."""
+    cost = {}
+    for count in (10, 1000):
+        ledger = open_crafted(tmp_path / f"{count}.db")
+        put_ended(ledger, range(count))
+        for number in (count, count + 1):
+            put_trial(ledger, number, "running", (0.1, 0.2, 0.3))
+        progress = Progress(ledger, "crafted", FakeClock())
+        assert progress.ended == count
+        instructions = []
+        with ledger.read() as connection:
+            database: Any = connection.connection.dbapi_connection
+        database.set_progress_handler(lambda counted=instructions: counted.append(1) or 0, 1)
+        assert progress.refresh() == []
+        database.set_progress_handler(None, 0)
+        cost[count] = len(instructions)
+        ledger.close()
+    assert 0 < cost[1000] < 1.2 * cost[10]
+
+
+def test_a_run_names_the_overrides_the_study_keeps():
+    spec = {"overrides": {"train.num_epochs": 2, "train.optim.name": "sgd"}}
+    assert 'kept from before: train.optim.name="sgd";' in kept_overrides(spec, {"train.num_epochs": 2})
+    assert kept_overrides(spec, spec["overrides"]) == ""
+    assert kept_overrides(spec, {"preset": "small"}) == kept_overrides(spec, None) == ""  # replaced; nothing was named

@@ -1,0 +1,52 @@
+"""Budgets: how they are given, kept and held against what is used."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpo.errors import UserError
+from hpo.space.trial_config import last_epoch
+from hpo.study.budget import Budget, parse_time
+from hpo.text import spelled
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3600", 3600), ("90m", 5400), ("2h", 7200), ("1d12h", 129600), ("1h30m", 5400), ("0.5h", 1800), ("45s", 45)],
+)
+def test_times_as_people_write_them(text, seconds):
+    assert parse_time(text) == seconds
+    assert parse_time(spelled(seconds)) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "2 hours", "h", "m30", "1e9", "nan", "99999999999999999999", "9999d"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(UserError, match="is not a length of time: give seconds, or such as 90m"):
+        parse_time(text)
+
+
+def test_what_is_given_stands_over_what_was_stored():
+    assert Budget(epochs=5).over(Budget(trials=3, epochs=4)) == Budget(trials=3, epochs=5)
+    stored = Budget(trials=3, seconds=60.0)
+    assert Budget.of(stored.columns()) == stored
+    assert not Budget() and Budget(seconds=1.0)
+
+
+def test_a_bound_may_be_repeated_but_not_lowered_below_what_is_used():
+    stored, used = Budget(trials=8, epochs=40, seconds=60.0), Budget(trials=8, epochs=44, seconds=61.0)
+    stored.check("s", stored, used)
+    Budget(trials=9, epochs=45, seconds=90.0).check("s", stored, used)
+    for given, words in (
+        (Budget(trials=3), "--trials 3: study 's' has 8 trials behind it"),
+        (Budget(epochs=43), "--epochs 43: study 's' has 44 epochs behind it"),
+        (Budget(seconds=30.0), "--time 30s: study 's' has 1m1s behind it"),
+    ):
+        with pytest.raises(UserError, match=words):
+            given.check("s", stored, used)
+
+
+def test_the_epochs_of_a_trial_that_does_not_say_are_not_known():
+    assert last_epoch({"train": {"num_epochs": 7}}) == 7
+    assert last_epoch({"train": 3}) == last_epoch({}) == math.inf

@@ -1,0 +1,58 @@
+"""What users import, frozen; and that importing it costs nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from places import ROOT
+
+import hpo
+
+pytestmark = pytest.mark.usefixtures("process")
+
+HEAVY = ("torch", "mlflow", "optuna", "ray", "numpy", "scipy", "sqlalchemy", "pydantic", "yaml")
+
+
+def fresh(code):
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(run.stdout)
+
+
+def test_the_public_names_are_these():
+    names = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "__version__", "load"]
+    assert sorted(hpo.__all__) == names
+    assert all(getattr(hpo, name) is not None for name in hpo.__all__)
+    assert dir(hpo) == sorted(hpo.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = hpo.Nothing
+
+
+def test_the_version_is_the_packages():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert hpo.__version__ == project["project"]["version"]
+
+
+def test_importing_hpo_loads_nothing_heavy():
+    assert fresh(f"import sys, json, hpo; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))") == []
+
+
+@pytest.mark.parametrize("name", ["Study", "Float", "load"])
+def test_declaring_needs_no_torch_optuna_or_numpy(name):
+    heavy = ("torch", "mlflow", "optuna", "ray", "numpy", "scipy", "sqlalchemy")
+    assert (
+        fresh(f"import sys, json, hpo; hpo.{name}; print(json.dumps([m for m in {heavy} if m in sys.modules]))") == []
+    )
+
+
+def test_random_and_grid_ask_without_optuna_or_scipy():
+    code = (
+        "import sys, json; from hpo.search.samplers.registry import make_sampler;"
+        "from hpo.space.dimensions import Float; from hpo.space.space import Space;"
+        "s = Space({'x': Float(0, 1)});"
+        "[make_sampler(n, s, [], 0).ask(0) for n in ('random', 'grid')];"
+        "print(json.dumps([m for m in ('torch', 'mlflow', 'optuna', 'ray', 'scipy') if m in sys.modules]))"
+    )
+    assert fresh(code) == []

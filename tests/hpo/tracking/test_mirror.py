@@ -1,0 +1,413 @@
+"""The mirror: everything in the ledger stands in MLflow, once, whatever is killed and whenever MLflow is away."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mirrored import ME, Made
+
+from hpo.clock import SystemClock
+from hpo.errors import Busy, UserError
+from hpo.ledger import Ledger, leases, queries
+from hpo.ledger.process_id import Process
+from hpo.storage.home import Home
+from hpo.tracking import mirror_process, projection
+from hpo.tracking.base import Unreachable
+from hpo.tracking.mirror import Mirror
+from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.uri import tracker_name
+from hpo.verify import verify
+from trainer.runtime import failpoint
+
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture
+def home(tmp_path, empty_mlflow) -> Home:
+    home = Home.at(tmp_path / "home").create()
+    shutil.copyfile(empty_mlflow, home.root / "mlflow.db")
+    return home
+
+
+@pytest.fixture
+def made(home):
+    study = Made(home)
+    yield study
+    study.ledger.close()
+
+
+@pytest.fixture
+def tracker(home):
+    opened = MlflowTracker(home.tracking_uri, home.artifacts)
+    yield opened
+    opened.close()
+
+
+def drained(made: Made, tracker: MlflowTracker) -> None:
+    result = mirror_process.drain(made.ledger, tracker, made.name, made.home)
+    assert (result.behind, result.why) == (0, "")
+    report = verify(made.home, made.home.storage, made.home.tracking_uri)
+    assert (report.differences, report.behind) == ([], 0)
+
+
+def shown(made: Made, tracker: MlflowTracker) -> dict[int, tuple[str, str, dict[str, str]]]:
+    views = tracker.find(made.name, made.uid, children=True)
+    assert len({view.uid for view in views}) == len(views)
+    return {int(v.uid.split("/")[1]): (v.status, v.tags["hpo.state"], dict(v.tags)) for v in views}
+
+
+def client(home: Home):
+    from mlflow import MlflowClient
+
+    return MlflowClient(home.tracking_uri)
+
+
+def test_states_are_told_apart(made, tracker):
+    made.ask(8)
+    for kind, values, error in (
+        ("complete", [0.5], ""),
+        ("pruned", None, ""),
+        ("paused", None, ""),
+        ("nonfinite", None, "loss is NaN at step 3"),
+        ("user_error", None, "ZeroDivisionError: division by zero"),
+        ("preempted", None, ""),
+    ):
+        taken = made.claim()
+        made.report(taken, 1, {"val/loss": 0.5}, epoch=1, stop="third of 3 at epoch 1" if kind == "pruned" else "")
+        made.finish(taken, kind, 1, values, error)
+        if kind == "preempted":
+            break
+    # The preempted trial 5 waits again and is claimed again; 6 is running, 7 was never begun.
+    again, running = made.claim(), made.claim()
+    made.finish(again, "preempted")
+    assert (again.number, again.fence, running.number) == (5, 2, 6)
+    drained(made, tracker)
+    found = shown(made, tracker)
+    assert {number: view[:2] for number, view in found.items()} == {
+        0: ("FINISHED", "complete"),
+        1: ("KILLED", "pruned"),
+        2: ("SCHEDULED", "paused"),
+        3: ("FAILED", "infeasible"),
+        4: ("FAILED", "failed"),
+        5: ("SCHEDULED", "waiting"),
+        6: ("RUNNING", "running"),
+    }
+    assert found[1][2]["hpo.stopped_by"] == "asha at step 1: third of 3 at epoch 1"
+    assert found[3][2]["hpo.outcome"] == "nonfinite"
+    assert found[4][2]["hpo.error"] == "ZeroDivisionError: division by zero"
+    assert found[5][2]["hpo.fence"] == "2"
+    [parent] = tracker.find(made.name, made.uid)
+    assert (parent.status, parent.tags["hpo.state"]) == ("SCHEDULED", "interrupted")
+    assert parent.tags["hpo.best.value"] == "0.5"
+    assert parent.tags["hpo.spec.strategy"] == "asha"
+    assert (parent.tags["hpo.env.torch"], parent.tags["hpo.env.python"]) == ("2.13.0", "3.11.7")
+    assert "hunter2" not in str(parent.tags)
+    assert {view[2]["mlflow.parentRunId"] for view in found.values()} == {parent.run_id}
+    assert found[0][2]["mlflow.source.git.commit"] == "c0ffee"
+
+
+def test_params_configuration_and_artifacts(made, tracker):
+    made.ask()
+    taken = made.claim()
+    kept, dropped = made.checkpoint(taken, 1), made.checkpoint(taken, 2)
+    made.report(taken, 1, {"val/loss": 1.0}, epoch=1, checkpoint=kept)
+    made.report(taken, 2, {"val/loss": 0.5}, epoch=2, checkpoint=dropped)
+    made.artifact(taken, "plots/curve.txt", "old")
+    drained(made, tracker)
+    [view] = tracker.find(made.name, made.uid, children=True)
+    assert view.params == {"train.optim.lr": repr(0.1), "opt": "adamw"}
+    assert view.tags["hpo.checkpoint.last"] == "checkpoints/step-00000002"
+    directory = Path(client(made.home).get_run(view.run_id).info.artifact_uri)
+    assert directory.is_relative_to(made.home.artifacts / made.name)
+    assert json.loads((directory / "config.json").read_text()) == {"a": 0, "b": [1.5, None]}
+    first = directory / "checkpoints/step-00000001/model.safetensors"
+    assert first.samefile(kept.path / "model.safetensors")  # a second name, not a second copy
+    made.drop(taken, kept)
+    made.drop(taken, dropped, "damaged")
+    anew = made.checkpoint(taken, 2)
+    made.report(taken, 3, {"val/loss": 0.4}, epoch=3, checkpoint=anew)
+    made.artifact(taken, "plots/curve.txt", "new")
+    drained(made, tracker)
+    assert not first.exists()
+    assert (directory / "checkpoints/step-00000002/model.safetensors").samefile(anew.path / "model.safetensors")
+    assert (directory / "files/plots/curve.txt").read_text() == "new"
+    study = json.loads(
+        Path(client(made.home).get_run(view.tags["mlflow.parentRunId"]).info.artifact_uri, "study.json").read_text()
+    )
+    assert study["spec"]["seed"] == 3
+    assert "hunter2" not in json.dumps(study)
+
+
+def test_a_checkpoint_that_retention_takes_away_meanwhile(made, tracker):
+    made.ask()
+    taken = made.claim()
+    ref = made.checkpoint(taken, 1)
+    made.report(taken, 1, {"val/loss": 1.0}, checkpoint=ref)
+    with made.ledger.read() as connection:
+        study = queries.study_row(connection, "s")
+        [found] = projection.pending(connection, tracker.name, study, made.home)
+    made.drop(taken, ref)
+    run_id = tracker.open_trial(tracker.open_study("s", projection.study_run(study)), found.run)
+    tracker.send(run_id, found.batch)
+    assert set(tracker.digests(run_id)) == {"config.json"}
+    drained(made, tracker)  # finds both runs by their tags
+
+
+def test_a_trial_that_is_refused_at_first_has_one_run(made, tracker):
+    """Retention may take a checkpoint between the look at the ledger and the link to its files."""
+    made.ask()
+    taken = made.claim()
+    ref = made.checkpoint(taken, 1)
+    made.report(taken, 1, {"val/m0": 1.0}, epoch=1, checkpoint=ref)
+    files = {file: file.read_bytes() for file in ref.path.iterdir()}
+    for file in files:
+        file.unlink()
+    lease = leases.acquire(made.ledger, f"mirror:{made.id}", "s", ME, SystemClock(), 5)
+    looking = Mirror(made.ledger, tracker, made.name, made.home, lease, SystemClock())
+    looking.look()
+    for file, content in files.items():
+        file.write_bytes(content)
+    made.report(taken, 2, {"val/m0": 0.5}, epoch=2)
+    made.finish(taken, "complete", 2, [0.5])
+    looking.look(leaving=True)
+    lease.release()
+    assert len(tracker.find(made.name, made.uid, children=True)) == 1
+    assert mirror_process.behind(made.ledger, tracker.name, made.name) == 0
+
+
+def test_values_that_are_not_finite_and_names_mlflow_refuses(made, tracker):
+    made.ask()
+    taken = made.claim()
+    made.report(
+        taken, 1, {"val/loss": math.nan, "up": math.inf, "down": -math.inf, "lr (µ)": 1e-7, "a//b": 0.1 + 0.2}, epoch=1
+    )
+    made.report(taken, 1, {"val/loss": 2.0}, fold=1, epoch=1)
+    made.report(taken, 2, {"val/loss": 0.1})
+    drained(made, tracker)
+    [view] = tracker.find(made.name, made.uid, children=True)
+    assert view.tags["hpo.nonfinite"] == "down, up, val/loss"
+    points = {(p.key, p.step): p.value for _, p in tracker.points([view])}
+    assert math.isnan(points["val/loss", 1])
+    assert points["up", 1] == 1.7976931348623157e308
+    assert points["fold1/val/loss", 1] == 2.0
+    assert points["epoch", 1] == points["fold1/epoch", 1] == 1.0
+    assert ("epoch", 2) not in points
+    odd = {key for key, _ in points} - {"val/loss", "up", "down", "epoch", "fold1/val/loss", "fold1/epoch"}
+    assert {key.rpartition("-")[0] for key in odd} == {"lr (_)".replace("(", "_").replace(")", "_"), "a/b"}
+    assert 0.1 + 0.2 in points.values()
+
+
+def test_a_running_trial_arrives_bit_by_bit(made, tracker):
+    made.ask()
+    taken = made.claim()
+    assert mirror_process.behind(made.ledger, tracker.name, "s") == 1 + 2  # the study, the ask and the claim
+    for step in (1, 2, 3):
+        made.report(taken, step, {"val/loss": 1 / step, "late" if step == 3 else "early": 1.0}, epoch=step)
+        drained(made, tracker)
+    # A second attempt replays step 3: what is there stands, what is new comes, the epoch keeps its first time.
+    made.finish(taken, "preempted")
+    taken = made.claim()
+    made.report(taken, 3, {"val/loss": 9.0, "new": 4.0}, epoch=3)
+    assert mirror_process.behind(made.ledger, tracker.name, "s") == 3
+    assert verify(made.home, made.home.storage, made.home.tracking_uri).differences == []
+    drained(made, tracker)
+    [view] = tracker.find(made.name, made.uid, children=True)
+    points = [(p.key, p.step, p.value) for _, p in tracker.points([view])]
+    assert len(points) == len(set(points)) == 3 + 3 + 1 + 3
+    assert ("val/loss", 3, 1 / 3) in points
+    made.finish(taken, "complete", 3, [1 / 3])
+    drained(made, tracker)
+    assert [(v, s) for v, s, _ in shown(made, tracker).values()] == [("FINISHED", "complete")]
+    assert ("objective", 3, 1 / 3) in [
+        (p.key, p.step, p.value) for _, p in tracker.points(tracker.find("s", made.uid, children=True))
+    ]
+
+
+def in_child(body: Callable[[], None], points: dict[str, tuple[str, int]]) -> int:
+    """Run `body` in a fork with these failpoints; its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            failpoint._TESTING, failpoint._POINTS = True, points
+            body()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1]
+
+
+POINTS = ("mirror.after_create_run", "mirror.after_send", "mirror.after_cursor")
+KILLS = [(point, hit) for point in POINTS for hit in (1, 2, 3)]
+SAMPLED = [(POINTS[0], 1), (POINTS[0], 2), (POINTS[1], 2), (POINTS[2], 3)]
+
+
+@pytest.mark.parametrize(
+    ("point", "hit"), [pytest.param(*kill, marks=() if kill in SAMPLED else pytest.mark.slow) for kill in KILLS]
+)
+def test_killed_at_every_point(home, point, hit):
+    """The next mirror finds what was created and not recorded; each run and each point stands once."""
+    made = Made(home)
+    made.complete(3)
+    made.complete(3)
+    made.ask(2)
+    taken = made.claim()
+    made.report(taken, 1, {"val/loss": 1.0}, epoch=1)
+    made.ledger.engine.dispose()  # no connection crosses the fork
+
+    def body() -> None:
+        ledger = Ledger(home.storage)
+        tracker = MlflowTracker(home.tracking_uri, home.artifacts)
+        mirror_process.drain(ledger, tracker, "s", home)
+        made.ledger = ledger
+        made.report(taken, 2, {"val/loss": 0.5}, epoch=2)
+        mirror_process.drain(ledger, tracker, "s", home)
+        made.finish(taken, "complete", 2, [0.5])
+        made.complete(2)
+        mirror_process.drain(ledger, tracker, "s", home)
+
+    status = in_child(body, {point: ("kill", hit)})
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    before = verify(home, home.storage, home.tracking_uri)
+    assert before.behind > 0 or point == "mirror.after_cursor"
+    assert [text for text in before.differences if "lease" not in text] == []  # behind, and nothing else
+    tracker = MlflowTracker(home.tracking_uri, home.artifacts)
+    drained(made, tracker)
+    with made.ledger.read() as connection:
+        begun = [row["number"] for row in queries.trial_rows(connection, made.id) if row["fence"]]
+    assert sorted(shown(made, tracker)) == begun
+    tracker.close()
+    made.ledger.close()
+
+
+def test_an_answer_that_is_lost_makes_no_second_run(made, tracker, monkeypatch):
+    made.complete(2)
+    create, lost = tracker.open_trial, []
+
+    def apply_then_drop(parent, run):
+        run_id = create(parent, run)
+        if not lost:
+            lost.append(run_id)
+            raise Unreachable("the connection broke before the answer came")
+        return run_id
+
+    monkeypatch.setattr(tracker, "open_trial", apply_then_drop)
+    made.complete(2)
+    drained(made, tracker)
+    views = tracker.find(made.name, made.uid, children=True)
+    assert lost[0] in [view.run_id for view in views] and len(views) == 2
+
+
+def test_a_second_run_of_a_trial_is_deleted(made, tracker):
+    """Two mirrors at once, one of them a stopped process that came back, can leave one."""
+    made.complete(2)
+    drained(made, tracker)
+    with made.ledger.read() as connection:
+        study = queries.study_row(connection, "s")
+        [trial] = projection.everything(connection, study, made.home)
+    [view] = tracker.find("s", made.uid, children=True)
+    tracker.open_trial(view.tags["mlflow.parentRunId"], trial.run)
+    report = verify(made.home, made.home.storage, made.home.tracking_uri)
+    assert any("2 runs for trial 0" in text for text in report.differences)
+    made.complete(2)
+    drained(made, MlflowTracker(made.home.tracking_uri, made.home.artifacts))
+    assert view.run_id in [v.run_id for v in tracker.find("s", made.uid, children=True)]
+
+
+def test_a_run_that_was_deleted_in_mlflow_holds_up_no_other(made, tracker):
+    taken = made.complete(2)
+    made.ask()
+    other = made.claim()
+    drained(made, tracker)
+    views = {v.tags["hpo.trial"]: v.run_id for v in tracker.find("s", made.uid, children=True)}
+    client(made.home).delete_run(views["1"])
+    made.report(other, 1, {"val/loss": 1.0})
+    made.complete(2)
+    result = mirror_process.drain(made.ledger, tracker, "s", made.home)
+    assert result.behind == 1 and "trial 1" in result.why
+    assert "behind by 1" in mirror_process.lag(result, tracker.name) and "hpo sync" in mirror_process.lag(
+        result, tracker.name
+    )
+    report = verify(made.home, made.home.storage, made.home.tracking_uri)
+    assert report.behind == 1
+    assert [t for t in report.differences if "trial 1" in t and "not in MLflow" in t] == report.differences
+    mirror_process.forget(made.ledger, tracker.name, "s")
+    drained(made, MlflowTracker(made.home.tracking_uri, made.home.artifacts))
+    assert sorted(shown(made, tracker)) == [0, 1, 2]
+    assert taken.number == 0
+
+
+def test_a_database_that_was_lost_is_filled_again(made, tracker, empty_mlflow):
+    made.complete(2)
+    drained(made, tracker)
+    tracker.close()
+    for name in ("mlflow.db", "mlflow.db-wal", "mlflow.db-shm"):
+        (made.home.root / name).unlink(missing_ok=True)
+    shutil.rmtree(made.home.artifacts)
+    shutil.copyfile(empty_mlflow, made.home.root / "mlflow.db")
+    assert verify(made.home, made.home.storage, made.home.tracking_uri).differences
+    drained(made, MlflowTracker(made.home.tracking_uri, made.home.artifacts))
+
+
+def test_one_mirror_at_a_time(made, tracker):
+    with made.ledger.read() as connection:
+        study_id = queries.study_row(connection, "s")["id"]
+    lease = leases.acquire(made.ledger, f"mirror:{study_id}", "s", ME, SystemClock(), 1.0)
+    with pytest.raises(Busy, match="already has a mirror"):
+        mirror_process.drain(made.ledger, tracker, "s", made.home)
+    lease.release()
+    drained(made, tracker)
+
+
+def test_a_mirror_that_lost_its_lease_moves_no_cursor(made, tracker):
+    made.complete(2)
+    ours = leases.acquire(made.ledger, f"mirror:{made.id}", "s", Process.current(), SystemClock(), 1.0)
+    ours.release()
+    leases.acquire(made.ledger, f"mirror:{made.id}", "s", ME, SystemClock(), 1.0)
+    with pytest.raises(Busy, match="taken over"):
+        mirror_process.Mirror(made.ledger, tracker, "s", made.home, ours, SystemClock()).look()
+    assert mirror_process.behind(made.ledger, tracker.name, "s") > 0
+
+
+def test_cursors_and_commands_show_no_password():
+    assert tracker_name("postgresql://me:hunter2@db/x") == "postgresql://db/x"
+    assert tracker_name("https://me:hunter2@h:5000/a?token=1") == "https://h:5000/a"
+    assert tracker_name("sqlite:////a/b.db") == "sqlite:////a/b.db"
+    assert len(tracker_name("sqlite:///" + "a" * 400)) <= 250
+    with pytest.raises(UserError, match="ftp://h"):
+        MlflowTracker("ftp://me:hunter2@h", Path("x"))
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_process(tmp_path, killed, empty_mlflow):
+    """Spawned as the driver does it; told to leave, it has drained, also after a SIGKILL."""
+    home = Home.at(tmp_path / "home").create()
+    if killed:
+        shutil.copyfile(empty_mlflow, home.root / "mlflow.db")
+    made = Made(home)
+    mirroring = mirror_process.spawn(home, home.storage, home.tracking_uri, "s")
+    for _ in range(3):
+        made.complete(3)
+    deadline = time.monotonic() + 60
+    while mirror_process.behind(made.ledger, tracker_name(home.tracking_uri), "s") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    made.complete(3)
+    if killed:
+        mirroring.kill()
+        assert mirroring.process.wait() == -signal.SIGKILL
+    made.complete(3)
+    assert mirror_process.finish(mirroring, made.ledger, home.tracking_uri, "s") == 0, (
+        home.logs / "mirror-s.log"
+    ).read_text()
+    assert mirroring.process.returncode == 0
+    report = verify(home, home.storage, home.tracking_uri)
+    assert (report.differences, report.counts["runs"]) == ([], 6)
+    made.ledger.close()

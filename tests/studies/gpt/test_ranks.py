@@ -1,0 +1,62 @@
+"""The gpt on several ranks, of every kind that the trainer has: what one process computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gpt_ranks
+import pytest
+from once import once
+
+from trainer.config import ParallelConfig
+from trainer.distributed.launch import launch
+
+pytestmark = pytest.mark.whole
+
+KINDS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"ddp": {"data": 2}, "tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}}
+    | {shard: {"data": 2, "shard": shard} for shard in ("zero1", "zero2", "zero3")},
+    4: {"data tensor": {"data": 2, "tensor": 2}, "zero3 tensor": {"data": 2, "shard": "zero3", "tensor": 2}}
+    | {"data pipeline": {"data": 2, "pipeline": 2}, "pipeline tensor": {"pipeline": 2, "tensor": 2}},
+}
+OF_ITS_PLANS = ("tensor", "pipeline")  # which the model says itself; the other kinds need nothing of it
+CASES = [
+    pytest.param(ranks, kind, marks=() if kind in OF_ITS_PLANS else pytest.mark.slow)
+    for ranks in KINDS
+    for kind in KINDS[ranks]
+]
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory) -> dict[str, Any]:
+    return gpt_ranks.run(str(tmp_path_factory.mktemp("alone")), {})
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory):
+    """Returns what came of a kind of ranks; the default kinds are one launch, the others of as many ranks another."""
+
+    def of(ranks: int, kind: str) -> dict[str, Any]:
+        kinds = [name for name in KINDS[ranks] if (name in OF_ITS_PLANS) == (kind in OF_ITS_PLANS)]
+
+        def make(directory: Path) -> dict[str, Any]:
+            job = {"directory": str(directory), "runs": {name: {"parallel": KINDS[ranks][name]} for name in kinds}}
+            return launch("gpt_ranks:runs", job, ParallelConfig(data=ranks), device="cpu")[0]
+
+        return once(tmp_path_factory, f"gpt-{ranks}-ranks-{kinds[0].replace(' ', '-')}", make)[kind]
+
+    return of
+
+
+@pytest.mark.parametrize(("ranks", "kind"), CASES)
+def test_ranks_compute_what_one_process_does(ranks, kind, alone, together):
+    """Both epochs' losses and perplexities of both domains, the text that is drawn, and the weights."""
+    ran = together(ranks, kind)
+    assert ran["kind"] == alone["kind"] == "complete" and len(ran["metrics"]) == 2
+    for mine, expected in zip(ran["metrics"], alone["metrics"], strict=True):
+        assert mine == pytest.approx(expected, rel=1e-6)
+    assert ran["written"] == alone["written"] and len(ran["written"]) == 2
+    assert ran["weights"].keys() == alone["weights"].keys()
+    for name, weights in ran["weights"].items():
+        assert weights == pytest.approx(alone["weights"][name], rel=1e-6, abs=1e-6), name
