@@ -194,7 +194,7 @@ def waiting(directory: Path, strategy: str) -> None:
     from hpo.ledger.tables import trials
     from hpo.search.promotion.base import RungView, promoting
     from hpo.storage.home import Home
-    from hpo.study.declaration import load
+    from hpo.study.references import load
 
     promotes = promoting(strategy)
     if promotes is None:

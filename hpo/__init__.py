@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from hpo.driver import ray_tune as ray_tune
     from hpo.space.dimensions import Bool, Choice, Float, Int
     from hpo.space.objective import Constraint, Objective
-    from hpo.study.declaration import Study, load
+    from hpo.study.declaration import Study
+    from hpo.study.references import load
 
 # Imported at first use, so that `import hpo` costs nothing.
 _EXPORTS = {
@@ -24,7 +25,7 @@ _EXPORTS = {
     "Int": "hpo.space.dimensions",
     "Objective": "hpo.space.objective",
     "Study": "hpo.study.declaration",
-    "load": "hpo.study.declaration",
+    "load": "hpo.study.references",
 }
 
 

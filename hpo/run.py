@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from hpo.driver.loop import Driver
 from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest, RunResult
 from hpo.driver.resolve import begun, declare
-from hpo.driver.signals import Signals
+from hpo.driver.signals import Signals, leave
 from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger, queries
 from hpo.space.config import Raw
@@ -29,10 +29,15 @@ from hpo.workers.executors.placement import Placement, PlacementRequest, elsewhe
 MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
 
-def run(request: RunRequest, watch: Callable[[Ledger, str, int], Callable[[str], None]]) -> RunResult:
+def run(
+    request: RunRequest,
+    watch: Callable[[Ledger, str, int], Callable[[str], None]],
+    at_once: Callable[[int], NoReturn] = leave,
+) -> RunResult:
     """Drive the study to its end or its interruption.
 
-    `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one.
+    `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one; a second
+    signal calls `at_once`.
     """
     said = PlacementRequest(request.executor, request.workers, request.resources, request.scheduler)
     asked = said.settled()
@@ -86,7 +91,7 @@ def run(request: RunRequest, watch: Callable[[Ledger, str, int], Callable[[str],
             results.tick()
             show(notice)
 
-        return _drive(driver, ledger, spec, options, tick, results.write)
+        return _drive(driver, ledger, spec, options, tick, results.write, at_once)
     finally:
         driver.release()
 
@@ -109,6 +114,7 @@ def _drive(
     options: DriverOptions,
     on_tick: Callable[[str], None],
     write_results: Callable[[], None],
+    at_once: Callable[[int], NoReturn],
 ) -> RunResult:
     from hpo.tracking import mirror_process
 
@@ -122,7 +128,7 @@ def _drive(
             on_tick("")
             return RunResult(spec.name, state, driver.reason, 0, None)
     mirroring = mirror_process.spawn(options.home, options.storage, options.tracking_uri, spec.name)
-    signals = Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"))
+    signals = Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"), at_once)
 
     def tick() -> None:
         if notice := mirroring.revive(every=MIRROR_REVIVAL):

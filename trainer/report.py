@@ -157,6 +157,19 @@ class Reporter(Protocol):
         ...
 
 
+class CustomLoop(Protocol):
+    """A task that trains by a loop of its own; docs/guide/own-loop.md has the rules such a loop keeps."""
+
+    def fit(self, reporter: Reporter, checkpoints: Any) -> Outcome:
+        """Train from the newest of `checkpoints`, a `trainer.checkpoint.store.CheckpointStore`; how that has ended."""
+        ...
+
+
+def trains_itself(task: Any) -> bool:
+    """Whether a task, or its class, has a loop of its own, as `CustomLoop` says."""
+    return callable(getattr(task, "fit", None))
+
+
 class Silent:
     """A reporter that nobody hears: every fit runs to its end."""
 

@@ -19,8 +19,7 @@ from hpo.cli import secret_files
 from hpo.errors import HpoError, UserError
 
 if TYPE_CHECKING:
-    from hpo.driver.request import RunRequest, RunResult
-    from hpo.ledger import Ledger
+    from hpo.driver.request import RunRequest
 
 INTERRUPTED = 130
 MOST = 2**31 - 1  # what a ledger's integers hold
@@ -307,50 +306,15 @@ def drive(request: RunRequest, *, quiet: bool = False) -> None:
 def _drive(request: RunRequest, begun: Callable[[], None]) -> None:
     from rich.console import Console
 
-    from hpo.cli.live import View, summary
-    from hpo.run import run
-    from hpo.space.config import flatten
+    from hpo.cli.live import summary
+    from hpo.cli.watch import watched
 
     console = Console()
-    views: list[View] = []
-    ledgers: list[Ledger] = []
-
-    def watch(ledger: Ledger, name: str, workers: int) -> Any:
-        begun()
-        ledgers.append(ledger)
-        given = flatten(request.overrides) if request.reference else None
-        views.append(View(ledger, name, console, workers=workers, given=given).start())
-        return views[0].tick
-
-    try:
-        result = run(request, watch)
-    except KeyboardInterrupt:  # before workers begin or after they have left: the driver takes signals between
-        if not views:
-            raise
-        result = _left(ledgers[0], views[0].progress.name, request)
-    finally:
-        for view in views:
-            view.stop()
-        for ledger in ledgers:
-            ledger.close()
-    console.print(summary(views[0].progress, result), markup=False, highlight=False, soft_wrap=True)
+    result, view = watched(request, console, begun)
+    console.print(summary(view.progress, result), markup=False, highlight=False, soft_wrap=True)
     if result.signal:
         raise typer.Exit(128 + result.signal)
     if result.state == "stopped":
         raise HpoError(result.reason)
     if result.reason:
         console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
-
-
-def _left(ledger: Ledger, name: str, request: RunRequest) -> RunResult:
-    """How a run that was interrupted before its workers began, or after they had left, has left the study."""
-    from hpo.driver.request import RunResult
-    from hpo.ledger import queries
-    from hpo.tracking import mirror_process
-    from hpo.tracking.uri import tracker_name, tracking_uri_of
-
-    with ledger.read() as connection:
-        state = queries.study_row(connection, name)["state"]
-    tracker = tracker_name(tracking_uri_of(ledger, name, request.home, request.tracking_uri))
-    behind = mirror_process.behind(ledger, tracker, name)
-    return RunResult(name, "interrupted" if state == "open" else state, "", behind, signal.SIGINT)

@@ -16,10 +16,11 @@ from hpo.space.config import as_json, flatten
 from hpo.space.trial_config import lanes_of
 from hpo.study import compatibility
 from hpo.study.budget import Budget
-from hpo.study.declaration import Study, load
+from hpo.study.declaration import Study
 from hpo.study.enqueue import within
 from hpo.study.loading import shipped
 from hpo.study.naming import check_name
+from hpo.study.references import load
 from hpo.study.spec import StudySpec
 from hpo.text import command, counted
 from hpo.workers.executors.placement import one_of

@@ -5,19 +5,29 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 from hpo.driver.loop import Driver
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Signals:
-    """The first SIGINT, SIGTERM or SIGHUP stops gracefully, the second at once; 130 for SIGINT, as shells have it."""
+def leave(number: int) -> NoReturn:
+    """End this process, with 130 for SIGINT, as shells have it."""
+    os._exit(128 + number)
 
-    def __init__(self, driver: Driver, kill_mirror: Callable[[], None], resume: str) -> None:
-        self._driver, self._kill_mirror, self._resume = driver, kill_mirror, resume
+
+class Signals:
+    """The first SIGINT, SIGTERM or SIGHUP stops gracefully, the second `at_once`. Python lets its main thread alone
+    handle signals; in another thread none are heard."""
+
+    def __init__(
+        self, driver: Driver, kill_mirror: Callable[[], None], resume: str, at_once: Callable[[int], NoReturn] = leave
+    ) -> None:
+        self._driver, self._kill_mirror, self._resume, self._at_once = driver, kill_mirror, resume, at_once
         self.first: int | None = None
         self.trained = False  # no trial runs any more: only MLflow is behind
         self._untold = ""
@@ -28,7 +38,8 @@ class Signals:
         return text
 
     def __enter__(self) -> Signals:
-        self._before = {number: signal.signal(number, self._handle) for number in _STOPPING}
+        heard = _STOPPING if threading.current_thread() is threading.main_thread() else ()
+        self._before = {number: signal.signal(number, self._handle) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,7 +61,7 @@ class Signals:
             self._driver.kill()
             self._kill_mirror()
             _tell(f"stopped at once: `{self._resume}` goes on from the last committed checkpoints.")
-            os._exit(128 + number)
+            self._at_once(number)
 
 
 def _tell(text: str) -> None:

@@ -44,9 +44,11 @@ def study_names(ledger: Ledger, study: str | None) -> list[str]:
         return [queries.study_row(connection, study)["name"]] if study else queries.study_names(connection)
 
 
-def open_study(home: str, storage: str | None, study: str | None, *, upgrade: bool = False) -> tuple[Ledger, str, Home]:
-    """The ledger, and the study that is meant: the one named, else the only one there is."""
-    ledger, names, at = open_studies(home, storage, study, upgrade=upgrade)
+def open_study(
+    home: str, storage: str | None, study: str | None, *, upgrade: bool = False, told: bool = True
+) -> tuple[Ledger, str, Home]:
+    """The ledger, and the study that is meant: the one named, else the only one there is, which the user is `told`."""
+    ledger, names, at = open_studies(home, storage, study, upgrade=upgrade, told=told)
     if len(names) > 1:
         where = ledger.shown if storage else at.root
         raise UserError(f"{where} holds {', '.join(names)}: name one with --study.")
@@ -54,7 +56,7 @@ def open_study(home: str, storage: str | None, study: str | None, *, upgrade: bo
 
 
 def open_studies(
-    home: str, storage: str | None, study: str | None, *, upgrade: bool = False
+    home: str, storage: str | None, study: str | None, *, upgrade: bool = False, told: bool = True
 ) -> tuple[Ledger, list[str], Home]:
     """The ledger, and the study named, else all there are; UserError where there is none."""
     ledger, at = open_ledger(home, storage, upgrade=upgrade)
@@ -62,6 +64,6 @@ def open_studies(
     where = ledger.shown if storage else at.root
     if not names:
         raise UserError(f"{where} holds no study: begin one with `hpo run`.")
-    if study is None and len(names) == 1:
+    if told and study is None and len(names) == 1:
         print(f"study {names[0]}, the only one in {where}", file=sys.stderr)
     return ledger, names, at

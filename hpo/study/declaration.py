@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,10 +30,11 @@ from hpo.space.objective import Constraint, Objective, check_judged
 from hpo.space.space import Space
 from hpo.study.code_digest import digest
 from hpo.study.enqueue import fitting, within
-from hpo.study.loading import load_module, source_parts
+from hpo.study.loading import source_parts
 from hpo.study.naming import check_name
 from hpo.text import near
 from trainer.checkpoint.manifest import MANIFEST
+from trainer.report import trains_itself
 from trainer.runtime.dotted import named
 
 if TYPE_CHECKING:
@@ -275,7 +277,7 @@ class Study:
         from trainer.task import Task
 
         for name in ("model", "train_set", "loss"):
-            if not hasattr(task, "fit") and getattr(task, name, None) in (None, getattr(Task, name)):
+            if not trains_itself(task) and getattr(task, name, None) in (None, getattr(Task, name)):
                 raise StudyError(
                     f"study {self.name!r}: task {task.__name__} needs a method {name}(), as trainer.task.Task has it, "
                     "or a loop of its own, fit()."
@@ -353,6 +355,8 @@ class Study:
     def code_sha256(self) -> dict[str, str]:
         """The hash of each part of the code, wherever that lies; of the platform's own studies the digest of what is
         defined there, which moves of modules do not change."""
+        if not self.code() and (source := getattr(self.task, "source", None)):
+            return {"": sha256(source().encode()).hexdigest()}
         shipped = self.module.startswith("studies.")
         return {
             label: digest(place) if shipped or label.startswith("studies.") else tree_sha256(place, "*.py")
@@ -376,19 +380,3 @@ class Study:
         from hpo.study.load_model import load_model
 
         return load_model(self.name, self.task_class, Path(path), config or self.rebuild)
-
-
-def load(reference: str) -> Study:
-    """The study a reference names: `atft`, `path/to/my_study.py` or either with `:NAME`, the attribute (STUDY).
-
-    Raises StudyError in one sentence: unknown name with near ones, a file that raises with its line, no such attribute.
-    """
-    module, attribute, stable = load_module(reference)
-    study = getattr(module, attribute, None)
-    if study is None:
-        studies = [key for key, value in vars(module).items() if isinstance(value, Study)]
-        hint = f"it has {', '.join(studies)}" if studies else f"write {attribute} = Study(...)"
-        raise StudyError(f"{module.__file__} has no {attribute}; {hint}.")
-    if not isinstance(study, Study):
-        raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not a hpo.Study.")
-    return replace(study, reference=stable, module=module.__name__)

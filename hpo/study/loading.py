@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from contextvars import ContextVar
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,14 @@ CARRIED = "HPO_CARRIED"  # "<directory of the declaration>:<its copy here>", whe
 _PACKAGE = "studies"  # by string: hpo never imports a study statically
 _PLATFORM = ("hpo", "trainer")  # have versions and hashes of their own
 _REFERENCE = re.compile(r"(?P<where>.+?)(?::(?P<attribute>[A-Za-z_]\w*))?", re.DOTALL)
+
+
+_importing: ContextVar[Path | None] = ContextVar("importing", default=None)  # the study's file that is being run now
+
+
+def importing() -> Path | None:
+    """The study's file that is being imported at this moment, of which the caller is a part."""
+    return _importing.get()
 
 
 def load_module(reference: str) -> tuple[ModuleType, str, str]:
@@ -140,11 +149,14 @@ def _load_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    before = _importing.set(path)
     try:
         exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _explained(error, path) from error
+    finally:
+        _importing.reset(before)
     module.__dict__["__hpo_version__"] = version
     return module
 

@@ -22,6 +22,7 @@ from trainer.checkpoint import manifest
 from trainer.config import TrainConfig
 from trainer.config.optim import OPTIMIZERS
 from trainer.config.schedule import OWN_FIELDS
+from trainer.report import trains_itself
 from trainer.runtime.dotted import check_call, named
 
 # What the trainer and the reporter add to what a task reports.
@@ -65,7 +66,7 @@ def lacking(task: Any, config: Mapping[str, Any]) -> str:
 
     task   the class, or an instance
     """
-    if not hasattr(task, "fit"):
+    if not trains_itself(task):
         return ""
     asked = {
         "train.lanes": (lanes_of(config) > 1, "which has no lanes"),

@@ -19,7 +19,7 @@ from trainer.cross_validation import fit_folds
 from trainer.distributed.rank import peer_lost
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
 from trainer.loop import Watch, fit
-from trainer.report import Outcome, OutcomeKind, Reporter
+from trainer.report import Outcome, OutcomeKind, Reporter, trains_itself
 from trainer.runtime.device import out_of_memory
 from trainer.runtime.threads import limited
 
@@ -42,7 +42,9 @@ def _attempt(
 ) -> Outcome:
     config: Any = config_of(study, claim)
     with limited(getattr(getattr(config, "train", None), "num_threads", 1)):
-        return _fitted(task_of(study, home, config), config, claim, reporter, store, watch)
+        task = task_of(study, home, config)
+        task.number = claim.number
+        return _fitted(task, config, claim, reporter, store, watch)
 
 
 def config_of(study: Study, claim: Claim) -> Any:
@@ -61,7 +63,7 @@ def _fitted(
 ) -> Outcome:
     if lanes_of(claim.config) > 1:
         raise ConfigError("train.lanes: Ray Tune trains each trial on its own: leave it out, or use another executor.")
-    if not hasattr(task, "fit"):
+    if not trains_itself(task):
         return (fit_folds if config.train.folds > 1 else fit)(task, config.train, reporter, store, watch)
     if lack := lacking(task, claim.config):
         raise ConfigError(lack)

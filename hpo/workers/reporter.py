@@ -26,7 +26,7 @@ from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import Fenced
-from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, numbers
+from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, numbers, trains_itself
 from trainer.runtime.failpoint import failpoint
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the trials that this one waits for
@@ -135,11 +135,7 @@ class LedgerReporter:
     def obeyed(self, outcome: Outcome) -> Outcome:
         """How the attempt has ended. One that was told to leave has left, whatever a loop of one's own made of that."""
         told, ended = self._told, outcome.kind
-        if (
-            told.kind != "leave"
-            or ended in ("preempted", "lost")
-            or not hasattr(self._opened.study.task_class(), "fit")
-        ):
+        if told.kind != "leave" or ended in ("preempted", "lost") or not trains_itself(self._opened.study.task_class()):
             return outcome
         self.event("leave_ignored", step=told.step, ended=ended, error=outcome.error)
         return Outcome("preempted", step=told.step or 0)

@@ -10,7 +10,8 @@ from sqlalchemy.engine import Connection
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.search.strategies.base import has_rungs, make_strategy
-from hpo.study.declaration import Study, load
+from hpo.study.declaration import Study
+from hpo.study.references import load
 from hpo.study.spec import StudySpec
 
 

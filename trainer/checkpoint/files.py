@@ -4,6 +4,7 @@
     optimizer.safetensors  one from each rank: model-00001-of-00004.safetensors
     model-frozen...        of a MB or more: parameters that take no gradient; and, beside parameters, other tensors
     model-buffers...
+    files/...              what a task has saved as files of its own format
     manifest.json          sha256 and size of each file, the rest of the state, and where it comes from
 
 Nothing is pickled; floats in JSON are written so that they read back exactly. Files of what is not trained, if they are
@@ -18,7 +19,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from trainer.checkpoint import copied
 from trainer.checkpoint.manifest import (
     APART,
     AVERAGE,
@@ -68,6 +70,7 @@ class Packed:
     rest: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
     offsets: dict[str, dict[str, list[int]]]
+    copied: Mapping[str, Path] = field(default_factory=dict)  # files saved whole, by their names
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,13 @@ class _Leaf:
     offset: Sequence[int] | None
 
 
-def pack(state: dict[str, Any], mine: Mine) -> Packed:
-    """`state` with what this process saves of each tensor set apart. The tensors are those in use, the rest copies.
+def pack(state: dict[str, Any], mine: Mine, copied: Mapping[str, Path] | None = None) -> Packed:
+    """`state` with what this process saves of each tensor set apart, and files `copied` beside it. The tensors are
+    those in use, the rest copies.
 
     Raises TypeError naming what JSON cannot hold.
     """
-    packed = Packed({}, {}, {})
+    packed = Packed({}, {}, {}, copied or {})
     for item, value in state.items():
         leaves: dict[str, _Leaf] = {}
         try:
@@ -123,7 +127,7 @@ def write(directory: Path, state: dict[str, Any], header: dict[str, Any]) -> tup
 
 
 def write_mine(directory: Path, packed: Packed, suffix: str) -> dict[str, dict[str, Any]]:
-    """Write the tensors into files of the existing `directory`, and sync them; what the manifest says of each.
+    """Write the tensors and the files into the existing `directory`, and sync them; what the manifest says of each.
 
     Raises OSError.
     """
@@ -140,6 +144,9 @@ def write_mine(directory: Path, packed: Packed, suffix: str) -> dict[str, dict[s
         written[path.name] = {"sha256": sha256(path), "size": path.stat().st_size}
         if packed.offsets[name]:
             written[path.name]["offsets"] = packed.offsets[name]
+    for name in copied.copy(packed.copied, directory):
+        path = directory / name
+        written[name] = {"sha256": sha256(path), "size": path.stat().st_size}
     return written
 
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint import copied
 from trainer.checkpoint.manifest import MANIFEST, evaluated, files_of
-from trainer.errors import CheckpointError
 from trainer.files import scratch
 from trainer.files.durable import on_disk, sync
 from trainer.files.s3 import Bucket
@@ -145,9 +145,10 @@ class ObjectStore(Disk):
             return
         manifest = json.loads(raw)
         names = manifest["files"]
-        if odd := [name for name in names if Path(name).name != name]:
-            raise CheckpointError(f"{self.shown(path)} names a file outside itself: {odd[0]!r}.")
+        for name in names:
+            copied.check_name(name)
         for name in files_of(evaluated(manifest["state"]), names) if weights_alone else names:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
             self.bucket.download(f"{self._key(path)}/{name}", target / name)
 
     def is_there(self, path: Path) -> bool:

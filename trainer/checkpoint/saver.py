@@ -98,14 +98,21 @@ class Saver:
         return self._future is not None and self.ranks.heard(self.durable) == self._number
 
     def start(
-        self, state: dict[str, Any], *, step: int, epoch: int, metrics: Mapping[str, float], background: bool
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        epoch: int,
+        metrics: Mapping[str, float],
+        background: bool,
+        copied: Mapping[str, Path] | None = None,
     ) -> None:
-        """Begin to save `state`, in the `background` from a copy, else as it is once `finish` is called; raises
-        CheckpointError."""
+        """Begin to save `state`, in the `background` from a copy, else as it is once `finish` is called, and files
+        `copied` by their names; raises CheckpointError."""
         assert self._finish is None, "one save at a time"
         began = time.perf_counter()
         self._number += 1
-        packed = files.pack(state, self.ranks.mine)
+        packed = files.pack(state, self.ranks.mine, copied)
         path = self.ranks.agree(self.directory / f"step-{step:08d}.f{self.fence}.{os.urandom(4).hex()}")
         header = {"step": step, "epoch": epoch, "fence": self.fence, "config_hash": self.config_hash}
         save = _Save(packed, path.with_name(f"{path.name}.tmp"), path, header, numbers(metrics))

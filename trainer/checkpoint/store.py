@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import re
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.checkpoint import files
+from trainer.checkpoint import copied, files, manifest
 from trainer.checkpoint.location import DISK, Disk
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.stored import Take, whole
@@ -72,13 +73,21 @@ class CheckpointStore:
         self._on_change = on_change or (lambda changes: ())
 
     def save(
-        self, state: dict[str, Any], *, step: int, epoch: int, metrics: Mapping[str, float] | None = None
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        epoch: int,
+        metrics: Mapping[str, float] | None = None,
+        files: copied.Source | None = None,
     ) -> CheckpointRef:
         """Write `state` and make it durable; it is an orphan until `commit`. Raises CheckpointError.
 
-        `metrics` are those of its step, by which retention judges it.
+        `metrics` are those of its step, by which retention judges it. `files`, a directory, a file, or a mapping of
+        names to files, are copied whole, whatever their format; `copy_files` gives them back.
         """
-        self.saver.start(state, step=step, epoch=epoch, metrics=metrics or {}, background=False)
+        whole = None if files is None else copied.found(files)
+        self.saver.start(state, step=step, epoch=epoch, metrics=metrics or {}, background=False, copied=whole)
         ref = self.saver.finish()
         assert ref is not None, "one process"
         return ref
@@ -152,6 +161,16 @@ class CheckpointStore:
         with self.place.opened(ref.path, ref.sha256) as directory:
             known = verified and directory == ref.path
             return files.read(directory, ref.sha256, self.saver.ranks.take, verified=known)[0]
+
+    def copy_files(self, ref: CheckpointRef, target: Path) -> list[str]:
+        """Copy the files that `save` was given into the directory `target`; their names. Raises Damaged."""
+        with self.place.opened(ref.path, ref.sha256) as directory:
+            names = copied.of_manifest(manifest.check(directory, ref.sha256)["files"])
+            for name in names:
+                copied.check_name(name)
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(directory / copied.FILES / name, target / name)
+            return names
 
     def load(self, path: Path) -> dict[str, Any]:
         """The state in a directory that a user names. Raises CheckpointError."""

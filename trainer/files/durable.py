@@ -26,7 +26,7 @@ def sync(path: Path) -> None:
 
 def on_disk(directory: Path) -> dict[tuple[int, int], int]:
     """Bytes of each file in a directory, by the file itself: several names of one, wherever they are, are one file."""
-    found = (path.stat() for path in directory.iterdir()) if directory.is_dir() else ()
+    found = (path.stat() for path in directory.rglob("*") if not path.is_dir()) if directory.is_dir() else ()
     return {(stat.st_dev, stat.st_ino): stat.st_size for stat in found}
 
 

@@ -15,11 +15,13 @@ from hpo.errors import UserError
 from hpo.ledger import queries
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.study.declaration import Study, load
+from hpo.study.declaration import Study
+from hpo.study.references import load
 from hpo.study.spec import StudySpec
 from hpo.text import command
 from trainer.checkpoint.location import Disk
 from trainer.checkpoint.manifest import weights
+from trainer.report import trains_itself
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +56,7 @@ class KeptCheckpoint:
     def task(self, study: Study) -> Any:
         """The task under the trial's configuration."""
         task = study.task_class()(study.rebuild(self.config, self.config_hash))
-        if hasattr(task, "fit"):
+        if trains_itself(task):
             raise UserError(f"study {self.study!r} trains in a loop of its own: only that knows its model.")
         return task
 

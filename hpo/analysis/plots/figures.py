@@ -267,25 +267,36 @@ def _parallel(panel: Any, names: Sequence[str], whole: ticks.Whole) -> None:
 
 def _page(of: Subject, kinds: Sequence[str], params: Sequence[str]) -> str:
     """One page for all, which needs nothing from elsewhere: plotly's own script stands in it once."""
-    from optuna import visualization
-
     title = escape(f"{of.study.study_name}: {of.metric}")
     parts = [f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title></head>"]
     parts.append(f"<body style='font-family: sans-serif; max-width: 1150px; margin: 2em auto'><h1>{title}</h1>")
-    whole = ticks.whole_numbers(of.study)
     for place, kind in enumerate(kinds):
-        options = _options(of, kind, params)
-        figure = getattr(visualization, KINDS[kind].function)(of.study, **options)
-        rows = len(options.get("params", ())) if kind in PAIRS else 1
-        figure.update_layout(title_text="", width=WIDTH, height=max(450, 240 * rows))
-        if kind == "parallel":
-            ticks.on_page_parallel(figure, _parallel_names(of, params), whole)
-        elif kind in MOST_PARAMS:
-            ticks.on_page(figure, whole)
-        if kind == "contour":
-            figure.update_traces(zmin=of.span[0], zmax=of.span[1], selector={"type": "contour"})
-        if kind == "curves":
-            figure.update_layout(xaxis_title="epoch", yaxis_title=of.metric)
-        body = figure.to_html(full_html=False, include_plotlyjs=place == 0, div_id=kind)
+        body = _figure(of, kind, params).to_html(full_html=False, include_plotlyjs=place == 0, div_id=kind)
         parts.append(f"<h2>{kind}</h2><p>{KINDS[kind].caption}</p>{body}")
     return "\n".join([*parts, "</body></html>\n"])
+
+
+def figure(of: Subject, kind: str) -> Any:
+    """One plot as a plotly figure. Raises UserError where plotly is missing."""
+    _check_installed()
+    with quiet_optuna(), warnings.catch_warnings():
+        quiet()
+        return _figure(of, kind, _by_importance(of))
+
+
+def _figure(of: Subject, kind: str, params: Sequence[str]) -> Any:
+    from optuna import visualization
+
+    options, whole = _options(of, kind, params), ticks.whole_numbers(of.study)
+    drawn = getattr(visualization, KINDS[kind].function)(of.study, **options)
+    rows = len(options.get("params", ())) if kind in PAIRS else 1
+    drawn.update_layout(title_text="", width=WIDTH, height=max(450, 240 * rows))
+    if kind == "parallel":
+        ticks.on_page_parallel(drawn, _parallel_names(of, params), whole)
+    elif kind in MOST_PARAMS:
+        ticks.on_page(drawn, whole)
+    if kind == "contour":
+        drawn.update_traces(zmin=of.span[0], zmax=of.span[1], selector={"type": "contour"})
+    if kind == "curves":
+        drawn.update_layout(xaxis_title="epoch", yaxis_title=of.metric)
+    return drawn

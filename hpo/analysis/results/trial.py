@@ -167,7 +167,7 @@ def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
 def base_config(connection: Connection, name: str) -> dict[str, Any]:
     """The study's configuration as its trials start from it, before their own parameters; loads the declaration."""
     from hpo.space.config import as_json
-    from hpo.study.declaration import load
+    from hpo.study.references import load
     from hpo.study.spec import StudySpec
 
     spec = StudySpec.from_json(queries.study_row(connection, name)["spec"])

@@ -7,8 +7,9 @@ from typing import Any
 
 from hpo.analysis.training.single_process import alone
 from hpo.errors import UserError
-from hpo.study.declaration import load
+from hpo.study.references import load
 from trainer.diagnose.batch_size import BatchSizes
+from trainer.report import trains_itself
 
 
 def batch_find(reference: str, overrides: Mapping[str, Any], steps: int) -> BatchSizes:
@@ -18,7 +19,7 @@ def batch_find(reference: str, overrides: Mapping[str, Any], steps: int) -> Batc
     study = load(reference).configure(overrides)
     config = alone(study.config)
     task = study.task_class()(config)
-    if hasattr(task, "fit"):
+    if trains_itself(task):
         raise UserError(f"study {study.name!r} trains in a loop of its own, whose gradients cannot be looked at.")
     return find_batch_size(task, config.train, steps)
 

@@ -26,11 +26,13 @@ from hpo.ledger.json import plain
 from hpo.ledger.tables import trials
 from hpo.space.config import apply
 from hpo.storage import artifacts, locations
-from hpo.study.declaration import Study, load
+from hpo.study.declaration import Study
+from hpo.study.references import load
 from hpo.study.spec import StudySpec
 from trainer.checkpoint.location import DISK, Disk
 from trainer.diagnose import curves
 from trainer.diagnose.finding import Finding, unmeasured
+from trainer.report import trains_itself
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
@@ -162,7 +164,7 @@ def _examined(subject: Subject, look: Look, trace: Path) -> tuple[Examined | Non
     from trainer.diagnose.trial import examine
 
     task = subject.study.task_class()(subject.config)
-    if hasattr(task, "fit"):
+    if trains_itself(task):
         why = f"study {subject.study.name!r} trains in a loop of its own, which cannot be stepped through"
         if not subject.of_trial:
             raise UserError(f"{why}: name a trial, to judge what it has reported.")

@@ -8,8 +8,9 @@ from typing import Any
 
 from hpo.analysis.training.single_process import alone
 from hpo.errors import UserError
-from hpo.study.declaration import load
+from hpo.study.references import load
 from trainer.diagnose.range_test import RangeTest
+from trainer.report import trains_itself
 
 ROWS = 15
 
@@ -23,7 +24,7 @@ def lr_find(reference: str, overrides: Mapping[str, Any], low: float, high: floa
     study = load(reference).configure(overrides)
     config = alone(study.config)
     task = study.task_class()(config)
-    if hasattr(task, "fit"):
+    if trains_itself(task):
         raise UserError(f"study {study.name!r} trains in a loop of its own, which the range test cannot step through.")
     return find_lr(task, config.train, low, high, steps)
 

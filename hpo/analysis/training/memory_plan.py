@@ -13,9 +13,11 @@ import numpy as np
 
 from hpo.errors import HpoError, UserError
 from hpo.space.config import as_json, flatten
-from hpo.study.declaration import Study, load
+from hpo.study.declaration import Study
+from hpo.study.references import load
 from hpo.text import aligned, counted
 from trainer.config.fields import size
+from trainer.report import trains_itself
 
 if TYPE_CHECKING:
     from trainer.memory.estimate import Estimate
@@ -148,7 +150,7 @@ class Steps:
 
         config = self._config(choice)
         task = self.study.task_class()(config)
-        if hasattr(task, "fit"):
+        if trains_itself(task):
             raise UserError(f"study {self.study.name!r} trains in a loop of its own, whose memory cannot be estimated.")
         train = config.train.model_copy(update={"device": "cpu"})  # that of this machine does not matter
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
-from hpo.study.declaration import load
+from hpo.study.references import load
 from hpo.study.user_code import own_code
 from hpo.text import counted
 

@@ -20,7 +20,7 @@ from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, trials
 from hpo.space.config import as_json, flatten
 from hpo.storage.home import Home
-from hpo.study.declaration import load
+from hpo.study.references import load
 
 pytestmark = pytest.mark.whole
 

@@ -23,7 +23,7 @@ from hpo.search.strategies.base import STRATEGIES, check_several, make_strategy
 from hpo.search.strategies.hyperband import Hyperband
 from hpo.space.objective import Constraint, Objective
 from hpo.storage.home import Home
-from hpo.study.declaration import load
+from hpo.study.references import load
 from hpo.workers.executors.local import Local
 from trainer.report import Outcome
 
@@ -267,7 +267,7 @@ def test_what_breaks_a_bound_passes_no_rung_that_stops_what_keeps_to_it(tmp_path
     home, count = Home(tmp_path / "home"), 18
     study = tmp_path / "bounded.py"
     study.write_text(
-        "from dataclasses import replace\nfrom hpo.study.declaration import load\n"
+        "from dataclasses import replace\nfrom hpo import load\n"
         f"STUDY = replace(load({SEVERAL!r}), task='several_study:Several', strategy={strategy!r})\n"
     )
     enqueue = [good, bad, broken] * (count // 3)

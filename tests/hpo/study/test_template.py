@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.study.declaration import Study, load
+from hpo.study.declaration import Study
+from hpo.study.references import load
 
 pytestmark = pytest.mark.whole
 

@@ -25,8 +25,8 @@ from hpo.errors import UserError
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process, start_time
 from hpo.storage.home import Home
-from hpo.study.declaration import load
 from hpo.study.loading import source_parts
+from hpo.study.references import load
 from trainer.errors import CheckpointError
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]

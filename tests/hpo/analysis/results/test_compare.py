@@ -17,7 +17,7 @@ from hpo.analysis.results.table import comparison
 from hpo.analysis.results.trial import describe, detail
 from hpo.errors import UserError
 from hpo.storage.home import Home
-from hpo.study.declaration import load
+from hpo.study.references import load
 from hpo.text import endings
 
 

@@ -105,7 +105,7 @@ def test_interrupted_and_resumed_again_and_again_ends_the_same(golden, tmp_path,
     flags = {}
     if strategy == "pb2":
         (tmp_path / "pb2.py").write_text(
-            "from dataclasses import replace\nfrom hpo.study.declaration import load\n"
+            "from dataclasses import replace\nfrom hpo import load\n"
             f"STUDY = replace(load({STUDY!r}), strategy={{'name': 'pb2', 'population': {SIZE}}})\n"
         )
         flags = {"reference": str(tmp_path / "pb2.py"), "strategy": None}

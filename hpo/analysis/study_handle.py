@@ -1,0 +1,214 @@
+"""A study as Python sees it: what `hpo.run`, `hpo.resume` and `hpo.open` give.
+
+It reads the ledger and changes nothing, also while another process runs the study; every call reads anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from hpo.analysis.results import best as bests
+from hpo.analysis.results import compare as tables
+from hpo.analysis.results import status as statuses
+from hpo.analysis.results.trial import detail
+from hpo.errors import UserError
+from hpo.ledger import Ledger, ends, queries
+from hpo.storage import locations
+from hpo.storage.home import Home
+
+if TYPE_CHECKING:
+    import optuna
+    import pandas as pd
+    from plotly.graph_objects import Figure
+    from torch import nn
+
+    from hpo.study.declaration import Study
+
+SHOWN = 10  # trials of a notebook's table
+
+
+class StudyHandle:
+    """One study of a home, read-only.
+
+    name      its name
+    home      the directory of the home
+    storage   the ledger's URL
+    state     how the run that gave this handle has left it: complete, interrupted; else None
+    """
+
+    def __init__(self, ledger: Ledger, name: str, home: Home, state: str | None = None) -> None:
+        self.name, self.home, self.storage, self.state = name, home.root, ledger.url, state
+        self._ledger, self._home = ledger, home
+
+    # --- Trials
+
+    def trials(self) -> pd.DataFrame:
+        """A row for each trial, by number.
+
+        `number`, `state`, `value` (with several objectives `values.<metric>`), `params.<path>`, `metrics.<key>` of the
+        epoch that it was judged by, `epoch` and `step` it was trained to, `seconds` from its begin to its end, `reason`
+        why it was stopped or has failed, `checkpoint` the path of the one kept, None where there is none.
+        """
+        import pandas as pd
+
+        with self._ledger.read() as connection:
+            study = queries.study_row(connection, self.name)
+            found = tables.compare(connection, self.name)
+            ended = {trial["number"]: trial for trial in queries.trial_rows(connection, study["id"])}
+            stopped, kept = ends.stop_reasons(connection, study["id"]), ends.kept_paths(connection, study["id"])
+        place = locations.place(self._home, study)
+        rows = []
+        for row in sorted(found.rows, key=lambda row: row["number"]):
+            trial, path = ended[row["number"]], kept.get(ended[row["number"]]["id"])
+            root = self._home.checkpoints(self.name, row["number"])
+            times = trial["started_at"], trial["ended_at"]
+            end = {
+                "seconds": None if None in times else times[1] - times[0],
+                "reason": trial["error"] or (stopped.get(trial["id"], "") if trial["state"] == "pruned" else ""),
+                "checkpoint": place.shown(root / path) if path and place.is_there(root / path) else None,
+            }
+            rows.append(self._named(row, found.objectives) | end)
+        return pd.DataFrame(rows)
+
+    @staticmethod
+    def _named(row: Mapping[str, Any], objectives: list[dict[str, Any]]) -> dict[str, Any]:
+        """With one objective its value is `value`."""
+        only = f"values.{objectives[0]['metric']}" if len(objectives) == 1 else None
+        return {"value" if column == only else column: value for column, value in row.items()}
+
+    def curves(self, metric: str) -> pd.DataFrame:
+        """Every value reported of a metric: `number`, `step`, `epoch` (missing where none was closed) and `value`.
+
+        Raises UserError, naming those there are, for a metric that no trial has reported.
+        """
+        import pandas as pd
+
+        with self._ledger.read() as connection:
+            study = queries.study_row(connection, self.name)
+            rows = [
+                (number, step, epoch, value)
+                for number, _, step, epoch, value in queries.curves(connection, study["id"], [metric])
+            ]
+            if not rows:
+                ids = [trial["id"] for trial in queries.trial_rows(connection, study["id"])]
+                known = sorted({key for values in queries.last_values(connection, ids).values() for key in values})
+                there = f"there are {', '.join(known)}" if known else "no trial has reported anything yet"
+                raise UserError(f"study {self.name!r} has no values of {metric!r}: {there}.")
+        frame = pd.DataFrame(rows, columns=["number", "step", "epoch", "value"])
+        frame["epoch"] = frame["epoch"].astype("Int64")
+        return frame
+
+    def trial(self, number: int) -> dict[str, Any]:
+        """All that the ledger holds of a trial, as `hpo show --json` prints it. Raises UserError for no such trial."""
+        with self._ledger.read() as connection:
+            return detail(connection, self._home, self.name, number)
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The best complete trial, as `hpo best --json` prints it; of several objectives the first of the front.
+
+        Raises HpoError where no trial is complete.
+        """
+        return self.front[0]
+
+    @property
+    def front(self) -> list[dict[str, Any]]:
+        """The trials that no other one is better than in every objective; with one objective the best alone."""
+        with self._ledger.read() as connection:
+            return bests.best_trials(connection, self._home, self.name)
+
+    # --- The study
+
+    def status(self) -> queries.Status:
+        """How far it is."""
+        with self._ledger.read() as connection:
+            return queries.status(connection, self.name)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over all trials: equal digests mean the same study to the last bit."""
+        with self._ledger.read() as connection:
+            return queries.digest(connection, queries.study_row(connection, self.name))
+
+    def compare(self, other: StudyHandle) -> pd.DataFrame:
+        """The trials of both, with a column `study`; what only one of them has is missing in the other's rows."""
+        import pandas as pd
+
+        frames = [one.trials().assign(study=one.name) for one in (self, other)]
+        together = pd.concat(frames, ignore_index=True)
+        return pd.DataFrame(together, columns=["study", *(one for one in together.columns if one != "study")])
+
+    # --- Pictures and models
+
+    def to_optuna(self) -> optuna.Study:
+        """The study as an Optuna study in memory, for whatever Optuna and its dashboard do with one."""
+        from hpo.analysis.plots.optuna_study import to_optuna
+
+        study = self._declared()
+        curve = study.objectives[0].metric
+        return to_optuna(study, self._home.root, self.name, self.storage, curve)
+
+    def plot(self, kind: str = "history", metric: str | None = None) -> Figure:
+        """A plotly figure: history, curves, importances, slice, contour, rank, parallel, edf, timeline or pareto.
+
+        Raises UserError for another kind, and where there is nothing to draw yet.
+        """
+        from hpo.analysis.plots import figures
+
+        [kind] = figures.chosen([kind])
+        of = figures.subject(self.to_optuna(), metric)
+        if why := figures.lacking(kind, of):
+            raise UserError(f"study {self.name!r} has no plot {kind!r} yet: {why}.")
+        return figures.figure(of, kind)
+
+    def importance(self, evaluator: str = "ped-anova", metric: str | None = None) -> dict[str, float]:
+        """Parameter -> its share in the difference between trials, the largest first. Raises HpoError where there are
+        too few trials."""
+        from hpo.analysis.plots import figures
+        from hpo.analysis.plots.importance import importances
+
+        of = figures.subject(self.to_optuna(), metric)
+        return importances(of.study, evaluator, of.loss)
+
+    def load_model(self, number: int | None = None) -> nn.Module:
+        """The trained model of a trial, by default of the best, in eval mode, with the weights that were evaluated.
+
+        Raises UserError where no checkpoint of it is kept, or the study trains no torch model of its own.
+        """
+        from hpo.analysis.models.checkpoints import nothing_kept, trained
+
+        number = int(self.best["number"]) if number is None else number
+        with self._ledger.read() as connection:
+            kept = trained(connection, self._home, self.name, number)
+        if kept is None:
+            raise nothing_kept(self.name, number)
+        study = self._declared()
+        kept.task(study)  # which refuses one with a loop of its own
+        with kept.place.opened(kept.path, kept.sha256, weights_alone=True) as directory:
+            return study.load_model(directory, study.rebuild(kept.config, kept.config_hash))
+
+    def _declared(self) -> Study:
+        from hpo.analysis.models.checkpoints import declared
+
+        with self._ledger.read() as connection:
+            return declared(connection, self.name)
+
+    # --- Shown
+
+    def __repr__(self) -> str:
+        return statuses.line(self.status())
+
+    def _repr_html_(self) -> str:
+        """In a notebook: how far it is, the best trials, and the history once there is one."""
+        with self._ledger.read() as connection:
+            found = tables.compare(connection, self.name, SHOWN)
+        import pandas as pd
+
+        frame = pd.DataFrame([self._named(row, found.objectives) for row in found.rows])
+        shown = [name for name in frame.columns if not name.startswith("metrics.")]
+        parts = [f"<p>{escape(repr(self))}</p>", frame[shown].to_html(index=False, border=0) if len(frame) else ""]
+        if self.status().trials["complete"]:
+            parts.append(self.plot("history").to_html(full_html=False, include_plotlyjs="cdn", default_height=320))
+        return "".join(parts)

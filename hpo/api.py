@@ -1,0 +1,242 @@
+"""Runs, resumes and opens studies from Python: `hpo.run`, `hpo.resume` and `hpo.open`.
+
+Each option has the name and the meaning of the command's; what the commands print to be typed next names commands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpo import text
+from hpo.driver.request import RunRequest
+from hpo.errors import HpoError, UserError
+from hpo.storage.home import Home
+from hpo.study import enqueue as enqueued
+from hpo.study import loading
+from hpo.study.budget import parse_time
+from hpo.study.declaration import Study
+from hpo.study.references import reference_of
+from hpo.workers.executors.resources import Resources
+
+if TYPE_CHECKING:
+    from hpo.analysis.study_handle import StudyHandle
+
+PathLike = str | os.PathLike[str]
+
+
+def run(
+    study: Study | str,
+    *,
+    trials: int | None = None,
+    epochs: int | None = None,
+    time: str | float | None = None,
+    name: str | None = None,
+    workers: int | None = None,
+    executor: str | None = None,
+    cpus_per_worker: int | None = None,
+    gpus_per_worker: float | None = None,
+    scheduler: str | None = None,
+    sampler: str | None = None,
+    strategy: str | None = None,
+    order: str | None = None,
+    window: int | None = None,
+    seed: int | None = None,
+    tier: int | None = None,
+    enqueue: Sequence[Mapping[str, Any] | PathLike] | None = None,
+    warm_start: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    config: PathLike | None = None,
+    home: PathLike | None = None,
+    storage: str | None = None,
+    checkpoints: str | None = None,
+    tracking_uri: str | None = None,
+    allow_drift: bool = False,
+    progress: bool = True,
+) -> StudyHandle:
+    """Search until trials, epochs or time are used up, as `hpo run` does; a study that exists is continued.
+
+    study      what `hpo.study` has made of a function, a `Study`, or what `--study` takes: a name, FILE.py[:NAME]
+    time       seconds, or text such as "90m"
+    enqueue    configurations to be tried first: mappings of paths to values, or YAML files
+    overrides  path -> value, as `-o` sets them
+    progress   show how it is getting on
+
+    The other options are those of `hpo run --help`. Ctrl-C, or a notebook's stop button, ends it gracefully: trials are
+    saved, `resume` goes on, and the handle's `state` says `interrupted`. A second one raises KeyboardInterrupt.
+
+    A study of a notebook's cell trains in this process, one trial at a time, since no other process can import it.
+
+    Raises HpoError, in one sentence, for whatever does not fit, and where the study had to stop.
+
+    >>> import hpo
+    >>> found = hpo.run("mlp", trials=2, overrides={"train.num_epochs": 1}, executor="inline", progress=False)
+    >>> found.state, len(found.trials())
+    ('complete', 2)
+    """
+    if file := loading.importing():
+        raise UserError(
+            f"{file} calls hpo.run while it is imported, as each worker imports it: put the call under "
+            'if __name__ == "__main__":'
+        )
+    reference, executor = _placed(study, executor, workers)
+    return _drive(
+        RunRequest(
+            home=Home.at(home),
+            reference=reference,
+            name=name,
+            trials=trials,
+            epochs=epochs,
+            seconds=_seconds(time),
+            executor=executor,
+            workers=workers,
+            resources=Resources(cpus_per_worker, gpus_per_worker),
+            scheduler=scheduler,
+            sampler=sampler,
+            strategy=strategy,
+            order=order,
+            window=window,
+            seed=seed,
+            tier=tier,
+            enqueue=None if enqueue is None else _entries(enqueue),
+            warm_start=warm_start,
+            overrides=_overrides(config, overrides),
+            storage=storage or os.environ.get("HPO_STORAGE"),
+            checkpoints=checkpoints or os.environ.get("HPO_CHECKPOINTS"),
+            tracking_uri=tracking_uri or os.environ.get("HPO_TRACKING_URI"),
+            allow_drift=allow_drift,
+        ),
+        progress,
+    )
+
+
+def resume(
+    study: str | None = None,
+    *,
+    trials: int | None = None,
+    epochs: int | None = None,
+    time: str | float | None = None,
+    workers: int | None = None,
+    executor: str | None = None,
+    cpus_per_worker: int | None = None,
+    gpus_per_worker: float | None = None,
+    scheduler: str | None = None,
+    home: PathLike | None = None,
+    storage: str | None = None,
+    tracking_uri: str | None = None,
+    allow_drift: bool = False,
+    progress: bool = True,
+) -> StudyHandle:
+    """Continue an interrupted study from its last checkpoints, as `hpo resume` does; more may be asked for.
+
+    study   its name; may be left out where the home holds one
+
+    Raises HpoError, in one sentence, as `run` does.
+
+    >>> import hpo
+    >>> hpo.resume("mlp", trials=3, progress=False).status().trials["complete"]
+    3
+    """
+    from hpo.storage.lookup import open_study
+    from hpo.tracking.uri import tracking_uri_of
+
+    storage = storage or os.environ.get("HPO_STORAGE")
+    ledger, name, at = open_study(str(Home.at(home).root), storage, study, upgrade=True, told=False)
+    with closing(ledger):
+        tracking_uri = tracking_uri_of(ledger, name, at, tracking_uri or os.environ.get("HPO_TRACKING_URI"))
+    request = RunRequest(
+        home=at,
+        name=name,
+        trials=trials,
+        epochs=epochs,
+        seconds=_seconds(time),
+        executor=executor,
+        workers=workers,
+        resources=Resources(cpus_per_worker, gpus_per_worker),
+        scheduler=scheduler,
+        storage=storage,
+        tracking_uri=tracking_uri,
+        allow_drift=allow_drift,
+    )
+    return _drive(request, progress)
+
+
+def open(study: str | None = None, *, home: PathLike | None = None, storage: str | None = None) -> StudyHandle:
+    """A study of a home, to be read; also while another process runs it.
+
+    study   its name; may be left out where the home holds one
+    home    by default HPO_HOME, else .hpo
+
+    Raises HpoError where there is none.
+
+    >>> import hpo
+    >>> hpo.open("mlp").best["number"] in (0, 1, 2)
+    True
+    """
+    from hpo.analysis.study_handle import StudyHandle
+    from hpo.storage.lookup import open_study
+
+    where = storage or os.environ.get("HPO_STORAGE")
+    ledger, name, at = open_study(str(Home.at(home).root), where, study, upgrade=True, told=False)
+    return StudyHandle(ledger, name, at)
+
+
+def _drive(request: RunRequest, progress: bool) -> StudyHandle:
+    from rich.console import Console
+
+    from hpo.analysis.study_handle import StudyHandle
+    from hpo.cli.live import summary
+    from hpo.cli.watch import watched
+    from hpo.ledger import Ledger
+
+    console = Console(quiet=not progress)
+    if str(request.home.root) != str(Home.at().root):
+        text.given("--home", str(request.home.root))  # for the commands that are named next
+    try:
+        result, view = watched(request, console, at_once=_raise)
+        console.print(summary(view.progress, result), markup=False, highlight=False, soft_wrap=True)
+    finally:
+        text.forget()
+    if result.state == "stopped":
+        raise HpoError(result.reason)
+    ledger = Ledger(request.storage or request.home.storage, create=False)
+    return StudyHandle(ledger, result.study, request.home, "interrupted" if result.signal else result.state)
+
+
+def _raise(number: int) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _placed(study: Study | str, executor: str | None, workers: int | None) -> tuple[str, str | None]:
+    """The study's reference, and where its trials run: of one that no file holds in this process."""
+    if not isinstance(study, Study):
+        if callable(study):
+            name = getattr(study, "__name__", repr(study))
+            raise UserError(f"hpo.run({name}): {name} is no study: put @hpo.study(space=..., minimize=...) above it.")
+        return str(study), executor
+    reference, everywhere = reference_of(study)
+    if everywhere:
+        return reference, executor
+    if (workers or 1) > 1 or executor not in (None, "inline"):
+        raise UserError(
+            f"study {study.name!r} is defined in a notebook, which other processes cannot import: write it to a file "
+            f"and give hpo.run('FILE.py:{study.name}'), or leave workers and executor out."
+        )
+    return reference, "inline"
+
+
+def _seconds(time: str | float | None) -> float | None:
+    return None if time is None else parse_time(time if isinstance(time, str) else str(time))
+
+
+def _entries(given: Sequence[Mapping[str, Any] | PathLike]) -> list[Mapping[str, Any]]:
+    return [entry for one in given for entry in ([one] if isinstance(one, Mapping) else enqueued.read([Path(one)]))]
+
+
+def _overrides(config: PathLike | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    from hpo.space.config import flatten, load_yaml
+
+    return (flatten(load_yaml(os.fspath(config))) if config else {}) | flatten(overrides or {})

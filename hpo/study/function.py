@@ -1,0 +1,160 @@
+"""Makes a study of a training function: `@hpo.study(space={...}, maximize="val/accuracy")`.
+
+The function takes one argument, the `Trial` of hpo.study.function_trial, and trains by whatever library it likes. It is
+declared as any other study: its parameters become a configuration, and its task is a loop of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, create_model
+
+from hpo.errors import StudyError
+from hpo.search.strategies.base import DEFAULT
+from hpo.space.dimensions import Choice, Dimension, Float, Int
+from hpo.space.objective import Constraint, Objective
+from hpo.study.declaration import Study
+from hpo.study.function_trial import FunctionTask
+from trainer.config import CheckpointConfig
+from trainer.config.fields import Frozen
+
+TRAIN = "train"  # the section of the configuration that is no parameter of the function
+_JSON = (bool, int, float, str, type(None))
+
+
+class FunctionTrainConfig(Frozen):
+    """What the platform needs to know of a function's training; of a shared trainer's options it has no other."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    num_epochs: Annotated[int, Field(ge=1)] | None = None  # that a trial trains at most; None: the function knows
+    num_threads: Annotated[int, Field(ge=1)] = 1  # intra-op, of the libraries that torch and numpy compute with
+    checkpoint: CheckpointConfig = CheckpointConfig()  # how many are kept; the function says when it saves
+
+
+def study(
+    *,
+    space: Mapping[str, Dimension],
+    minimize: str | Sequence[str] = (),
+    maximize: str | Sequence[str] = (),
+    objectives: Sequence[Objective] = (),
+    constants: Mapping[str, Any] | None = None,
+    constraints: Sequence[Constraint] = (),
+    metrics: Sequence[str] = ("val/*",),
+    num_epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    name: str | None = None,
+    sampler: str | Mapping[str, Any] = "auto",
+    strategy: str | Mapping[str, Any] = DEFAULT,
+    enqueue: Sequence[Mapping[str, Any]] = (),
+) -> Callable[[Callable[[Any], Any]], Study]:
+    """Declare the function below as a study, by whose name it is found: `hpo run --study FILE.py:FUNCTION`.
+
+    space            parameter -> dimension; in the function `trial.params.lr`
+    minimize         the metric or metrics to be made small, as `trial.report` names them
+    maximize         those to be made large
+    objectives       instead of both, in full: `Objective("val/loss", "minimize", select="best")`
+    constants        parameter -> value of what is not searched, but may be set by `-o`
+    constraints      Constraints on reported metrics
+    metrics          names and patterns of metrics that belong to the study's digest, besides the objectives
+    num_epochs       the last epoch of a trial, for strategies that divide it: hyperband, freeze-thaw
+    steps_per_epoch  of a function that counts steps: an epoch ends with each so many
+    name             the study's name; by default the function's
+
+    Raises StudyError or SpaceError in one sentence where something does not fit.
+
+    >>> import hpo
+    >>> @hpo.study(space={"x": hpo.Float(-1.0, 1.0)}, minimize="loss")
+    ... def parabola(trial):
+    ...     return trial.params.x ** 2
+    >>> parabola.name, list(parabola.space.paths)
+    ('parabola', ['x'])
+    """
+
+    def declare(function: Callable[[Any], Any]) -> Study:
+        called = getattr(function, "__name__", repr(function))
+        where = f"study {called}()"
+        _check_callable(where, function)
+        if steps_per_epoch is not None and (not isinstance(steps_per_epoch, int) or steps_per_epoch < 1):
+            raise StudyError(f"{where}: steps_per_epoch={steps_per_epoch!r} must be a whole number from 1.")
+        judged = _objectives(where, minimize, maximize, objectives)
+        task = type(called, (FunctionTask,), {"function": staticmethod(function), "__module__": function.__module__})
+        task.steps_per_epoch = steps_per_epoch
+        task.metrics = tuple(one.metric for one in judged)
+        return Study(
+            name=name or called,
+            config=_config(where, space, constants or {}, num_epochs),
+            task=task,
+            space=space,
+            objectives=judged,
+            constraints=constraints,
+            metrics=metrics,
+            sampler=sampler,
+            strategy=strategy,
+            enqueue=enqueue,
+        )
+
+    return declare
+
+
+def _check_callable(where: str, function: Any) -> None:
+    if not inspect.isfunction(function):
+        raise StudyError(f"{where}: @hpo.study stands above a function, not above a {type(function).__name__}.")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise StudyError(f"{where} is a coroutine or a generator: let it train and return.")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise StudyError(f"{where} must take one argument, the trial: def {function.__name__}(trial).") from error
+
+
+def _objectives(
+    where: str, minimize: str | Sequence[str], maximize: str | Sequence[str], given: Sequence[Objective]
+) -> Sequence[Objective]:
+    least, most = ([one] if isinstance(one, str) else list(one) for one in (minimize, maximize))
+    if bool(given) == bool(least or most):
+        raise StudyError(f"{where}: say what it is judged by: minimize='val/loss', maximize='val/accuracy' or both.")
+    return given or [*(Objective(one, "minimize") for one in least), *(Objective(one, "maximize") for one in most)]
+
+
+def _config(where: str, space: Mapping[str, Dimension], constants: Mapping[str, Any], num_epochs: int | None) -> Frozen:
+    """The configuration that the parameters make up: the middle of what is searched, and the constants."""
+    if not isinstance(space, Mapping) or not isinstance(constants, Mapping):
+        raise StudyError(f"{where}: space and constants map names of parameters to dimensions and values.")
+    for name in (*space, *constants):
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+            raise StudyError(f"{where}: parameter {name!r} must be a name such as 'lr', since it is trial.params.lr.")
+        if name == TRAIN or hasattr(Frozen, name):
+            raise StudyError(f"{where}: a parameter cannot be called {name!r}, which the configuration has: rename it.")
+    if both := sorted(space.keys() & constants.keys()):
+        raise StudyError(f"{where}: {both[0]!r} is searched and a constant: leave it out of one of them.")
+    fields: dict[str, Any] = {name: (_type(one), _middle(where, name, one)) for name, one in space.items()}
+    for name, value in constants.items():
+        fields[name] = (type(value) if type(value) in _JSON and value is not None else Any, value)
+    try:
+        train = FunctionTrainConfig(num_epochs=num_epochs)
+    except ValueError as error:
+        raise StudyError(f"{where}: num_epochs={num_epochs!r} must be a whole number from 1.") from error
+    fields[TRAIN] = (FunctionTrainConfig, train)
+    return create_model("Parameters", __base__=Frozen, **fields)()
+
+
+def _middle(where: str, name: str, dimension: Any) -> Any:
+    if not isinstance(dimension, Dimension):
+        raise StudyError(f"{where}: space[{name!r}]={dimension!r} is no dimension: write hpo.Float(0.0, 1.0).")
+    if list(dimension.faults()):
+        return None  # the space says what is wrong
+    return dimension.value(dimension.from_unit(0.0 if isinstance(dimension, Choice) else 0.5))
+
+
+def _type(dimension: Any) -> Any:
+    """Of a parameter's values; of options that are no plain values, Any."""
+    if isinstance(dimension, Float | Int):
+        return float if isinstance(dimension, Float) else int
+    kinds = {type(option) for option in getattr(dimension, "options", ())}
+    if len(kinds) != 1 or not kinds <= {bool, int, float, str}:
+        return Any
+    return kinds.pop()

@@ -1,0 +1,62 @@
+"""Finds a study by its reference, the text by which any process loads it again, and the reference of a study."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from hpo.errors import StudyError
+from hpo.study.declaration import Study
+from hpo.study.loading import load_module
+
+NOTEBOOK = "notebook"  # stands for a file in the reference of a study that only this process knows
+_in_notebook: dict[str, Study] = {}
+
+
+def load(reference: str) -> Study:
+    """The study a reference names: `atft`, `path/to/my_study.py` or either with `:NAME`, the attribute (STUDY).
+
+    Raises StudyError in one sentence: unknown name with near ones, a file that raises with its line, no such attribute.
+    """
+    if reference.startswith(f"{NOTEBOOK}:"):
+        return _of_notebook(reference)
+    module, attribute, stable = load_module(reference)
+    studies = [key for key, value in vars(module).items() if isinstance(value, Study)]
+    if not hasattr(module, attribute) and len(studies) == 1 and not stable.endswith(f":{attribute}"):
+        [attribute] = studies
+        stable = f"{stable}:{attribute}"
+    study = getattr(module, attribute, None)
+    if study is None:
+        hint = f"it has {', '.join(studies)}" if studies else f"write {attribute} = Study(...)"
+        raise StudyError(f"{module.__file__} has no {attribute}; {hint}.")
+    if not isinstance(study, Study):
+        raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not a hpo.Study.")
+    return replace(study, reference=stable, module=module.__name__)
+
+
+def reference_of(study: Study) -> tuple[str, bool]:
+    """The reference that `load` takes for a study in hand, and whether any process can load it: not where it is defined
+    in a notebook or at a prompt. Raises StudyError for one that no module has by a name."""
+    if study.reference:
+        return study.reference, True
+    modules = [sys.modules["__main__"], *list(sys.modules.values())]
+    named_by = [(one, key) for one in modules for key, value in list(vars(one).items()) if value is study]
+    if not named_by:
+        raise StudyError(f"study {study.name!r} is a value without a name: assign it to one at the top of its file.")
+    module, attribute = named_by[0]
+    if file := getattr(module, "__file__", None):
+        return f"{Path(file).absolute()}:{attribute}", True
+    reference = f"{NOTEBOOK}:{attribute}"
+    _in_notebook[reference] = replace(study, reference=reference, module=module.__name__)
+    return reference, False
+
+
+def _of_notebook(reference: str) -> Study:
+    if reference not in _in_notebook:
+        name = reference.partition(":")[2]
+        raise StudyError(
+            f"study {name!r} is defined in a notebook, which no other process can import: run its cells again, then "
+            f"hpo.run({name}) goes on with it there."
+        )
+    return _in_notebook[reference]
