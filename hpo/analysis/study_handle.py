@@ -5,7 +5,8 @@ It reads the ledger and changes nothing, also while another process runs the stu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from hpo.analysis.results import status as statuses
 from hpo.analysis.results.trial import detail
 from hpo.errors import UserError
 from hpo.ledger import Ledger, ends, queries
+from hpo.ledger.tables import machine_dependent
 from hpo.storage import locations
 from hpo.storage.home import Home
 
@@ -58,25 +60,17 @@ class StudyHandle:
             found = tables.compare(connection, self.name)
             ended = {trial["number"]: trial for trial in queries.trial_rows(connection, study["id"])}
             stopped, kept = ends.stop_reasons(connection, study["id"]), ends.kept_paths(connection, study["id"])
-        place = locations.place(self._home, study)
-        rows = []
+        place, rows = locations.place(self._home, study), []
         for row in sorted(found.rows, key=lambda row: row["number"]):
-            trial, path = ended[row["number"]], kept.get(ended[row["number"]]["id"])
-            root = self._home.checkpoints(self.name, row["number"])
-            times = trial["started_at"], trial["ended_at"]
+            trial, root = ended[row["number"]], self._home.checkpoints(self.name, row["number"])
+            path, times = kept.get(trial["id"]), (trial["started_at"], trial["ended_at"])
             end = {
                 "seconds": None if None in times else times[1] - times[0],
                 "reason": trial["error"] or (stopped.get(trial["id"], "") if trial["state"] == "pruned" else ""),
                 "checkpoint": place.shown(root / path) if path and place.is_there(root / path) else None,
             }
-            rows.append(self._named(row, found.objectives) | end)
-        return pd.DataFrame(rows)
-
-    @staticmethod
-    def _named(row: Mapping[str, Any], objectives: list[dict[str, Any]]) -> dict[str, Any]:
-        """With one objective its value is `value`."""
-        only = f"values.{objectives[0]['metric']}" if len(objectives) == 1 else None
-        return {"value" if column == only else column: value for column, value in row.items()}
+            rows.append(_named(row, found.objectives) | end)
+        return pd.DataFrame(rows, columns=_ordered(rows))
 
     def curves(self, metric: str) -> pd.DataFrame:
         """Every value reported of a metric: `number`, `step`, `epoch` (missing where none was closed) and `value`.
@@ -206,9 +200,34 @@ class StudyHandle:
             found = tables.compare(connection, self.name, SHOWN)
         import pandas as pd
 
-        frame = pd.DataFrame([self._named(row, found.objectives) for row in found.rows])
+        frame = pd.DataFrame([_named(row, found.objectives) for row in found.rows])
         shown = [name for name in frame.columns if not name.startswith("metrics.")]
         parts = [f"<p>{escape(repr(self))}</p>", frame[shown].to_html(index=False, border=0) if len(frame) else ""]
         if self.status().trials["complete"]:
-            parts.append(self.plot("history").to_html(full_html=False, include_plotlyjs="cdn", default_height=320))
+            from hpo.analysis.plots import figures
+
+            image = b64encode(figures.png(figures.subject(self.to_optuna(), None), "history")).decode()
+            parts.append(f'<img alt="history" width="600" src="data:image/png;base64,{image}">')
         return "".join(parts)
+
+
+def _named(row: Mapping[str, Any], objectives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """With one objective its value is `value`. What the machine did is left out."""
+    only = f"values.{objectives[0]['metric']}" if len(objectives) == 1 else None
+    kept = (column for column in row if not machine_dependent(column.removeprefix("metrics.")))
+    return {"value" if column == only else column: row[column] for column in kept}
+
+
+def _ordered(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns: which trial and what it came to, its parameters, its metrics, how far it got and how it ended."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    last = ["judged_epoch", "epoch", "step", "seconds", "reason", "checkpoint"]
+
+    def rank(column: str) -> int:
+        return (
+            3
+            if column in last
+            else next((n for n, one in ((1, "params."), (2, "metrics.")) if column.startswith(one)), 0)
+        )
+
+    return sorted(columns, key=lambda column: (rank(column), last.index(column) if column in last else 0))

@@ -17,6 +17,7 @@ from hpo.errors import StudyError
 from hpo.search.strategies.base import DEFAULT
 from hpo.space.dimensions import Choice, Dimension, Float, Int
 from hpo.space.objective import Constraint, Objective
+from hpo.space.space import Space
 from hpo.study.declaration import Study
 from hpo.study.function_trial import FunctionTask
 from trainer.config import CheckpointConfig
@@ -131,7 +132,11 @@ def _config(where: str, space: Mapping[str, Dimension], constants: Mapping[str, 
             raise StudyError(f"{where}: a parameter cannot be called {name!r}, which the configuration has: rename it.")
     if both := sorted(space.keys() & constants.keys()):
         raise StudyError(f"{where}: {both[0]!r} is searched and a constant: leave it out of one of them.")
-    fields: dict[str, Any] = {name: (_type(one), _middle(where, name, one)) for name, one in space.items()}
+    for name, one in space.items():
+        if not isinstance(one, Dimension):
+            raise StudyError(f"{where}: space[{name!r}]={one!r} is no dimension: write hpo.Float(0.0, 1.0).")
+    Space(dict(space))  # which says what is wrong with a dimension
+    fields: dict[str, Any] = {name: (_type(one), _middle(one)) for name, one in space.items()}
     for name, value in constants.items():
         fields[name] = (type(value) if type(value) in _JSON and value is not None else Any, value)
     try:
@@ -142,15 +147,11 @@ def _config(where: str, space: Mapping[str, Dimension], constants: Mapping[str, 
     return create_model("Parameters", __base__=Frozen, **fields)()
 
 
-def _middle(where: str, name: str, dimension: Any) -> Any:
-    if not isinstance(dimension, Dimension):
-        raise StudyError(f"{where}: space[{name!r}]={dimension!r} is no dimension: write hpo.Float(0.0, 1.0).")
-    if list(dimension.faults()):
-        return None  # the space says what is wrong
+def _middle(dimension: Dimension) -> Any:
     return dimension.value(dimension.from_unit(0.0 if isinstance(dimension, Choice) else 0.5))
 
 
-def _type(dimension: Any) -> Any:
+def _type(dimension: Dimension) -> Any:
     """Of a parameter's values; of options that are no plain values, Any."""
     if isinstance(dimension, Float | Int):
         return float if isinstance(dimension, Float) else int

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import marshal
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.errors import TrainerError
@@ -176,7 +178,7 @@ class Ended(BaseException):
 class FunctionTask:
     """The task of a study that a function declares; each such study has a class of its own."""
 
-    function: ClassVar[Callable[[Any], Any]]
+    function: ClassVar[FunctionType]
     steps_per_epoch: ClassVar[int | None] = None
     metrics: ClassVar[tuple[str, ...]] = ()
 
@@ -188,8 +190,11 @@ class FunctionTask:
 
     @classmethod
     def source(cls) -> str:
-        """The function's text, by which a study of a notebook is told from another one."""
-        return inspect.getsource(cls.function)
+        """The function's text, by which a study of a notebook is told from another one; at a prompt its code."""
+        try:
+            return inspect.getsource(cls.function)
+        except OSError:  # Python keeps no text of what is typed
+            return marshal.dumps(cls.function.__code__).hex()
 
     def fit(self, reporter: Reporter, checkpoints: CheckpointStore) -> Outcome:
         """Call the function; how the trial has ended."""

@@ -45,7 +45,8 @@ def reference_of(study: Study) -> tuple[str, bool]:
     if not named_by:
         raise StudyError(f"study {study.name!r} is a value without a name: assign it to one at the top of its file.")
     module, attribute = named_by[0]
-    if file := getattr(module, "__file__", None):
+    file = getattr(module, "__file__", None)
+    if file and Path(file).is_file():  # of what comes from standard input it is "<stdin>"
         return f"{Path(file).absolute()}:{attribute}", True
     reference = f"{NOTEBOOK}:{attribute}"
     _in_notebook[reference] = replace(study, reference=reference, module=module.__name__)

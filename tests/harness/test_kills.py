@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from function_study import STEPS
 from kill import (
     AT_ONCE,
     LANES,
@@ -16,6 +17,7 @@ from kill import (
     LOST,
     Golden,
     Run,
+    Work,
     check_sound,
     end_all,
     first_claim,
@@ -44,6 +46,7 @@ PROMOTION_POINTS = ("driver.after_thaw", "driver.after_retire")  # which no stra
 POPULATION = {"study": Path(__file__).with_name("population_study.py"), "trials": 12}
 BREEDING = ("--workers", "2", "--sampler", "random", *AT_ONCE)
 LANES_STUDY = {"study": Path(__file__).with_name("lanes_study.py"), "name": "lanes", "work": LANES_WORK}
+FUNCTION = {"study": Path(__file__).with_name("function_study.py"), "work": Work("steps", STEPS, 2 * STEPS)}
 SIDE_BY_SIDE = ("--workers", "2", "--window", "8", "-o", f"train.lanes={LANES}", "-o", "pause=0.02")
 SAVING = ("checkpoint.", "retention.", "worker.")
 
@@ -67,6 +70,12 @@ def bred(tmp_path_factory, process) -> Golden:
 def fused(tmp_path_factory, process) -> Golden:
     """By one worker whose lanes are four."""
     return shared_golden(tmp_path_factory, "fused", "--workers", "1", *SIDE_BY_SIDE[2:], **LANES_STUDY)
+
+
+@pytest.fixture(scope="session")
+def of_function(tmp_path_factory, process) -> Golden:
+    """The study of a function."""
+    return shared_golden(tmp_path_factory, "function", **FUNCTION)
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +126,31 @@ def test_a_kill_of_lanes_at_a_sampled_instant_changes_nothing(tmp_path, fused):
 @pytest.mark.parametrize(("target", "seed"), _instants(INSTANTS)[1:])
 def test_a_kill_of_lanes_at_any_instant_changes_nothing(tmp_path, fused, target, seed):
     check_kill_of_lanes(tmp_path, fused, target, seed)
+
+
+def check_kill_of_function(tmp_path, of_function, targets: tuple[str, ...], seed: int) -> None:
+    rng = random.Random(f"function {targets} {seed}")
+    run = Run(tmp_path / "home", **FUNCTION)
+    print(f"\nSIGKILL {kill_at(run, {target: rng.random() for target in targets}, of_function, rng)}")
+    check_sound(run, of_function.digest, sum(LOST[target] for target in targets))
+
+
+@pytest.mark.usefixtures("process")
+def test_sampled_kills_of_a_functions_study_change_nothing(tmp_path, of_function):
+    check_kill_of_function(tmp_path, of_function, ("worker", "driver"), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "seed"), _instants(INSTANTS))
+def test_a_kill_of_a_functions_study_at_any_instant_changes_nothing(tmp_path, of_function, target, seed):
+    check_kill_of_function(tmp_path, of_function, (target,), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ASYNCHRONOUS_POINTS + PROMOTION_POINTS])
+def test_a_kill_of_a_functions_study_at_any_point_changes_nothing(tmp_path, of_function, name, hit):
+    check_kills(Run(tmp_path / "home", **FUNCTION), of_function, {name: hit})
 
 
 # At named points. The default suite kills one study at several of them.

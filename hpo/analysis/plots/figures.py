@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -282,6 +283,16 @@ def figure(of: Subject, kind: str) -> Any:
     with quiet_optuna(), warnings.catch_warnings():
         quiet()
         return _figure(of, kind, _by_importance(of))
+
+
+def png(of: Subject, kind: str) -> bytes:
+    """One plot as a picture. Raises UserError where matplotlib is missing."""
+    _check_installed()
+    with quiet_optuna(), warnings.catch_warnings(), tempfile.TemporaryDirectory() as directory:
+        warnings.filterwarnings("ignore", "Attempt(ing)? to set", UserWarning)
+        quiet()
+        _picture(of, kind, _by_importance(of), Path(directory, "plot.png"))
+        return Path(directory, "plot.png").read_bytes()
 
 
 def _figure(of: Subject, kind: str, params: Sequence[str]) -> Any:

@@ -1,0 +1,297 @@
+"""A function as a study: how it is declared, what its trial gives and refuses, what its files come back as."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from places import HARNESS
+from sqlalchemy import select
+from study_runs import drive, query
+
+from hpo import Choice, Float, Int, Objective, load
+from hpo.errors import HpoError, StudyError
+from hpo.ledger.tables import asks, checkpoints, events, reports, trials
+from hpo.storage.home import Home
+from hpo.study.function import study
+from hpo.study.function_trial import Ended, FunctionTask, Parameters
+from trainer.checkpoint.store import CheckpointStore
+from trainer.errors import CheckpointError, TrainerError
+from trainer.report import Outcome, Verdict
+
+SPACE = {"lr": Float(1e-4, 1e-1, log=True), "width": Int(4, 64), "kind": Choice(["a", "b"])}
+
+
+class Told:
+    """A reporter that answers each epoch as it was made to, and keeps what it hears."""
+
+    def __init__(self, verdicts: dict[int, str] | None = None, preempted: bool = False) -> None:
+        self.verdicts, self.preempted = verdicts or {}, preempted
+        self.reports: list[tuple[int, int | None, dict[str, float]]] = []
+        self.committed: list[Any] = []
+        self.artifacts: dict[str, bytes] = {}
+
+    def report(self, step, metrics, *, epoch=None, fold=0, checkpoint=None):
+        self.reports.append((step, epoch, dict(metrics)))
+        self.committed = [checkpoint, *self.committed] if checkpoint else self.committed
+        return Verdict(self.verdicts.get(epoch, "continue"))
+
+    def event(self, kind, **fields):
+        pass
+
+    def artifact(self, path, name=None):
+        self.artifacts[name or path.name] = path.read_bytes()
+
+
+def fit(function: Any, directory: Path, told: Told, committed=(), **declared: Any) -> Outcome:
+    """Train the middle of the space as a trial's attempt."""
+    one = study(**({"space": SPACE, "minimize": "val/loss", "name": "mine"} | declared))(function)
+    task = one.task_class()(one.config)
+    return task.fit(told, CheckpointStore(directory, 1, committed))
+
+
+def counting(trial: Any) -> None:
+    """Five epochs, whose state is their number."""
+    (trial.directory / "log.txt").write_text("begun")
+    done = 0
+    if saved := trial.resume():
+        done = json.loads((saved / "deep" / "state.json").read_text())
+        assert done == trial.epoch
+    for epoch in range(trial.epoch + 1, 6):
+        done += 1
+        file = trial.directory / "state.json"
+        file.write_text(json.dumps(done))
+        trial.save({"deep/state.json": file})
+        file.unlink()  # what was saved outlives its file
+        if trial.report(epoch, {"val/loss": 1 / done}):
+            return
+
+
+# --- What is declared
+
+
+def test_a_function_declares_a_study_of_its_parameters():
+    @study(space=SPACE, maximize=["val/accuracy"], minimize="val/loss", constants={"depth": 3}, num_epochs=7)
+    def train(trial):
+        pass
+
+    assert train.name == "train" and sorted(train.space.paths) == ["kind", "lr", "width"]
+    assert train.objectives == (Objective("val/loss", "minimize"), Objective("val/accuracy", "maximize"))
+    config: Any = train.config
+    assert config.lr == pytest.approx(math.sqrt(1e-4 * 1e-1)) and (config.width, config.kind, config.depth) == (
+        34,
+        "a",
+        3,
+    )
+    assert config.train.num_epochs == 7
+    changed: Any = train.configure({"depth": "5", "lr": 0.01}).config
+    assert (changed.depth, changed.lr) == (5, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"minimize": ()}, "say what it is judged by: minimize='val/loss'"),
+        ({"objectives": [Objective("a")]}, "say what it is judged by"),
+        ({"space": {"optim.lr": Float(0.0, 1.0)}}, "parameter 'optim.lr' must be a name such as 'lr'"),
+        ({"space": {"lambda": Float(0.0, 1.0)}}, "parameter 'lambda' must be a name"),
+        ({"space": {"train": Float(0.0, 1.0)}}, "cannot be called 'train'"),
+        ({"space": {"copy": Float(0.0, 1.0)}}, "cannot be called 'copy'"),
+        ({"space": {"lr": (1e-4, 1e-1)}}, "is no dimension: write hpo.Float"),
+        ({"space": {"lr": Float(1.0, 0.1)}}, "low=1.0 is above high=0.1; swap them"),
+        ({"constants": {"lr": 1.0}}, "'lr' is searched and a constant"),
+        ({"num_epochs": 0}, "num_epochs=0 must be a whole number from 1"),
+        ({"steps_per_epoch": 0.5}, "steps_per_epoch=0.5 must be a whole number from 1"),
+    ],
+)
+def test_what_cannot_be_declared_is_refused_in_a_sentence(change, said):
+    with pytest.raises(HpoError, match=re.escape(said)):
+        study(**({"space": SPACE, "minimize": "val/loss"} | change))(counting)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda: None, "must take one argument, the trial"),
+        (FunctionTask, "stands above a function, not above a type"),
+    ],
+)
+def test_what_is_no_training_function_is_refused(function, said):
+    with pytest.raises(StudyError, match=said):
+        study(space=SPACE, minimize="val/loss")(function)
+
+
+def test_a_file_with_one_study_needs_no_name(tmp_path):
+    file = tmp_path / "mine.py"
+    text = (HARNESS / "function_study.py").read_text()
+    file.write_text(text)
+    assert load(str(file)).reference == f"{file}:tiny" == load(f"{file}:tiny").reference
+
+
+# --- What a trial gives
+
+
+def test_parameters_are_read_by_attribute_and_by_key():
+    params = Parameters({"lr": 0.1, "width": 8})
+    assert params.lr == params["lr"] == 0.1 and dict(params) == {"lr": 0.1, "width": 8}
+    with pytest.raises(AttributeError, match="there is no parameter 'rate': there are lr, width"):
+        params.rate  # noqa: B018
+
+
+def test_it_reports_saves_and_hands_its_own_files_over(tmp_path):
+    told = Told()
+    assert fit(counting, tmp_path, told) == Outcome("complete", 5, 5)
+    assert told.reports == [(n, n, {"val/loss": 1 / n}) for n in range(1, 6)]
+    assert [ref.step for ref in told.committed] == [5, 4, 3, 2, 1]
+    assert told.artifacts == {"log.txt": b"begun"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(ref.path.name for ref in told.committed[:2])
+
+
+@pytest.mark.parametrize(("verdict", "kind"), [("stop", "pruned"), ("pause", "paused"), ("leave", "preempted")])
+def test_it_obeys_a_verdict_also_of_a_report_before_a_kill(tmp_path, verdict, kind):
+    first, again = Told({2: verdict}), Told({2: verdict})
+    assert fit(counting, tmp_path, first) == Outcome(kind, 2, 2)
+    assert fit(counting, tmp_path, again, first.committed[:1]) == Outcome(kind, 2, 2)
+    assert again.reports == first.reports[-1:], "the report is made again, for its verdict, and nothing is trained"
+
+
+def test_cut_at_any_epoch_it_reports_what_it_would_have_reported(tmp_path):
+    for cut in range(1, 5):
+        first, rest = Told({cut: "leave"}), Told()
+        fit(counting, tmp_path / str(cut), first)
+        assert fit(counting, tmp_path / str(cut), rest, first.committed[:1]) == Outcome("complete", 5, 5)
+        assert [*first.reports[:-1], *rest.reports] == [(n, n, {"val/loss": 1 / n}) for n in range(1, 6)]
+
+
+def test_asked_to_leave_it_leaves_at_its_next_report(tmp_path):
+    assert fit(counting, tmp_path, Told(preempted=True)) == Outcome("preempted", 1, 1)
+
+
+def test_nothing_in_a_function_takes_the_end_for_an_error(tmp_path):
+    def careful(trial):
+        try:
+            trial.resume()
+        except Exception as error:
+            raise AssertionError("swallowed") from error
+        trial.save(HARNESS / "function_study.py")
+        trial.report(1, {"val/loss": 1.0})
+
+    first = Told({1: "stop"})
+    fit(careful, tmp_path, first)
+    assert fit(careful, tmp_path, Told({1: "stop"}), first.committed).kind == "pruned"
+    assert not issubclass(Ended, Exception)
+
+
+def test_steps_close_the_epochs_that_they_come_to(tmp_path):
+    def stepping(trial):
+        for step in (200, 500, 900, 1600):
+            trial.report(step=step, metrics={"val/loss": np.float32(1 / step)})
+
+    told = Told()
+    assert fit(stepping, tmp_path, told, steps_per_epoch=500) == Outcome("complete", 1600, 3)
+    assert [(step, epoch) for step, epoch, _ in told.reports] == [(200, None), (500, 1), (900, None), (1600, 3)]
+
+
+@pytest.mark.parametrize("returned", [0.25, np.float64(0.25), {"val/loss": 0.25}, (0.25,)])
+def test_a_value_that_is_returned_is_its_report(tmp_path, returned):
+    told = Told()
+    assert fit(lambda trial: returned, tmp_path, told) == Outcome("complete", 1, 1)
+    assert told.reports == [(1, 1, {"val/loss": 0.25})]
+
+
+def both(trial):
+    trial.report(1, {"val/loss": 1.0})
+    return 1.0
+
+
+def back(trial):
+    trial.report(2, {"val/loss": 1.0})
+    trial.report(1, {"val/loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "said"),
+    [
+        (lambda trial: None, TrainerError, "ended without a report: call trial.report(epoch, {'val/loss': ...})"),
+        (lambda trial: "fine", TypeError, "metric 'val/loss' is no number but 'fine'"),
+        (lambda trial: (1.0, 2.0), TrainerError, "returned (1.0, 2.0): return val/loss, in this order"),
+        (both, TrainerError, "reported epochs and returned 1.0"),
+        (back, TrainerError, "trial.report(epoch=1) after epoch 2: report epochs as they grow"),
+        (lambda trial: trial.report(0, {"val/loss": 1.0}), TrainerError, "epochs count from 1"),
+        (lambda trial: trial.report(1), TrainerError, "was given no metrics"),
+        (lambda trial: trial.report(metrics={"val/loss": 1.0}), TrainerError, "takes an epoch or a step"),
+        (lambda trial: trial.report(1.5, {"val/loss": 1.0}), TrainerError, "trial.report(epoch=1.5)"),
+        (lambda trial: trial.save("/nowhere"), CheckpointError, "/nowhere cannot be saved: No such file"),
+        (lambda trial: trial.save(trial.directory), CheckpointError, "there is nothing to save in"),
+        (lambda trial: trial.save("/dev/null"), CheckpointError, "it is no regular file"),
+        (lambda trial: trial.save({"../x": __file__}), CheckpointError, "cannot name a file of a checkpoint"),
+        (lambda trial: trial.save({"/x": __file__}), CheckpointError, "cannot name a file of a checkpoint"),
+    ],
+)
+def test_what_a_function_gets_wrong_is_said_in_a_sentence(tmp_path, function, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        fit(function, tmp_path, Told())
+
+
+def test_a_checkpoint_deleted_under_it_begins_the_trial_anew(tmp_path):
+    first, again = Told({3: "leave"}), Told()
+    fit(counting, tmp_path, first)
+    for ref in first.committed[:2]:
+        (ref.path / "files" / "deep" / "state.json").unlink()
+    assert fit(counting, tmp_path, again, first.committed[:2]) == Outcome("complete", 5, 5)
+    assert [epoch for _, epoch, _ in again.reports] == [1, 2, 3, 4, 5]
+
+
+# --- A whole study
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory) -> Home:
+    home = Home(tmp_path_factory.mktemp("driven") / "home")
+    reference = f"{HARNESS / 'function_study.py'}:tiny"
+    _, status, state, _ = drive(home, trials=6, reference=reference, overrides={"pause": 0.0}, seed=1)
+    assert state == "complete" and status.trials["complete"] and status.trials["pruned"]
+    return home
+
+
+@pytest.mark.whole
+def test_files_reports_and_artifacts_are_in_the_ledger(driven):
+    kept = query(
+        driven,
+        select(checkpoints.c.path, checkpoints.c.size, trials.c.number)
+        .join(trials)
+        .where(checkpoints.c.state == "kept"),
+    )
+    assert {number for _, _, number in kept} == {*range(6)}
+    for path, size, number in kept:
+        directory = driven.checkpoints("tiny", number) / path
+        files = [file for file in directory.rglob("*") if file.is_file()]
+        assert {str(file.relative_to(directory)) for file in files} == {
+            "manifest.json",
+            "files/rng.json",
+            "files/state/weights.npz",
+        }
+        assert size == sum(file.stat().st_size for file in files)
+    handed = query(driven, select(events.c.fields).where(events.c.kind == "artifact"))
+    assert {fields["path"] for (fields,) in handed} == {"kept/rng.json", "kept/state/weights.npz"}
+
+
+@pytest.mark.whole
+def test_the_platforms_run_is_the_function_called_by_hand(driven, tmp_path):
+    """Against the function itself, in a loop that somebody would write."""
+    declared = load(f"{HARNESS / 'function_study.py'}:tiny")
+    values = (
+        select(reports.c.epoch, reports.c.value).join(trials).where(reports.c.key == "val/loss", trials.c.number == 0)
+    )
+    ran = dict(map(tuple, query(driven, values)))
+
+    [(params,)] = query(driven, select(asks.c.params).join(trials).where(trials.c.number == 0))
+    told = Told()
+    task = declared.task_class()(declared.build({**params, "pause": 0.0}))
+    task.fit(told, CheckpointStore(tmp_path, 1))
+    assert ran == {epoch: metrics["val/loss"] for _, epoch, metrics in told.reports if epoch in ran}

@@ -1,0 +1,261 @@
+"""Studies from Python: `run`, `resume`, `open` and what they give, against the commands and the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import typer.main
+from places import HARNESS, ROOT
+from typer.testing import CliRunner
+
+from hpo import api
+from hpo.cli.main import app
+from hpo.errors import UserError
+from hpo.storage.home import Home
+from hpo.study.references import load
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
+
+STUDY = f"{HARNESS / 'function_study.py'}:tiny"
+QUICK = {"executor": "inline", "progress": False, "overrides": {"pause": 0.0}}
+SCRIPT = """
+import hpo
+from hpo import api
+from hpo.study.function import study
+
+@study(space={{"x": hpo.Float(-1.0, 1.0)}}, minimize="loss")
+def parabola(trial):
+    import time
+    for epoch in range(1, 4):
+        time.sleep({pause})
+        if trial.report(epoch, {{"loss": trial.params.x ** 2 / epoch}}):
+            return
+
+{guard}
+    found = api.run(parabola, trials={trials}, workers=2, home={home!r}, progress=False)
+    print(found.state, found.digest)
+"""
+GUARD = 'if __name__ == "__main__":'
+
+
+def command(*arguments: str, home: Path) -> str:
+    ran = CliRunner().invoke(app, [*arguments, "--home", str(home)])
+    assert ran.exit_code == 0, ran.output
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, process):
+    """A study of ten trials, the last four by a resume."""
+    home = tmp_path_factory.mktemp("found") / "home"
+    assert api.run(STUDY, trials=6, seed=1, home=home, **QUICK).state == "complete"
+    return api.resume("tiny", trials=10, home=home, executor="inline", progress=False)
+
+
+def options(name: str) -> set[str]:
+    """Of a command, as Python would call them."""
+    params = typer.main.get_command(app).commands[name].params  # type: ignore[attr-defined]
+    return {"overrides" if one.opts[0] == "-o" else one.opts[0].lstrip("-").replace("-", "_") for one in params}
+
+
+@pytest.mark.parametrize("name", ["run", "resume"])
+def test_every_option_of_the_command_is_an_argument(name):
+    assert {*inspect.signature(getattr(api, name)).parameters} == options(name) - {"help"} | {"progress"}
+
+
+def test_the_handle_says_what_the_commands_say(found):
+    assert found.best == json.loads(command("best", "--json", home=found.home))
+    status = json.loads(command("status", "--json", home=found.home))
+    assert (found.digest, found.status().trials) == (status["digest"], status["trials"])
+    assert found.trial(3) == json.loads(command("show", "3", "--json", home=found.home))
+    assert found.importance().keys() == {"lr", "momentum"} and sum(found.importance().values()) == pytest.approx(1.0)
+    assert repr(found).startswith("tiny: complete, 10 of 10 trials ended; best: trial")
+
+
+def test_trials_are_a_frame_of_what_each_came_to(found):
+    frame = found.trials()
+    assert [*frame.columns] == [
+        *("number", "state", "value", "params.lr", "params.momentum", "metrics.train/error", "metrics.val/loss"),
+        *("judged_epoch", "epoch", "step", "seconds", "reason", "checkpoint"),
+    ]
+    assert [*frame["number"]] == [*range(10)]
+    for row in frame.to_dict("records"):
+        trial = found.trial(row["number"])
+        assert row["state"] == trial["state"] and row["params.lr"] == trial["params"]["lr"]
+        assert row["value"] == trial["values"]["val/loss"] == row["metrics.val/loss"]
+        assert row["seconds"] == trial["seconds"] > 0
+        assert Path(row["checkpoint"]).is_dir()
+        assert bool(row["reason"]) == (row["state"] == "pruned")
+    assert {*frame["state"]} == {"complete", "pruned"}
+
+
+def test_curves_are_a_frame_of_every_value(found):
+    frame = found.curves("val/loss")
+    for number, curve in frame.groupby("number"):
+        assert [[*row] for row in curve[["step", "epoch", "value"]].itertuples(index=False)] == found.trial(number)[
+            "curves"
+        ]["val/loss"]
+    with pytest.raises(UserError, match=r"study 'tiny' has no values of 'val/los': there are .*val/loss"):
+        found.curves("val/los")
+
+
+def test_two_studies_are_compared_in_one_frame(found, tmp_path):
+    other = api.run(STUDY, trials=2, name="other", home=tmp_path / "home", **QUICK)
+    both = found.compare(other)
+    assert isinstance(both, pd.DataFrame) and [*both["study"]] == ["tiny"] * 10 + ["other"] * 2
+
+
+def test_its_pictures_are_plotly_figures_and_optuna_has_it_too(found):
+    from plotly.graph_objects import Figure
+
+    assert isinstance(found.plot("history"), Figure)
+    assert len(found.to_optuna().trials) == 10
+    with pytest.raises(UserError, match="there is no plot 'histry': choose of history"):
+        found.plot("histry")
+    assert "<table" in (shown := found._repr_html_()) and "tiny: complete" in shown
+    assert 'src="http' not in shown, "a page that asks nothing of the network"
+
+
+def test_a_model_is_loaded_in_eval_mode_with_its_weights(tmp_path):
+    import torch
+
+    small = {"train.num_epochs": 1, "model.num_layers": 1, "model.hidden_size": 16}
+    ran = api.run("mlp", trials=1, home=tmp_path / "home", executor="inline", progress=False, overrides=small)
+    model, again = ran.load_model(), ran.load_model(0)
+    assert not model.training
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    with pytest.raises(UserError, match="study 'mlp' has no trial 7"):
+        ran.load_model(7)
+
+
+def test_a_function_has_no_model_that_anybody_else_knows(found):
+    with pytest.raises(UserError, match="study 'tiny' trains in a loop of its own: only that knows its model"):
+        found.load_model()
+
+
+def test_it_runs_within_a_running_event_loop(tmp_path):
+    async def cell():
+        return api.run(STUDY, trials=1, home=tmp_path / "home", **QUICK)
+
+    assert asyncio.run(cell()).state == "complete"
+
+
+def test_a_study_in_hand_is_the_study_of_its_file(tmp_path):
+    by_name = api.run(STUDY, trials=3, seed=2, home=tmp_path / "a", **QUICK)
+    in_hand = api.run(load(STUDY), trials=3, seed=2, home=tmp_path / "b", **QUICK)
+    assert by_name.digest == in_hand.digest
+
+
+def script(tmp_path: Path, *, guard: str = GUARD, pause: float = 0.0, trials: int = 4) -> list[str]:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(guard=guard, pause=pause, trials=trials, home=str(tmp_path / "home")))
+    return [sys.executable, str(file)]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def ended(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, **options)
+
+
+def test_a_script_runs_the_study_it_declares_in_other_processes(tmp_path):
+    ran = ended(script(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    state, digest = ran.stdout.split()
+    assert state == "complete" and digest == api.open(home=tmp_path / "home").digest
+
+
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
+    ran = subprocess.run(
+        script(tmp_path, guard="if True:"), env=environment(), capture_output=True, text=True, timeout=200
+    )
+    assert ran.returncode != 0
+    assert 'put the call under if __name__ == "__main__":' in ran.stderr
+
+
+def test_ctrl_c_ends_a_script_gracefully_and_resume_goes_on(tmp_path):
+    running = subprocess.Popen(
+        script(tmp_path, pause=0.2, trials=6),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    home, deadline = tmp_path / "home", time.monotonic() + 120
+    while not ((home / "ledger.db").exists() and _reported(home)):
+        assert running.poll() is None and time.monotonic() < deadline, running.communicate()
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    output, error = running.communicate(timeout=120)
+    assert running.returncode == 0 and output.startswith("interrupted "), error
+    again = api.resume(home=home, progress=False)
+    assert again.state == "complete"
+    assert ended(script(other := _made(tmp_path / "other"), trials=6)).returncode == 0
+    assert again.digest == api.open(home=other / "home").digest
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def _reported(home: Path) -> bool:
+    try:
+        return api.open(home=home).status().epochs_trained > 0
+    except Exception:
+        return False
+
+
+NOTEBOOK = """
+import hpo
+from hpo import api
+from hpo.study.function import study
+
+@study(space={{"x": hpo.Float(-1.0, 1.0)}}, minimize="loss")
+def parabola(trial):
+    return trial.params.x ** 2
+
+try:
+    api.run(parabola, trials=2, workers=2, home={home!r}, progress=False)
+except hpo.errors.UserError as error:
+    print(error)
+print(api.run(parabola, trials=2, home={home!r}, progress=False).state)
+print(api.resume(home={home!r}, trials=3, progress=False).status().trials["complete"])
+"""
+
+
+def test_a_function_of_a_prompt_trains_in_its_process(tmp_path):
+    """Which has no file, as a notebook's cell has none."""
+    code = NOTEBOOK.format(home=str(tmp_path / "home")).replace("import hpo\n", "import hpo, hpo.errors\n", 1)
+    ran = subprocess.run(
+        [sys.executable, "-"], input=code, env=environment(), capture_output=True, text=True, timeout=200
+    )
+    refused, state, count = ran.stdout.splitlines()
+    assert "is defined in a notebook, which other processes cannot import: write it to a file" in refused
+    assert (state, count) == ("complete", "3"), ran.stderr
+    with pytest.raises(UserError, match="defined in a notebook"):
+        api.resume(home=tmp_path / "home", trials=4, progress=False)
+
+
+def test_what_is_no_study_is_refused(tmp_path):
+    def train(trial):
+        pass
+
+    with pytest.raises(UserError, match=r"train is no study: put @hpo.study\(space=..., minimize=...\) above it"):
+        api.run(train, trials=1, home=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="is new: say how far it is to go"):
+        api.run(STUDY, home=Home.at(tmp_path / "home").root, progress=False)
