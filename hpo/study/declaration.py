@@ -30,7 +30,7 @@ from hpo.space.objective import Constraint, Objective, check_judged
 from hpo.space.space import Space
 from hpo.study.code_digest import digest
 from hpo.study.enqueue import fitting, within
-from hpo.study.loading import source_parts
+from hpo.study.loading import file_of, source_parts
 from hpo.study.naming import check_name
 from hpo.text import near
 from trainer.checkpoint.manifest import MANIFEST
@@ -318,8 +318,8 @@ class Study:
 
     def directory(self) -> Path:
         """The directory of the declaration; the working directory where it was not loaded from a file."""
-        file = getattr(sys.modules.get(self.module), "__file__", None)
-        return Path(file).parent if file else Path.cwd()
+        file = file_of(sys.modules.get(self.module))
+        return file.parent if file else Path.cwd()
 
     def identity(self) -> dict[str, Any]:
         """Component -> what decides the study's results, by path or as a sha256; see hpo.study.identity."""
@@ -346,11 +346,10 @@ class Study:
     def code(self) -> dict[str, Path]:
         """Label -> place of the declaration, under no label, and of all that it imports from beside it."""
         module = sys.modules.get(self.module) or sys.modules.get(getattr(self.task, "__module__", ""))
-        file = getattr(module, "__file__", None)
-        if file is None:
+        if (file := file_of(module)) is None:
             return {}
         own = self.task.partition(":")[0] if isinstance(self.task, str) else ""
-        return source_parts(Path(file), own)
+        return source_parts(file, own)
 
     def code_sha256(self) -> dict[str, str]:
         """The hash of each part of the code, wherever that lies; of the platform's own studies the digest of what is

@@ -33,6 +33,12 @@ def importing() -> Path | None:
     return _importing.get()
 
 
+def file_of(module: ModuleType | None) -> Path | None:
+    """The module's file; None for a notebook's, and for what comes from standard input, whose file is `<stdin>`."""
+    file = getattr(module, "__file__", None)
+    return Path(file) if file and Path(file).is_file() else None
+
+
 def load_module(reference: str) -> tuple[ModuleType, str, str]:
     """(module, attribute, the reference by which any process finds them again)."""
     match = _REFERENCE.fullmatch(reference)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from hpo.errors import StudyError
 from hpo.study.declaration import Study
-from hpo.study.loading import load_module
+from hpo.study.loading import file_of, load_module
 
 NOTEBOOK = "notebook"  # stands for a file in the reference of a study that only this process knows
 _in_notebook: dict[str, Study] = {}
@@ -45,9 +44,8 @@ def reference_of(study: Study) -> tuple[str, bool]:
     if not named_by:
         raise StudyError(f"study {study.name!r} is a value without a name: assign it to one at the top of its file.")
     module, attribute = named_by[0]
-    file = getattr(module, "__file__", None)
-    if file and Path(file).is_file():  # of what comes from standard input it is "<stdin>"
-        return f"{Path(file).absolute()}:{attribute}", True
+    if file := file_of(module):
+        return f"{file.absolute()}:{attribute}", True
     reference = f"{NOTEBOOK}:{attribute}"
     _in_notebook[reference] = replace(study, reference=reference, module=module.__name__)
     return reference, False
