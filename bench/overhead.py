@@ -132,6 +132,7 @@ def peer(directory: Path) -> Callable[[int], dict[str, float]]:
 
     def objective(trial: optuna.Trial) -> float:
         x, y = trial.suggest_float("x", 0.0, 1.0), trial.suggest_float("y", 1e-3, 1.0, log=True)
+        reported: dict[str, float] = {}
         with mlflow.start_run():
             mlflow.log_params({"x": x, "y": y})
             for step in range(1, REPORTS + 1):

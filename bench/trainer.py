@@ -96,7 +96,7 @@ def by_hand(config: TrainConfig) -> Iterator[None]:
         setting.set_lr(step)
         setting.optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(setting.model.parameters(), 1.0)
         setting.optimizer.step()
         yield
 
@@ -182,14 +182,14 @@ def lightning(config: TrainConfig, watch: Stopwatch) -> None:
             super().__init__()
             self.model = setting.model
 
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             x, y = batch
             return cross_entropy(self.model(x), y)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return setting.optimizer
 
-        def on_train_batch_start(self, batch: Any, index: int) -> None:
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             setting.set_lr(self.global_step)
             watch.step()
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,7 @@ class Solo(Alone):
             return nn.utils.get_total_norm(gradients)
         return torch.linalg.vector_norm(torch.stack([*self.norms(gradients)]))
 
-    def norms(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    def norms(self, gradients: Sequence[Tensor]) -> Iterable[Tensor]:
         """The norm of each of them."""
         return torch._foreach_norm([*gradients])
 

@@ -162,10 +162,10 @@ class _Nf4Shape(nn.Linear):
         self.register_buffer("nested", torch.empty(-(-count // (64 * 256)), dtype=torch.float32))
         self.bias = layer.bias
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         shape = self.out_features, self.in_features
-        result = _Dequantised.apply(x.bfloat16(), self.weight, shape)
-        return (result if self.bias is None else result + self.bias).to(x.dtype).clone()  # peft clones it too
+        result = _Dequantised.apply(input.bfloat16(), self.weight, shape)
+        return (result if self.bias is None else result + self.bias).to(input.dtype).clone()  # peft clones it too
 
 
 class _Dequantised(torch.autograd.Function):

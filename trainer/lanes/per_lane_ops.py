@@ -177,7 +177,7 @@ class _Leading(torch.autograd.Function):
         return gradient
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int | None]:
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int | None]:  # type: ignore[override]
         return (x, None) if in_dims[0] is None else (x.movedim(in_dims[0], 0).contiguous(), 0)
 
 
@@ -202,7 +202,9 @@ class _Mask(torch.autograd.Function):
         return None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, draw: Draw, rates: Any, shape: Any) -> tuple[Tensor, int]:
+    def vmap(  # type: ignore[override]
+        info: Any, in_dims: Any, x: Tensor, draw: Draw, rates: Any, shape: Any
+    ) -> tuple[Tensor, int]:
         x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         mask = torch.empty_like(x) if x.shape[1:] == shape else x.new_empty((info.batch_size, *shape))
         draw(mask, rates)

@@ -21,7 +21,7 @@ class Own(Optimizer):
         super().__init__(groups, {"foreach": foreach, **hyperparameters})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # takes none
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for batch in [params] if group["foreach"] else [[p] for p in params]:

@@ -74,7 +74,7 @@ class Muon(optim.Optimizer):
             part.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # takes none
         for part in self.parts:
             part.step()
 

@@ -39,7 +39,7 @@ class Recorder(tune.Callback):
         """Tune pickles what it is given; what is open stays here."""
         return {"_job": self._job, "_paused": self._paused}
 
-    def setup(self, **info: Any) -> None:
+    def setup(self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any) -> None:
         job = self._job
         self._ledger = Ledger(job.storage, create=False)
         row = self._ledger.look(lambda connection: queries.study_row(connection, job.name))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hpo.child_process import spawn
 from hpo.errors import HpoError
@@ -163,7 +163,7 @@ class Ray(WorkerPool):
             max_concurrency=3,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._groups[slot], 0),
         )
-        one, context = actor.remote(), self._context
+        one, context = cast(Any, actor.remote()), self._context  # its methods have a `remote` that a class has not
         row = self._ledger.look(lambda connection: queries.study_row(connection, context.name))
         study = {column: row[column] for column in ("name", "uid", "environment")}
         environ = {"HPO_STORAGE": context.storage} | gpu_share(self._gpus) | gpus_asked(self._resources.gpus)
