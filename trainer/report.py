@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+# Values as JSON has them, and tuples, which it makes lists of. What is in them is for whoever reads them to know.
+Json = Mapping[str, Any] | list[Any] | tuple[Any, ...] | str | float | bool | None
+
 VerdictKind = Literal["continue", "stop", "pause", "restart_from", "leave"]
 
 OutcomeKind = Literal[
@@ -45,7 +48,7 @@ ENDS: Mapping[VerdictKind, OutcomeKind] = {
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics as plain floats. Raises TypeError naming the one that is no number."""
-    found = {}
+    found: dict[str, float] = {}
     for key, value in metrics.items():
         try:
             found[key] = float(value)
@@ -67,7 +70,7 @@ class Verdict:
     step: int | None = None
     reason: str = ""
     checkpoint: str | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 CONTINUE = Verdict()
@@ -102,7 +105,7 @@ class CheckpointRef:
     epoch: int
     sha256: str
     size: int
-    metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float], compare=False)
 
 
 @dataclass(frozen=True)

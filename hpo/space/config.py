@@ -12,7 +12,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -22,6 +22,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hpo.errors import SpaceError, UserError
 from hpo.text import near, resemblance
+from trainer.report import Json
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -40,7 +41,7 @@ class _Loader(yaml.SafeLoader):
     and expands a few hundred bytes of aliases into billions of items.
     """
 
-    yaml_implicit_resolvers: typing.ClassVar[dict] = {}
+    yaml_implicit_resolvers: typing.ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
     max_aliases, max_depth = 10, 32
 
     def __init__(self, stream: str) -> None:
@@ -49,7 +50,7 @@ class _Loader(yaml.SafeLoader):
         self.within: list[str | None] = []  # the anchors of the nodes being composed
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()
+        event = self.peek_event()
         alias = self.check_event(yaml.AliasEvent)
         self.aliases += alias
         if self.aliases > self.max_aliases:
@@ -58,8 +59,8 @@ class _Loader(yaml.SafeLoader):
         if alias and anchor in self.within:
             problem = f"alias {anchor!r} stands within what it names"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        if getattr(event, "tag", None) is not None:
-            raise yaml.MarkedYAMLError(problem=f"tag {event.tag!r} is not allowed", problem_mark=event.start_mark)
+        if (tag := getattr(event, "tag", None)) is not None:
+            raise yaml.MarkedYAMLError(problem=f"tag {tag!r} is not allowed", problem_mark=event.start_mark)
         if self.depth >= self.max_depth:
             raise yaml.MarkedYAMLError(
                 problem=f"nested deeper than {self.max_depth} levels", problem_mark=event.start_mark
@@ -71,7 +72,7 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[str, int] = {}
         for key_node, _ in node.value:
             key, mark = self.construct_object(key_node, deep=True), key_node.start_mark
@@ -118,7 +119,7 @@ def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
     if len(data) > max_bytes:
         raise UserError(f"{path} is larger than {max_bytes} bytes; a configuration file is not that large.")
     try:
-        loaded = yaml.load(data.decode("utf-8-sig"), _Loader)
+        loaded: Json = yaml.load(data.decode("utf-8-sig"), _Loader)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8.") from error
     except yaml.YAMLError as error:
@@ -139,7 +140,7 @@ def parse_override(text: str) -> tuple[str, Raw]:
     return path.strip(), Raw(value.strip())
 
 
-def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(mapping: Mapping[str, Json], prefix: str = "") -> dict[str, Any]:
     """Nested mappings to dotted paths; lists and empty mappings are leaves. A path given twice is a SpaceError."""
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
@@ -239,7 +240,8 @@ def misfit(config_type: type[BaseModel], path: str, value: Any) -> str | None:
         return _reasons(error.errors(include_url=False))
     except (TypeError, ValueError):
         return "input should be a JSON value, its numbers finite"
-    if isinstance(value, int) and isinstance(read, float) and read != value:
+    # To pyright no float equals an int.
+    if isinstance(value, int) and isinstance(read, float) and read != value:  # pyright: ignore[reportUnnecessaryComparison]
         return f"no float is exactly that, the nearest is {read!r}"
     return None
 

@@ -17,6 +17,8 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
+from trainer.report import Json
+
 # What a sampler sees of a dimension: ("float", low, high, log, step), ("int", low, high, log, step),
 # ("choice", n) for 0 .. n-1, or ("unit",) for the interval [0, 1].
 Coordinate = tuple[Any, ...]
@@ -26,6 +28,10 @@ _SPREAD = 0.1  # the standard deviation of draws around a prior, as a share of t
 
 def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _cell(u: float, count: int) -> int:  # the cell of [0, 1] cut into `count` equal ones that holds `u`
@@ -54,7 +60,7 @@ class Dimension(ABC):
     """
 
     tier: int = field(default=1, kw_only=True)
-    when: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    when: Mapping[str, Json | set[Any] | frozenset[Any]] | None = field(default=None, kw_only=True)
     prior: Any = field(default=None, kw_only=True)
     strength: float = field(default=0.5, kw_only=True)
 
@@ -344,7 +350,7 @@ class Choice(Dimension):
 
     def faults(self) -> Iterator[str]:
         yield from super().faults()
-        if isinstance(self.options, str | bytes) or not isinstance(self.options, Sequence):
+        if not _is_list(self.options):
             yield f"options={self.options!r} must be a list of values"
             return
         if not self.options:

@@ -13,6 +13,10 @@ DIRECTIONS = ("minimize", "maximize")
 SELECTIONS = ("last", "best")
 
 
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 @dataclass(frozen=True)
 class Objective:
     """A metric to minimise or maximise; `select` takes its last value or the best one of the curve."""
@@ -22,7 +26,7 @@ class Objective:
     select: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        if not self.metric or not isinstance(self.metric, str):
+        if not _is_name(self.metric):
             raise StudyError(f"objective {self.metric!r} must be the name of a metric, such as 'val/loss'.")
         for name, known in (("direction", DIRECTIONS), ("select", SELECTIONS)):
             if (value := getattr(self, name)) not in known:
@@ -41,7 +45,7 @@ class Constraint:
     upper: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.metric or not isinstance(self.metric, str):
+        if not _is_name(self.metric):
             raise StudyError(f"constraint {self.metric!r} must be the name of a metric, such as 'val/latency'.")
         bounds = {name: bound for name in ("lower", "upper") if (bound := getattr(self, name)) is not None}
         if not bounds:

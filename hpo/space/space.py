@@ -36,10 +36,10 @@ class Space:
     """
 
     dimensions: Mapping[str, Dimension]
-    fixed: Mapping[str, Any] = _field(default_factory=dict)
+    fixed: Mapping[str, Any] = _field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        for path, dimension in self.dimensions.items():
+        for path, dimension in dict[str, object](self.dimensions).items():
             if not isinstance(dimension, Dimension):
                 raise SpaceError(f"{path}: {dimension!r} is not a dimension; use Float, Int, Choice or Bool.")
             for fault in dimension.faults():
@@ -195,7 +195,7 @@ class Space:
                 for reference, allowed in conditions.items()
             ):
                 live[path] = self.dimensions[path]
-        named = set().union(*(self._references[path] for path in live)) if live else set()
+        named = set[str]().union(*(self._references[path] for path in live))
         return Space(
             {path: dimension for path, dimension in self.dimensions.items() if path in live},
             {path: values[path] for path in sorted(named) if path in values},
@@ -216,7 +216,7 @@ class Space:
 
         Raises SpaceError for a value that its dimension does not hold, and, if `strict`, where one is inactive there.
         """
-        coordinates, known = dict(rest), {}
+        coordinates, known = dict(rest), dict[str, Any]()
         for path in self._order:
             dimension = self.dimensions[path]
             if not self._active(dimension, known, self.fixed):
@@ -304,7 +304,7 @@ class Space:
     def _blocks(self, points: int) -> list[tuple[int, dict[str, Any], dict[str, Sequence[Any]]]]:
         """(end, coordinates of the dimensions others depend on, axes of the other active ones), by grid number."""
         if points not in self._grids:
-            deciding = set().union(*self._references.values()) if self.dimensions else set()
+            deciding = set[str]().union(*self._references.values())
             parts: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {})]  # coordinates and parameters so far
             for path in (path for path in self._order if path in deciding):
                 parts = list(self._split(path, parts, points))

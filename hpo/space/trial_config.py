@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config import ParallelConfig
+from trainer.report import Json
 
 
 def last_epoch(config: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> float:
@@ -14,7 +15,7 @@ def last_epoch(config: Mapping[str, Any], changes: Mapping[str, Any] | None = No
     cross-validated a fold counts as an epoch.
 
     `changes`, path -> value, go before the configuration."""
-    train = config.get("train")
+    train: Json = config.get("train")
     train = train if isinstance(train, Mapping) else {}
     if (folds := train.get("folds", 1)) != 1:
         return folds
@@ -24,11 +25,11 @@ def last_epoch(config: Mapping[str, Any], changes: Mapping[str, Any] | None = No
 
 def parallel_of(config: Mapping[str, Any]) -> ParallelConfig:
     """`train.parallel` of a whole configuration in JSON; its default where there is none."""
-    train = config.get("train")
+    train: Json = config.get("train")
     return ParallelConfig.model_validate(train.get("parallel", {}) if isinstance(train, Mapping) else {})
 
 
 def lanes_of(config: Mapping[str, Any]) -> int:
     """`train.lanes` of a whole configuration in JSON; 1 where there is none."""
-    train = config.get("train")
+    train: Json = config.get("train")
     return train.get("lanes", 1) if isinstance(train, Mapping) else 1

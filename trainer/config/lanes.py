@@ -6,6 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.report import Json
+
 # Whatever else is the same for all lanes: it decides what is computed, and these only with which numbers.
 LANE_FIELDS = (
     "train.seed",
@@ -31,7 +33,7 @@ def shared(config: Mapping[str, Any], fields: tuple[str, ...] = ()) -> dict[str,
     common = copy.deepcopy(dict(config))
     for path in (*LANE_FIELDS, *fields):
         *parents, last = path.split(".")
-        part: Any = common
+        part: Json = common
         for parent in parents:
             part = part.get(parent, {}) if isinstance(part, Mapping) else {}
         if isinstance(part, dict):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from trainer.config.fields import Frozen, Positive
+from trainer.report import Json
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -62,7 +63,7 @@ class ParallelConfig(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _data_of_nproc(cls, given: Any) -> Any:
+    def _data_of_nproc(cls, given: Json) -> Any:
         if not isinstance(given, dict) or not isinstance(given.get("nproc"), int) or given["nproc"] < 1:
             return given
         sizes = [given.get(axis, 1) for axis in ("tensor", "pipeline", "data")]

@@ -50,7 +50,7 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
     "cyclical": {"min_lr": None, "num_cycles": 3, "cycle_mode": "triangular", "gamma": 0.95},
     "plateau": {"plateau": PlateauConfig()},
 }
-OWN_FUNCTION = {"min_lr": 0.0, "options": {}}
+OWN_FUNCTION: dict[str, Any] = {"min_lr": 0.0, "options": {}}
 WARMUPS = Literal["linear", "cosine", "polynomial", "exponential"]
 
 
