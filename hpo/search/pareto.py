@@ -54,11 +54,11 @@ class _ConstrainedScalar(_ConstrainedLoss, float): ...
 class _ConstrainedTuple(_ConstrainedLoss, tuple[float, ...]): ...
 
 
-def _placed(loss: Any) -> tuple[float, Any]:
+def _placed(loss: object) -> tuple[float, Any]:
     return (loss.violation, loss.bare) if isinstance(loss, _ConstrainedLoss) else (0.0, loss)
 
 
-def beyond(loss: Any, violation: float) -> Any:
+def beyond(loss: float | Losses, violation: float) -> Any:
     """The loss, one or several, of what is so far beyond its bounds in all; itself where that is 0."""
     if not violation:
         return loss
@@ -75,7 +75,7 @@ def dominates(a: Losses, b: Losses) -> bool:
     return a != b and all(map(operator.le, a, b))
 
 
-def is_nan(loss: Any) -> bool:
+def is_nan(loss: float | Losses) -> bool:
     """Whether a loss, one or several, has a part that is NaN."""
     return any(map(math.isnan, loss)) if isinstance(loss, tuple) else math.isnan(loss)
 

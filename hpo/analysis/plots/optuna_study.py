@@ -59,7 +59,7 @@ def to_optuna(
                     curves.setdefault(number, {})[epoch] = value
     finally:
         ledger.close()
-    copy = quiet_study([objective.direction for objective in study.objectives], name)
+    copy = quiet_study([objective.direction for objective in study.objectives], name=name)
     copy.set_user_attr("metrics", [objective.metric for objective in study.objectives])
     for trial in trials:
         copy.add_trial(_frozen(study, trial, curves.get(trial["number"], {}), metrics.get(trial["id"], {})))

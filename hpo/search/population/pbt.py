@@ -50,7 +50,7 @@ class Perturbed(Population):
                 coordinates[path] = dimension.guided(place)
             else:
                 divisor = self._space.divisor(path, params)
-                value = perturbed(dimension, params[path], FACTORS[up < 0.5], divisor)
+                value = perturbed(dimension, params[path], FACTORS[int(up < 0.5)], divisor)
                 coordinates[path] = dimension.at(value, divisor)
         return coordinates
 

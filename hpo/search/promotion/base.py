@@ -35,7 +35,7 @@ class RungView:
 
     curves: Mapping[int, Curve]
     states: Mapping[int, str]
-    points: Mapping[int, Point] = field(default_factory=dict)
+    points: Mapping[int, Point] = field(default_factory=dict[int, Point])
     known: Order | None = None
     by_best: bool = False
 

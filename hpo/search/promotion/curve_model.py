@@ -14,10 +14,11 @@ exponential. Pure torch, float64, one thread: a function of its data.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -30,6 +31,11 @@ MOST = 600  # observations that the model takes in; the time of a decision grows
 _FIRST, _TIMES = 4, 3  # the model looks at a curve from that epoch on, and when it has grown so many times as long
 _FITTED = 48  # at most so many of one epoch give the length scales
 _STEPS = 25
+
+# torch has no types of these.
+_cholesky = cast("Callable[[Tensor], Tensor]", torch.linalg.cholesky)  # pyright: ignore[reportUnknownMemberType]
+_solve = cast("Callable[..., Tensor]", torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
+_ndtr = cast("Callable[[Tensor], Tensor]", torch.special.ndtr)  # pyright: ignore[reportUnknownMemberType]
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,8 @@ def observe(
 
 
 def _thinned(curve: Sequence[tuple[int, float]], worst: tuple[int, float], ended: bool, by_best: bool) -> Seen:
-    least, found, mark = math.inf, [], _FIRST
+    least, mark = math.inf, _FIRST
+    found: list[tuple[int, float]] = []
     for place, (epoch, loss) in enumerate(curve):
         finite, end = math.isfinite(loss), ended and place == len(curve) - 1
         least = min(least, loss) if finite else least
@@ -106,7 +113,7 @@ class Model:
             table = _table(trials, self._warp, _all(trials))
             self._theta = _fitted(*_few(trials, self._warp))
             kernel = _kernel(self._theta, table, table, same=True)
-            self._factor = torch.linalg.cholesky(kernel)
+            self._factor = _cholesky(kernel)
             self._weights = torch.cholesky_solve(table.y[:, None], self._factor)[:, 0]
             self._table = table
             self._leaders: dict[int, float] = {}
@@ -129,14 +136,14 @@ class Model:
             cross = _kernel(self._theta, at, self._table)
             mean = cross @ self._weights
             chosen = torch.argsort(mean, stable=True)[:most]
-            half = torch.linalg.solve_triangular(self._factor, cross[chosen].T, upper=False)
+            half = _solve(self._factor, cross[chosen].T, upper=False)
             prior = _variance(self._theta, at.t[chosen])
             spread = (prior - (half * half).sum(0)).clamp_min(1e-12).sqrt()
             z = (self.leader(epoch) - mean[chosen]) / spread
             density = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
             found = torch.zeros(len(points), dtype=torch.float64)
-            found[chosen] = spread * (z * torch.special.ndtr(z) + density)
-        return found.tolist()
+            found[chosen] = spread * (z * _ndtr(z) + density)
+        return found.numpy().tolist()
 
     def leader(self, epoch: int) -> float:
         """The best mean of any trial of the model at `epoch`, or what was seen where that is better."""
@@ -268,7 +275,7 @@ def _loss(theta: Tensor, table: _Table, free: Tensor) -> tuple[float, Tensor]:
     Of the kernel K it is (K^-1 - w w') / 2 with w = K^-1 y: so nothing is differentiated through the factorization.
     """
     kernel = _kernel(theta, table, table, same=True)
-    factor = torch.linalg.cholesky(kernel.detach())
+    factor = _cholesky(kernel.detach())
     weights = torch.cholesky_solve(table.y[:, None], factor)
     value = 0.5 * float(table.y @ weights[:, 0]) + float(factor.diagonal().log().sum())
     outer = 0.5 * (torch.cholesky_inverse(factor) - weights @ weights.T)
@@ -276,7 +283,7 @@ def _loss(theta: Tensor, table: _Table, free: Tensor) -> tuple[float, Tensor]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """More threads add in another order, and so decide otherwise; and a task that trains in this process may have left
     torch without gradients, or with another device."""
     before = torch.get_num_threads()

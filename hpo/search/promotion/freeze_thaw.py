@@ -204,8 +204,8 @@ class FreezeThawSampler:
         return self._curves | {n: [(last, loss)] for n, loss in behind.items()}
 
     def _point(self, coordinates: Mapping[str, Any]) -> Point:
-        dimensions, found = self._space.dimensions, []
-        active = coordinates
+        dimensions, active = self._space.dimensions, coordinates
+        found: list[float] = []
         if self._conditional and len(coordinates) == len(dimensions):
             active = self._space.decode(coordinates)
         for path, seen in self._space.coordinates.items():

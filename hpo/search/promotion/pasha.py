@@ -69,7 +69,7 @@ class Pasha(AshaPromote):
         return found
 
     def _tolerance(self, curves: Sequence[Curve]) -> float:
-        apart = []
+        apart: list[float] = []
         for one, second in combinations(map(dict, curves), 2):
             gaps = [loss - second[epoch] for epoch, loss in one.items() if epoch in second]
             gaps = [gap for gap in gaps if gap and math.isfinite(gap)]

@@ -34,8 +34,8 @@ class TrialRecord:
     coordinates: Mapping[str, Any]
     values: tuple[float | None, ...] | None = None
     curve: Sequence[tuple[int, float]] = ()
-    trial_attrs: Mapping[str, Any] = field(default_factory=dict)
-    study_attrs: Mapping[str, Any] = field(default_factory=dict)
+    trial_attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    study_attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     violations: tuple[float, ...] = ()
     parent: int | None = None
     untried: bool = False
@@ -57,8 +57,8 @@ class Proposal:
     coordinates: dict[str, Any]
     seed: int
     draw: int = 0
-    trial_attrs: dict[str, Any] = field(default_factory=dict)
-    study_attrs: dict[str, Any] = field(default_factory=dict)
+    trial_attrs: dict[str, Any] = field(default_factory=dict[str, Any])
+    study_attrs: dict[str, Any] = field(default_factory=dict[str, Any])
     parent: int | None = None
 
 

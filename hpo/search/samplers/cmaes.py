@@ -97,7 +97,7 @@ class Cmaes:
             if generation is not None:
                 generations.setdefault(generation, []).append((point, loss))
         size = 4 + math.floor(3 * math.log(len(self._numeric)))
-        full = []
+        full: list[list[tuple[list[float], float]]] = []
         while len(generations.get(len(full), ())) >= size:
             full.append(generations[len(full)][:size])
         told = self._past[1:]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.search.samplers.base import Proposal, TrialRecord, ask_seed, is_open, reached
@@ -39,7 +40,7 @@ def distribution(coordinate: Coordinate) -> BaseDistribution:
 
 
 @contextmanager
-def quiet_optuna() -> Iterator[None]:
+def quiet_optuna() -> Generator[None]:
     """Keep what Optuna says about its own working from the user."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -51,10 +52,14 @@ def quiet_optuna() -> Iterator[None]:
         optuna.logging.set_verbosity(verbosity)
 
 
-def quiet_study(directions: Sequence[Literal["minimize", "maximize"]], name: str | None = None) -> optuna.Study:
+def quiet_study(
+    directions: Sequence[Literal["minimize", "maximize"]],
+    storage: InMemoryStorage | None = None,
+    name: str | None = None,
+) -> optuna.Study:
     """A new study in memory, without the line that Optuna logs about it."""
     with quiet_optuna():
-        return optuna.create_study(directions=directions, study_name=name)
+        return optuna.create_study(directions=directions, storage=storage, study_name=name)
 
 
 class _Replay(BaseSampler):
@@ -107,7 +112,9 @@ class OptunaSampler(ABC):
 
     def _clear(self) -> None:
         """Forget Optuna's study; the next ask fills a new one from the records."""
-        self._study = quiet_study(self._directions)
+        self._storage = InMemoryStorage()
+        self._study = quiet_study(self._directions, self._storage)
+        self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
         self._study.add_trials(self._earlier)
         self._trials: list[optuna.Trial] = []
 
@@ -147,10 +154,14 @@ class OptunaSampler(ABC):
         """Let a running trial of Optuna's study be one that is tried elsewhere."""
         for path, value in coordinates.items():
             there = self._distributions[path]
-            self._study._storage.set_trial_param(trial._trial_id, path, there.to_internal_repr(value), there)
+            self._storage.set_trial_param(self._id(trial), path, there.to_internal_repr(value), there)
+
+    def _id(self, trial: optuna.Trial) -> int:
+        """By which Optuna's storage knows a trial."""
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
 
     def _attributes_of(self, number: int) -> Any:
-        return self._study._storage.get_trial(self._trials[number]._trial_id)
+        return self._storage.get_trial(self._id(self._trials[number]))
 
     def ask(self, number: int) -> Proposal:
         self._catch_up(number)
@@ -174,11 +185,10 @@ class OptunaSampler(ABC):
             record = self._records[len(self._trials)]
             known = {path: self._distributions[path] for path in self._distributions if path in record.coordinates}
             trial = self._ask(_Replay(record.coordinates), known)
-            storage, study = self._study._storage, self._study
             for key, value in self._attributes(record).items():
-                storage.set_trial_system_attr(trial._trial_id, key, value)
+                self._storage.set_trial_system_attr(self._id(trial), key, value)
             for key, value in self._kept(record.study_attrs).items():
-                storage.set_study_system_attr(study._study_id, key, value)
+                self._storage.set_study_system_attr(self._study_id, key, value)
             self._enter(trial, record)
         if len(self._trials) > number:
             raise ValueError(f"trial {number} has been asked for already")
@@ -193,7 +203,7 @@ class OptunaSampler(ABC):
         return self._kept(record.trial_attrs)
 
     def _study_attributes(self) -> dict[str, Any]:
-        return self._kept(self._study._storage.get_study_system_attrs(self._study._study_id))
+        return self._kept(self._storage.get_study_system_attrs(self._study_id))
 
     def _kept(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in attributes.items() if key.startswith(self.KEEPS)} if self.KEEPS else {}

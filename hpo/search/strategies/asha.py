@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpo.search.pareto import ahead, is_nan
+from hpo.search.pareto import Losses, ahead, is_nan
 from hpo.search.strategies.base import History
 from trainer.report import CONTINUE, Verdict
 
@@ -74,7 +74,7 @@ class Asha(BaseModel):
         return Verdict("stop", reason=f"rank {ahead + 1} of {len(others) + 1} {where}; the best {keep} go on")
 
 
-def _ahead(others: Mapping[int, Any], number: int, loss: Any) -> int:
+def _ahead(others: Mapping[int, Any], number: int, loss: float | Losses) -> int:
     """How many of the others a trial with this loss comes behind; of equal losses none is ahead of the other."""
     if not isinstance(loss, tuple):
         return sum(other < loss for other in others.values())

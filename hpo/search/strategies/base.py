@@ -169,7 +169,7 @@ class TableHistory:
     number: int
     epoch: int
     tables: Mapping[int, Curve]
-    states: Mapping[int, str] = field(default_factory=dict)
+    states: Mapping[int, str] = field(default_factory=dict[int, str])
     visible: int | None = None
 
     @property

@@ -13,7 +13,7 @@ from hpo.errors import UserError
 from hpo.search.population.base import breeding
 from hpo.search.promotion.base import promoting
 from hpo.search.strategies.base import History, Strategy, make_strategy
-from trainer.report import CONTINUE, Verdict
+from trainer.report import CONTINUE, Json, Verdict
 
 
 class Patient(BaseModel):
@@ -36,7 +36,7 @@ class Patient(BaseModel):
 
     @field_validator("strategy", mode="before")
     @classmethod
-    def _spelled_out(cls, given: Any) -> Any:
+    def _spelled_out(cls, given: Json) -> Any:
         if not isinstance(given, str | Mapping):
             return given
         if promoting(given) or breeding(given):
