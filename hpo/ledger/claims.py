@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import select, update
 from sqlalchemy.engine import Connection, Row
@@ -15,6 +15,7 @@ from hpo.ledger import statements as sql
 from hpo.ledger.tables import attempts, trials
 from trainer.errors import Fenced
 
+_Taken: TypeAlias = "Row[*tuple[Any, ...]]"  # of a trial, as statements.TAKE returns it
 Alike = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 _LOOKED_AT = 256  # waiting trials, for those that are alike
 _COMPANY = 2  # losses of workers in a row by which a trial trains alone: one that kills its worker takes no other along
@@ -95,7 +96,7 @@ def taken(connection: Connection, token: str, study_id: int) -> Claim | None:
     return None if row is None else _claim(connection, row)
 
 
-def _take(connection: Connection, worker_id: str, token: str, trial_id: int, group: str | None = None) -> Row:
+def _take(connection: Connection, worker_id: str, token: str, trial_id: int, group: str | None = None) -> _Taken:
     now = time.time()
     row = connection.execute(sql.TAKE, {"trial": trial_id, "now": now, "lanes_of": group}).one()
     kept, _ = _committed(connection, row)
@@ -105,7 +106,7 @@ def _take(connection: Connection, worker_id: str, token: str, trial_id: int, gro
     return row
 
 
-def _claim(connection: Connection, row: Row) -> Claim:
+def _claim(connection: Connection, row: _Taken) -> Claim:
     kept, changes = _committed(connection, row)
     params, config, config_hash, lease_seconds, losses = connection.execute(sql.ASKED, {"trial": row.id}).one()
     return Claim(
@@ -124,7 +125,7 @@ def _claim(connection: Connection, row: Row) -> Claim:
     )
 
 
-def _committed(connection: Connection, row: Row) -> tuple[tuple[Mapping[str, Any], ...], Mapping[str, Any]]:
+def _committed(connection: Connection, row: _Taken) -> tuple[tuple[Mapping[str, Any], ...], Mapping[str, Any]]:
     """The checkpoints an attempt may start from, newest first, and what a restart has set.
 
     What a trial saved before it was restarted is older than the checkpoint it was restarted from, and the one that it

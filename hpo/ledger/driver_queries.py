@@ -80,7 +80,7 @@ def halted(
         found = connection.execute(_HALTED_AMONG, where | {"going": list(going or ())}).all()
     else:
         found = connection.execute(HALTED, where).all()
-    waiting = {number for number, state in found if state == "paused"} | (paused if among else set())
+    waiting = {number for number, state in found if state == "paused"} | (paused if among else set[int]())
     known = waiting & paused
     new = [number for number, _ in found if number not in known and number not in ended]
     return waiting, rows(connection, study_id, new)

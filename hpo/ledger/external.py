@@ -45,7 +45,7 @@ def newest(connection: Connection, study_id: int, key: str) -> RowMapping | None
     return None if number is None else driver_queries.rows(connection, study_id, [number])[0]
 
 
-def newest_attempt(connection: Connection, study_id: int, key: str) -> Row | None:
+def newest_attempt(connection: Connection, study_id: int, key: str) -> Row[int, int, str | None] | None:
     """The last attempt at the last trial of the chain: `trial_id`, `fence` and `outcome`."""
     if (last := newest(connection, study_id, key)) is None:
         return None

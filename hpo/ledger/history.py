@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 from hpo.ledger import statements as sql
 from hpo.ledger.tables import machine_dependent, reports, trials
 from hpo.search.curves import Curve, Group, Rankings, first_loss, first_losses
-from hpo.search.pareto import Ranking, beyond, ranked
+from hpo.search.pareto import Losses, Ranking, beyond, ranked
 from hpo.space.objective import Constraint, Objective
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
 from hpo.text import near
@@ -293,7 +293,7 @@ def _signed(sign: float, value: float | None) -> float:
     return sign * value if value is not None and math.isfinite(value) else math.nan
 
 
-def _parts(loss: Any) -> tuple[float, ...]:
+def _parts(loss: float | Losses) -> tuple[float, ...]:
     return loss if isinstance(loss, tuple) else (loss,)
 
 

@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.report import Json
+
 
 def text(value: str) -> str:
     """`value` as every database takes it: NUL as its picture, half a surrogate pair as its escape."""
     return value.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace").decode()
 
 
-def plain(value: Any) -> Any:
+def plain(value: Json) -> Any:
     """`value` as JSON that every database accepts: non-finite floats become their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -220,7 +220,7 @@ class Judged:
 
 
 _OBJECTIVES = (
-    select(*(reports.c[name] for name in ("trial_id", "step", "epoch", "key", "value")))
+    select(reports.c.trial_id, reports.c.step, reports.c.epoch, reports.c.key, reports.c.value)
     .where(_of_fold_0, reports.c.epoch.is_not(None), reports.c.key.in_(bindparam("metrics", expanding=True)))
     .order_by(reports.c.trial_id, reports.c.step)
 )
@@ -244,7 +244,7 @@ def judged(connection: Connection, study: RowMapping, rows: Sequence[Mapping[Any
     for start in range(0, len(values), PAGE):
         points: dict[tuple[int, int, int], dict[str, float]] = {}
         where = {"trials": list(values)[start : start + PAGE], "metrics": metrics}
-        for trial_id, step, epoch, key, value in map(tuple, connection.execute(_OBJECTIVES, where)):
+        for trial_id, step, epoch, key, value in connection.execute(_OBJECTIVES, where):
             points.setdefault((trial_id, step, epoch), {})[key] = value
         at: dict[int, Judged] = {}
         for (trial_id, step, epoch), point in points.items():

@@ -8,13 +8,17 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, case, exists, insert, select, union, update
+from sqlalchemy import BindParameter, bindparam, case, exists, insert, select, union, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, leases, reports, studies, trials
 from hpo.space.trial_state import OPEN_STATES
 
+_now: BindParameter[float] = bindparam("now")
+_at_step: BindParameter[int] = bindparam("at_step")
+_at_epoch: BindParameter[int] = bindparam("at_epoch")
+_last_step: BindParameter[int] = bindparam("last_step")
 _trial = trials.c.id == bindparam("trial")
 _held = _trial & (trials.c.fence == bindparam("held")) & (trials.c.state == "running")
 _attempt = (
@@ -95,7 +99,7 @@ TAKE = (
         fence=trials.c.fence + 1,
         revision=trials.c.revision + 1,
         group=bindparam("lanes_of"),
-        started_at=case((trials.c.started_at.is_(None), bindparam("now")), else_=trials.c.started_at),
+        started_at=case((trials.c.started_at.is_(None), _now), else_=trials.c.started_at),
     )
     .returning(*_TAKEN)
 )
@@ -145,7 +149,7 @@ NEWEST = (
 
 # Which of some checkpoints open trials start from, by a restart or from the beginning.
 _open = (trials.c.study_id == bindparam("study")) & trials.c.state.in_(OPEN_STATES)
-_sources = bindparam("sources", expanding=True)
+_sources: BindParameter[list[str]] = bindparam("sources", expanding=True)
 NEEDED = union(
     select(decisions.c.checkpoint)
     .join(trials, trials.c.id == decisions.c.trial_id)
@@ -180,8 +184,8 @@ ADVANCE = (
     .where(_held)
     .values(
         revision=trials.c.revision + 1,
-        step=case((trials.c.step < bindparam("at_step"), bindparam("at_step")), else_=trials.c.step),
-        epoch=case((trials.c.epoch < bindparam("at_epoch"), bindparam("at_epoch")), else_=trials.c.epoch),
+        step=case((trials.c.step < _at_step, _at_step), else_=trials.c.step),
+        epoch=case((trials.c.epoch < _at_epoch, _at_epoch), else_=trials.c.epoch),
     )
     .returning(trials.c.revision)
 )
@@ -263,6 +267,6 @@ END_ATTEMPT = (
     .values(
         outcome=bindparam("ended_as"),
         ended_at=bindparam("ended"),
-        step=case((attempts.c.step < bindparam("last_step"), bindparam("last_step")), else_=attempts.c.step),
+        step=case((attempts.c.step < _last_step, _last_step), else_=attempts.c.step),
     )
 )

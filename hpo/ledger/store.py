@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,13 +82,13 @@ class Ledger:
         return self.engine.dialect.name == "sqlite"
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> Generator[Connection]:
         """A consistent view; nothing is written. For commands: processes that live on use `look`."""
         with _one_sentence(self), self._reader.begin() as connection:
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self) -> Generator[Connection]:
         """One write transaction, committed at the end of the block. Use `transact` where a retry must be possible."""
         with _one_sentence(self), self._writer.begin() as connection:
             yield connection
@@ -302,7 +302,7 @@ def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> HpoError:
 
 
 @contextmanager
-def _one_sentence(ledger: Ledger) -> Iterator[None]:
+def _one_sentence(ledger: Ledger) -> Generator[None]:
     try:
         yield
     except exc.DBAPIError as error:

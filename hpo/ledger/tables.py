@@ -81,7 +81,7 @@ trials = Table(
     "trials",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("studies.id"), nullable=False),
+    Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
     Column("number", Integer, nullable=False),
     Column("state", String(16), nullable=False),
     Column("parent", Integer),  # number of the trial it descends from
@@ -112,7 +112,7 @@ trials = Table(
 asks = Table(
     "asks",
     metadata,
-    Column("trial_id", ForeignKey("trials.id"), primary_key=True),
+    Column("trial_id", Integer, ForeignKey("trials.id"), primary_key=True),
     Column("draw", Integer, nullable=False),
     Column("seed", BigInteger, nullable=False),
     Column("told", Integer, nullable=False),  # how many tells the sampler had seen: the sequence
@@ -140,9 +140,9 @@ workers = Table(
 attempts = Table(
     "attempts",
     metadata,
-    Column("trial_id", ForeignKey("trials.id"), primary_key=True),
+    Column("trial_id", Integer, ForeignKey("trials.id"), primary_key=True),
     Column("fence", Integer, primary_key=True),
-    Column("worker_id", ForeignKey("workers.id"), nullable=False),
+    Column("worker_id", String(32), ForeignKey("workers.id"), nullable=False),
     Column("claim", String(32)),  # token of the claim that began it, by which a retry finds it again
     Column("renewals", Integer, nullable=False, server_default="0"),
     Column("from_step", Integer, nullable=False, server_default="0"),  # of the checkpoint it resumed from
@@ -155,7 +155,7 @@ attempts = Table(
 reports = Table(
     "reports",
     metadata,
-    Column("trial_id", ForeignKey("trials.id"), primary_key=True),
+    Column("trial_id", Integer, ForeignKey("trials.id"), primary_key=True),
     Column("step", Integer, primary_key=True),
     Column("key", String(250), primary_key=True),
     Column("fold", Integer, primary_key=True),
@@ -170,7 +170,7 @@ reports = Table(
 decisions = Table(
     "decisions",
     metadata,
-    Column("trial_id", ForeignKey("trials.id"), primary_key=True),
+    Column("trial_id", Integer, ForeignKey("trials.id"), primary_key=True),
     Column("step", Integer, primary_key=True),
     Column("fold", Integer, primary_key=True),
     Column("verdict", String(16), nullable=False),
@@ -188,7 +188,7 @@ checkpoints = Table(
     "checkpoints",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("trial_id", ForeignKey("trials.id"), nullable=False),
+    Column("trial_id", Integer, ForeignKey("trials.id"), nullable=False),
     Column("step", Integer, nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("path", Text, nullable=False),  # relative to the checkpoint root
@@ -207,8 +207,8 @@ events = Table(
     "events",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("studies.id"), nullable=False),
-    Column("trial_id", ForeignKey("trials.id")),
+    Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
+    Column("trial_id", Integer, ForeignKey("trials.id")),
     Column("kind", String(64), nullable=False),
     Column("fields", JSON, nullable=False),
     Column("revision", Integer, nullable=False),  # the trial's, or the study's where there is no trial
@@ -234,7 +234,7 @@ mirrors = Table(
     "mirrors",
     metadata,
     Column("tracker", String(250), primary_key=True),  # the tracking URI, without credentials
-    Column("study_id", ForeignKey("studies.id"), primary_key=True),
+    Column("study_id", Integer, ForeignKey("studies.id"), primary_key=True),
     Column("number", Integer, primary_key=True),  # trial number; -1 is the study's own run
     Column("run_id", String(64), nullable=False),
     Column("revision", Integer, nullable=False),  # everything up to here is in the tracker

@@ -58,10 +58,10 @@ class Ask:
     coordinates: Mapping[str, Any]
     config: Mapping[str, Any]
     config_hash: str
-    trial_attrs: Mapping[str, Any] = field(default_factory=dict)
-    study_attrs: Mapping[str, Any] = field(default_factory=dict)
+    trial_attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    study_attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     ranks: int = 1
-    descent: Mapping[str, Any] = field(default_factory=dict)  # columns of `trials`, where it begins from another
+    descent: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of `trials`, where it begins from another
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def set_checkpoints(connection: Connection, taken: Claim, changes: Mapping[str, 
     """
     revision = _bump(connection, taken)
     dropped = [path for path, values in changes.items() if values.get("state") == "deleted"]
-    needed = _needed(connection, taken, dropped) if dropped else set()
+    needed = _needed(connection, taken, dropped) if dropped else set[str]()
     for path, values in changes.items():
         left = {key: value for key, value in values.items() if path not in needed or key != "state"}
         row = (checkpoints.c.trial_id == taken.trial_id) & (checkpoints.c.path == path)
