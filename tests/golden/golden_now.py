@@ -38,7 +38,7 @@ def platform_facts() -> dict[str, Any]:
 
 def main() -> None:
     importlib.metadata.version = functools.cache(importlib.metadata.version)  # each study that opens asks for ten
-    sys.path[1:1] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    sys.path[1:1] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])]
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("--all", action="store_true")
