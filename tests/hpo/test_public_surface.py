@@ -56,3 +56,12 @@ def test_random_and_grid_ask_without_optuna_or_scipy():
         "print(json.dumps([m for m in ('torch', 'mlflow', 'optuna', 'ray', 'scipy') if m in sys.modules]))"
     )
     assert fresh(code) == []
+
+
+@pytest.mark.parametrize("package", ["hpo", "trainer"])
+def test_a_package_says_to_checkers_that_it_is_typed(package):
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "py.typed" in project["tool"]["setuptools"]["package-data"][package]
+    assert (ROOT / package / "py.typed").is_file()
