@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from sqlalchemy.engine import Connection, RowMapping
-
 from hpo.ledger import driver_queries
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.study.budget import Budget
 from hpo.text import command, counted, spelled
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sqlalchemy import select
-from sqlalchemy.engine import Connection, RowMapping
-
-from hpo.ledger.tables import events
+from hpo.ledger import queries
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.study.user_code import own_part
 
 MAX_EQUAL_FAILURES = 3  # in a row, with one and the same traceback
@@ -48,6 +46,5 @@ class FailureStreak:
 
 def forgiven(connection: Connection, study_id: int) -> int:
     """The number of the first trial whose failure counts: the user has resumed the study after those before it."""
-    mine = (events.c.study_id == study_id) & events.c.trial_id.is_(None) & (events.c.kind == FORGIVEN)
-    fields = connection.execute(select(events.c.fields).where(mine).order_by(events.c.id.desc()).limit(1)).scalar()
+    fields = queries.newest_event(connection, study_id, FORGIVEN)
     return fields["first"] if fields else 0

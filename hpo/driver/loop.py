@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqlalchemy.engine import Connection, RowMapping
-
 from hpo.clock import Clock, SystemClock
 from hpo.driver import end_reason, failure_streak
 from hpo.driver.open import check_home, continued, open_study, write_changes
@@ -18,6 +16,7 @@ from hpo.ledger.driver_queries import trained
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process_id import Process
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.search.population.base import breeding, planned_epochs
 from hpo.search.promotion.base import RungView, promoting
 from hpo.search.strategies.base import has_rungs, make_strategy
@@ -144,7 +143,7 @@ class Driver:
         """Renew the lease and, while the study is driven, count the time so far."""
         self._lease.check(connection)
         if self._time.runs:
-            connection.execute(driver_queries.COUNT_TIME, {"study": self._id, "used": self._time.seconds})
+            driver_queries.count_time(connection, self._id, self._time.seconds)
 
     def _expire(self) -> None:
         self._expired = True
@@ -202,8 +201,8 @@ class Driver:
 
     def _known(self, connection: Connection) -> tuple[Sequence[RowMapping], dict[int, float], int]:
         """All trials, the epochs planned for those that are open, and from which trial on failures count."""
-        found = connection.execute(driver_queries.ALL, {"study": self._id}).mappings().all()
-        plans = connection.execute(driver_queries.CONFIGS, {"study": self._id}).all()
+        found = driver_queries.all_rows(connection, self._id)
+        plans = driver_queries.open_configs(connection, self._id).items()
         planned = {n: planned_epochs(config, self._breeding, n, found[n]["from_epoch"]) for n, config in plans}
         return found, planned, failure_streak.forgiven(connection, self._id)
 

@@ -6,16 +6,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import select, update
-from sqlalchemy.engine import Connection, RowMapping
-
 from hpo.clock import SystemClock
 from hpo.driver.request import DriverOptions
 from hpo.errors import DriftError
-from hpo.ledger import Ledger, transactions
+from hpo.ledger import Ledger, driver_queries, queries, transactions
 from hpo.ledger.leases import Lease
-from hpo.ledger.statements import insert_new
-from hpo.ledger.tables import checkpoints, studies, trials
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.storage.home import Home
@@ -30,16 +26,10 @@ _AS_BEGUN = ("tracking_uri", "checkpoints")  # of the environment: where a study
 
 def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: DriverOptions) -> RowMapping:
     """The study's row, made if there is none; DriftError, naming what changed, if the ledger knows another one."""
-    query = select(studies).where(studies.c.name == spec.name)
-    row = ledger.look(lambda connection: connection.execute(query).mappings().first())
+    row = ledger.look(lambda connection: queries.find_study(connection, spec.name))
     if row is None:
         new = _new_row(study, spec, options)
-
-        def body(connection: Connection) -> RowMapping:
-            connection.execute(insert_new(connection, studies), new)
-            return connection.execute(query).mappings().one()
-
-        row = ledger.transact(body)
+        row = ledger.transact(lambda connection: driver_queries.create_study(connection, new))
     now = identity(study, spec)
     if row["identity"]["objectives"] != now["objectives"] and _judged(ledger, row):
         raise DriftError(
@@ -58,10 +48,7 @@ def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: DriverOpt
 
 def _judged(ledger: Ledger, row: RowMapping) -> bool:
     """Whether a trial has been: one whose objective was never reported has not, and its name may be mended."""
-    mine = (trials.c.study_id == row["id"]) & trials.c.state.in_(("complete", "pruned", "paused"))
-    return (
-        ledger.look(lambda connection: connection.execute(select(trials.c.id).where(mine).limit(1)).first()) is not None
-    )
+    return ledger.look(lambda connection: driver_queries.any_judged(connection, row["id"]))
 
 
 def _judged_by(spec: Mapping[str, Any]) -> str:
@@ -86,8 +73,7 @@ def _environment(study: Study, options: DriverOptions) -> dict[str, Any]:
 
 def check_home(ledger: Ledger, row: RowMapping, home: Home) -> None:
     """Raise UserError if the study's checkpoints lie in another home; else mark this one as theirs."""
-    saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == row["id"]).limit(1)
-    if ledger.look(lambda connection: connection.execute(saved).first()) is not None:
+    if ledger.look(lambda connection: driver_queries.any_saved(connection, row["id"])):
         locations.check(home, row)
     locations.mark(home, row)
 
@@ -110,7 +96,7 @@ def write_changes(connection: Connection, row: RowMapping, lease: Lease, values:
     new = {name: value for name, value in values.items() if value != row[name]}
     if not new:
         return
-    connection.execute(update(studies).where(studies.c.id == row["id"]).values(**new, revision=studies.c.revision + 1))
+    driver_queries.change_study(connection, row["id"], new)
     if changed := drift(row["identity"], values.get("identity", row["identity"])):
         transactions.note(connection, row["id"], "drift", {"changed": changed}, f"{lease.name}.{lease.fence}.drift")
     before, after = flatten(row["environment"]), flatten(values.get("environment", row["environment"]))

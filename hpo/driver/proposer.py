@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy.engine import RowMapping
-
 from hpo.driver import warm_start
 from hpo.errors import UserError
 from hpo.ledger import Ledger, driver_queries, transactions
-from hpo.ledger import statements as sql
 from hpo.ledger.history import Curve, Curves
+from hpo.ledger.rows import RowMapping
 from hpo.search.population.base import breeding
 from hpo.search.promotion.base import Featuring, Point, promoting
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
@@ -72,9 +70,8 @@ class LedgerProposer:
         """Up to which epoch the sampler knows of trials that are open: what they had when they waited last."""
         if not promoting(self._spec.strategy):
             return {}
-        where = {"study": self._curves.study_id}
-        found = self._ledger.look(lambda connection: connection.execute(driver_queries.PAUSES, where).all())
-        return {number: epoch for number, epoch in found if epoch is not None}
+        found = self._ledger.look(lambda connection: driver_queries.pauses(connection, self._curves.study_id))
+        return {number: epoch for number, epoch in found.items() if epoch is not None}
 
     def features(self) -> Mapping[int, Point]:
         """Of all trials, where the sampler shows them."""
@@ -92,8 +89,8 @@ class LedgerProposer:
 
     def _descent(self, number: int, parent: int) -> dict[str, Any]:
         """The columns of a trial that begins where its parent has ended."""
-        where = {"study": self._curves.study_id, "trial": parent}
-        found = self._ledger.look(lambda connection: connection.execute(sql.NEWEST, where).mappings().first())
+        where = (self._curves.study_id, parent)
+        found = self._ledger.look(lambda connection: driver_queries.newest_checkpoint(connection, *where))
         if found is None:
             raise UserError(
                 f"trial {number} is to go on from trial {parent}, which has no checkpoint left: put its directory "

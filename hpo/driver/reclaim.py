@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import bindparam, select
-
 from hpo.clock import Clock
-from hpo.ledger import Ledger, transactions
+from hpo.ledger import Ledger, driver_queries, transactions
 from hpo.ledger.process_id import is_dead
-from hpo.ledger.tables import attempts, trials, workers
 
 
 class Reclaimer:
@@ -20,39 +17,21 @@ class Reclaimer:
 
     def reclaim(self, *, counted: bool = True) -> None:
         """Take trials back from workers that are dead, or have not renewed for `timeout` seconds."""
-        rows = self._ledger.look(lambda connection: connection.execute(_RUNNING, {"study": self._study_id}).all())
+        rows = self._ledger.look(lambda connection: driver_queries.running(connection, self._study_id))
         now = self._clock.monotonic()
         if now - self._looked > self._timeout / 2:
             self._watched = {}  # nobody was looking, or nobody could renew: this process was busy, or the ledger away
         self._looked = now
         running = {}
         for row in rows:
-            key, token = (row.id, row.fence), (row.renewals, row.revision)
+            key, token = (row["id"], row["fence"]), (row["renewals"], row["revision"])
             seen, since = self._watched.get(key, (None, now))
             running[key] = (token, since if seen == token else now)
-            if is_dead(row.host, row.pid, row.pid_started):
-                why = f"pid {row.pid} on {row.host} is gone"
+            if is_dead(row["host"], row["pid"], row["pid_started"]):
+                why = f"pid {row['pid']} on {row['host']} is gone"
             elif now - running[key][1] >= self._timeout:
-                why = f"pid {row.pid} on {row.host} was silent for {self._timeout:g} s"
+                why = f"pid {row['pid']} on {row['host']} was silent for {self._timeout:g} s"
             else:
                 continue
-            self._ledger.transact(
-                lambda c, row=row, why=why: transactions.lose(c, row.id, row.fence, why, counted=counted)
-            )
+            self._ledger.transact(lambda c, key=key, why=why: transactions.lose(c, *key, why, counted=counted))
         self._watched = running
-
-
-_RUNNING = (
-    select(
-        trials.c.id,
-        trials.c.fence,
-        trials.c.revision,
-        attempts.c.renewals,
-        workers.c.host,
-        workers.c.pid,
-        workers.c.pid_started,
-    )
-    .join(attempts, (attempts.c.trial_id == trials.c.id) & (attempts.c.fence == trials.c.fence))
-    .join(workers, workers.c.id == attempts.c.worker_id)
-    .where(trials.c.state == "running", trials.c.study_id == bindparam("study"))
-)

@@ -1,9 +1,9 @@
-"""The driver's own queries and transactions, besides asking and telling."""
+"""The driver's own queries and transactions, besides asking and telling: of the study's row, and of its trials."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 from sqlalchemy import and_, bindparam, func, select, update
@@ -13,42 +13,38 @@ from hpo.ledger import statements as sql
 from hpo.ledger import transactions
 from hpo.ledger.history import PAGE, Curves
 from hpo.ledger.leases import Lease
-from hpo.ledger.tables import asks, decisions, events, reports, studies, trials
+from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, studies, trials, workers
 from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from trainer.report import Outcome
 
-COUNT_TIME = update(studies).where(studies.c.id == bindparam("study")).values(seconds_used=bindparam("used"))
+_COUNT_TIME = update(studies).where(studies.c.id == bindparam("study")).values(seconds_used=bindparam("used"))
 
-ALL = (
+_ALL = (
     select(trials, asks.c.coordinates, asks.c.params, asks.c.trial_attrs, asks.c.study_attrs)
     .join(asks, asks.c.trial_id == trials.c.id)
     .where(trials.c.study_id == bindparam("study"))
     .order_by(trials.c.number)
 )
 
-# The ends and the trials that came since so many were told and asked for.
-SINCE = (
-    ALL.where(trials.c.told >= bindparam("told")).order_by(None).order_by(trials.c.told),
-    ALL.where(trials.c.number >= bindparam("asked")),
-)
+_ENDS_SINCE = _ALL.where(trials.c.told >= bindparam("told")).order_by(None).order_by(trials.c.told)
+_TRIALS_SINCE = _ALL.where(trials.c.number >= bindparam("asked"))
 
-_SOME = ALL.where(trials.c.number.in_(bindparam("numbers", expanding=True)))
+_SOME = _ALL.where(trials.c.number.in_(bindparam("numbers", expanding=True)))
 
 # Number and state of the trials that nobody trains or is to train, but for those told.
-HALTED = select(trials.c.number, trials.c.state).where(
+_HALTED = select(trials.c.number, trials.c.state).where(
     trials.c.study_id == bindparam("study"),
     trials.c.number >= bindparam("first"),
     trials.c.state.in_(("paused", *TERMINAL_STATES)),
     trials.c.told.is_(None),
 )
 
-_HALTED_AMONG = HALTED.where(trials.c.number.in_(bindparam("going", expanding=True)))
+_HALTED_AMONG = _HALTED.where(trials.c.number.in_(bindparam("going", expanding=True)))
 
 _AT_DECISION = and_(*(reports.c[name] == decisions.c[name] for name in ("trial_id", "step", "fold")))
 
-# Number of each open trial that has paused, and the epoch at which it did last.
-PAUSES = (
-    select(trials.c.number, func.max(reports.c.epoch))
+_PAUSES = (
+    select(trials.c.number, func.max(reports.c.epoch).label("epoch"))
     .join(decisions, decisions.c.trial_id == trials.c.id)
     .join(reports, _AT_DECISION)
     .where(
@@ -60,11 +56,94 @@ PAUSES = (
     .group_by(trials.c.number)
 )
 
-CONFIGS = (
+_CONFIGS = (
     select(trials.c.number, asks.c.config)
     .join(asks, asks.c.trial_id == trials.c.id)
     .where(trials.c.study_id == bindparam("study"), trials.c.state.in_(OPEN_STATES))
 )
+
+_RUNNING = (
+    select(
+        trials.c.id,
+        trials.c.fence,
+        trials.c.revision,
+        attempts.c.renewals,
+        workers.c.host,
+        workers.c.pid,
+        workers.c.pid_started,
+    )
+    .join(attempts, (attempts.c.trial_id == trials.c.id) & (attempts.c.fence == trials.c.fence))
+    .join(workers, workers.c.id == attempts.c.worker_id)
+    .where(trials.c.state == "running", trials.c.study_id == bindparam("study"))
+)
+
+
+# The study's row
+
+
+def create_study(connection: Connection, row: Mapping[str, Any]) -> RowMapping:
+    """The new study's row, or that of the one which has the name by now."""
+    connection.execute(sql.insert_new(connection, studies), row)
+    return connection.execute(select(studies).where(studies.c.name == row["name"])).mappings().one()
+
+
+def change_study(connection: Connection, study_id: int, values: Mapping[str, Any]) -> None:
+    """Set columns of the study's row."""
+    raised = studies.c.revision + 1
+    connection.execute(update(studies).where(studies.c.id == study_id).values(**values, revision=raised))
+
+
+def count_time(connection: Connection, study_id: int, seconds: float) -> None:
+    """Set for how many seconds the study has been driven, over all its resumptions."""
+    connection.execute(_COUNT_TIME, {"study": study_id, "used": seconds})
+
+
+def any_judged(connection: Connection, study_id: int) -> bool:
+    """Whether a trial of the study has been judged by its objectives, or may be."""
+    mine = (trials.c.study_id == study_id) & trials.c.state.in_(("complete", "pruned", "paused"))
+    return connection.execute(select(trials.c.id).where(mine).limit(1)).first() is not None
+
+
+def any_saved(connection: Connection, study_id: int) -> bool:
+    """Whether a trial of the study has ever saved a checkpoint."""
+    saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == study_id).limit(1)
+    return connection.execute(saved).first() is not None
+
+
+# Its trials
+
+
+def all_rows(connection: Connection, study_id: int) -> Sequence[RowMapping]:
+    """Every trial by number, with what was asked."""
+    return connection.execute(_ALL, {"study": study_id}).mappings().all()
+
+
+def since(
+    connection: Connection, study_id: int, asked: int, told: int
+) -> tuple[Sequence[RowMapping], Sequence[RowMapping]]:
+    """The ends since so many were told, in the order of tells, and the trials since so many were asked for."""
+    ends = connection.execute(_ENDS_SINCE, {"study": study_id, "told": told}).mappings().all()
+    return ends, connection.execute(_TRIALS_SINCE, {"study": study_id, "asked": asked}).mappings().all()
+
+
+def open_configs(connection: Connection, study_id: int) -> dict[int, Mapping[str, Any]]:
+    """Number -> the whole configuration of each open trial."""
+    return {row.number: row.config for row in connection.execute(_CONFIGS, {"study": study_id})}
+
+
+def pauses(connection: Connection, study_id: int) -> dict[int, int | None]:
+    """Number of each open trial that has paused -> the epoch at which it did last, None where none was closed."""
+    return {row.number: row.epoch for row in connection.execute(_PAUSES, {"study": study_id})}
+
+
+def running(connection: Connection, study_id: int) -> Sequence[RowMapping]:
+    """The trials that are trained: `id`, `fence` and `revision`, the attempt's `renewals`, and the worker's process."""
+    return connection.execute(_RUNNING, {"study": study_id}).mappings().all()
+
+
+def newest_checkpoint(connection: Connection, study_id: int, number: int) -> RowMapping | None:
+    """Of the newest checkpoint that a trial has kept `path`, `step` and `epoch`, and the trial's `generation`."""
+    return connection.execute(sql.NEWEST, {"study": study_id, "trial": number}).mappings().first()
 
 
 def halted(
@@ -79,7 +158,7 @@ def halted(
     if among:
         found = connection.execute(_HALTED_AMONG, where | {"going": list(going or ())}).all()
     else:
-        found = connection.execute(HALTED, where).all()
+        found = connection.execute(_HALTED, where).all()
     waiting = {number for number, state in found if state == "paused"} | (paused if among else set[int]())
     known = waiting & paused
     new = [number for number, _ in found if number not in known and number not in ended]

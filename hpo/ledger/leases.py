@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import select, update
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.clock import Clock
 from hpo.errors import Busy, HpoError, StorageError
@@ -103,6 +103,18 @@ class Heartbeat:
             except BaseException as error:
                 self._ended = error
                 return
+
+
+def holder(connection: Connection, name: str) -> RowMapping | None:
+    """The row of a lease that somebody holds, dead or alive; None where it is free."""
+    row = connection.execute(select(leases).where(leases.c.name == name)).mappings().first()
+    return None if row is None or row["owner"] is None else row
+
+
+def holders(connection: Connection) -> dict[str, RowMapping]:
+    """Name -> row of every lease that somebody holds, dead or alive."""
+    rows = connection.execute(select(leases)).mappings()
+    return {row["name"]: row for row in rows if row["owner"] is not None}
 
 
 def acquire(ledger: Ledger, name: str, study: str, process: Process, clock: Clock, timeout: float) -> Lease:

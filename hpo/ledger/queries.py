@@ -14,8 +14,9 @@ from sqlalchemy import and_, bindparam, func, select, tuple_
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
+from hpo.ledger.leases import holder
 from hpo.ledger.process_id import Process, is_dead
-from hpo.ledger.tables import asks, attempts, leases, machine_dependent, reports, studies, trials, workers
+from hpo.ledger.tables import asks, attempts, events, machine_dependent, reports, studies, trials, workers
 from hpo.search.ranking import best_of, placed
 from hpo.space.trial_state import STATES
 
@@ -24,7 +25,7 @@ _TRAINED = trials.c.epoch - trials.c.from_epoch
 
 def study_row(connection: Connection, name: str) -> RowMapping:
     """The study's row; StudyError naming those there are if it is not among them."""
-    row = connection.execute(select(studies).where(studies.c.name == name)).mappings().first()
+    row = find_study(connection, name)
     if row is None:
         names = study_names(connection)
         there = f"it holds {', '.join(names)}" if names else "it holds none yet"
@@ -32,6 +33,16 @@ def study_row(connection: Connection, name: str) -> RowMapping:
             f"no study {name!r} in this ledger ({there}): start it with `hpo run`, or name the right --home."
         )
     return row
+
+
+def find_study(connection: Connection, name: str) -> RowMapping | None:
+    """The study's row, if there is one of that name."""
+    return connection.execute(select(studies).where(studies.c.name == name)).mappings().first()
+
+
+def study_by_id(connection: Connection, study_id: int) -> RowMapping:
+    """The row of a study that is there."""
+    return connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
 
 
 def study_names(connection: Connection) -> list[str]:
@@ -107,10 +118,16 @@ def study_state(connection: Connection, study: RowMapping) -> str:
     """An open study is running while a driver that is not known to be dead holds its lease, else interrupted."""
     if study["state"] != "open":
         return study["state"]
-    lease = connection.execute(select(leases).where(leases.c.name == f"driver:{study['id']}")).mappings().first()
-    if lease is None or lease["owner"] is None or is_dead(lease["host"], lease["pid"], lease["pid_started"]):
+    lease = holder(connection, f"driver:{study['id']}")
+    if lease is None or is_dead(lease["host"], lease["pid"], lease["pid_started"]):
         return "interrupted"
     return "running"
+
+
+def newest_event(connection: Connection, study_id: int, kind: str) -> dict[str, Any] | None:
+    """The fields of the study's last event of this kind that is of no trial, if there is one."""
+    mine = (events.c.study_id == study_id) & events.c.trial_id.is_(None) & (events.c.kind == kind)
+    return connection.execute(select(events.c.fields).where(mine).order_by(events.c.id.desc()).limit(1)).scalar()
 
 
 def held(connection: Connection, process: Process) -> RowMapping | None:

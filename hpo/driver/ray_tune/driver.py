@@ -11,7 +11,6 @@ from typing import Any
 from ray import tune
 from ray.tune import TuneError, schedulers
 from ray.tune.search import BasicVariantGenerator, Searcher
-from sqlalchemy.engine import RowMapping
 
 from hpo.driver.loop import Driver
 from hpo.driver.ray_tune.executor import RayTune
@@ -20,6 +19,7 @@ from hpo.driver.ray_tune.trainable import Recorder, param_space, trainable
 from hpo.errors import UserError
 from hpo.ledger import driver_queries, external, queries
 from hpo.ledger.leases import Lease
+from hpo.ledger.rows import RowMapping
 from hpo.search.population.base import changing
 from hpo.space.config import as_json
 from hpo.space.space import Space
@@ -136,7 +136,7 @@ class TuneDriver(Driver):
             raise _Leaving
 
     def _all(self) -> list[RowMapping]:
-        return list(self._ledger.look(lambda c: c.execute(driver_queries.ALL, {"study": self._id}).mappings().all()))
+        return list(self._ledger.look(lambda connection: driver_queries.all_rows(connection, self._id)))
 
     def _given_up(self) -> int:
         """How many trials were lost too often."""
@@ -174,8 +174,8 @@ class TuneDriver(Driver):
 
     def _catch_up(self) -> None:
         """Tell the sampler of the trials and the ends that it does not know of."""
-        where = {"study": self._id, "asked": self._asked, "told": self._told}
-        ends, new = self._ledger.look(lambda c: [c.execute(q, where).mappings().all() for q in driver_queries.SINCE])
+        known = (self._id, self._asked, self._told)
+        ends, new = self._ledger.look(lambda connection: driver_queries.since(connection, *known))
         for row in new:
             if row["told"] is None:
                 self._asking.adopt(row)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
-from sqlalchemy.engine import RowMapping
 
 from hpo.clock import SystemClock
 from hpo.driver.reclaim import Reclaimer
@@ -15,6 +14,7 @@ from hpo.errors import HpoError
 from hpo.ledger import Ledger, external, queries
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process_id import Process
+from hpo.ledger.rows import RowMapping
 from hpo.workers.executors.ray_cluster import last_line
 from hpo.workers.session import StudySession
 

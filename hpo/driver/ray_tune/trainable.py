@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
-from sqlalchemy.engine import RowMapping
 
 from hpo.driver.end_reason import has_value
 from hpo.driver.open import check_home, open_study
@@ -47,6 +46,7 @@ from hpo.ledger.claims import Claim, renew
 from hpo.ledger.history import Curves, Judgement
 from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process_id import Process
+from hpo.ledger.rows import RowMapping
 from hpo.ledger.store import PATIENCE
 from hpo.search.samplers.base import ask_seed
 from hpo.space.config import as_json, config_hash

@@ -524,10 +524,7 @@ def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path
             if place == 12:
                 monkeypatch.setattr(driver._asking, "ask", partial(child_first, driver._asking.ask))
             proposed = driver._proposed(f"key{place}")
-            rows = {
-                row["number"]: row
-                for row in ledger.look(lambda c: c.execute(driver_queries.ALL, {"study": 1}).mappings().all())
-            }
+            rows = {row["number"]: row for row in ledger.look(lambda c: driver_queries.all_rows(c, 1))}
             number = max(rows)
             assert number == place + (place >= 12) and rows.pop(number)["params"] == proposed
             told = [n for _, n in sorted((row["told"], n) for n, row in rows.items() if row["told"] is not None)]

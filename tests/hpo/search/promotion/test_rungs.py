@@ -278,10 +278,7 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     report(again, 2), report(again, 3), report(never, 1)
     driver._fill()
     live = driver._asking._sampler
-    found = {
-        row["number"]: row
-        for row in ledger.look(lambda c: c.execute(driver_queries.ALL, {"study": 1}).mappings().all())
-    }
+    found = {row["number"]: row for row in ledger.look(lambda c: driver_queries.all_rows(c, 1))}
     made = proposer.LedgerProposer(ledger, study, spec, driver._curves, found, [], 0)._sampler
     assert {again.number, never.number} == {0, 2}
     assert live._curves == made._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}
