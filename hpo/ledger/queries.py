@@ -21,6 +21,9 @@ from hpo.search.ranking import best_of, placed
 from hpo.space.trial_state import STATES
 
 _TRAINED = trials.c.epoch - trials.c.from_epoch
+_NUMBERED = select(trials).where(
+    trials.c.study_id == bindparam("study"), trials.c.number.in_(bindparam("numbers", expanding=True))
+)
 
 
 def study_row(connection: Connection, name: str) -> RowMapping:
@@ -180,6 +183,12 @@ def trial_rows(connection: Connection, study_id: int) -> list[dict[str, Any]]:
         .order_by(trials.c.number)
     )
     return [dict(row) for row in rows.mappings()]
+
+
+def numbered(connection: Connection, study_id: int, numbers: Sequence[int]) -> Sequence[RowMapping]:
+    """The rows of the trials of these numbers, PAGE at most."""
+    where = {"study": study_id, "numbers": list(numbers)}
+    return connection.execute(_NUMBERED, where).mappings().all() if numbers else []
 
 
 def changed(rows: Sequence[Mapping[str, Any]]) -> set[int]:

@@ -14,11 +14,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, select
-from sqlalchemy.engine import Connection
-
 from hpo.errors import UserError
-from hpo.ledger import Ledger, tables, transactions
+from hpo.ledger import Ledger, file_queries, transactions
+from hpo.ledger.rows import Connection
 from trainer.checkpoint.location import DISK, Disk
 from trainer.files.durable import sync
 
@@ -37,17 +35,12 @@ def shown(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 def artifacts(connection: Connection, trial_id: int) -> dict[str, str]:
     """`shown` of all that the trial has handed over."""
-    return shown(_events(connection, tables.events.c.trial_id == trial_id))
+    return shown(file_queries.artifacts(connection, trial_id))
 
 
 def of_study(connection: Connection, study_id: int) -> dict[str, str]:
     """`shown` of what is of the whole study."""
-    return shown(_events(connection, (tables.events.c.study_id == study_id) & tables.events.c.trial_id.is_(None)))
-
-
-def _events(connection: Connection, mine: ColumnElement[bool]) -> Iterable[Mapping[str, Any]]:
-    query = select(tables.events.c.fields).where(mine, tables.events.c.kind == "artifact")
-    return connection.execute(query.order_by(tables.events.c.id)).scalars()
+    return shown(file_queries.artifacts_of_study(connection, study_id))
 
 
 def store(root: Path, fence: int, source: Path, name: str, place: Disk = DISK) -> str:

@@ -15,14 +15,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select, update
-from sqlalchemy.engine import Connection, RowMapping
-
 from hpo.clock import SystemClock
-from hpo.ledger import Ledger, leases, queries, transactions
-from hpo.ledger import statements as sql
+from hpo.ledger import Ledger, file_queries, leases, queries, transactions
 from hpo.ledger.process_id import Process
-from hpo.ledger.tables import checkpoints, studies, trials
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations, metrics_json
@@ -78,13 +74,7 @@ def collect(
 
 def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, max_bytes: int | None) -> Plan:
     """What would go now."""
-    query = (
-        select(checkpoints, trials.c.number, trials.c.state.label("trial_state"))
-        .join(trials, trials.c.id == checkpoints.c.trial_id)
-        .where(trials.c.study_id == study["id"], checkpoints.c.state == "kept")
-        .order_by(trials.c.number, checkpoints.c.step, checkpoints.c.id)
-    )
-    kept = _measured(home, study, connection.execute(query).mappings())
+    kept = _measured(home, study, file_queries.kept_of_study(connection, study["id"]))
     order = queries.ranked(connection, study)
     best = {one.number for one in queries.bests(connection, study)} | set(order[:keep_best])
     protected = best | _started_from(connection, home, study, kept) | _to_breed(connection, study)
@@ -122,12 +112,8 @@ def _by_trial(rows: Rows) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
 def _started_from(connection: Connection, home: Home, study: RowMapping, kept: Rows) -> set[int]:
     """The numbers of trials from whose checkpoints others are to start."""
     sources = {f"{row['number']}/{row['path']}": row["number"] for row in kept}
-    needed = {
-        sources[one]
-        for chunk in _chunks(list(sources))
-        for one in connection.execute(sql.NEEDED, {"study": study["id"], "sources": chunk}).scalars()
-    }
-    specs = connection.execute(select(studies.c.spec)).scalars()
+    needed = {sources[one] for one in file_queries.needed(connection, study["id"], list(sources))}
+    specs = file_queries.specs(connection)
     named = {Path(place) for spec in specs if (place := spec.get("overrides", {}).get(RESUME_FROM))}
     return needed | {
         row["number"] for row in kept if home.checkpoints(study["name"], row["number"]) / row["path"] in named
@@ -138,13 +124,7 @@ def _to_breed(connection: Connection, study: RowMapping) -> set[int]:
     """The numbers of trials of a population from which its next trials may go on: the last two generations'."""
     if study["state"] != "open" or not breeding(study["spec"]["strategy"]):
         return set()
-    mine = trials.c.study_id == study["id"]
-    newest = select(func.max(trials.c.generation)).where(mine).scalar_subquery()
-    return set(connection.execute(select(trials.c.number).where(mine, trials.c.generation >= newest - 1)).scalars())
-
-
-def _chunks(items: list[Any], size: int = 500) -> Iterator[list[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+    return file_queries.newest_generations(connection, study["id"])
 
 
 def _mark(connection: Connection, lease: leases.Lease, study: RowMapping, rows: Rows, uid: str) -> set[int]:
@@ -152,16 +132,9 @@ def _mark(connection: Connection, lease: leases.Lease, study: RowMapping, rows: 
     lease.check(connection)
     needed: set[int] = set()
     for number, own in _by_trial(rows):
-        trial, paths = own[0]["trial_id"], [row["path"] for row in own]
-        connection.execute(sql.LOCK_CHECKPOINTS, {"trial": trial, "paths": paths})
-        sources = [f"{number}/{path}" for path in paths]
-        if connection.execute(sql.NEEDED, {"study": study["id"], "sources": sources}).first() is not None:
+        paths = [row["path"] for row in own]
+        if not file_queries.drop(connection, study["id"], number, own[0]["trial_id"], paths):
             needed.add(number)
-            continue
-        raised = update(trials).where(trials.c.id == trial).values(revision=trials.c.revision + 1)
-        revision = connection.execute(raised.returning(trials.c.revision)).scalar_one()
-        mine = (checkpoints.c.trial_id == trial) & checkpoints.c.path.in_(paths)
-        connection.execute(update(checkpoints).where(mine).values(state="deleted", revision=revision))
     if dropped := [row for row in rows if row["number"] not in needed]:
         fields = {"trials": sorted({row["number"] for row in dropped}), "bytes": sum(row["size"] for row in dropped)}
         transactions.note(connection, study["id"], "checkpoints_dropped", fields, uid)
@@ -171,15 +144,9 @@ def _mark(connection: Connection, lease: leases.Lease, study: RowMapping, rows: 
 def _tidy(ledger: Ledger, home: Home, study: RowMapping) -> None:
     """Bring the files of all trials that have ended to what the rows say, also what an earlier call left undone."""
 
-    def look(connection: Connection) -> tuple[list[RowMapping], dict[int, list[str]], dict[int, str]]:
-        ended = trials.c.state.in_(TERMINAL_STATES) & (trials.c.study_id == study["id"])
-        rows = list(connection.execute(select(trials).where(ended)).mappings())
-        query = (
-            select(checkpoints.c.trial_id, checkpoints.c.path).join(trials).where(checkpoints.c.state == "kept", ended)
-        )
-        paths: dict[int, list[str]] = {}
-        for trial, path in connection.execute(query):
-            paths.setdefault(trial, []).append(path)
+    def look(connection: Connection) -> tuple[Sequence[RowMapping], dict[int, list[str]], dict[int, str]]:
+        rows = file_queries.ended(connection, study["id"])
+        paths = file_queries.kept_paths(connection, study["id"])
         return rows, paths, metrics_json.texts(connection, study, rows)
 
     rows, paths, texts = ledger.look(look)

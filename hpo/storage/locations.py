@@ -12,9 +12,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy.engine import RowMapping
-
 from hpo.errors import UserError
+from hpo.ledger.rows import RowMapping
 from hpo.storage.home import MARKER, Home
 from trainer.checkpoint.location import DISK, Disk, ObjectStore
 from trainer.errors import CheckpointError

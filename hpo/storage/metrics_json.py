@@ -9,39 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import bindparam, select
-from sqlalchemy.engine import Connection, RowMapping
-
 from hpo.clock import Clock, SystemClock
 from hpo.errors import StorageError
-from hpo.ledger import Ledger, queries
+from hpo.ledger import Ledger, file_queries, queries
 from hpo.ledger.json import plain
-from hpo.ledger.tables import checkpoints, trials
-from hpo.space.trial_state import TERMINAL_STATES
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
 from hpo.text import command
 from trainer.files.durable import write_text
 
 NAME = "metrics.json"
 EVERY = 1.0  # seconds between looks at the ledger
-
-_KEPT = (
-    select(checkpoints)
-    .where(checkpoints.c.trial_id.in_(bindparam("trials", expanding=True)), checkpoints.c.state == "kept")
-    .order_by(checkpoints.c.step, checkpoints.c.id)
-)
-_ENDED = (
-    select(trials.c.number)
-    .where(
-        trials.c.study_id == bindparam("study"),
-        trials.c.number >= bindparam("first"),
-        trials.c.state.in_(TERMINAL_STATES),
-    )
-    .order_by(trials.c.number)
-)
-_ROWS = select(trials).where(
-    trials.c.study_id == bindparam("study"), trials.c.number.in_(bindparam("numbers", expanding=True))
-)
 
 
 def text(
@@ -89,9 +67,7 @@ def texts(connection: Connection, study: RowMapping, ended: Sequence[RowMapping]
         page = ended[start : start + queries.PAGE]
         ids = [row["id"] for row in page]
         values, judged = queries.last_values(connection, ids), queries.judged(connection, study, page)
-        kept: dict[int, list[RowMapping]] = {}
-        for row in connection.execute(_KEPT, {"trials": ids}).mappings():
-            kept.setdefault(row["trial_id"], []).append(row)
+        kept = file_queries.kept(connection, ids)
         for row in page:
             own = kept.get(row["id"], [])
             last, at = values.get(row["id"], {}), judged.get(row["id"])
@@ -133,10 +109,9 @@ class Results:
         study = queries.study_row(connection, self._study)
         while self._first in self._written:
             self._first += 1
-        ended = connection.execute(_ENDED, {"study": study["id"], "first": self._first}).scalars().all()
+        ended = file_queries.ended_from(connection, study["id"], self._first)
         unknown = [number for number in ended if number not in self._written]
         # Of what lies there already nothing is read: a resume of a large study would begin with that.
         self._written |= {number for number in unknown if os.path.exists(path(self._home, self._study, number))}
         new = [number for number in unknown if number not in self._written][: queries.PAGE]
-        rows = connection.execute(_ROWS, {"study": study["id"], "numbers": new}).mappings().all() if new else []
-        return texts(connection, study, rows)
+        return texts(connection, study, queries.numbered(connection, study["id"], new))
