@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = "0005"  # the newest of migrations/versions
 _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
+DATABASE_ERRORS = (exc.SQLAlchemyError, sqlite3.Error)  # what a database raises, through SQLAlchemy or beside it
 PATIENCE = 60.0  # seconds for which a database that went away is tried again
 BUSY_SECONDS = 30.0  # that SQLite itself waits for a lock, but where two wait for each other
 
@@ -205,6 +206,11 @@ def _sqlite_engine(url: sa.URL, create: bool) -> Engine:
     return engine
 
 
+def backend(url: str) -> str:
+    """The kind of database that a URL names: `sqlite`, `postgresql` or another."""
+    return make_url(url).get_backend_name()
+
+
 def writable(path: Path) -> bool:
     """Whether SQLite may write the database at `path`, and the files that it makes beside it."""
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
@@ -218,6 +224,11 @@ def read_only_url(url: sa.URL, path: Path) -> sa.URL:
     """
     immutable = {} if any(_traces(path)[1:]) else {"immutable": "1"}
     return url.set(database=f"file:{quote(str(path.absolute()))}", query={"mode": "ro", "uri": "true"} | immutable)
+
+
+def read_only(url: str, path: Path) -> str:
+    """`read_only_url` as text, which names the driver, for a library that connects by itself."""
+    return str(read_only_url(make_url(url), path).set(drivername="sqlite+pysqlite"))
 
 
 def _traces(path: Path) -> tuple[int, bool, bool]:

@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Connection, Row, RowMapping
-
 from hpo.clock import Clock, SystemClock
 from hpo.errors import StorageError
-from hpo.ledger import Ledger, leases, queries
+from hpo.ledger import Ledger, leases, mirror_queries, queries
+from hpo.ledger.mirror_queries import STUDY, Cursor
 from hpo.ledger.process_id import Process
-from hpo.ledger.tables import mirrors
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
 from hpo.text import command, counted
 from hpo.tracking import projection, run_files
@@ -108,10 +106,9 @@ class Mirror:
         if changed or ended or leaving:
             self._send_study(study, parent, leaving, whole=changed)
 
-    def _study_and_cursor(self, connection: Connection) -> tuple[RowMapping, Row | None]:
+    def _study_and_cursor(self, connection: Connection) -> tuple[RowMapping, Cursor | None]:
         study = queries.study_row(connection, self._study)
-        where = {"tracker": self._tracker.name, "study": study["id"]}
-        return study, connection.execute(projection.STUDY_CURSOR, where).first()
+        return study, mirror_queries.study_cursor(connection, self._tracker.name, study["id"])
 
     def _send_all_trials(self, study: RowMapping, parent: str) -> bool:
         """Send page after page of the trials that have something new; True if one of them has ended."""
@@ -139,7 +136,7 @@ class Mirror:
                 self._parent = self._tracker.open_study(self._study, projection.study_run(study))
                 failpoint("mirror.after_create_run")
             if self._parent != recorded:
-                self._commit(study, [(projection.STUDY, self._parent, -1)])
+                self._commit(study, [(STUDY, self._parent, -1)])
         return self._parent
 
     def _send_trials(self, study: RowMapping, parent: str, trials: Sequence[projection.Pending]) -> None:
@@ -217,9 +214,9 @@ class Mirror:
 
     def _search(self, study: RowMapping) -> dict[str, str]:
         """uid -> run id of the runs that no cursor names; where two stand for one trial, the later is deleted."""
-        mine = (mirrors.c.tracker == self._tracker.name) & (mirrors.c.study_id == study["id"])
-        rows = self._ledger.look(lambda connection: connection.execute(mirrors.select().where(mine)).mappings().all())
-        recorded = {f"{study['uid']}/{row['number']}": row["run_id"] for row in rows}
+        where = (self._tracker.name, study["id"])
+        cursors = self._ledger.look(lambda connection: mirror_queries.cursors(connection, *where))
+        recorded = {f"{study['uid']}/{number}": cursor.run_id for number, cursor in cursors.items()}
         unrecorded: dict[str, str] = {}
         superfluous = []
         for view in self._tracker.find(self._study, study["uid"], children=True):
@@ -239,7 +236,7 @@ class Mirror:
         if whole or self._shown.get(parent) != (batch.tags, batch.status):
             self._send(parent, batch if whole else replace(batch, texts={}, files={}))
         if whole:
-            self._commit(study, [(projection.STUDY, parent, study["revision"])])
+            self._commit(study, [(STUDY, parent, study["revision"])])
 
     def _study_batch(self, connection: Connection, study: RowMapping, leaving: bool) -> Batch:
         state = queries.study_state(connection, study)
@@ -251,24 +248,8 @@ class Mirror:
         """Record runs and how far they have come; raise Busy if another process mirrors the study by now."""
         if not cursors:
             return
-        rows = [
-            {
-                "tracker": self._tracker.name,
-                "study_id": study["id"],
-                "number": number,
-                "run_id": run_id,
-                "revision": revision,
-            }
-            for number, run_id, revision in cursors
-        ]
-
-        def body(connection: Connection) -> None:
-            self._lease.check(connection)
-            insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(mirrors)
-            new = {"run_id": insert.excluded.run_id, "revision": insert.excluded.revision}
-            connection.execute(insert.on_conflict_do_update(index_elements=list(mirrors.primary_key), set_=new), rows)
-
-        self._ledger.transact(body)
+        where = (self._tracker.name, study["id"])
+        self._lease.write(lambda connection: mirror_queries.move(connection, *where, cursors))
         self._renewed = self._clock.monotonic()
 
     def _renew(self) -> None:
@@ -288,8 +269,7 @@ def forget(ledger: Ledger, tracker_name: str, study: str) -> None:
     """Drop the cursors of a study: the next drain finds its runs by their tags, or makes them, and sends all again."""
 
     def body(connection: Connection) -> None:
-        study_id = queries.study_row(connection, study)["id"]
-        connection.execute(mirrors.delete().where(mirrors.c.tracker == tracker_name, mirrors.c.study_id == study_id))
+        mirror_queries.forget(connection, tracker_name, queries.study_row(connection, study)["id"])
 
     ledger.transact(body)
 

@@ -13,7 +13,6 @@ import ipaddress
 import os
 import shutil
 import socket
-import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,9 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sqlalchemy.engine import make_url
-
-from hpo.ledger.store import read_only_url, writable
+from hpo.ledger.store import DATABASE_ERRORS, read_only, writable
 from hpo.text import command
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.files import digests, link
@@ -94,7 +91,7 @@ class MlflowTracker:
                     raise Unreachable(f"MLflow's database {database} is gone: `{command('sync')}` makes it anew.")
                 elif not writable(database):
                     # With the driver's name, since MLflow makes the directory of what follows a bare `sqlite:///`.
-                    uri = str(read_only_url(make_url(uri), database).set(drivername="sqlite+pysqlite"))
+                    uri = read_only(uri, database)
             self._client: MlflowClient = _open(uri, artifacts, made=create and self._is_database)
             self._models = Models(self._client, _directory)
 
@@ -294,13 +291,12 @@ class MlflowTracker:
         """Turn what MLflow, the network and the disk raise into Unreachable or Refused, in one sentence."""
         from mlflow.exceptions import MlflowException
         from requests import RequestException
-        from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield
         except FileNotFoundError as error:
             raise Refused(f"{error.filename} is missing.") from error
-        except (MlflowException, RequestException, SQLAlchemyError, sqlite3.Error, OSError) as error:
+        except (MlflowException, RequestException, *DATABASE_ERRORS, OSError) as error:
             text = " ".join(str(error).split())[:300]
             if getattr(error, "error_code", None) in _REFUSALS:
                 raise Refused(f"MLflow at {self.name} refuses this: {text}") from error

@@ -23,23 +23,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, select
-from sqlalchemy.engine import Connection, RowMapping
-
-from hpo.ledger import queries
-from hpo.ledger.tables import asks, events, mirrors, reports, trials
+from hpo.ledger import mirror_queries, queries
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import artifacts, locations, metrics_json
 from hpo.storage.home import Home
 from hpo.tracking import run_files
 from hpo.tracking.base import Batch, Model, Point, Run, Status
-from hpo.tracking.rows import LARGEST, Facts, cursor, finite, sent
+from hpo.tracking.rows import LARGEST, Facts, finite
 from hpo.tracking.run_files import checkpoint_name
 from trainer.checkpoint.location import DISK, Disk
 
 _NO_TRACKER = ""  # has no cursors
-STUDY = -1  # the number under which `mirrors` keeps the cursor of a study's own run
 
 TRIAL_STATUS: dict[str, Status] = {
     "waiting": "SCHEDULED",
@@ -61,22 +57,6 @@ STUDY_STATUS: dict[str, Status] = {
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 5000
 LATER = ("hpo.preemptions", "hpo.micro_batch_size")  # tags that runs of earlier releases are without
 
-_with_cursor = trials.outerjoin(mirrors, cursor)
-_pending = and_(trials.c.study_id == bindparam("study"), trials.c.fence > 0, trials.c.revision > sent)
-
-BEHIND = select(func.coalesce(func.sum(trials.c.revision - sent), 0)).select_from(_with_cursor).where(_pending)
-STUDY_CURSOR = select(mirrors.c.run_id, mirrors.c.revision).where(
-    mirrors.c.tracker == bindparam("tracker"), mirrors.c.study_id == bindparam("study"), mirrors.c.number == STUDY
-)
-_ASKED = (asks.c.params, asks.c.config, asks.c.config_hash, asks.c.seed)
-PENDING = (
-    select(trials, *_ASKED, sent.label("sent"), mirrors.c.run_id)
-    .select_from(_with_cursor.join(asks, asks.c.trial_id == trials.c.id))
-    .where(_pending, trials.c.number > bindparam("after"))
-    .order_by(trials.c.number)
-    .limit(bindparam("n"))
-)
-
 
 @dataclass(frozen=True)
 class Pending:
@@ -94,9 +74,9 @@ class Pending:
 
 def behind(connection: Connection, tracker: str, study: RowMapping) -> int:
     """How many of the ledger's transactions on the study and its trials the tracker has not got; one cheap query."""
-    count = connection.execute(BEHIND, {"tracker": tracker, "study": study["id"]}).scalar_one()
-    cursor = connection.execute(STUDY_CURSOR, {"tracker": tracker, "study": study["id"]}).first()
-    return int(count) + study["revision"] - (-1 if cursor is None else cursor.revision)
+    count = mirror_queries.behind(connection, tracker, study["id"])
+    cursor = mirror_queries.study_cursor(connection, tracker, study["id"])
+    return count + study["revision"] - (-1 if cursor is None else cursor.revision)
 
 
 def pending(
@@ -106,8 +86,7 @@ def pending(
 
     Trials are read first: rows committed in between belong to a later revision and are at worst sent twice.
     """
-    where = {"tracker": tracker, "study": study["id"], "after": after, "n": n}
-    rows = connection.execute(PENDING, where).mappings().all()
+    rows = mirror_queries.pending(connection, tracker, study["id"], after, n)
     if not rows:
         return []
     facts = Facts(connection, tracker, study, rows)
@@ -129,9 +108,8 @@ def everything(connection: Connection, study: RowMapping, home: Home) -> Iterato
 
 def unsent(connection: Connection, trial: Pending, revision: int) -> set[tuple[str, int]]:
     """(key, step) of the points of a trial that a cursor at `revision` has not passed."""
-    newer = (reports.c.trial_id == trial.trial_id) & (reports.c.revision > revision)
-    rows = connection.execute(select(reports.c.key, reports.c.step, reports.c.fold).where(newer))
-    found = {(metric_key(name, fold), step) for key, step, fold in rows for name in (key, "epoch")}
+    values = mirror_queries.unsent(connection, trial.trial_id, revision)
+    found = {(metric_key(name, fold), step) for key, step, fold in values for name in (key, "epoch")}
     return found | {(point.key, point.step) for point in trial.batch.points if point.key.startswith("objective")}
 
 
@@ -151,10 +129,8 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     tags |= _best_tags(study, queries.bests(connection, study))
     ended = None
     if STUDY_STATUS[state] in ("FINISHED", "FAILED"):
-        mine = trials.c.study_id == study["id"]
-        ended = connection.execute(select(func.max(trials.c.ended_at)).where(mine)).scalar_one()
-    soups = select(events.c.fields).where(events.c.study_id == study["id"], events.c.kind == "soup")
-    soup = connection.execute(soups.order_by(events.c.id.desc()).limit(1)).scalar()
+        ended = mirror_queries.last_end(connection, study["id"])
+    soup = queries.newest_event(connection, study["id"], "soup")
     declared = {name: study[name] for name in ("name", "uid", "spec", "identity")}
     declared["environment"] = _environment(study)
     shown = {"study.json": declared} | ({"soup.json": soup} if soup else {})

@@ -7,9 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sqlalchemy.engine import RowMapping
-
 from hpo.errors import StorageError
+from hpo.ledger.rows import RowMapping
 from hpo.storage.artifacts import shown
 from hpo.storage.home import Home
 from hpo.tracking.base import Model, Point

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from sqlalchemy import select
-from sqlalchemy.engine import Connection, RowMapping
-
-from hpo.ledger import Ledger, queries
-from hpo.ledger.tables import leases, mirrors
+from hpo.ledger import Ledger, leases, mirror_queries, queries
+from hpo.ledger.mirror_queries import STUDY, Cursor
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.tracking import projection, run_files
@@ -22,14 +20,13 @@ from hpo.verify.report import Report
 def check(ledger: Ledger, study: RowMapping, home: Home, tracking_uri: str, report: Report) -> None:
     """Compare the study's runs, if any was ever sent to this tracker; nothing is made there."""
     name = tracker_name(tracking_uri)
-    where = (mirrors.c.tracker == name) & (mirrors.c.study_id == study["id"])
     report.behind += ledger.look(lambda connection: projection.behind(connection, name, study))
-    rows = ledger.look(lambda connection: connection.execute(mirrors.select().where(where)).mappings().all())
-    if not rows:
+    cursors = ledger.look(lambda connection: mirror_queries.cursors(connection, name, study["id"]))
+    if not cursors:
         return
     try:
         tracker = MlflowTracker(tracking_uri, home.artifacts, create=False)
-        _Comparison(ledger, tracker, study, home, report).run({row["number"]: row for row in rows})
+        _Comparison(ledger, tracker, study, home, report).run(cursors)
         tracker.close()
     except (Unreachable, Refused) as error:
         report.differences.append(f"{study['name']}: {error}")
@@ -41,7 +38,7 @@ class _Comparison:
     def __init__(self, ledger: Ledger, tracker: Tracker, study: RowMapping, home: Home, report: Report) -> None:
         self._ledger, self._tracker, self._study, self._home, self._report = ledger, tracker, study, home, report
 
-    def run(self, cursors: Mapping[int, RowMapping]) -> None:
+    def run(self, cursors: Mapping[int, Cursor]) -> None:
         """Cursors first, then the tracker, then the ledger: beside a live mirror what was sent is there, and what is
         there is in the ledger."""
         name, uid = self._study["name"], self._study["uid"]
@@ -57,7 +54,7 @@ class _Comparison:
         with self._ledger.read() as connection:
             study = queries.study_row(connection, name)
             state = queries.study_state(connection, study)
-            self._check_study(connection, parents, cursors[projection.STUDY], study, state)
+            self._check_study(connection, parents, cursors[STUDY], study, state)
             for trial in projection.everything(connection, study, self._home):
                 if trial.number in cursors:
                     self._check_trial(connection, trial, cursors[trial.number], views, stored, state == "running")
@@ -65,17 +62,16 @@ class _Comparison:
     # The study's own run
 
     def _check_study(
-        self, connection: Connection, found: list[RunView], cursor: RowMapping, study: RowMapping, state: str
+        self, connection: Connection, found: list[RunView], cursor: Cursor, study: RowMapping, state: str
     ) -> None:
         """The study's run, unless a mirror has yet to say the last about it: one that works, or one that died at it."""
         self._report.counts["runs"] += 1
         ids = [view.run_id for view in found]
-        if ids != [cursor["run_id"]]:
-            self._differ(f"MLflow has the runs {ids} for the study, not {cursor['run_id']} alone")
+        if ids != [cursor.run_id]:
+            self._differ(f"MLflow has the runs {ids} for the study, not {cursor.run_id} alone")
             return
-        held = select(leases.c.owner).where(leases.c.name == f"mirror:{study['id']}")
-        mirrored = connection.execute(held).scalar() is None and cursor["revision"] == study["revision"]
-        if mirrored and state != "running":
+        mirror = leases.holder(connection, f"mirror:{study['id']}")
+        if mirror is None and cursor.revision == study["revision"] and state != "running":
             batch = projection.study_batch(connection, study, self._home, state)
             self._check_run("the study", found[0], batch, projection.study_run(study).tags)
             if locations.has_results(self._home, study):
@@ -83,8 +79,8 @@ class _Comparison:
 
     # The trials' runs
 
-    def _check_unique(self, views: list[RunView], cursors: Mapping[int, RowMapping]) -> None:
-        recorded = {row["run_id"] for row in cursors.values()}
+    def _check_unique(self, views: list[RunView], cursors: Mapping[int, Cursor]) -> None:
+        recorded = {cursor.run_id for cursor in cursors.values()}
         for uid, count in Counter(view.uid for view in views).items():
             if count > 1:
                 self._differ(f"MLflow has {count} runs for trial {uid.rpartition('/')[2]}")
@@ -98,17 +94,17 @@ class _Comparison:
         self,
         connection: Connection,
         trial: projection.Pending,
-        cursor: RowMapping,
+        cursor: Cursor,
         views: Mapping[str, RunView],
         stored: Mapping[str, list[Point]],
         alive: bool,
     ) -> None:
-        at, view = f"trial {trial.number}", views.get(cursor["run_id"])
+        at, view = f"trial {trial.number}", views.get(cursor.run_id)
         if view is None:
-            self._differ(f"{at}: its run {cursor['run_id']} is not in MLflow (deleted there?)")
+            self._differ(f"{at}: its run {cursor.run_id} is not in MLflow (deleted there?)")
             return
-        sent_all = cursor["revision"] == trial.revision
-        unsent = set() if sent_all else projection.unsent(connection, trial, cursor["revision"])
+        sent_all = cursor.revision == trial.revision
+        unsent = set() if sent_all else projection.unsent(connection, trial, cursor.revision)
         self._check_points(trial, stored.get(view.run_id, []), unsent)
         self._check_params(at, view, trial.batch)
         if sent_all:

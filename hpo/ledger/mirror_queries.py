@@ -1,0 +1,210 @@
+"""Queries of the mirror: how far a tracker is with a study, and the rows of many trials that it has yet to get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import and_, bindparam, func, not_, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from hpo.ledger.rows import Connection, RowMapping, by_trial
+from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, mirrors, reports, trials
+
+STUDY = -1  # the number under which `mirrors` keeps the cursor of a study's own run
+
+_cursor = and_(
+    mirrors.c.tracker == bindparam("tracker"),
+    mirrors.c.study_id == trials.c.study_id,
+    mirrors.c.number == trials.c.number,
+)
+_sent = func.coalesce(mirrors.c.revision, 0)
+_with_cursor = trials.outerjoin(mirrors, _cursor)
+_pending = and_(trials.c.study_id == bindparam("study"), trials.c.fence > 0, trials.c.revision > _sent)
+
+_BEHIND = select(func.coalesce(func.sum(trials.c.revision - _sent), 0)).select_from(_with_cursor).where(_pending)
+_STUDY_CURSOR = select(mirrors.c.run_id, mirrors.c.revision).where(
+    mirrors.c.tracker == bindparam("tracker"), mirrors.c.study_id == bindparam("study"), mirrors.c.number == STUDY
+)
+_ASKED = (asks.c.params, asks.c.config, asks.c.config_hash, asks.c.seed)
+_PENDING = (
+    select(trials, *_ASKED, _sent.label("sent"), mirrors.c.run_id)
+    .select_from(_with_cursor.join(asks, asks.c.trial_id == trials.c.id))
+    .where(_pending, trials.c.number > bindparam("after"))
+    .order_by(trials.c.number)
+    .limit(bindparam("n"))
+)
+
+_earlier = reports.alias()
+_VALUES = (
+    select(
+        *(reports.c[name] for name in ("trial_id", "step", "key", "fold", "epoch", "value", "at", "revision")),
+        # The step's epoch is sent once, with the timestamp of the first transaction that closed it.
+        not_(
+            select(_earlier.c.step)
+            .where(
+                _earlier.c.trial_id == reports.c.trial_id,
+                _earlier.c.step == reports.c.step,
+                _earlier.c.fold == reports.c.fold,
+                _earlier.c.epoch.is_not(None),
+                _earlier.c.revision < reports.c.revision,
+            )
+            .exists()
+        ).label("first"),
+    )
+    .select_from(reports.join(trials, trials.c.id == reports.c.trial_id).outerjoin(mirrors, _cursor))
+    .where(reports.c.trial_id.in_(bindparam("trials", expanding=True)), reports.c.revision > _sent)
+    .order_by(reports.c.trial_id, reports.c.step, reports.c.fold, reports.c.key)
+)
+_NONFINITE = (
+    select(reports.c.trial_id, reports.c.key, reports.c.fold)
+    .where(
+        reports.c.trial_id.in_(bindparam("trials", expanding=True)),
+        or_(
+            reports.c.value.is_(None),
+            reports.c.value > bindparam("largest"),
+            reports.c.value < bindparam("smallest"),
+        ),
+    )
+    .distinct()
+)
+_CHECKPOINTS = (
+    select(checkpoints)
+    .where(checkpoints.c.trial_id.in_(bindparam("trials", expanding=True)))
+    .order_by(checkpoints.c.trial_id, checkpoints.c.step, checkpoints.c.id)
+)
+_EVENTS = (
+    select(events.c.trial_id, events.c.kind, events.c.fields, events.c.revision)
+    .where(events.c.trial_id.in_(bindparam("trials", expanding=True)), events.c.kind.in_(("artifact", "out_of_memory")))
+    .order_by(events.c.trial_id, events.c.id)
+)
+_SAVED = (
+    select(*(reports.c[name] for name in ("trial_id", "step", "key", "fold", "value", "at")))
+    .join(
+        checkpoints,
+        and_(
+            checkpoints.c.trial_id == reports.c.trial_id,
+            checkpoints.c.step == reports.c.step,
+            checkpoints.c.state == "kept",
+        ),
+    )
+    .where(reports.c.trial_id.in_(bindparam("trials", expanding=True)))
+    .order_by(reports.c.trial_id, reports.c.step, reports.c.fold, reports.c.key)
+    .distinct()
+)
+_STOPS = (
+    select(decisions.c.trial_id, decisions.c.step, decisions.c.strategy, decisions.c.reason)
+    .where(decisions.c.trial_id.in_(bindparam("trials", expanding=True)), decisions.c.verdict.in_(("stop", "pause")))
+    .order_by(decisions.c.trial_id, decisions.c.step)
+)
+_PREEMPTIONS = (
+    select(attempts.c.trial_id, func.count().label("times"))
+    .where(attempts.c.trial_id.in_(bindparam("trials", expanding=True)), attempts.c.outcome == "preempted")
+    .group_by(attempts.c.trial_id)
+)
+
+
+# Cursors
+
+
+class Cursor(NamedTuple):
+    """The run of a trial or of a study, and the ledger's revision up to which the tracker has it."""
+
+    run_id: str
+    revision: int
+
+
+def study_cursor(connection: Connection, tracker: str, study_id: int) -> Cursor | None:
+    """The cursor of the study's own run, if one is recorded."""
+    row = connection.execute(_STUDY_CURSOR, {"tracker": tracker, "study": study_id}).first()
+    return None if row is None else Cursor(row.run_id, row.revision)
+
+
+def cursors(connection: Connection, tracker: str, study_id: int) -> dict[int, Cursor]:
+    """Trial number, or STUDY -> cursor, of every run of the study that is recorded."""
+    mine = (mirrors.c.tracker == tracker) & (mirrors.c.study_id == study_id)
+    rows = connection.execute(select(mirrors).where(mine))
+    return {row.number: Cursor(row.run_id, row.revision) for row in rows}
+
+
+def move(connection: Connection, tracker: str, study_id: int, to: Sequence[tuple[int, str, int]]) -> None:
+    """Record runs and how far they are, each as (number, run id, revision)."""
+    insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(mirrors)
+    new = {"run_id": insert.excluded.run_id, "revision": insert.excluded.revision}
+    rows = [
+        {"tracker": tracker, "study_id": study_id, "number": number, "run_id": run_id, "revision": revision}
+        for number, run_id, revision in to
+    ]
+    connection.execute(insert.on_conflict_do_update(index_elements=list(mirrors.primary_key), set_=new), rows)
+
+
+def forget(connection: Connection, tracker: str, study_id: int) -> None:
+    """Drop the cursors of the study and of its trials."""
+    connection.execute(mirrors.delete().where(mirrors.c.tracker == tracker, mirrors.c.study_id == study_id))
+
+
+def behind(connection: Connection, tracker: str, study_id: int) -> int:
+    """How many of the ledger's transactions on the study's trials the tracker has not got; its own are not counted."""
+    return int(connection.execute(_BEHIND, {"tracker": tracker, "study": study_id}).scalar_one())
+
+
+def pending(connection: Connection, tracker: str, study_id: int, after: int, n: int) -> Sequence[RowMapping]:
+    """The next `n` trials by number, with a number above `after`, that the tracker is behind on: each with what was
+    asked, its `run_id`, None where no run is recorded, and the revision up to which it was `sent`."""
+    where = {"tracker": tracker, "study": study_id, "after": after, "n": n}
+    return connection.execute(_PENDING, where).mappings().all()
+
+
+# The study
+
+
+def last_end(connection: Connection, study_id: int) -> float | None:
+    """When the last of the study's trials ended, in seconds since the epoch; None while none has."""
+    return connection.execute(select(func.max(trials.c.ended_at)).where(trials.c.study_id == study_id)).scalar_one()
+
+
+# Trials, many in one query: trial id -> rows
+
+
+def values(connection: Connection, tracker: str, trial_ids: Sequence[int]) -> dict[int, list[RowMapping]]:
+    """The reported values that the tracker has not got, by step; `first` where none before has closed its epoch."""
+    rows = connection.execute(_VALUES, {"tracker": tracker, "trials": list(trial_ids)}).mappings()
+    return by_trial(rows)
+
+
+def unsent(connection: Connection, trial_id: int, revision: int) -> list[tuple[str, int, int]]:
+    """(key, step, fold) of the values of a trial that a cursor at `revision` has not passed."""
+    newer = (reports.c.trial_id == trial_id) & (reports.c.revision > revision)
+    rows = connection.execute(select(reports.c.key, reports.c.step, reports.c.fold).where(newer))
+    return [(row.key, row.step, row.fold) for row in rows]
+
+
+def nonfinite(connection: Connection, trial_ids: Sequence[int], largest: float) -> dict[int, list[RowMapping]]:
+    """The metrics, `key` and `fold`, that ever had a value which is none, or beyond `largest` on either side."""
+    where = {"trials": list(trial_ids), "largest": largest, "smallest": -largest}
+    return by_trial(connection.execute(_NONFINITE, where).mappings())
+
+
+def saved_values(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[RowMapping]]:
+    """The values that were reported where a checkpoint was taken that is kept."""
+    return by_trial(connection.execute(_SAVED, {"trials": list(trial_ids)}).mappings())
+
+
+def all_checkpoints(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[RowMapping]]:
+    """All checkpoints, also those that are dropped or damaged, by step."""
+    return by_trial(connection.execute(_CHECKPOINTS, {"trials": list(trial_ids)}).mappings())
+
+
+def shown_events(connection: Connection, trial_ids: Sequence[int]) -> Sequence[RowMapping]:
+    """The events that a run shows, of artifacts and of memory that ran out, by trial, in their order."""
+    return connection.execute(_EVENTS, {"trials": list(trial_ids)}).mappings().all()
+
+
+def stops(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[RowMapping]]:
+    """The decisions to stop or to pause, by step."""
+    return by_trial(connection.execute(_STOPS, {"trials": list(trial_ids)}).mappings())
+
+
+def preemptions(connection: Connection, trial_ids: Sequence[int]) -> dict[int, int]:
+    """How many attempts were preempted; without the trials that have none."""
+    return {row.trial_id: row.times for row in connection.execute(_PREEMPTIONS, {"trials": list(trial_ids)})}
