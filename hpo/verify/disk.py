@@ -2,59 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, select
-from sqlalchemy.engine import Connection, RowMapping
-
-from hpo.ledger import Ledger, queries
+from hpo.ledger import Ledger, driver_queries, file_queries, leases, queries, verify_queries
 from hpo.ledger.process_id import is_dead
-from hpo.ledger.tables import attempts, checkpoints, events, leases, trials, workers
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from hpo.storage import locations, metrics_json
 from hpo.storage.artifacts import shown, stored
 from hpo.storage.home import WHOLE, Home
 from hpo.text import command
 from hpo.tracking.mlflow_store import leftovers
-from hpo.verify.report import Report, by_trial
+from hpo.verify.report import Report
 from trainer.checkpoint.location import DISK, Disk
 from trainer.checkpoint.manifest import Damaged
 from trainer.checkpoint.manifest import check as check_manifest
-
-_DRIVER = select(leases.c.owner).where(leases.c.name == bindparam("name"))
 
 
 @dataclass(frozen=True)
 class _Expected:
     """What the ledger says of a study's files; `moving` are the ids of trials whose files come and go just now."""
 
-    rows: list[RowMapping]
+    rows: Sequence[RowMapping]
     moving: set[int]
     checkpoints: dict[int, list[RowMapping]]
-    handed_over: dict[int, list[RowMapping]]
-    of_study: list[RowMapping]
+    handed_over: dict[int, list[Mapping[str, Any]]]  # the fields of artifact events
+    of_study: Sequence[Mapping[str, Any]]
     results: dict[int, str]
     driven: bool  # it is not at its end, or its driver is still at work, or died at it
 
 
 def _expected(connection: Connection, study: RowMapping) -> _Expected:
-    mine = trials.c.study_id == study["id"]
-    rows = list(connection.execute(select(trials).where(mine).order_by(trials.c.number)).mappings())
-    moving = _with_living_worker(connection, mine)
+    study_id: int = study["id"]
+    rows = verify_queries.trial_rows(connection, study_id)
+    moving = _with_living_worker(connection, study_id)
     if queries.study_state(connection, study) == "running":
         moving |= {row["id"] for row in rows if row["state"] in OPEN_STATES}
-    handed_over = select(events).join(trials).where(mine, events.c.kind == "artifact").order_by(events.c.id)
-    whole = (events.c.study_id == study["id"]) & events.c.trial_id.is_(None) & (events.c.kind == "artifact")
     return _Expected(
         rows,
         moving,
-        by_trial(connection, select(checkpoints).join(trials).where(mine)),
-        by_trial(connection, handed_over),
-        list(connection.execute(select(events).where(whole)).mappings()),
+        verify_queries.checkpoints_by_trial(connection, study_id),
+        verify_queries.artifacts_by_trial(connection, study_id),
+        file_queries.artifacts_of_study(connection, study_id),
         metrics_json.texts(connection, study, [row for row in rows if row["state"] in TERMINAL_STATES]),
-        study["state"] == "open" or connection.execute(_DRIVER, {"name": f"driver:{study['id']}"}).scalar() is not None,
+        study["state"] == "open" or leases.holder(connection, f"driver:{study_id}") is not None,
     )
 
 
@@ -82,15 +76,10 @@ def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None
                 report.differences.append(f"{study['name']}: {entry} belongs to no trial")
 
 
-def _with_living_worker(connection: Connection, mine: ColumnElement[bool]) -> set[int]:
+def _with_living_worker(connection: Connection, study_id: int) -> set[int]:
     """Running trials whose worker is not known to be dead."""
-    query = (
-        select(trials.c.id, workers.c.host, workers.c.pid, workers.c.pid_started)
-        .join(attempts, (attempts.c.trial_id == trials.c.id) & (attempts.c.fence == trials.c.fence))
-        .join(workers, workers.c.id == attempts.c.worker_id)
-        .where(mine, trials.c.state == "running")
-    )
-    return {row.id for row in connection.execute(query) if not is_dead(row.host, row.pid, row.pid_started)}
+    rows = driver_queries.running(connection, study_id)
+    return {row["id"] for row in rows if not is_dead(row["host"], row["pid"], row["pid_started"])}
 
 
 def _checkpoints(
@@ -116,13 +105,13 @@ def _checkpoints(
             yield f"{place.shown(entry)} is {what}: {fix}"
 
 
-def _files(place: Disk, root: Path, handed: Sequence[RowMapping], report: Report) -> Iterator[str]:
+def _files(place: Disk, root: Path, handed: Sequence[Mapping[str, Any]], report: Report) -> Iterator[str]:
     """What the task handed over is there, and nothing else but what a newer one of the name has replaced."""
-    expected = set(shown(row["fields"] for row in handed).values())
+    expected = set(shown(handed).values())
     found = place.files(root)
     report.counts["files"] += len(found)
     yield from (f"{place.shown(root / name)} is missing" for name in sorted(expected - found))
-    for name in sorted(found - {stored(row["fields"]) for row in handed}):
+    for name in sorted(found - {stored(fields) for fields in handed}):
         what = "left over by a killed process" if name.endswith(".tmp") else "no artifact of any event"
         yield f"{place.shown(root / name)} is {what}: remove it"
 

@@ -6,15 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from sqlalchemy import ColumnElement, and_, func, select
-from sqlalchemy.engine import Connection, RowMapping
-
-from hpo.ledger import Ledger, driver_queries, queries
+from hpo.ledger import Ledger, driver_queries, leases, queries, verify_queries
 from hpo.ledger.process_id import is_dead
-from hpo.ledger.tables import asks, attempts, checkpoints, decisions, leases, reports, trials, workers
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from hpo.text import command, counted
-from hpo.verify.report import Report, by_trial
+from hpo.verify.report import Report
 
 Rows = Sequence[RowMapping]
 _FREED_BY = {"driver": "resume", "mirror": "sync"}
@@ -22,11 +19,9 @@ _FREED_BY = {"driver": "resume", "mirror": "sync"}
 
 def integrity(connection: Connection) -> list[str]:
     """What SQLite itself finds wrong with the file."""
-    broken = [line for (line,) in connection.exec_driver_sql("PRAGMA integrity_check") if line != "ok"]
-    lost = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
-    return [f"ledger: {line}" for line in broken] + [
-        f"ledger: a row of {row[0]} points to no row of {row[2]}" for row in lost
-    ]
+    broken = [f"ledger: {line}" for line in verify_queries.integrity_check(connection)]
+    lost = verify_queries.foreign_key_check(connection)
+    return broken + [f"ledger: a row of {table} points to no row of {parent}" for table, parent in lost]
 
 
 def check(ledger: Ledger, study: RowMapping, report: Report) -> bool:
@@ -35,25 +30,23 @@ def check(ledger: Ledger, study: RowMapping, report: Report) -> bool:
     report.counts["studies"] += 1
 
     def body(connection: Connection) -> tuple[list[str], list[str]]:
-        mine = trials.c.study_id == study["id"]
-        rows = connection.execute(select(trials).where(mine).order_by(trials.c.number)).mappings().all()
+        study_id: int = study["id"]
+        rows = verify_queries.trial_rows(connection, study_id)
         alive = queries.study_state(connection, study) == "running"
         report.counts["trials"] += len(rows)
-        reported = select(func.count()).select_from(reports.join(trials)).where(mine)
-        report.counts["reports"] += connection.execute(reported).scalar_one()
-        broken = list(
-            chain(_numbers(rows), _asks(connection, mine, rows), _ends(connection, mine, rows), _values(study, rows))
-        )
+        report.counts["reports"] += verify_queries.count_reports(connection, study_id)
+        asks, ends = _asks(connection, study_id, rows), _ends(connection, study_id, rows)
+        broken = list(chain(_numbers(rows), asks, ends, _values(study, rows)))
         rest = (
             []
             if broken
             else chain(
-                _attempts(connection, mine, rows, alive, report),
+                _attempts(connection, study_id, rows, alive, report),
                 _tells(rows),
                 _complete(connection, study, rows),
-                _decisions(connection, mine, rows),
+                _decisions(connection, study_id, rows),
                 _descent(rows),
-                _best(connection, mine),
+                _best(connection, study_id),
             )
         )
         return broken, [*_leases(connection, study, report), *rest]
@@ -69,15 +62,14 @@ def _numbers(rows: Rows) -> Iterator[str]:
         yield f"the trials' numbers are not 0 to {len(numbers) - 1}: {numbers}"
 
 
-def _asks(connection: Connection, mine: ColumnElement[bool], rows: Rows) -> Iterator[str]:
-    asked = set(connection.execute(select(asks.c.trial_id).join(trials).where(mine)).scalars())
+def _asks(connection: Connection, study_id: int, rows: Rows) -> Iterator[str]:
+    asked = verify_queries.asked(connection, study_id)
     yield from (f"trial {row['number']} has no ask" for row in rows if row["id"] not in asked)
 
 
-def _ends(connection: Connection, mine: ColumnElement[bool], rows: Rows) -> Iterator[str]:
+def _ends(connection: Connection, study_id: int, rows: Rows) -> Iterator[str]:
     """States are known, ends stand where they must, no report is of a fence that was never given out."""
-    fences = select(reports.c.trial_id, func.max(reports.c.fence)).join(trials).where(mine).group_by(reports.c.trial_id)
-    newest: dict[int, int] = dict(map(tuple, connection.execute(fences)))
+    newest = verify_queries.newest_fences(connection, study_id)
     for row in rows:
         at = f"trial {row['number']}"
         if newest.get(row["id"], 0) > row["fence"]:
@@ -88,17 +80,9 @@ def _ends(connection: Connection, mine: ColumnElement[bool], rows: Rows) -> Iter
             yield f"{at} is {row['state']}, and its end is {row['ended_at']}"
 
 
-def _attempts(
-    connection: Connection, mine: ColumnElement[bool], rows: Rows, alive: bool, report: Report
-) -> Iterator[str]:
+def _attempts(connection: Connection, study_id: int, rows: Rows, alive: bool, report: Report) -> Iterator[str]:
     """A terminal trial has no open attempt, an open one at most the one of its fence, held by a worker that lives."""
-    query = (
-        select(attempts, workers.c.host, workers.c.pid, workers.c.pid_started)
-        .join(trials, trials.c.id == attempts.c.trial_id)
-        .join(workers, workers.c.id == attempts.c.worker_id)
-        .where(mine)
-    )
-    found = by_trial(connection, query)
+    found = verify_queries.attempts_by_trial(connection, study_id)
     for trial in rows:
         at, own = f"trial {trial['number']}", found.get(trial["id"], [])
         report.counts["attempts"] += len(own)
@@ -116,8 +100,8 @@ def _attempts(
 
 def _leases(connection: Connection, study: RowMapping, report: Report) -> Iterator[str]:
     for kind, freed_by in _FREED_BY.items():
-        lease = connection.execute(select(leases).where(leases.c.name == f"{kind}:{study['id']}")).mappings().first()
-        if lease is None or lease["owner"] is None:
+        lease = leases.holder(connection, f"{kind}:{study['id']}")
+        if lease is None:
             continue
         report.counts["leases"] += 1
         if is_dead(lease["host"], lease["pid"], lease["pid_started"]):
@@ -170,16 +154,12 @@ def _values(study: RowMapping, rows: Rows) -> Iterator[str]:
             yield f"{at} is complete, but breaks a constraint by {max(row['violations'])}"
 
 
-def _decisions(connection: Connection, mine: ColumnElement[bool], rows: Rows) -> Iterator[str]:
+def _decisions(connection: Connection, study_id: int, rows: Rows) -> Iterator[str]:
     """Each decision has the report that it answers; what was pruned has the decision to stop it."""
     number = {row["id"]: row["number"] for row in rows}
-    same = and_(*(reports.c[name] == decisions.c[name] for name in ("trial_id", "step", "fold")))
-    answered = select(reports.c.step).where(same).exists()
-    query = select(decisions.c.trial_id, decisions.c.step).join(trials).where(mine, ~answered)
-    for trial_id, step in connection.execute(query):
+    for trial_id, step in verify_queries.unreported_decisions(connection, study_id):
         yield f"trial {number[trial_id]} has a decision at step {step}, but no report there"
-    stops = select(decisions.c.trial_id).join(trials).where(mine, decisions.c.verdict.in_(("stop", "pause")))
-    stopped = set(connection.execute(stops).scalars())
+    stopped = verify_queries.stopped(connection, study_id)
     for row in rows:
         if row["state"] == "pruned" and row["id"] not in stopped:
             yield f"trial {row['number']} is pruned, but no decision stopped or paused it"
@@ -200,16 +180,9 @@ def _descent(rows: Rows) -> Iterator[str]:
             yield f"{at} is of generation {row['generation']}, and begins from one of generation {parent['generation']}"
 
 
-def _best(connection: Connection, mine: ColumnElement[bool]) -> Iterator[str]:
+def _best(connection: Connection, study_id: int) -> Iterator[str]:
     """The flag of the best checkpoint stands on one that is kept, and on the right one once the trial has ended."""
-    query = (
-        select(checkpoints, trials.c.number, trials.c.state.label("trial_state"), asks.c.config)
-        .join(trials, trials.c.id == checkpoints.c.trial_id)
-        .join(asks, asks.c.trial_id == trials.c.id)
-        .where(mine)
-        .order_by(trials.c.number, checkpoints.c.step, checkpoints.c.id)
-    )
-    for found in by_trial(connection, query).values():
+    for found in verify_queries.judged_checkpoints(connection, study_id).values():
         at = f"trial {found[0]['number']}"
         flagged = [row for row in found if row["best"] and row["state"] == "kept"]
         if len(flagged) > 1:

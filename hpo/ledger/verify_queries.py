@@ -1,0 +1,109 @@
+"""Queries of the verifier: what SQLite finds wrong with its file, and the rows of a study that have rules to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import and_, func, select
+
+from hpo.ledger.rows import Connection, RowMapping, by_trial
+from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
+
+# SQLite alone
+
+
+def integrity_check(connection: Connection) -> list[str]:
+    """What SQLite finds wrong with the file, in its words."""
+    return [line for (line,) in connection.exec_driver_sql("PRAGMA integrity_check") if line != "ok"]
+
+
+def foreign_key_check(connection: Connection) -> list[tuple[str, str]]:
+    """Of each row that points to none its table, and the table that it points to."""
+    return [(row[0], row[2]) for row in connection.exec_driver_sql("PRAGMA foreign_key_check")]
+
+
+# A study's trials
+
+
+def trial_rows(connection: Connection, study_id: int) -> Sequence[RowMapping]:
+    """Every trial in number order, also those of which nothing was asked."""
+    rows = connection.execute(select(trials).where(trials.c.study_id == study_id).order_by(trials.c.number))
+    return rows.mappings().all()
+
+
+def asked(connection: Connection, study_id: int) -> set[int]:
+    """The ids of the trials that have an ask."""
+    mine = select(asks.c.trial_id).join(trials).where(trials.c.study_id == study_id)
+    return set(connection.execute(mine).scalars())
+
+
+def attempts_by_trial(connection: Connection, study_id: int) -> dict[int, list[RowMapping]]:
+    """Trial id -> its attempts, each with the worker's process."""
+    query = (
+        select(attempts, workers.c.host, workers.c.pid, workers.c.pid_started)
+        .join(trials, trials.c.id == attempts.c.trial_id)
+        .join(workers, workers.c.id == attempts.c.worker_id)
+        .where(trials.c.study_id == study_id)
+    )
+    return by_trial(connection.execute(query).mappings())
+
+
+# Reports and decisions
+
+
+def count_reports(connection: Connection, study_id: int) -> int:
+    """How many values the study's trials have reported."""
+    mine = trials.c.study_id == study_id
+    return connection.execute(select(func.count()).select_from(reports.join(trials)).where(mine)).scalar_one()
+
+
+def newest_fences(connection: Connection, study_id: int) -> dict[int, int]:
+    """Trial id -> the highest fence of its reports, if it has any."""
+    highest = func.max(reports.c.fence).label("fence")
+    query = select(reports.c.trial_id, highest).join(trials).where(trials.c.study_id == study_id)
+    return {row.trial_id: row.fence for row in connection.execute(query.group_by(reports.c.trial_id))}
+
+
+def unreported_decisions(connection: Connection, study_id: int) -> list[tuple[int, int]]:
+    """(trial id, step) of the decisions that answer no report."""
+    same = and_(*(reports.c[name] == decisions.c[name] for name in ("trial_id", "step", "fold")))
+    answered = select(reports.c.step).where(same).exists()
+    query = select(decisions.c.trial_id, decisions.c.step).join(trials).where(trials.c.study_id == study_id, ~answered)
+    return [(row.trial_id, row.step) for row in connection.execute(query)]
+
+
+def stopped(connection: Connection, study_id: int) -> set[int]:
+    """The ids of the trials that a decision has stopped or paused."""
+    verdict = decisions.c.verdict.in_(("stop", "pause"))
+    query = select(decisions.c.trial_id).join(trials).where(trials.c.study_id == study_id, verdict)
+    return set(connection.execute(query).scalars())
+
+
+# Files
+
+
+def checkpoints_by_trial(connection: Connection, study_id: int) -> dict[int, list[RowMapping]]:
+    """Trial id -> its checkpoints, also those that are dropped or damaged."""
+    query = select(checkpoints).join(trials).where(trials.c.study_id == study_id)
+    return by_trial(connection.execute(query).mappings())
+
+
+def judged_checkpoints(connection: Connection, study_id: int) -> dict[int, list[RowMapping]]:
+    """Trial id -> its checkpoints by step, each with the trial's `number`, `config`, and state as `trial_state`."""
+    query = (
+        select(checkpoints, trials.c.number, trials.c.state.label("trial_state"), asks.c.config)
+        .join(trials, trials.c.id == checkpoints.c.trial_id)
+        .join(asks, asks.c.trial_id == trials.c.id)
+        .where(trials.c.study_id == study_id)
+        .order_by(trials.c.number, checkpoints.c.step, checkpoints.c.id)
+    )
+    return by_trial(connection.execute(query).mappings())
+
+
+def artifacts_by_trial(connection: Connection, study_id: int) -> dict[int, list[Mapping[str, Any]]]:
+    """Trial id -> the fields of its artifact events, in their order."""
+    mine = (trials.c.study_id == study_id) & (events.c.kind == "artifact")
+    query = select(events.c.trial_id, events.c.fields).join(trials).where(mine).order_by(events.c.id)
+    rows = by_trial(connection.execute(query).mappings())
+    return {trial_id: [row["fields"] for row in own] for trial_id, own in rows.items()}
