@@ -173,8 +173,13 @@ def source(study_id: int, checkpoint: str) -> dict[str, Any]:
 
 def renew(connection: Connection, taken: Claim) -> None:
     """Show that the worker is alive; raise Fenced if the trial is another's."""
-    if connection.execute(sql.RENEW, {"trial": taken.trial_id, "held": taken.fence}).rowcount != 1:
+    if not renewed(connection, taken):
         raise fenced(taken)
+
+
+def renewed(connection: Connection, taken: Claim) -> bool:
+    """Show that the worker is alive; False if the trial is another's."""
+    return connection.execute(sql.RENEW, {"trial": taken.trial_id, "held": taken.fence}).rowcount == 1
 
 
 def fenced(taken: Claim) -> Fenced:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, select, tuple_
+from sqlalchemy import and_, bindparam, exists, func, select, tuple_
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
@@ -46,6 +46,14 @@ def find_study(connection: Connection, name: str) -> RowMapping | None:
 def study_by_id(connection: Connection, study_id: int) -> RowMapping:
     """The row of a study that is there."""
     return connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
+
+
+def asked_for(connection: Connection, name: str | None = None) -> Sequence[RowMapping]:
+    """The open studies that have trials, in the order in which they began; of them the one of that name, or all."""
+    query = select(studies).where(studies.c.state == "open", exists().where(trials.c.study_id == studies.c.id))
+    if name is not None:
+        query = query.where(studies.c.name == name)
+    return connection.execute(query.order_by(studies.c.id)).mappings().all()
 
 
 def study_names(connection: Connection) -> list[str]:

@@ -8,14 +8,11 @@ import sys
 from types import FrameType
 from typing import Any
 
-from sqlalchemy import exists, select
-from sqlalchemy.engine import Connection
-
 from hpo.clock import Clock, SystemClock
 from hpo.errors import UserError
-from hpo.ledger import Ledger, queries
+from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import is_dead
-from hpo.ledger.tables import leases, studies, trials
+from hpo.ledger.rows import Connection
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.text import counted
@@ -65,13 +62,9 @@ class JoinableStudies:
 
     def _open_studies(self, connection: Connection) -> list[dict[str, Any]]:
         """Open studies that have trials, each with its driver's lease, if somebody holds that who is not dead."""
-        asked = exists().where(trials.c.study_id == studies.c.id)  # the driver marks its home before it asks
-        query = select(studies).where(studies.c.state == "open", asked)
-        if self._study is not None:
-            query = query.where(studies.c.name == self._study)
-        held = {row["name"]: row for row in connection.execute(select(leases)).mappings() if row["owner"]}
+        held = leases.holders(connection)
         rows: list[dict[str, Any]] = []
-        for study in connection.execute(query.order_by(studies.c.id)).mappings():
+        for study in queries.asked_for(connection, self._study):  # the driver marks its home before it asks
             lease = held.get(f"driver:{study['id']}")
             if lease and not is_dead(lease["host"], lease["pid"], lease["pid_started"]):
                 rows.append({**lease, **study})

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.engine import Connection
-
 from hpo.errors import HpoError, SpaceError, UserError
 from hpo.ledger import Ledger
-from hpo.ledger import statements as sql
-from hpo.ledger.claims import Claim, any_waiting, claim_alike, fenced, join
+from hpo.ledger.claims import Claim, any_waiting, claim_alike, fenced, join, renewed
 from hpo.ledger.leases import Heartbeat
+from hpo.ledger.rows import Connection
 from hpo.ledger.transactions import TrialReport, committed_paths
 from hpo.space.config import apply, as_json, check_path, from_json
 from hpo.storage.home import Home
@@ -212,9 +210,7 @@ class LaneGroup:
         held = list(self._held.values())
 
         def body(connection: Connection) -> set[tuple[int, int]]:
-            asked = [(one, {"trial": one.trial_id, "held": one.fence}) for one in held]
-            gone = [one for one, mine in asked if connection.execute(sql.RENEW, mine).rowcount != 1]
-            return {(one.trial_id, one.fence) for one in gone}
+            return {(one.trial_id, one.fence) for one in held if not renewed(connection, one)}
 
         self._lost |= self._hands.ledger.transact(body)
 

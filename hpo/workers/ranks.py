@@ -9,12 +9,9 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from sqlalchemy import select
-
 from hpo.errors import DriftError, HpoError, StorageError, UserError
-from hpo.ledger import Ledger
+from hpo.ledger import Ledger, queries
 from hpo.ledger.claims import Claim
-from hpo.ledger.tables import studies
 from hpo.space.trial_config import parallel_of
 from hpo.storage import locations
 from hpo.storage.home import Home
@@ -103,8 +100,7 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
     claim = Claim(**job["claim"])
     ledger = Ledger(os.environ["HPO_STORAGE"], create=False)
     try:
-        query = select(studies).where(studies.c.id == claim.study_id)
-        row = dict(ledger.look(lambda connection: connection.execute(query).mappings().one()))
+        row = dict(ledger.look(lambda connection: queries.study_by_id(connection, claim.study_id)))
         home = Home.at(job["home"])
         locations.check(home, row)
         opened = StudySession(row)

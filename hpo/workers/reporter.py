@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.engine import Connection
-
 from hpo.ledger import Ledger, tables, transactions
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Unsettled
 from hpo.ledger.json import text
+from hpo.ledger.rows import Connection
 from hpo.ledger.transactions import TrialReport
 from hpo.space.trial_config import last_epoch
 from hpo.storage import artifacts, locations

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy.engine import Connection
-
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory
+from hpo.ledger.rows import Connection
 from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.study.declaration import Study
 from hpo.study.references import load

@@ -19,18 +19,15 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.engine import Connection
-
 from hpo.child_process import FAULT
 from hpo.errors import HpoError, UserError
-from hpo.ledger import Ledger, transactions
+from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim, claim, renew
 from hpo.ledger.history import Judgement
 from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process_id import Process
+from hpo.ledger.rows import Connection
 from hpo.ledger.store import PATIENCE
-from hpo.ledger.tables import studies
 from hpo.space.trial_config import lanes_of, parallel_of
 from hpo.storage import locations
 from hpo.storage.home import Home
@@ -145,8 +142,7 @@ class Worker:
 
     def _open(self, study_id: int) -> StudySession:
         """The study as it is driven now, anew where a resume has changed it; DriftError where its code is new."""
-        query = select(studies).where(studies.c.id == study_id)
-        row = dict(self._ledger.look(lambda connection: connection.execute(query).mappings().one()))
+        row = dict(self._ledger.look(lambda connection: queries.study_by_id(connection, study_id)))
         if study_id in self._studies:
             before, opened = self._studies[study_id]
             if all(before[part] == row[part] for part in ("spec", "identity")):

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
-
 from hpo.errors import UserError
+from hpo.ledger.store import backend
 from hpo.study.declaration import Study
 from hpo.study.loading import CARRIED
 from hpo.workers.executors.base import WorkerContext
@@ -126,7 +125,7 @@ def last_line(error: object) -> str:
 def check_reach(storage: str, hosts: set[str], address: str) -> None:
     """Raise UserError where there are workers on other hosts, and the ledger is a file of this one."""
     elsewhere = sorted(hosts - {socket.gethostname()})
-    if elsewhere and make_url(storage).get_backend_name() == "sqlite":
+    if elsewhere and backend(storage) == "sqlite":
         raise UserError(
             f"the Ray cluster of {address} has nodes on other hosts ({', '.join(elsewhere[:3])}), and the ledger is a "
             "file of this one: give --storage postgresql+psycopg://... and a --home that all of them see, "
