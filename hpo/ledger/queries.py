@@ -194,7 +194,7 @@ def trial_rows(connection: Connection, study_id: int) -> list[dict[str, Any]]:
 
 
 def numbered(connection: Connection, study_id: int, numbers: Sequence[int]) -> Sequence[RowMapping]:
-    """The rows of the trials of these numbers, PAGE at most."""
+    """The rows of the trials of these numbers, which one statement must be able to take."""
     where = {"study": study_id, "numbers": list(numbers)}
     return connection.execute(_NUMBERED, where).mappings().all() if numbers else []
 

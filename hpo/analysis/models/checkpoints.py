@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.engine import Connection
-
 from hpo.analysis.results.trial import detail, kept_checkpoints
 from hpo.errors import UserError
 from hpo.ledger import queries
+from hpo.ledger.rows import Connection
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.study.declaration import Study

@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.engine import Connection
-
 from hpo.analysis.models.checkpoints import KeptCheckpoint, all_trained, declared, evaluating, trained
 from hpo.analysis.results.compare import headline
 from hpo.errors import HomeError, HpoError, UserError
 from hpo.ledger import Ledger, queries, transactions
+from hpo.ledger.rows import Connection
 from hpo.space.objective import Objective
 from hpo.storage.home import Home
 from hpo.study.declaration import Study

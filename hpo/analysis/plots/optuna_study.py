@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import RowMapping
 
 from hpo.errors import StudyError
 from hpo.ledger import Ledger, queries
+from hpo.ledger.rows import RowMapping
 from hpo.search.samplers.optuna_sampler import quiet_study
 from hpo.space.dimensions import Choice, Dimension, Float, Int
 from hpo.storage.home import Home

@@ -19,7 +19,7 @@ from hpo.study import preflight
 from hpo.text import aligned, command, endings
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, RowMapping
+    from hpo.ledger.rows import Connection, RowMapping
 
 
 def best_trials(connection: Connection, home: Home, name: str) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from hpo.search.ranking import placed
 from hpo.space.objective import hold_out_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
+    from hpo.ledger.rows import Connection
 
 HEADLINES = 8
 _FORMULA = (

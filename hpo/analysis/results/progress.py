@@ -9,12 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, case, exists, false, func, select, union_all
-from sqlalchemy.engine import Connection
-
 from hpo.clock import Clock
-from hpo.ledger import Ledger, queries
-from hpo.ledger.tables import asks, decisions, events, machine_dependent, reports, trials
+from hpo.ledger import Ledger, progress_queries, queries
+from hpo.ledger.rows import Connection, RowMapping
+from hpo.ledger.tables import machine_dependent
 from hpo.search.ranking import best_of
 from hpo.search.strategies.base import make_strategy
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
@@ -184,10 +182,10 @@ class Progress:
 
     def _look_at(self, found: Sequence[Trial]) -> None:
         """Read where trials were judged."""
-        mine = trials.c.number.in_([trial.number for trial in found]) & (trials.c.study_id == self._id)
+        numbers = [trial.number for trial in found]
 
         def look(connection: Connection) -> dict[int, queries.Judged]:
-            rows = connection.execute(select(trials).where(mine)).mappings().all()
+            rows = queries.numbered(connection, self._id, numbers)
             judged = queries.judged(connection, queries.study_row(connection, self.name), rows)
             return {row["number"]: judged[row["id"]] for row in rows if row["id"] in judged}
 
@@ -202,7 +200,8 @@ class Progress:
 
     def remarks(self) -> Iterator[str]:
         """What befell trials that went on all the same."""
-        found = {row.kind: row for row in self._ledger.look(lambda to: to.execute(_BEFELL, {"study": self._id}).all())}
+        kinds = ("warmup_not_over", "skipped_step")
+        found = self._ledger.look(lambda connection: progress_queries.befell(connection, self._id, kinds))
         if cold := found.get("warmup_not_over"):
             yield (
                 f"in {counted(cold.trials, 'trial')} the warmup was longer than the run, so train.optim.lr was never "
@@ -225,13 +224,13 @@ class Progress:
         going = [trial for trial in fresh if trial.state == "running" and trial.epoch > trial.from_epoch]
         if self._heard or not going or going[0].epoch == going[0].num_epochs:
             return
-        where = {"study": self._id, "number": going[0].number}
-        found = self._ledger.look(lambda connection: connection.execute(_REPORTED, where).scalars().all())
+        number = going[0].number
+        found = self._ledger.look(lambda connection: progress_queries.closed_with(connection, self._id, number))
         shown = sorted((key for key in found if not machine_dependent(key)), key=lambda key: key.startswith("train/"))
         self._heard = bool(shown)
         if shown and (missing := [metric for metric in [*self.metrics, *bounds] if metric not in found]):
             self._untold = (
-                f"trial {going[0].number} has reported an epoch without {missing[0]!r}, by which the study judges"
+                f"trial {number} has reported an epoch without {missing[0]!r}, by which the study judges"
                 f"{near(missing[0], shown) or '.'} Reported were {', '.join(shown)}. Unless it comes later, the trial "
                 "will fail: name one of them in the study, or report it with the others."
             )
@@ -239,9 +238,9 @@ class Progress:
     def _read(self, connection: Connection) -> tuple[list[Trial], list[Any]]:
         """The trials that are new or were open, and the points of their curves that are new."""
         waiting = [number for number in self._open if self.trials[number].state == "paused"]
-        where = {"study": self._id, "first": self._next, "going": self._open.difference(waiting), "paused": waiting}
-        where |= {"judged": self.metrics, "all_judged": len(self.metrics)}
-        fresh = [_trial(row) for row in connection.execute(_FRESH, where).mappings()]
+        going = self._open.difference(waiting)
+        rows = progress_queries.fresh(connection, self._id, self._next, going, waiting, self.metrics)
+        fresh = [_trial(row) for row in rows]
         begun = [trial.number for trial in fresh if trial.state != "waiting"]
         if not begun:
             return fresh, []
@@ -249,64 +248,7 @@ class Progress:
         return fresh, list(queries.curves(connection, self._id, self.metrics[:1], begun, after=after))
 
 
-_LAST = (reports.c.trial_id == trials.c.id) & (reports.c.step == trials.c.step) & (reports.c.epoch == trials.c.epoch)
-_JUDGED = select(func.count()).where(_LAST, reports.c.fold == 0, reports.c.key.in_(bindparam("judged", expanding=True)))
-_ANSWERED = exists().where(decisions.c.trial_id == trials.c.id, decisions.c.step == trials.c.step)
-_CLOSED = _JUDGED.scalar_subquery() == bindparam("all_judged")
-_UNDECIDED = case((trials.c.state == "running", _CLOSED & ~_ANSWERED), else_=false())
-
-
-def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
-    return (
-        select(
-            trials.c.number,
-            trials.c.state,
-            trials.c.epoch,
-            trials.c.from_epoch,
-            trials.c.parent,
-            trials.c["values"].label("objectives"),
-            trials.c.error,
-            _UNDECIDED.label("undecided"),
-            asks.c.params,
-            asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
-            asks.c.config[("train", "folds")].as_integer().label("folds"),
-        )
-        .join(asks, asks.c.trial_id == trials.c.id)
-        .where(trials.c.study_id == bindparam("study"), which)
-    )
-
-
-# The metrics that a trial has closed an epoch with.
-_REPORTED = (
-    select(reports.c.key)
-    .join(trials, trials.c.id == reports.c.trial_id)
-    .where(trials.c.study_id == bindparam("study"), trials.c.number == bindparam("number"))
-    .where(reports.c.fold == 0, reports.c.epoch.is_not(None))
-    .distinct()
-    .order_by(reports.c.key)
-)
-
-_BEFELL = (
-    select(
-        events.c.kind,
-        func.count(events.c.trial_id.distinct()).label("trials"),
-        func.min(trials.c.number).label("first"),
-    )
-    .join(trials, trials.c.id == events.c.trial_id)
-    .where(events.c.study_id == bindparam("study"), events.c.kind.in_(("warmup_not_over", "skipped_step")))
-    .where(trials.c.state.not_in(("failed", "infeasible")))
-    .group_by(events.c.kind)
-)
-
-# A union, since SQLite would look at every trial of the study for an OR.
-_FRESH = union_all(
-    _those(trials.c.number >= bindparam("first")),
-    _those(trials.c.number.in_(bindparam("going", expanding=True))),
-    _those(trials.c.number.in_(bindparam("paused", expanding=True)) & (trials.c.state != "paused")),
-).order_by("number")
-
-
-def _trial(row: Any) -> Trial:
+def _trial(row: RowMapping) -> Trial:
     last = row["folds"] if (row["folds"] or 1) > 1 else row["num_epochs"]  # what a trial's epochs are counted to
     at = (row["epoch"], last, row["objectives"] or [])
     more = {"from_epoch": row["from_epoch"], "child": row["parent"] is not None, "undecided": row["undecided"]}

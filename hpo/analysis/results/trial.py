@@ -7,20 +7,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import bindparam, select
-
 from hpo.analysis.results.compare import headline
 from hpo.analysis.results.format import duration, judgement, number, sparkline
 from hpo.errors import UserError
-from hpo.ledger import queries
-from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
+from hpo.ledger import queries, trial_queries
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.study.user_code import own_part
 from hpo.text import aligned, counted
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, RowMapping
+    from hpo.ledger.rows import Connection
 
 _TRIAL = (
     "number",
@@ -40,15 +37,7 @@ _TRIAL = (
 def detail(connection: Connection, home: Home, name: str, number: int) -> dict[str, Any]:
     """Everything the ledger holds about a trial, as JSON values; UserError where there is no such trial."""
     study = queries.study_row(connection, name)
-    row = (
-        connection.execute(
-            select(trials, asks.c.params, asks.c.config, asks.c.config_hash)
-            .join(asks, asks.c.trial_id == trials.c.id)
-            .where(trials.c.study_id == study["id"], trials.c.number == number)
-        )
-        .mappings()
-        .first()
-    )
+    row = trial_queries.find_trial(connection, study["id"], number)
     if row is None:
         count = len(queries.trial_rows(connection, study["id"]))
         there = f"it has trials 0 to {count - 1}" if count else "it has none yet"
@@ -56,14 +45,14 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
     metrics = [objective["metric"] for objective in study["spec"]["objectives"]]
     judged = queries.judged(connection, study, [row]).get(row["id"])
     place = locations.place(home, study)
-    tries = [dict(one) for one in connection.execute(_ATTEMPTS, {"trial": row["id"]}).mappings()]
+    tries = [dict(one) for one in trial_queries.attempts_of(connection, row["id"])]
     curves: dict[str, list[list[Any]]] = {}
     for _, key, step, epoch, value in queries.curves(connection, study["id"], numbers=[number]):
         curves.setdefault(key, []).append([step, epoch, _plain(value)])
     return {
         "study": name,
         **{column: row[column] for column in _TRIAL},
-        "lineage": _lineage(connection, study["id"], row),
+        "lineage": trial_queries.ancestors(connection, study["id"], row["parent"]),
         "values": dict(zip(metrics, row["values"] or [None] * len(metrics), strict=True)),
         "judged": judged and _plainly(judged),
         "seconds": None if None in (row["started_at"], row["ended_at"]) else row["ended_at"] - row["started_at"],
@@ -77,10 +66,10 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "attempts": tries,
         "checkpoints": [
             {**one, "path": place.shown(home.checkpoints(name, number) / one["path"])}
-            for one in connection.execute(_CHECKPOINTS, {"trial": row["id"]}).mappings()
+            for one in trial_queries.checkpoints_of(connection, row["id"])
         ],
-        "decisions": [dict(one) for one in connection.execute(_DECISIONS, {"trial": row["id"]}).mappings()],
-        "events": [dict(one) for one in connection.execute(_EVENTS, {"trial": row["id"]}).mappings()],
+        "decisions": [dict(one) for one in trial_queries.decisions_of(connection, row["id"])],
+        "events": [dict(one) for one in trial_queries.events_of(connection, row["id"])],
     }
 
 
@@ -92,65 +81,10 @@ def _plainly(judged: queries.Judged) -> dict[str, Any]:
 def _folds(connection: Connection, trial_id: int, metrics: Sequence[str]) -> dict[int, dict[str, list[list[Any]]]]:
     """Fold, from 1 -> objective -> its [step, value]; empty for a trial that is not cross-validated."""
     found: dict[int, dict[str, list[list[Any]]]] = {}
-    for row in connection.execute(_FOLDS, {"trial": trial_id, "metrics": list(metrics)}):
-        value = None if row.value is None else _plain(row.value)
-        found.setdefault(row.fold, {}).setdefault(row.key, []).append([row.step, value])
+    for row in trial_queries.folds_of(connection, trial_id, metrics):
+        value = None if row["value"] is None else _plain(row["value"])
+        found.setdefault(row["fold"], {}).setdefault(row["key"], []).append([row["step"], value])
     return found
-
-
-def _lineage(connection: Connection, study_id: int, trial: RowMapping) -> list[int]:
-    """The trials that it descends from, by number, its parent first."""
-    found: list[int] = []
-    parent = trial["parent"]
-    while parent is not None and parent not in found:
-        found.append(parent)
-        where = (trials.c.study_id == study_id) & (trials.c.number == parent)
-        parent = connection.execute(select(trials.c.parent).where(where)).scalar()
-    return found
-
-
-def _by_trial(table: Any, *columns: Any) -> Any:
-    return select(*columns).where(table.c.trial_id == bindparam("trial"))
-
-
-_FOLDS = (
-    _by_trial(reports, reports.c.fold, reports.c.key, reports.c.step, reports.c.value)
-    .where(reports.c.fold > 0, reports.c.key.in_(bindparam("metrics", expanding=True)))
-    .order_by(reports.c.fold, reports.c.step)
-)
-_ATTEMPTS = (
-    _by_trial(
-        attempts,
-        attempts.c.fence,
-        attempts.c.from_step,
-        attempts.c.step,
-        attempts.c.outcome,
-        attempts.c.started_at,
-        attempts.c.ended_at,
-        workers.c.host,
-        workers.c.pid,
-    )
-    .join(workers, workers.c.id == attempts.c.worker_id)
-    .order_by(attempts.c.fence)
-)
-_CHECKPOINTS = _by_trial(
-    checkpoints,
-    checkpoints.c.step,
-    checkpoints.c.epoch,
-    checkpoints.c.path,
-    checkpoints.c.state,
-    checkpoints.c.best,
-    checkpoints.c.size,
-    checkpoints.c.sha256,
-).order_by(checkpoints.c.step, checkpoints.c.id)
-_DECISIONS = (
-    _by_trial(
-        decisions, decisions.c.step, decisions.c.fold, decisions.c.verdict, decisions.c.strategy, decisions.c.reason
-    )
-    .where(decisions.c.verdict != "continue")
-    .order_by(decisions.c.step, decisions.c.fold)
-)
-_EVENTS = _by_trial(events, events.c.kind, events.c.fields, events.c.at).order_by(events.c.at, events.c.id)
 
 
 def kept_checkpoints(trial: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -15,15 +15,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sqlalchemy import Row, select
 
 from hpo.analysis.results.trial import detail, kept_checkpoint
 from hpo.analysis.training.single_process import alone
 from hpo.errors import UserError
-from hpo.ledger import queries
+from hpo.ledger import queries, trial_queries
 from hpo.ledger.claims import changes_of
 from hpo.ledger.json import plain
-from hpo.ledger.tables import trials
 from hpo.space.config import apply
 from hpo.storage import artifacts, locations
 from hpo.study.declaration import Study
@@ -57,7 +55,7 @@ class Subject:
     checkpoint: Path | None = None
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
     error: str | None = None
-    held: Row | None = None  # of a trial: its id, and the fence that it had
+    held: tuple[int, int] | None = None  # of a trial: its id, and the fence that it had
     place: Disk = DISK  # of the checkpoint
     sha256: str | None = None  # of its manifest
 
@@ -105,9 +103,8 @@ def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
         row = queries.study_row(connection, name)
         spec = StudySpec.from_json(row["spec"])
         trial = detail(connection, home, name, number)
-        mine = (trials.c.study_id == row["id"]) & (trials.c.number == number)
-        held = connection.execute(select(trials.c.id, trials.c.fence).where(mine)).one()
-        changes = changes_of(connection, held.id)
+        held = trial_queries.held(connection, row["id"], number)
+        changes = changes_of(connection, held[0])
         rows = list(queries.curves(connection, row["id"], _CURVES, [number]))
     study = load(spec.reference).configure(spec.overrides)
     config = alone(apply(study.rebuild(trial["config"], trial["config_hash"]), changes))
@@ -278,7 +275,7 @@ class Recorder:
         assert held is not None, "a trial's"
         files = {f"diagnosis/{name}": path for name, path in found.files.items()}
         try:
-            artifacts.attach(self.ledger, root, held.id, held.fence, files, place)
+            artifacts.attach(self.ledger, root, *held, files, place)
         except OSError as error:
             why = error.strerror or error
             raise UserError(f"{place.shown(root)} cannot be written ({why}): --print-only records nothing.") from error

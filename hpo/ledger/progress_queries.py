@@ -1,0 +1,102 @@
+"""Queries of a study's progress: the trials that are new or were open, and what befell them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, bindparam, case, exists, false, func, select, union_all
+
+from hpo.ledger.rows import Connection, RowMapping
+from hpo.ledger.tables import asks, decisions, events, reports, trials
+
+_LAST = (reports.c.trial_id == trials.c.id) & (reports.c.step == trials.c.step) & (reports.c.epoch == trials.c.epoch)
+_JUDGED = select(func.count()).where(_LAST, reports.c.fold == 0, reports.c.key.in_(bindparam("judged", expanding=True)))
+_ANSWERED = exists().where(decisions.c.trial_id == trials.c.id, decisions.c.step == trials.c.step)
+_CLOSED = _JUDGED.scalar_subquery() == bindparam("all_judged")
+_UNDECIDED = case((trials.c.state == "running", _CLOSED & ~_ANSWERED), else_=false())
+
+
+def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+    return (
+        select(
+            trials.c.number,
+            trials.c.state,
+            trials.c.epoch,
+            trials.c.from_epoch,
+            trials.c.parent,
+            trials.c["values"].label("objectives"),
+            trials.c.error,
+            _UNDECIDED.label("undecided"),
+            asks.c.params,
+            asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
+            asks.c.config[("train", "folds")].as_integer().label("folds"),
+        )
+        .join(asks, asks.c.trial_id == trials.c.id)
+        .where(trials.c.study_id == bindparam("study"), which)
+    )
+
+
+# A union, since SQLite would look at every trial of the study for an OR.
+_FRESH = union_all(
+    _those(trials.c.number >= bindparam("first")),
+    _those(trials.c.number.in_(bindparam("going", expanding=True))),
+    _those(trials.c.number.in_(bindparam("paused", expanding=True)) & (trials.c.state != "paused")),
+).order_by("number")
+
+_REPORTED = (
+    select(reports.c.key)
+    .join(trials, trials.c.id == reports.c.trial_id)
+    .where(trials.c.study_id == bindparam("study"), trials.c.number == bindparam("number"))
+    .where(reports.c.fold == 0, reports.c.epoch.is_not(None))
+    .distinct()
+    .order_by(reports.c.key)
+)
+
+_BEFELL = (
+    select(
+        events.c.kind,
+        func.count(events.c.trial_id.distinct()).label("trials"),
+        func.min(trials.c.number).label("first"),
+    )
+    .join(trials, trials.c.id == events.c.trial_id)
+    .where(events.c.study_id == bindparam("study"), events.c.kind.in_(bindparam("kinds", expanding=True)))
+    .where(trials.c.state.not_in(("failed", "infeasible")))
+    .group_by(events.c.kind)
+)
+
+
+class Befallen(NamedTuple):
+    """How many trials, and the number of the first."""
+
+    trials: int
+    first: int
+
+
+def fresh(
+    connection: Connection,
+    study_id: int,
+    first: int,
+    going: Collection[int],
+    paused: Collection[int],
+    metrics: Sequence[str],
+) -> Sequence[RowMapping]:
+    """The trials from number `first` on, those of `going`, and those of `paused` that are so no more, by number.
+
+    Each with its parameters, its values as `objectives`, how many epochs and folds it is to train, and whether it is
+    `undecided`: its last report has closed an epoch with all of `metrics`, and no decision answers it.
+    """
+    where = {"study": study_id, "first": first, "going": list(going), "paused": list(paused)}
+    where |= {"judged": list(metrics), "all_judged": len(metrics)}
+    return connection.execute(_FRESH, where).mappings().all()
+
+
+def closed_with(connection: Connection, study_id: int, number: int) -> Sequence[str]:
+    """The metrics that a trial has closed an epoch with (fold 0)."""
+    return connection.execute(_REPORTED, {"study": study_id, "number": number}).scalars().all()
+
+
+def befell(connection: Connection, study_id: int, kinds: Sequence[str]) -> dict[str, Befallen]:
+    """Kind of an event -> the trials that it befell and that have not failed all the same."""
+    rows = connection.execute(_BEFELL, {"study": study_id, "kinds": list(kinds)})
+    return {row.kind: Befallen(row.trials, row.first) for row in rows}
