@@ -32,14 +32,14 @@ _TRIALS_SINCE = _ALL.where(trials.c.number >= bindparam("asked"))
 _SOME = _ALL.where(trials.c.number.in_(bindparam("numbers", expanding=True)))
 
 # Number and state of the trials that nobody trains or is to train, but for those told.
-_HALTED = select(trials.c.number, trials.c.state).where(
+HALTED = select(trials.c.number, trials.c.state).where(
     trials.c.study_id == bindparam("study"),
     trials.c.number >= bindparam("first"),
     trials.c.state.in_(("paused", *TERMINAL_STATES)),
     trials.c.told.is_(None),
 )
 
-_HALTED_AMONG = _HALTED.where(trials.c.number.in_(bindparam("going", expanding=True)))
+_HALTED_AMONG = HALTED.where(trials.c.number.in_(bindparam("going", expanding=True)))
 
 _AT_DECISION = and_(*(reports.c[name] == decisions.c[name] for name in ("trial_id", "step", "fold")))
 
@@ -158,7 +158,7 @@ def halted(
     if among:
         found = connection.execute(_HALTED_AMONG, where | {"going": list(going or ())}).all()
     else:
-        found = connection.execute(_HALTED, where).all()
+        found = connection.execute(HALTED, where).all()
     waiting = {number for number, state in found if state == "paused"} | (paused if among else set[int]())
     known = waiting & paused
     new = [number for number, _ in found if number not in known and number not in ended]

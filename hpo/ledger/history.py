@@ -18,7 +18,8 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.engine import Connection
 
 from hpo.ledger import statements as sql
-from hpo.ledger.tables import machine_dependent, reports, trials
+from hpo.ledger.names import machine_dependent
+from hpo.ledger.tables import reports, trials
 from hpo.search.curves import Curve, Group, Rankings, first_loss, first_losses
 from hpo.search.pareto import Losses, Ranking, beyond, ranked
 from hpo.space.objective import Constraint, Objective

@@ -15,8 +15,9 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
 from hpo.ledger.leases import holder
+from hpo.ledger.names import machine_dependent
 from hpo.ledger.process_id import Process, is_dead
-from hpo.ledger.tables import asks, attempts, events, machine_dependent, reports, studies, trials, workers
+from hpo.ledger.tables import asks, attempts, events, reports, studies, trials, workers
 from hpo.search.ranking import best_of, placed
 from hpo.space.trial_state import STATES
 

@@ -45,16 +45,6 @@ metadata = MetaData(
 )
 
 
-# What the trainer and the worker report of the machine, besides `system/...`, `time/...` and `train/..._per_sec`.
-MACHINE_METRICS = ("train/gpu_util", "train/mfu")
-
-
-def machine_dependent(key: str) -> bool:
-    """Metrics that the machine decides: clocks, load, throughput. A replay may differ in them; no digest has them."""
-    rate = key.startswith("train/") and key.endswith("_per_sec")
-    return rate or key.startswith(("system/", "time/")) or key in MACHINE_METRICS
-
-
 studies = Table(
     "studies",
     metadata,

@@ -18,8 +18,9 @@ from sqlalchemy.engine import Connection
 from hpo.ledger import statements as sql
 from hpo.ledger.claims import Claim, begin_earlier, fenced, source
 from hpo.ledger.json import plain, text
+from hpo.ledger.names import machine_dependent
 from hpo.ledger.process_id import Process
-from hpo.ledger.tables import attempts, checkpoints, events, machine_dependent, reports, studies, trials, workers
+from hpo.ledger.tables import attempts, checkpoints, events, reports, studies, trials, workers
 from hpo.space.trial_state import OPEN_STATES
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict

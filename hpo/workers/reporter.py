@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpo.ledger import Ledger, tables, transactions
+from hpo.ledger import Ledger, transactions
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Unsettled
 from hpo.ledger.json import text
+from hpo.ledger.names import MAX_EVENT_KIND, MAX_METRIC
 from hpo.ledger.rows import Connection
 from hpo.ledger.transactions import TrialReport
 from hpo.space.trial_config import last_epoch
@@ -149,7 +150,7 @@ class LedgerReporter:
             )
 
     def event(self, kind: str, **fields: Any) -> None:
-        _check_length("event kind", kind, tables.events.c.kind)
+        _check_length("event kind", kind, MAX_EVENT_KIND)
         uid = uuid.uuid4().hex
         if "step" in fields:  # a replay after a resume tells the same again
             told = json.dumps([self._claim.trial_id, kind, fields], sort_keys=True)
@@ -248,13 +249,13 @@ def _count(what: str, value: int) -> int:
 
 
 def _key(key: str) -> str:
-    _check_length("metric name", key, tables.reports.c.key)
+    _check_length("metric name", key, MAX_METRIC)
     if text(key) != key:
         raise ValueError(f"metric name {key!r} cannot be stored: leave out NUL and halves of surrogate pairs.")
     return key
 
 
-def _check_length(what: str, value: str, column: Any) -> None:
-    if not 0 < len(value) <= column.type.length:
+def _check_length(what: str, value: str, longest: int) -> None:
+    if not 0 < len(value) <= longest:
         shown = f"{value[:40]!r}... of {len(value)} characters" if value else repr(value)
-        raise ValueError(f"{what} {shown} cannot be stored: give it 1 to {column.type.length} characters.")
+        raise ValueError(f"{what} {shown} cannot be stored: give it 1 to {longest} characters.")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
 from hpo.ledger import queries
-from hpo.ledger.tables import machine_dependent
+from hpo.ledger.names import machine_dependent
 from hpo.search.ranking import placed
 from hpo.space.objective import hold_out_of
 

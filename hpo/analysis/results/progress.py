@@ -11,8 +11,8 @@ from typing import Any
 
 from hpo.clock import Clock
 from hpo.ledger import Ledger, progress_queries, queries
+from hpo.ledger.names import machine_dependent
 from hpo.ledger.rows import Connection, RowMapping
-from hpo.ledger.tables import machine_dependent
 from hpo.search.ranking import best_of
 from hpo.search.strategies.base import make_strategy
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED

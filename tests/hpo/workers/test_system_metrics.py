@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from hpo.ledger.names import machine_dependent
 from hpo.ledger.queries import declared
-from hpo.ledger.tables import machine_dependent
 from hpo.workers.system_metrics import SystemMetrics
 
 

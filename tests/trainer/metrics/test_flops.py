@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from trainer_runs import Toy, Trial, uninterrupted
 
-from hpo.ledger.tables import machine_dependent
+from hpo.ledger.names import machine_dependent
 from trainer.errors import ConfigError
 from trainer.metrics.flops import flops
 from trainer.task import Loss
