@@ -16,7 +16,7 @@ from hpo.analysis.results import status as statuses
 from hpo.analysis.results.trial import detail
 from hpo.errors import UserError
 from hpo.ledger import Ledger, ends, queries
-from hpo.ledger.tables import machine_dependent
+from hpo.ledger.names import machine_dependent
 from hpo.storage import locations
 from hpo.storage.home import Home
 
