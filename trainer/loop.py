@@ -137,9 +137,9 @@ class Fit:
         self._settle()
         return ended or self._finished()
 
-    def _finished(self) -> Outcome:
-        diverged = self.state.early_stopping.diverged
-        return self.ended("nonfinite" if diverged else "complete", diverged)
+    def _finished(self, kind: OutcomeKind = "complete") -> Outcome:
+        why = self.state.early_stopping.diverged or self.state.meter.untrained
+        return self.ended("nonfinite" if why else kind, why)
 
     @property
     def done(self) -> bool:
@@ -178,9 +178,10 @@ class Fit:
             self.reporter.event("ranks_changed", step=s.step, before=s.loaded_parallel, now=s.parallel)
         self.committed_step = s.step
         self.checkpoints.tidy(self.config.checkpoint, self._pinned)
-        if s.report is None or not self.checkpoints.owns(ref):
+        if not self.checkpoints.owns(ref):
+            s.meter.begin()
             return None
-        return Report(s.step, s.report["metrics"], s.report["epoch"])
+        return None if s.report is None else Report(s.step, s.report["metrics"], s.report["epoch"])
 
     def _start_from(self, config: TrainConfig) -> None:
         """Start from the checkpoint a user names: its weights, optimizer, step and epoch."""
@@ -190,11 +191,8 @@ class Fit:
             self.state.load_state_dict(self.ranks.part(self.checkpoints.load(config.resume_from)))
         except CheckpointError as error:
             raise ConfigError(f"train.resume_from: {error}") from error
-        if self.state.epoch >= config.num_epochs:
-            raise ConfigError(
-                f"train.resume_from ({config.resume_from}) has {self.state.epoch} epochs behind it and "
-                f"train.num_epochs is {config.num_epochs}: raise num_epochs."
-            )
+        self.state.check_epochs_left(config)
+        self.state.meter.begin()
 
     def _train_epoch(self) -> Outcome | None:
         """Train on the rest of the epoch; an Outcome if the fit ends before it does."""
@@ -357,7 +355,7 @@ class Fit:
             return self.ended("restarted")
         if verdict.kind == "continue" or self.done:  # nothing is cut short at the end
             return None
-        return self.ended("pruned") if verdict.kind == "stop" else self._leave(ENDS[verdict.kind])
+        return self._finished("pruned") if verdict.kind == "stop" else self._leave(ENDS[verdict.kind])
 
     def _save(self, metrics: Mapping[str, float]) -> None:
         self._settle()

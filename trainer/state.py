@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.gradients.loss_spikes import Spikes
 from trainer.metrics.meter import Meter
@@ -92,7 +93,7 @@ class TrainState:
             "spikes": self.spikes.state(),
             "plateau": self.plateau.state(),
             "early_stopping": self.early_stopping.state(),
-            "guard": {"consecutive": self.meter.consecutive},
+            "guard": {"consecutive": self.meter.consecutive, "steps": dict(self.meter.steps)},
             "meter": self.meter.state(),
             "step": self.step,
             "epoch": self.epoch,
@@ -117,7 +118,7 @@ class TrainState:
             "spikes": self.spikes.load,
             "plateau": self.plateau.load,
             "early_stopping": self.early_stopping.load,
-            "guard": lambda value: setattr(self.meter, "consecutive", value["consecutive"]),
+            "guard": self._load_guard,
             "meter": self.meter.load,
             "step": lambda value: setattr(self, "step", value),
             "epoch": lambda value: setattr(self, "epoch", value),
@@ -126,6 +127,14 @@ class TrainState:
         }.items():
             if item not in omitted:
                 load(state[item])
+
+    def check_epochs_left(self, config: TrainConfig) -> None:
+        """Raise ConfigError where the checkpoint of `resume_from` has as many epochs as are to be trained."""
+        if self.epoch >= config.num_epochs:
+            raise ConfigError(
+                f"train.resume_from ({config.resume_from}) has {self.epoch} epochs behind it and "
+                f"train.num_epochs is {config.num_epochs}: raise num_epochs."
+            )
 
     def load_weights(self, state: dict[str, Any]) -> None:
         """Take from what `state_dict` gave the weights, and all that follows them from step to step."""
@@ -143,6 +152,10 @@ class TrainState:
             raise ConfigError(
                 f"the checkpoint holds another model than the configuration's: keep that model ({reason})."
             ) from error
+
+    def _load_guard(self, value: dict[str, Any]) -> None:
+        self.meter.consecutive = value["consecutive"]
+        self.meter.steps = dict(value.get("steps", {"trained": 1}))  # checkpoints of earlier releases count none
 
     def _load_position(self, value: dict[str, Any]) -> None:
         if value["window"] and value["of"] != self.windows:

@@ -3,6 +3,7 @@ cut, and `fit`'s but for rounding."""
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -609,6 +610,20 @@ def disturbed(directory: Path, by: OneOf, **given: Any) -> list[str]:
     together(first, by, last, **given)
     assert (first.kind(), last.kind()) == ("complete", "complete")
     return [first.bits(), last.bits()]
+
+
+def test_a_lane_that_trained_no_step_is_infeasible_beside_others_that_do(tmp_path):
+    """Three steps, fewer than the guard's ten in a row."""
+
+    class Weighted(Small):
+        def loss(self, model: nn.Module, batch: Any) -> Loss:
+            return super().loss(model, batch).times(self.config.weight)
+
+    given: dict[str, Any] = {"task": Weighted, "num_epochs": 1}
+    never, other = (OneOf(tmp_path / str(weight), of={"weight": weight}, **given) for weight in (math.nan, 1.0))
+    together(never, other)
+    assert (never.kind(), other.kind()) == ("nonfinite", "complete")
+    assert never.outcome == solo(tmp_path / "solo", of={"weight": math.nan}, **given).outcome
 
 
 def test_a_lane_that_diverges_skips_its_steps_and_ends_as_on_its_own(tmp_path, undisturbed):

@@ -231,10 +231,16 @@ class Adapted(Smooth):
 class Bad(Smooth):
     """Whatever rank 1 trains on after the fourth window is not finite."""
 
+    first = 3
+
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         loss = super().loss(model, batch)
-        bad = rank() == 1 and self.window >= 3
+        bad = rank() == 1 and self.window >= self.first
         return Loss(loss.sum * float("nan") if bad else loss.sum, loss.count)
+
+
+class BadFromTheStart(Bad):
+    first = 0
 
 
 class Spoils(nn.Module):

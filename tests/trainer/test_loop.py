@@ -207,7 +207,8 @@ def test_bf16_trains_and_differs_from_fp32(tmp_path):
 
 
 OPTIMS = {name: {"name": name} for name in OPTIMIZERS}
-OPTIMS |= {f"sgd in {wrap}": {"name": "sgd", "wrap": wrap, "lookahead": {"k": 2}} for wrap in ("lookahead", "sam")}
+OPTIMS |= {f"sgd in {wrap}": {"name": "sgd", "wrap": wrap} for wrap in ("lookahead", "sam")}
+OPTIMS["sgd in lookahead"]["lookahead"] = {"k": 2}
 OPTIMS["sophia"]["update_every"] = 2
 ON_DEVICE = ("sgd", "adam", "adamw", "sgd in sam")
 
@@ -335,7 +336,9 @@ def test_the_first_bad_thing_is_named(what, named, tmp_path):
 def test_empty_windows_are_skipped_counted_and_no_reason_to_give_up(tmp_path):
     task = changing(lambda step, model, loss: Loss(loss.sum * 0, torch.tensor(0)))
     trial = Trial(tmp_path, task=task, guard={"max_consecutive": 1})
-    assert trial.attempt().kind == "complete"
+    outcome = trial.attempt()
+    assert outcome.step == 8
+    assert outcome.kind == "nonfinite" and "8 had nothing to learn from" in outcome.error
     assert curve(trial, "train/empty_steps") == [4, 4]
     assert all(math.isnan(loss) for loss in curve(trial, "train/loss"))
     seed_all(derive(0, "init"))
@@ -767,6 +770,38 @@ def test_what_is_never_finite_ends_an_fp16_fit_and_leaves_the_weights(
     seed_all(derive(0, "init"))
     for p, q in zip(trial.task.net.parameters(), Plain(None).model().parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("micro_batch_size", [None, 5])
+def test_no_step_trained_on_is_infeasible_however_few_they_are(on_device, micro_batch_size, tmp_path, monkeypatch):
+    """Three steps, fewer than the guard's ten in a row: what is left is the model as it was made."""
+    monkeypatch.setattr(step, "skips_on_device", lambda optimizer, device: on_device)
+    given = {"task": bad_at(*range(3)), "num_epochs": 3, "batch_size": 44, "micro_batch_size": micro_batch_size}
+    outcome = Trial(tmp_path / "none", **given).attempt()
+    assert (outcome.kind, outcome.step) == ("nonfinite", 3)
+    assert outcome.error.startswith("none of the 3 steps was trained on: in 3 the loss or gradient was not finite")
+    assert Trial(tmp_path / "one", **given | {"task": bad_at(0, 1)}).attempt().kind == "complete"
+
+
+@pytest.mark.parametrize("cut", [2, 4, 5])
+def test_an_interrupted_trial_counts_the_steps_of_all_its_attempts(cut, tmp_path):
+    for name, task, kind in (("none", bad_at(*range(8)), "nonfinite"), ("first", bad_at(*range(1, 8)), "complete")):
+        trial = Trial(tmp_path / name, task=task)
+        assert trial.attempt(killed_at(cut)) is None
+        assert trial.attempt().kind == kind
+
+
+def test_what_a_strategy_stops_untrained_is_infeasible_too(tmp_path):
+    trial = Trial(tmp_path, task=bad_at(*range(8)), verdict=lambda step, metrics, epoch: Verdict("stop", step))
+    assert trial.attempt().kind == "nonfinite"
+
+
+def test_a_trial_that_starts_from_anothers_weights_has_to_train_too(tmp_path):
+    other = uninterrupted(tmp_path / "other", task=Plain, num_epochs=1)
+    start = str(other.reporter.committed[0].path)
+    trial = Trial(tmp_path / "trial", task=bad_at(*range(8)), resume_from=start)
+    assert trial.attempt().error.startswith("none of the 4 steps was trained on")
 
 
 def test_the_average_is_what_is_evaluated(tmp_path):

@@ -26,7 +26,8 @@ class Meter:
 
     `consecutive` is the number of windows in a row, up to the last, whose loss or gradient was not finite, less the
     overflows that fp16's loss scale answers; `gave_up` says that it has reached the guard's limit, and `turned_bad` has
-    the steps at which such rows have begun, until whoever tells of them takes them out.
+    the steps at which such rows have begun, until whoever tells of them takes them out. `steps` counts all windows of
+    the trial by what became of them.
     """
 
     def __init__(self, clip: ClipConfig, guard: GuardConfig) -> None:
@@ -35,8 +36,13 @@ class Meter:
         self.consecutive = 0
         self.gave_up = False
         self.turned_bad: list[int] = []
+        self.begin()
         self.sums: dict[str, float] = {}
         self._pending: list[tuple[int, Window, float | Tensor]] = []
+
+    def begin(self) -> None:
+        """What follows are the steps of a trial that begins."""
+        self.steps = dict.fromkeys(("trained", "skipped", "empty"), 0)
 
     def add(self, step: int, window: Window, norm: float | Tensor) -> None:
         """Take in a step's window and the norm of its gradient, unread."""
@@ -60,14 +66,17 @@ class Meter:
     ) -> bool:
         sums = self.sums
         if count == 0:
+            self.steps["empty"] += 1
             sums["empty_steps"] = sums.get("empty_steps", 0) + 1
             return False
         if not (math.isfinite(norm) and math.isfinite(loss)):
             self.consecutive += not (answered and math.isfinite(loss))
             self.gave_up |= self.consecutive >= self.limit
+            self.steps["skipped"] += 1
             sums["skipped_steps"] = sums.get("skipped_steps", 0) + 1
             return False
         self.consecutive = 0
+        self.steps["trained"] += 1
         sums["steps"] = sums.get("steps", 0) + 1
         sums["count"] = sums.get("count", 0.0) + count
         sums["loss"] = sums.get("loss", 0.0) + loss
@@ -79,6 +88,18 @@ class Meter:
             if name not in NOISE:
                 sums[f"count/{name}"] = sums.get(f"count/{name}", 0.0) + count
         return True
+
+    @property
+    def untrained(self) -> str:
+        """Why the weights are those that training began with, in a sentence; empty where a step was trained on."""
+        total = sum(self.steps.values())
+        if self.steps["trained"] or not total:
+            return ""
+        return (
+            f"none of the {total} steps was trained on: in {self.steps['skipped']} the loss or gradient was not "
+            f"finite, and {self.steps['empty']} had nothing to learn from (a Loss whose count is 0); "
+            "train.guard.max_consecutive=1 ends at the first of the former and names the module."
+        )
 
     def metrics(self) -> dict[str, float]:
         """The epoch's metrics so far: means over what was trained on, NaN where nothing was, and counts of the rest."""

@@ -182,6 +182,7 @@ def jobs_of(ranks: int) -> dict[str, Any]:
         runs |= {"powersgd": SHORT | {"parallel": POWERSGD}, "stopped powersgd": {"parallel": POWERSGD, "stop": 2}}
         runs |= {"workers": RESUMED | {"parallel": ddp, "num_workers": 1}}
         runs |= {f"nan {way}": {"task": "Bad", "parallel": WAYS[2][way]} for way in FINITE}
+        runs |= {"untrained": SHORT | {"task": "BadFromTheStart", "parallel": ddp}}
         runs |= {f"spoilt {way}": SPOILT | {"parallel": kind} for way, kind in SPOILT_BY.items()}
         runs |= {f"jumping {way}": JUMPING | {"parallel": WAYS[2][way]} for way in JUMPS}
         frozen = {"task": "Adapted", "num_epochs": 2, "cut": 6}
@@ -583,6 +584,13 @@ def test_what_is_not_finite_on_one_rank_is_skipped_by_all(way, ran):
         assert (outcome["kind"], outcome["step"]) == ("nonfinite", 13)
         assert "10 steps in a row" in outcome["error"]
         assert outcome["error"].endswith("the model's outputs are finite (on rank 1).")
+
+
+def test_ranks_that_trained_no_step_end_as_infeasible(ran):
+    """Eight steps, fewer than the guard's ten in a row."""
+    for result in ran(2, "untrained")[1]:
+        outcome = result["untrained"]["outcome"]
+        assert outcome["kind"] == "nonfinite" and outcome["error"].startswith("none of the 8 steps was trained on")
 
 
 @pytest.mark.parametrize("way", swept("spoilt", SPOILT_BY))
