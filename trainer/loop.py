@@ -9,6 +9,7 @@ import torch
 
 from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
+from trainer.config.idle import unread
 from trainer.data import Loader
 from trainer.distributed.join import join
 from trainer.errors import CheckpointError, ConfigError, OutOfMemory
@@ -93,8 +94,10 @@ class Fit:
         epochs = self.loader.sampler.epochs
         self.total = int(epochs.step(config.num_epochs))
         self.lr_at = schedule(config.schedule, lr, self.total, epochs)
-        if said := never_warm(config.schedule, self.total, epochs):
-            self.reporter.event("warmup_not_over", step=0, reason=said)
+        remarks = {"warmup_not_over": never_warm(config.schedule, self.total, epochs), "unread_options": unread(config)}
+        for kind, said in remarks.items():
+            if said:
+                self.reporter.event(kind, step=0, reason=said)
         optimizer = ranks.optimizer(config.optim, model)
         self.state = TrainState(
             model=model,

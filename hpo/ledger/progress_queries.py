@@ -58,6 +58,7 @@ _BEFELL = (
         events.c.kind,
         func.count(events.c.trial_id.distinct()).label("trials"),
         func.min(trials.c.number).label("first"),
+        func.min(events.c.fields["reason"].as_string()).label("reason"),
     )
     .join(trials, trials.c.id == events.c.trial_id)
     .where(events.c.study_id == bindparam("study"), events.c.kind.in_(bindparam("kinds", expanding=True)))
@@ -67,10 +68,11 @@ _BEFELL = (
 
 
 class Befallen(NamedTuple):
-    """How many trials, and the number of the first."""
+    """How many trials, the number of the first, and a reason that was told, if any was."""
 
     trials: int
     first: int
+    reason: str | None
 
 
 def fresh(
@@ -99,4 +101,4 @@ def closed_with(connection: Connection, study_id: int, number: int) -> Sequence[
 def befell(connection: Connection, study_id: int, kinds: Sequence[str]) -> dict[str, Befallen]:
     """Kind of an event -> the trials that it befell and that have not failed all the same."""
     rows = connection.execute(_BEFELL, {"study": study_id, "kinds": list(kinds)})
-    return {row.kind: Befallen(row.trials, row.first) for row in rows}
+    return {row.kind: Befallen(row.trials, row.first, row.reason) for row in rows}

@@ -20,6 +20,7 @@ from hpo.study.user_code import own_code
 from hpo.text import near
 from trainer.checkpoint import manifest
 from trainer.config import TrainConfig
+from trainer.config.idle import Idle, rows_unread
 from trainer.config.optim import OPTIMIZERS
 from trainer.config.schedule import OWN_FIELDS
 from trainer.report import trains_itself
@@ -115,31 +116,21 @@ def _check_bound(train: TrainConfig, here: bool) -> None:
         check_bound(train, pick_device(train.device))
 
 
-# What is read only where another field says so: the path or what it begins with -> each such field, and its values
-# which do.
-_READ_WITH: dict[str, dict[str, tuple[Any, ...]]] = {
-    "train.optim.sam.": {"train.optim.wrap": ("sam",)},
-    "train.optim.lookahead.": {"train.optim.wrap": ("lookahead",), "train.optim.name": ("ranger",)},
-    "train.average.decay": {"train.average.name": ("ema",)},
-    "train.average.start": {"train.average.name": ("swa",)},
-    "train.average.every_steps": {"train.average.name": ("ema", "swa")},
-    "train.rollback.": {"train.rollback.enabled": (True,)},
-}
-
+_TRAIN = "train."
 _TWICE = {"train.optim.name": "ranger", "train.optim.wrap": "lookahead"}
 
 
 def _check_unread(study: Study, values: Mapping[str, Any], options: Collection[str]) -> None:
     """What an option sets is read by some trial, and nothing is asked for twice. A file may hold a whole configuration,
     as that of the best trial, of which nothing reads some fields."""
-    for path, others in _unread(options, lambda other: _possible(study, values, other)):
-        other, meant = next(iter(others.items()))
+    for path, row in _unread(options, lambda other: _possible(study, values, other)):
+        switch, other = row.switches[0], _TRAIN + row.switches[0].path
         raise UserError(
             f"{path} is set, and {other} is {values.get(other)!r}, which does not read it: set {other} to "
-            f"{' or '.join(str(value).lower() for value in meant)}, or leave {path} out."
+            f"{switch.values}, or leave {path} out."
         )
     of_a_file = _TWICE.keys() & study.overrides.keys() and not _TWICE.keys() & set(options)
-    if not of_a_file and all([*_possible(study, values, path)] == [value] for path, value in _TWICE.items()):
+    if not of_a_file and all([*(_possible(study, values, path) or ())] == [value] for path, value in _TWICE.items()):
         raise UserError(
             "train.optim.wrap is 'lookahead', and train.optim.name is 'ranger', which is RAdam within Lookahead: leave "
             "wrap out (train.optim.lookahead.k is ranger's too), or choose another optimizer."
@@ -152,19 +143,18 @@ def unread(paths: Collection[str], values: Mapping[str, Any]) -> list[str]:
     return found + ["train.optim.wrap"] * all(values.get(path) == value for path, value in _TWICE.items())
 
 
-def _unread(
-    paths: Collection[str], possible: Callable[[str], Sequence[Any]]
-) -> Iterator[tuple[str, Mapping[str, tuple[Any, ...]]]]:
-    """Each path that is not read, with the fields that would have it read."""
-    for begin, others in _READ_WITH.items():
-        if not any(value in meant for other, meant in others.items() for value in possible(other)):
-            yield from ((path, others) for path in paths if path.startswith(begin) and path not in others)
+def _unread(paths: Collection[str], possible: Callable[[str], Sequence[Any] | None]) -> Iterator[tuple[str, Idle]]:
+    """Each path that is not read though a space might have it read, with its row of the table."""
+    trained = (path.removeprefix(_TRAIN) for path in paths if path.startswith(_TRAIN))
+    found = rows_unread(trained, lambda other: possible(_TRAIN + other), "option")
+    return ((_TRAIN + path, row) for path, row in found)
 
 
-def _possible(study: Study, values: Mapping[str, Any], path: str) -> Sequence[Any]:
-    """What a field that chooses may be in a trial."""
-    searched = study.space.dimensions.get(path)
-    return searched.options if isinstance(searched, Choice) else (values.get(path),)
+def _possible(study: Study, values: Mapping[str, Any], path: str) -> Sequence[Any] | None:
+    """What a field that chooses may be in a trial; None: anything."""
+    if path not in study.space.dimensions:
+        return (values.get(path),)
+    return searched.options if isinstance(searched := study.space.dimensions[path], Choice) else None
 
 
 def _check_metrics(study: Study, monitors: dict[str, str]) -> None:

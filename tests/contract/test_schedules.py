@@ -417,8 +417,8 @@ def a_study(space):
         ({"name": "constant", "min_lr": 0.0}, "whose own fields are none"),
         ({"name": "wsd", "one_cycle": {"pct_start": 0.4}}, r"one_cycle.\* is not read by wsd"),
         ({"name": "cyclical", "gamma": 0.9}, "gamma is read only with cycle_mode=exp_range"),
-        ({"warmup_power": 2.0}, "warmup_power is read only with warmup=polynomial"),
-        ({"base_batch_size": 64}, "base_batch_size is read only with scale_lr"),
+        ({"warmup_power": 2.0, "warmup_steps": 2}, r"warmup_power=2.0 is read only with schedule\.warmup=polynomial"),
+        ({"base_batch_size": 64}, r"base_batch_size=64 is read only with schedule\.scale_lr=linear or sqrt"),
         ({"name": "one_cycle", "warmup": "cosine"}, "does not apply to one_cycle"),
         ({"name": "multi_step", "milestones": (3, 2)}, "must increase"),
         ({"name": "cosin"}, "choose one of constant, cosine"),
@@ -426,7 +426,7 @@ def a_study(space):
 )
 def test_what_would_be_ignored_is_refused_in_one_sentence(given, message):
     with pytest.raises(ValidationError, match=message):
-        ScheduleConfig(**given)
+        TrainConfig.model_validate({"schedule": given})
 
 
 def module_with(monkeypatch, **functions) -> None:

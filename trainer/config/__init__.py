@@ -16,6 +16,7 @@ from trainer.config.average import AverageConfig
 from trainer.config.batch import BatchGrowthConfig
 from trainer.config.fields import Beta, Bytes, Frozen, Mode, NonNegative, Positive, Share
 from trainer.config.gradients import ClipConfig, GradientConfig
+from trainer.config.idle import idle_fields
 from trainer.config.init import InitConfig
 from trainer.config.optim import OPTIMIZERS, OptimConfig
 from trainer.config.parallel import ParallelConfig
@@ -65,12 +66,6 @@ class EarlyStoppingConfig(Frozen):
     patience: Annotated[int, Field(ge=1)] = 10
     min_delta: NonNegative = 0.0
     divergence: Annotated[float, Field(allow_inf_nan=False)] | None = None
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> EarlyStoppingConfig:
-        if self.divergence is not None and self.monitor is None:
-            raise ValueError("divergence is read only with monitor: set that, or leave divergence out.")
-        return self
 
 
 class GuardConfig(Frozen):
@@ -165,6 +160,12 @@ class TrainConfig(Frozen):
     def largest_pass(self) -> int:
         """Samples of the largest forward pass, where they are not chosen by the estimate."""
         return min(self.fixed_micro_batch_size or self.batch_size, self.largest_share)
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> TrainConfig:
+        if found := idle_fields(self, "refused"):
+            raise ValueError(found[0])
+        return self
 
     @model_validator(mode="after")
     def _noise_is_measurable(self) -> TrainConfig:

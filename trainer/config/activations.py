@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from trainer.config.fields import Frozen
 
 
@@ -18,9 +16,3 @@ class ActivationConfig(Frozen):
     modules: tuple[str, ...] = ()
     # Where what is kept waits for the backward pass: on the device, in the host's memory, or in a file of $TMPDIR.
     offload: Literal["none", "cpu", "disk"] = "none"
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> ActivationConfig:
-        if self.modules and self.checkpoint == "none":
-            raise ValueError("modules is read only with checkpoint=full or selective: set that, or leave modules out.")
-        return self

@@ -25,6 +25,4 @@ class BatchGrowthConfig(Frozen):
     def _epochs_increase(self) -> BatchGrowthConfig:
         if list(self.epochs) != sorted(set(self.epochs)):
             raise ValueError(f"epochs {list(self.epochs)} must increase: sort them, each once.")
-        if not self.epochs and self.factor != 2.0:
-            raise ValueError("factor is read only with epochs: set those, [5, 10] say, or leave factor out.")
         return self

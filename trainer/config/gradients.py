@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from trainer.config.fields import Frozen, NonNegative, Positive
 
 
@@ -19,13 +17,6 @@ class ClipConfig(Frozen):
     norm: Positive | None = 1.0  # of all parameters together
     value: Positive | None = None  # of each element
 
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> ClipConfig:
-        for field, default in (("adaptive_eps", 1e-3), ("adaptive_exclude", ())):
-            if self.adaptive is None and getattr(self, field) != default:
-                raise ValueError(f"{field} is read only with adaptive: set that, or leave {field} out.")
-        return self
-
 
 class GradientConfig(Frozen):
     """What else is done to the gradient, and measured of it."""
@@ -38,12 +29,3 @@ class GradientConfig(Frozen):
     penalty: Positive | None = None  # weight of (|slope| - penalty_norm)^2, of the mean over samples; 10 in the paper
     penalty_norm: NonNegative = 1.0
     penalty_of: Literal["output", "loss"] = "output"  # whose slope by the model's inputs
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> GradientConfig:
-        if self.noise is None and self.noise_decay != 0.55:
-            raise ValueError("noise_decay is read only with noise: set that, or leave noise_decay out.")
-        for field, default in (("penalty_norm", 1.0), ("penalty_of", "output")):
-            if self.penalty is None and getattr(self, field) != default:
-                raise ValueError(f"{field} is read only with penalty: set that, or leave {field} out.")
-        return self

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from trainer.config.fields import Frozen, Positive
 
 Scheme = Literal[
@@ -27,13 +25,3 @@ class InitConfig(Frozen):
     gain: Positive = 1.0  # xavier and orthogonal: times this
     std: Positive = 0.02  # normal and trunc_normal, which is cut at two of them
     zero_last: bool = False  # the last of these layers starts at 0, its bias too, so that all outputs do
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> InitConfig:
-        for field, default, of in (
-            ("gain", 1.0, ("xavier_uniform", "xavier_normal", "orthogonal")),
-            ("std", 0.02, ("normal", "trunc_normal")),
-        ):
-            if getattr(self, field) != default and self.name not in of:
-                raise ValueError(f"{field} is read only with {' or '.join(of)}: set name to one, or leave {field} out.")
-        return self

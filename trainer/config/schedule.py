@@ -115,15 +115,8 @@ class ScheduleConfig(Frozen):
                 shown = f"{field}={value!r}" if field not in nested else f"{field}.*"
                 own = ", ".join(self.own_fields) or "none"
                 raise ValueError(f"{shown} is not read by {self.name}, whose own fields are {own}: leave it out.")
-        for field, needs, value in (
-            ("warmup_power", "warmup", "polynomial"),
-            ("warmup_start", "warmup", "exponential"),
-            *((("gamma", "cycle_mode", "exp_range"),) if self.name == "cyclical" else ()),
-        ):
-            if getattr(self, field) is not None and getattr(self, needs) != value:
-                raise ValueError(f"{field} is read only with {needs}={value}: set that, or leave {field} out.")
-        if self.base_batch_size is not None and self.scale_lr == "none":
-            raise ValueError("base_batch_size is read only with scale_lr=linear or sqrt: set that, or leave it out.")
+        if self.name == "cyclical" and self.gamma is not None and self.cycle_mode != "exp_range":
+            raise ValueError("gamma is read only with cycle_mode=exp_range: set that, or leave gamma out.")
         if self.name == "one_cycle" and self.warmup != "linear":
             raise ValueError(f"warmup={self.warmup} does not apply to one_cycle, whose rise is a cosine: leave it out.")
         return self

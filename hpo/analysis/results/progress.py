@@ -200,13 +200,15 @@ class Progress:
 
     def remarks(self) -> Iterator[str]:
         """What befell trials that went on all the same."""
-        kinds = ("warmup_not_over", "skipped_step")
+        kinds = ("warmup_not_over", "unread_options", "skipped_step")
         found = self._ledger.look(lambda connection: progress_queries.befell(connection, self._id, kinds))
         if cold := found.get("warmup_not_over"):
             yield (
                 f"in {counted(cold.trials, 'trial')} the warmup was longer than the run, so train.optim.lr was never "
                 "reached: shorten train.schedule.warmup_*, or train for longer"
             )
+        if unread := found.get("unread_options"):
+            yield f"in {counted(unread.trials, 'trial')} not all was read of what is set: {unread.reason.rstrip('.')}"
         if skipped := found.get("skipped_step"):
             yield (
                 f"in {counted(skipped.trials, 'trial')} steps were skipped whose loss or gradient was not finite: "

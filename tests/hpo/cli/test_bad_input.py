@@ -139,6 +139,18 @@ def run(*arguments: str, home: Home) -> str:
             ["train.rollback.max_rollbacks is set", "set train.rollback.enabled to true, or"],
         ),
         (
+            ["--study", "mlp", "-o", "train.loss_scale.init=8"],
+            ["train.loss_scale.init is set", "train.precision is 'auto'", "to fp16, or leave"],
+        ),
+        (
+            ["--study", "mlp", "-o", "train.prefetch=8"],
+            ["train.prefetch is set, and train.num_workers is 0", "to 1 or more, or leave"],
+        ),
+        (
+            ["--study", "mlp", "-o", "train.early_stopping.patience=2"],
+            ["early_stopping.patience=2 is read only with early_stopping.monitor: set that, or leave"],
+        ),
+        (
             ["--study", "mlp", "-o", "train.micro_batch_size=auto", "-o", "train.device=cpu"],
             ["train.micro_batch_size=auto needs a bound on a CPU", "train.memory_limit"],
         ),

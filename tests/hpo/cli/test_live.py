@@ -395,17 +395,20 @@ def test_the_summary_counts_skipped_steps_and_long_warmups(ledger):
     """Once, however often it happened; of a trial that ended by it, its error has said so."""
     for number, state in enumerate(("complete", "complete", "pruned", "infeasible")):
         trial = put_trial(ledger, number, state, (0.5,))
-        kinds = ["skipped_step"] * 2 * (number > 0) + ["warmup_not_over"] * (number == 0)
+        kinds = ["skipped_step"] * 2 * (number > 0) + ["warmup_not_over", "unread_options"] * (number == 0)
         with ledger.write() as connection:
             study = connection.execute(select(studies.c.id)).scalar_one()
             for i, kind in enumerate(kinds):
-                row = {"study_id": study, "trial_id": trial, "kind": kind, "fields": {}, "revision": 1, "at": 0.0}
+                fields = {"reason": "train.average.decay=0.5 is read only with train.average.name=ema."}
+                row = {"study_id": study, "trial_id": trial, "kind": kind, "fields": fields, "revision": 1, "at": 0.0}
                 connection.execute(insert(events).values(**row, uid=f"{number}.{i}"))
     said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None)).splitlines()
     (skipped,) = (line for line in said if "skipped" in line)
     assert skipped.startswith("in 2 trials steps were skipped") and "`hpo show 1 --study crafted`" in skipped
     (cold,) = (line for line in said if "warmup" in line)
     assert cold.startswith("in 1 trial the warmup was longer than the run")
+    (unread,) = (line for line in said if "not all was read" in line)
+    assert unread.startswith("in 1 trial not all was read of what is set: train.average.decay=0.5 is read only with")
 
 
 @pytest.mark.parametrize(("skipped", "said"), [((0.0, 0.0), []), ((1.0, 0.0), ["1 step"]), ((3.0, 2.0), ["5 steps"])])

@@ -196,9 +196,12 @@ def test_clipped_counts_what_clipping_by_norm_met(net):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"clip": {"adaptive_eps": 0.1}}, "adaptive_eps is read only with adaptive"),
-        ({"clip": {"adaptive_exclude": ["head"]}}, "adaptive_exclude is read only with adaptive"),
-        ({"gradients": {"noise_decay": 0.1}}, "noise_decay is read only with noise"),
+        ({"clip": {"adaptive_eps": 0.1}}, r"adaptive_eps=0.1 is read only with clip\.adaptive:"),
+        (
+            {"clip": {"adaptive_exclude": ["head"]}},
+            r"is read only with clip\.adaptive: set that, or leave clip\.adaptive_exclude out",
+        ),
+        ({"gradients": {"noise_decay": 0.1}}, r"noise_decay=0.1 is read only with gradients\.noise:"),
         ({"gradients": {"noise_scale": True}}, "set micro_batch_size below batch_size=32"),
     ],
 )

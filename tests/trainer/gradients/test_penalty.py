@@ -155,5 +155,5 @@ def test_what_has_no_slope_is_refused_in_one_sentence(task, sentence, tmp_path):
 def test_what_cannot_be_differentiated_twice_is_refused(given, named):
     with pytest.raises(ValidationError, match=f"which do not go with {named}.*leave one of them out"):
         TrainConfig.model_validate(given | {"gradients": {"penalty": 1.0}})
-    with pytest.raises(ValidationError, match="penalty_of is read only with penalty"):
-        GradientConfig(penalty_of="loss")
+    with pytest.raises(ValidationError, match=r"penalty_of='loss' is read only with gradients\.penalty:"):
+        TrainConfig.model_validate({"gradients": {"penalty_of": "loss"}})

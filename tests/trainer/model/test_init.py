@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from trainer.config import InitConfig
+from trainer.config import InitConfig, TrainConfig
 from trainer.model.init import initialise
 from trainer.runtime.seeding import derive
 
@@ -102,4 +102,4 @@ def test_the_last_layer_starts_at_zero():
 @pytest.mark.parametrize("given", [{"gain": 2.0}, {"name": "normal", "gain": 2.0}, {"name": "orthogonal", "std": 1.0}])
 def test_what_would_be_ignored_is_refused(given):
     with pytest.raises(ValidationError, match="is read only with"):
-        InitConfig(**given)
+        TrainConfig.model_validate({"init": given})

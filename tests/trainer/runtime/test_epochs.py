@@ -202,7 +202,7 @@ def test_a_search_may_vary_it():
         ({"epochs": [3, 2]}, r"epochs \[3, 2\] must increase"),
         ({"epochs": [0]}, "greater than or equal to 1"),
         ({"epochs": [1], "factor": 0.5}, "greater than or equal to 1"),
-        ({"factor": 3}, "factor is read only with epochs"),
+        ({"factor": 3}, r"factor=3.0 is read only with batch_growth\.epochs:"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given, sentence):
