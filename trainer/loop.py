@@ -20,11 +20,12 @@ from trainer.metrics.meter import Meter
 from trainer.metrics.monitor import EarlyStopping, read
 from trainer.metrics.throughput import Pace
 from trainer.model.averaging import Average
+from trainer.model.batch_norm import check_passes, least_pass
 from trainer.model.checkpointing import checkpointed
 from trainer.model.init import initialise
 from trainer.model.precision import LossScale, autocast, prepare, settled
 from trainer.optim import build as optim
-from trainer.optim.lookahead import Lookahead
+from trainer.optim.lookahead import lookahead
 from trainer.optim.schedule import Plateau, never_warm, scaled_lr, schedule
 from trainer.ranks import Solo
 from trainer.report import ENDS, CheckpointRef, Outcome, OutcomeKind, Report, Reporter, Verdict, hand_over
@@ -89,7 +90,8 @@ class Fit:
         self.parameters = sum(p.numel() for p in model.parameters())
         model = ranks.prepare(checkpointed(prepare(model, config.precision), config.activations), task)
         seed_all(derive(config.seed, "data"))
-        self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event)
+        self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event, least_pass(model))
+        check_passes(task, model, self.loader, config, device)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
         epochs = self.loader.sampler.epochs
         self.total = int(epochs.step(config.num_epochs))
@@ -111,11 +113,9 @@ class Fit:
             epochs=epochs,
             micro_batch_size=self.loader.sampler.micro_batch_size,
             keeper=ranks.keeper(optimizer),
+            lookahead=lookahead(config.optim, model),
             parallel=config.parallel.shape(),
         )
-        if k := config.optim.lookahead_k:
-            trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-            self.state.lookahead = Lookahead(trained, k, config.optim.lookahead.alpha)
         self.stepper = Stepper(task, config, device, ranks, self.state, self.total, self.reporter.event)
         self.memory_mb: float | None = None  # what a step needs by the estimate, where it was asked
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
@@ -151,8 +151,8 @@ class Fit:
 
     def _plan_memory(self) -> Outcome | None:
         """Where memory is bounded, begin with a micro-batch that fits; an Outcome if there is none to begin with."""
-        asked, event = self.loader.sampler.micro_batch_size, self.reporter.event
-        plan = memory_plan(self.task, self.config, self.device, self.ranks, asked, self.loader.first, event)
+        sampler, of = self.loader.sampler, (self.loader.first, self.reporter.event, self.loader.sampler.halved)
+        plan = memory_plan(self.task, self.config, self.device, self.ranks, sampler.micro_batch_size, *of)
         if plan is None:
             return None
         self.memory_mb = plan.asked.peak / 2**20
@@ -275,7 +275,7 @@ class Fit:
     def _shrink(self, error: BaseException) -> bool:
         """Halve the micro-batch, if memory ran out before the weights had changed; False where that cannot help. The
         window stays, but for what the loss draws at random. Several ranks, which may wait for this one, start again."""
-        half = -(-self.state.micro_batch_size // 2)
+        half = self.loader.sampler.halved(self.state.micro_batch_size)
         if not out_of_memory(error) or self.stepper.updating or half == self.state.micro_batch_size:
             return False
         if self.ranks.ranks > 1:

@@ -328,6 +328,13 @@ def _finite(value: Any) -> bool:
     return "NaN" not in (text := json.dumps(value)) and "Infinity" not in text
 
 
+def holds(whole: Any, part: Any) -> bool:
+    """Whether the JSON value `whole` has all that `part` has, and more only as further keys of objects."""
+    if isinstance(whole, dict) and isinstance(part, Mapping):
+        return all(key in whole and holds(whole[key], value) for key, value in part.items())
+    return type(whole) is type(part) and whole == part
+
+
 def config_hash(config: BaseModel) -> str:
     """sha256 of the canonical JSON, 64 hex digits; the same in every process."""
     return hashlib.sha256(canonical_json(config).encode()).hexdigest()

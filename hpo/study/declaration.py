@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.search.samplers.registry import sampler_spec
 from hpo.search.strategies.base import DEFAULT, make_strategy
-from hpo.space.config import as_json, assign, check_path, config_hash, flatten, from_json, resolve
+from hpo.space.config import as_json, assign, check_path, config_hash, flatten, from_json, holds, resolve
 from hpo.space.dimensions import Choice, Dimension
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.space.objective import Constraint, Objective, check_judged
@@ -242,9 +242,12 @@ class Study:
             raise SpaceError(f"the space of study {self.name!r} leads to a refused configuration: {error}") from error
 
     def rebuild(self, config: Mapping[str, Any], expected_hash: str) -> BaseModel:
-        """The configuration stored with a trial. Raises StudyError where it is no longer the same."""
+        """The configuration stored with a trial, in which fields that its type has gained since have their defaults.
+        Raises StudyError where it is no longer the same."""
         rebuilt = from_json(type(self.config), config)
-        if (found := config_hash(rebuilt)) != expected_hash:
+        if (found := config_hash(rebuilt)) == expected_hash:
+            return rebuilt
+        if json_sha256(config) != expected_hash or not holds(as_json(rebuilt), config):
             raise StudyError(
                 f"study {self.name!r}: a stored configuration reads back as {found[:12]}, not {expected_hash[:12]}; "
                 "its type has changed since."

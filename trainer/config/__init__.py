@@ -104,6 +104,7 @@ class TrainConfig(Frozen):
     num_epochs: Annotated[int, Field(ge=1)] = 10
     folds: Annotated[int, Field(ge=1)] = 1  # of cross-validation, each trained num_epochs; see trainer.cross_validation
     batch_size: Annotated[int, Field(ge=1)] = 32  # samples of one optimizer step
+    drop_last: bool = False  # leave out the last window of an epoch where it is not full, unless it is the only one
     batch_growth: BatchGrowthConfig = BatchGrowthConfig()  # of batch_size, over the epochs
     # Samples of one forward pass; None: batch_size, also once batches grow. auto: as many as fit by the estimate.
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None

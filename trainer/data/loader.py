@@ -24,7 +24,7 @@ from trainer.data.transport import map_leaves
 from trainer.data.view import collate, order, read
 from trainer.data.workers import InProcess, Reader, Request, WorkerLost, Workers
 from trainer.errors import DataError
-from trainer.runtime.epochs import Epochs
+from trainer.runtime.epochs import Epochs, windows
 from trainer.runtime.seeding import derive, seed_all
 from trainer.task import Task
 
@@ -32,10 +32,11 @@ from trainer.task import Task
 class Sampler:
     """The micro-batches of `epoch` from window `position` on, stateless: set both, then iterate.
 
-    Of `shares`, it gives number `share`. The first shares are the largest, by one sample at most.
+    Of `shares`, it gives number `share`. The first shares are the largest, by one sample at most. A micro-batch holds
+    `least` samples (1 or 2) where its share of the window has as many and can be cut so.
     """
 
-    def __init__(self, data: Any, config: TrainConfig, share: int = 0, shares: int = 1) -> None:
+    def __init__(self, data: Any, config: TrainConfig, share: int = 0, shares: int = 1, least: int = 1) -> None:
         if config.batch_growth.epochs and getattr(data, "one_batch_size", False):
             raise DataError(
                 f"train.batch_growth changes the size of batches, by which a source within {type(data).__name__} is "
@@ -46,7 +47,9 @@ class Sampler:
         self.seed = config.seed
         self.batch_size_at = config.batch_size_at
         self.epochs = Epochs.of(self.size, config)
-        self.share, self.shares = share, shares
+        self.batch_sizes = [config.batch_size_at(epoch) for epoch in (0, *config.batch_growth.epochs)]
+        self.drop_last = config.drop_last
+        self.share, self.shares, self.least = share, shares, least
         first, largest = (-(-size // shares) for size in (config.batch_size, config.largest_batch_size))
         asked = largest if config.micro_batch_size == "auto" else config.fixed_micro_batch_size or first
         self.micro_batch_size = min(asked, largest)
@@ -63,10 +66,27 @@ class Sampler:
         """Windows of the epoch: optimizer steps."""
         return self.epochs.length(self.epoch)
 
-    def micro_batches(self, window: int, share: int) -> range:
-        """Where the micro-batches of a share of window number `window` of an epoch start in the epoch's order."""
-        start, stop = self._bounds(window, share)
-        return range(start, stop, self.micro_batch_size)
+    def micro_batches(self, window: int, share: int) -> list[range]:
+        """Where the micro-batches of a share of window number `window` of an epoch lie in the epoch's order."""
+        return cut(range(*self._bounds(window, share)), self.micro_batch_size, self.least)
+
+    def halved(self, size: int) -> int:
+        """The next smaller micro-batch to try where `size` takes too much memory; `size` where there is none."""
+        smaller = max(-(-size // 2), self.least)
+        while smaller < size and self.least > 1 and self.single(smaller) and not self.single(size):
+            smaller += 1  # of 2, an odd window has one sample left over
+        return min(smaller, size)
+
+    def single(self, micro_batch_size: int) -> tuple[int, int] | None:
+        """A batch size of the run and the samples of a window of it that would have a micro-batch of one sample."""
+        for batch_size in self.batch_sizes:
+            count = windows(self.size, batch_size, self.drop_last)
+            for samples in (min(batch_size, self.size), min(batch_size, self.size - (count - 1) * batch_size)):
+                each, over = divmod(samples, self.shares)
+                pieces = (cut(range(share), micro_batch_size, self.least) for share in {each, each + (over > 0)})
+                if any(len(piece) == 1 for share in pieces for piece in share):
+                    return batch_size, samples
+        return None
 
     def _bounds(self, window: int, share: int) -> tuple[int, int]:
         start = window * self.batch_size
@@ -82,13 +102,19 @@ class Sampler:
     def __iter__(self) -> Iterator[Request]:
         indices = order(self.data, self.seed, self.epoch, self.batch_size)
         for window in range(self.position, self.windows):
-            _, stop = self._bounds(window, self.share)
             own = self.micro_batches(window, self.share)
-            for i in own:
-                yield self.epoch, list(indices[i : min(i + self.micro_batch_size, stop)])
-            whole, (_, end) = self.micro_batches(window, 0), self._bounds(window, 0)
-            for _ in range(len(whole) - len(own)):
-                yield self.epoch, list(indices[whole[0] : min(whole[0] + self.micro_batch_size, end)])
+            whole = self.micro_batches(window, 0)
+            for piece in (*own, *whole[:1] * (len(whole) - len(own))):
+                yield self.epoch, list(indices[piece.start : piece.stop])
+
+
+def cut(samples: range, size: int, least: int) -> list[range]:
+    """The samples in pieces of `size`, the last of what is left: `least` (1 or 2) at least, where the one before it has
+    them to give."""
+    cuts = [*range(samples.start, samples.stop, size), samples.stop]
+    if len(cuts) > 2 and samples.stop - cuts[-2] < least < size:
+        cuts[-2] = samples.stop - least
+    return [range(*pair) for pair in itertools.pairwise(cuts)]
 
 
 class Fetch:
@@ -151,9 +177,10 @@ class Loader:
         share: int = 0,
         shares: int = 1,
         on_event: Callable[..., None] = _ignore,
+        least: int = 1,
     ) -> None:
         data = _training_set(task)
-        self.sampler = Sampler(data, config, share, shares)
+        self.sampler = Sampler(data, config, share, shares, least)
         self._config, self._on_event = config, on_event
         self.waited = 0.0
         self._fetch = Fetch(task, data, config)
@@ -221,7 +248,8 @@ class Loader:
 
     def samples(self, position: int) -> int:
         """How many samples the epoch holds from window `position` on."""
-        return max(self.sampler.size - position * self.sampler.batch_size, 0)
+        last = min(self.sampler.size, self.sampler.windows * self.sampler.batch_size)
+        return max(last - position * self.sampler.batch_size, 0)
 
     def close(self) -> None:
         """End the worker processes."""

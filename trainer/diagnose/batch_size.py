@@ -61,7 +61,8 @@ def find_batch_size(task: Task, config: TrainConfig, steps: int = 100) -> BatchS
         scale = next((scale for _, scale in reversed(noise) if math.isfinite(scale)), None)
         suggestion = None if scale is None else min(_power_of_two(scale), _power_of_two(largest, at_most=True))
         sizes = [1 << i for i in range(_power_of_two(largest, at_most=True).bit_length())]
-        shown = [size for size in sizes if size <= 4 * max(suggestion or 0, config.batch_size)][-8:]
+        least, most = fit.loader.sampler.least, 4 * max(suggestion or 0, config.batch_size)
+        shown = [size for size in sizes if least <= size <= most][-8:]
         trained = settled(config, fit.device)
         try:
             memory = [(size, estimate(task, trained, fit.loader.first(size)).peak) for size in shown]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
@@ -19,6 +18,7 @@ from trainer.errors import ConfigError
 from trainer.gradients.accumulate import clip_value_
 from trainer.lanes.per_lane_ops import Lanewise
 from trainer.loop import Fit
+from trainer.model.batch_norm import buffers_held
 from trainer.ranks import Solo
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.runtime.seeding import derive, seed_all
@@ -92,7 +92,7 @@ class Lane(Fit):
         s, total = self.state, torch.zeros(())
         params = [p for p in s.model.parameters() if p.requires_grad]
         task.progress, task.step = s.step / self.total, s.step
-        with _held(s.model):
+        with buffers_held(s.model):
             for i, batch in enumerate(batches):
                 seed_all(self.seed(i))
                 before = _elsewhere()
@@ -188,15 +188,3 @@ def _elsewhere() -> tuple[Any, ...]:
     """Where the global generators of python and numpy stand."""
     state: Any = np.random.get_state()
     return random.getstate(), state[1].tobytes(), *state[2:]
-
-
-@contextmanager
-def _held(model: nn.Module) -> Iterator[None]:
-    """Passes inside leave the buffers as they found them, also those that they put anew."""
-    modules = [module for module in model.modules() if module._buffers]
-    kept = [(one, name, b, b.clone()) for one in modules for name, b in one._buffers.items() if b is not None]
-    try:
-        yield
-    finally:
-        for one, name, buffer, value in kept:
-            one._buffers[name] = buffer.copy_(value)

@@ -39,6 +39,7 @@ def memory_plan(
     size: int,
     batch_of: Callable[[int], Any],
     on_event: Callable[..., None],
+    halved: Callable[[int], int],
 ) -> Plan | None:
     """What micro-batches of `size` need of a memory that is bounded, and what would fit; None where nothing bounds it.
 
@@ -54,9 +55,9 @@ def memory_plan(
         return None
     from trainer.memory.estimate import plan  # torch's fake tensors, which nobody else needs
 
-    limit = min(ranks.everyone(limit))
+    limit, may_shrink = min(ranks.everyone(limit)), auto or config.memory_limit is None
     try:
-        found = plan(task, config, limit, size, batch_of, may_shrink=auto or config.memory_limit is None)
+        found = plan(task, config, limit, size, batch_of, may_shrink=may_shrink, halved=halved)
     except ConfigError as error:
         if auto or config.memory_limit is not None:
             raise

@@ -31,6 +31,7 @@ from trainer.distributed.member import this
 from trainer.errors import ConfigError
 from trainer.gradients.accumulate import NoiseProbe, accumulate
 from trainer.gradients.penalty import differentiable, penalised
+from trainer.model.batch_norm import least_pass
 from trainer.model.checkpointing import checkpointed
 from trainer.model.offload import forgotten
 from trainer.model.precision import autocast, prepare, underflow
@@ -151,6 +152,12 @@ def _unfolded(func: Any, args: Any, result: Any) -> int:
     if pointwise or backend.name not in ("Slow2d", "Slow3d"):
         return 0
     return len(x) * weight[0].numel() * output.shape[2:].numel() * x.element_size()
+
+
+def least_of(task: Task) -> int:
+    """The fewest samples of a pass of the task's model: `least_pass` of one of fake tensors."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return least_pass(task.model())
 
 
 SHALLOW = (2, 3)  # blocks from whose needs those of a deeper model are carried on in proportion
@@ -279,6 +286,7 @@ class Plan:
     fits: int | None
     may_shrink: bool
     ranks: int = 1
+    least: int = 1  # the smallest that was asked about
 
     @property
     def refused(self) -> bool:
@@ -288,7 +296,7 @@ class Plan:
     def refusal(self) -> str:
         """Why the micro-batch cannot be trained on, and what would fit."""
         if self.fits is None:
-            fix = "not even a micro-batch of 1 fits: make the model smaller, or take an optimizer that keeps less."
+            fix = f"not even {self.least} fits: make the model smaller, or take an optimizer that keeps less."
         else:
             fix = f"train.micro_batch_size={self.fits} would fit; with auto it is chosen."
         of = f" on the largest of {self.ranks} ranks" if self.ranks > 1 else ""
@@ -306,9 +314,10 @@ def plan(
     batch_of: Callable[[int], Any],
     *,
     may_shrink: bool = True,
+    halved: Callable[[int], int] = lambda size: -(-size // 2),
 ) -> Plan:
-    """Halve the micro-batch, from `size` on, until the estimate fits; `batch_of(size)` gives one of the task's own,
-    where its `largest_batch` gives none.
+    """Make the micro-batch smaller, from `size` on, until the estimate fits; `batch_of(size)` gives one of the task's
+    own, where its `largest_batch` gives none, and `halved(size)` the next smaller size, itself where there is none.
 
     Raises ConfigError where the loss looks at values, and for ranks that cannot be estimated.
     """
@@ -321,8 +330,8 @@ def plan(
     try:
         asked = needed = estimate(task, config, largest(size))
         fits = size
-        while needed.peak > limit and fits > 1:
-            fits = -(-fits // 2)
+        while needed.peak > limit and (smaller := halved(fits)) < fits:
+            fits = smaller
             needed = estimate(task, config, largest(fits), accumulates=True)
     except DataDependentOutputException as error:
         raise ConfigError(
@@ -341,7 +350,7 @@ def plan(
             "what a step of these ranks needs cannot be estimated: leave train.memory_limit out and set "
             f"train.micro_batch_size to a number ({next(iter(str(error).splitlines()), type(error).__name__)})."
         ) from error
-    return Plan(asked, size, limit, fits if needed.peak <= limit else None, may_shrink, config.parallel.ranks)
+    return Plan(asked, size, limit, fits if needed.peak <= limit else None, may_shrink, config.parallel.ranks, fits)
 
 
 def _spelled(size: float) -> str:

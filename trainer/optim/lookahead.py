@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.config import OptimConfig
+
 
 class Lookahead:
     """Every `k` steps of any optimizer: slow <- slow + alpha (fast - slow), fast <- slow.
@@ -45,3 +47,9 @@ class Lookahead:
             self.steps = state["steps"]
             for name, slow in self.slow.items():
                 slow.copy_(state["slow"][name])
+
+
+def lookahead(config: OptimConfig, model: nn.Module) -> Lookahead | None:
+    """Lookahead around the optimizer of `config`, of the parameters that are trained; None where it has none."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return Lookahead(trained, k, config.lookahead.alpha) if (k := config.lookahead_k) else None

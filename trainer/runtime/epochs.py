@@ -19,7 +19,8 @@ class Epochs:
     @classmethod
     def of(cls, samples: int, config: TrainConfig) -> Epochs:
         """Those of a data set of `samples`, in the batches of `config`."""
-        lengths = [(epoch, -(-samples // config.batch_size_at(epoch))) for epoch in (0, *config.batch_growth.epochs)]
+        growths = (0, *config.batch_growth.epochs)
+        lengths = [(epoch, windows(samples, config.batch_size_at(epoch), config.drop_last)) for epoch in growths]
         return cls(lengths[0][1], tuple(lengths[1:]))
 
     def length(self, epoch: int) -> int:
@@ -49,3 +50,9 @@ class Epochs:
             yield first, start, steps
             start += (epoch - first) * steps
             first, steps = epoch, other
+
+
+def windows(samples: int, batch_size: int, drop_last: bool) -> int:
+    """How many batches an epoch has: the last may hold fewer samples, and is left out with `drop_last` unless it is the
+    only one."""
+    return max(samples // batch_size, 1) if drop_last else -(-samples // batch_size)

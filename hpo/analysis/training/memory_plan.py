@@ -175,7 +175,17 @@ def _fields(study: Study, pinned: Set[str]) -> dict[str, Sequence[Any]]:
         fields[MICRO_BATCH] = [size for size in sizes if _allowed(study, size)] or sizes
     elif not study.plan and MICRO_BATCH not in pinned:
         fields[MICRO_BATCH] = list(_halves(most))
+    if len(fields.get(MICRO_BATCH, ())) > 1 and (least := _least(study)) > 1:
+        fields[MICRO_BATCH] = [size for size in fields[MICRO_BATCH] if size >= least]
     return fields
+
+
+def _least(study: Study) -> int:
+    """The fewest samples that a pass of the study's model can have."""
+    from trainer.memory.estimate import least_of
+
+    task = study.task_class()(study.config)
+    return 1 if hasattr(task, "fit") else least_of(task)
 
 
 def _allowed(study: Study, size: int) -> bool:
