@@ -71,7 +71,7 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
 def product(directory: Path) -> Callable[[int], dict[str, float]]:
     """Seconds of `hpo run --executor inline` for so many trials, from the declaration to a mirror that has drained."""
     from hpo.driver.request import RunRequest
-    from hpo.run import run as search
+    from hpo.driver.run import run as search
     from hpo.storage.home import Home
 
     home, done = Home(directory), 0

@@ -189,12 +189,12 @@ def waiting(directory: Path, strategy: str) -> None:
     """Print what a decision takes, and a look for who goes on, where two thirds of the trials wait at their rungs."""
     from sqlalchemy import update
 
+    from hpo.declaration.references import load
     from hpo.ledger import Ledger
     from hpo.ledger.history import Curves, LedgerHistory
     from hpo.ledger.tables import trials
     from hpo.search.promotion.base import RungView, promoting
     from hpo.storage.home import Home
-    from hpo.study.references import load
 
     promotes = promoting(strategy)
     if promotes is None:

@@ -7,14 +7,34 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "__version__", "load"]
+__all__ = [
+    "Bool",
+    "Choice",
+    "Constraint",
+    "Float",
+    "Int",
+    "Objective",
+    "Study",
+    "StudyHandle",
+    "Trial",
+    "__version__",
+    "load",
+    "open",
+    "resume",
+    "run",
+    "study",
+]
 
 if TYPE_CHECKING:
+    from hpo.analysis.study_handle import StudyHandle
+    from hpo.api import open, resume, run
+    from hpo.declaration.function import study
+    from hpo.declaration.function_trial import Trial
+    from hpo.declaration.references import load
+    from hpo.declaration.study import Study
     from hpo.driver import ray_tune as ray_tune
     from hpo.space.dimensions import Bool, Choice, Float, Int
     from hpo.space.objective import Constraint, Objective
-    from hpo.study.declaration import Study
-    from hpo.study.references import load
 
 # Imported at first use, so that `import hpo` costs nothing.
 _EXPORTS = {
@@ -24,8 +44,14 @@ _EXPORTS = {
     "Float": "hpo.space.dimensions",
     "Int": "hpo.space.dimensions",
     "Objective": "hpo.space.objective",
-    "Study": "hpo.study.declaration",
-    "load": "hpo.study.references",
+    "Study": "hpo.declaration.study",
+    "StudyHandle": "hpo.analysis.study_handle",
+    "Trial": "hpo.declaration.function_trial",
+    "load": "hpo.declaration.references",
+    "open": "hpo.api",
+    "resume": "hpo.api",
+    "run": "hpo.api",
+    "study": "hpo.declaration.function",
 }
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpo import text
+from hpo.declaration import enqueue as enqueued
+from hpo.declaration import loading
+from hpo.declaration.budget import parse_time
+from hpo.declaration.references import reference_of
+from hpo.declaration.study import Study
 from hpo.driver.request import RunRequest
 from hpo.errors import HpoError, UserError
 from hpo.storage.home import Home
-from hpo.study import enqueue as enqueued
-from hpo.study import loading
-from hpo.study.budget import parse_time
-from hpo.study.declaration import Study
-from hpo.study.references import reference_of
 from hpo.workers.executors.resources import Resources
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from torch import nn
 
-    from hpo.study.declaration import Study
+    from hpo.declaration.study import Study
 
 SHOWN = 10  # trials of a notebook's table
 

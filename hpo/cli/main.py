@@ -76,7 +76,7 @@ def _common(
 @app.command()
 def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, of its file.")]) -> None:
     """Write a study to begin with, NAME.py. It runs as it is, and is there to be changed."""
-    from hpo.study.template import write
+    from hpo.declaration.template import write
 
     file = write(name, Path.cwd()).name
     print(f"{file} is written: open it and change what is yours; as it is, it runs by")
@@ -118,10 +118,10 @@ def run(
     allow_drift: DriftOption = False,
 ) -> None:
     """Search until trials, epochs or time are used up. A study that exists is continued."""
+    from hpo.declaration import enqueue as enqueued
+    from hpo.declaration.budget import parse_time
     from hpo.driver.request import RunRequest
     from hpo.storage.home import Home
-    from hpo.study import enqueue as enqueued
-    from hpo.study.budget import parse_time
     from hpo.workers.executors.resources import Resources
 
     options.drive(
@@ -170,10 +170,10 @@ def resume(
     allow_drift: DriftOption = False,
 ) -> None:
     """Continue an interrupted study from its last checkpoints. More may be asked for."""
+    from hpo.declaration.budget import parse_time
     from hpo.driver.request import RunRequest
     from hpo.storage.home import Home
     from hpo.storage.lookup import open_study
-    from hpo.study.budget import parse_time
     from hpo.tracking.uri import tracking_uri_of
     from hpo.workers.executors.resources import Resources
 

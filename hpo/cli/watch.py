@@ -10,9 +10,9 @@ from rich.console import Console
 
 from hpo.cli.live import View
 from hpo.driver.request import RunRequest, RunResult
+from hpo.driver.run import run
 from hpo.driver.signals import leave
 from hpo.ledger import Ledger, queries
-from hpo.run import run
 from hpo.space.config import flatten
 from hpo.tracking import mirror_process
 from hpo.tracking.uri import tracker_name, tracking_uri_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+from hpo.declaration.budget import Budget
 from hpo.ledger import driver_queries
 from hpo.ledger.rows import Connection, RowMapping
-from hpo.study.budget import Budget
 from hpo.text import command, counted, spelled
 
 

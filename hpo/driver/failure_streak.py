@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from hpo.declaration.user_code import own_part
 from hpo.ledger import queries
 from hpo.ledger.rows import Connection, RowMapping
-from hpo.study.user_code import own_part
 
 MAX_EQUAL_FAILURES = 3  # in a row, with one and the same traceback
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")  # of an object: another one in every process

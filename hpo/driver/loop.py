@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hpo.clock import Clock, SystemClock
+from hpo.declaration.budget import Budget
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.driver import end_reason, failure_streak
 from hpo.driver.open import check_home, continued, open_study, write_changes
 from hpo.driver.proposer import LedgerProposer, ListProposer
@@ -21,9 +24,6 @@ from hpo.search.population.base import breeding, planned_epochs
 from hpo.search.promotion.base import RungView, promoting
 from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.study.budget import Budget
-from hpo.study.declaration import Study
-from hpo.study.spec import StudySpec
 from hpo.workers.executors.base import Executor, WorkerContext
 from trainer.runtime.failpoint import failpoint
 

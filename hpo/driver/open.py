@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.clock import SystemClock
+from hpo.declaration.environment import describe
+from hpo.declaration.identity import drift, identity
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.driver.request import DriverOptions
 from hpo.errors import DriftError
 from hpo.ledger import Ledger, driver_queries, queries, transactions
@@ -15,10 +19,6 @@ from hpo.ledger.rows import Connection, RowMapping
 from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.study.declaration import Study
-from hpo.study.environment import describe
-from hpo.study.identity import drift, identity
-from hpo.study.spec import StudySpec
 from hpo.tracking.uri import tracker_name
 
 _AS_BEGUN = ("tracking_uri", "checkpoints")  # of the environment: where a study began to be written

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.driver import warm_start
 from hpo.errors import UserError
 from hpo.ledger import Ledger, driver_queries, transactions
@@ -18,8 +20,6 @@ from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers.registry import make_sampler
 from hpo.space.config import as_json, config_hash
 from hpo.space.trial_config import parallel_of
-from hpo.study.declaration import Study
-from hpo.study.spec import StudySpec
 from hpo.text import counted
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpo.declaration.budget import Budget
 from hpo.storage.home import Home
-from hpo.study.budget import Budget
 from hpo.workers.executors.placement import INLINE, Placement
 from hpo.workers.executors.resources import NOTHING_SAID, Resources
 

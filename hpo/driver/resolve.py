@@ -6,6 +6,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from hpo.declaration import compatibility
+from hpo.declaration.budget import Budget
+from hpo.declaration.enqueue import within
+from hpo.declaration.loading import shipped
+from hpo.declaration.naming import check_name
+from hpo.declaration.references import load
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.driver import warm_start
 from hpo.driver.request import RunRequest
 from hpo.errors import StudyError, UserError
@@ -14,14 +22,6 @@ from hpo.search.samplers.registry import SAMPLERS, sampler_spec
 from hpo.search.strategies.base import STRATEGIES, by_default, make_strategy
 from hpo.space.config import as_json, flatten
 from hpo.space.trial_config import lanes_of
-from hpo.study import compatibility
-from hpo.study.budget import Budget
-from hpo.study.declaration import Study
-from hpo.study.enqueue import within
-from hpo.study.loading import shipped
-from hpo.study.naming import check_name
-from hpo.study.references import load
-from hpo.study.spec import StudySpec
 from hpo.text import command, counted
 from hpo.workers.executors.placement import one_of
 

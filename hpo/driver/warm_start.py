@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hpo.declaration.study import Study
 from hpo.errors import SpaceError, UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.history import Curves
 from hpo.search.samplers.base import TrialRecord
 from hpo.space.config import flatten
 from hpo.space.space import Space
-from hpo.study.declaration import Study
 from hpo.text import counted
 from trainer.report import Outcome
 

@@ -53,14 +53,14 @@ studies = Table(
     Column("uid", String(32), nullable=False),  # random; names the study's runs in trackers
     Column("created_at", Double, nullable=False),
     Column("state", String(16), nullable=False),  # open | complete | stopped (after equal tracebacks)
-    # The budget, for the study over all its resumptions; see hpo.study.budget.
+    # The budget, for the study over all its resumptions; see hpo.declaration.budget.
     Column("requested", Integer, nullable=False),  # trials; 0 is no bound
     Column("max_epochs", Integer),
     Column("max_seconds", Double),
     Column("seconds_used", Double, nullable=False, server_default="0"),  # while a driver ran
     Column(
         "spec", JSON, nullable=False
-    ),  # hpo.study.spec.StudySpec: reference, overrides, sampler, strategy, order, window, seed ...
+    ),  # hpo.declaration.spec.StudySpec: reference, overrides, sampler, strategy, order, window, seed ...
     Column("identity", JSON, nullable=False),  # component -> hash or value; a change is drift
     Column("environment", JSON, nullable=False),  # versions, git commit, host
     Column("revision", Integer, nullable=False, server_default="0"),  # bumped by study-level changes, for mirrors

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.clock import SystemClock
+from hpo.declaration.study import RESUME_FROM
 from hpo.ledger import Ledger, file_queries, leases, queries, transactions
 from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
@@ -23,7 +24,6 @@ from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home
-from hpo.study.declaration import RESUME_FROM
 from hpo.text import counted, megabytes
 from trainer.checkpoint.store import CheckpointStore
 from trainer.files.durable import write_text

@@ -20,8 +20,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpo.declaration.naming import check_name
 from hpo.errors import HomeError, StorageError, UserError
-from hpo.study.naming import check_name
 from trainer.files.durable import write_text
 
 MARKER = "study.uid"

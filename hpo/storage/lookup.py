@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
+from hpo.declaration.naming import check_name
 from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
-from hpo.study.naming import check_name
 
 
 def open_ledger(home: str, storage: str | None, *, upgrade: bool = False) -> tuple[Ledger, Home]:
@@ -22,8 +22,8 @@ def open_ledger(home: str, storage: str | None, *, upgrade: bool = False) -> tup
 def declaration(study: str, home: str, storage: str | None, given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Where a study is declared, and what its configuration is to be besides: of one that only the ledger has by that
     name, as it was begun."""
-    from hpo.study.loading import shipped
-    from hpo.study.spec import StudySpec
+    from hpo.declaration.loading import shipped
+    from hpo.declaration.spec import StudySpec
 
     if ".py" in study or study in shipped():
         return study, given

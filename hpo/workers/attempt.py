@@ -6,14 +6,14 @@ import errno
 import traceback
 from typing import Any, get_args
 
+from hpo.declaration.preflight import lacking
+from hpo.declaration.study import Study
+from hpo.declaration.user_code import place
 from hpo.errors import HpoError, UserError
 from hpo.ledger.claims import Claim
 from hpo.space.config import apply
 from hpo.space.trial_config import lanes_of
 from hpo.storage.home import Home
-from hpo.study.declaration import Study
-from hpo.study.preflight import lacking
-from hpo.study.user_code import place
 from trainer.checkpoint.store import CheckpointStore
 from trainer.cross_validation import fit_folds
 from trainer.distributed.rank import peer_lost

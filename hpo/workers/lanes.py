@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hpo.declaration.preflight import lacking
 from hpo.errors import HpoError, SpaceError, UserError
 from hpo.ledger import Ledger
 from hpo.ledger.claims import Claim, any_waiting, claim_alike, fenced, join, renewed
@@ -18,7 +19,6 @@ from hpo.ledger.rows import Connection
 from hpo.ledger.transactions import TrialReport, committed_paths
 from hpo.space.config import apply, as_json, check_path, from_json
 from hpo.storage.home import Home
-from hpo.study.preflight import lacking
 from hpo.workers.attempt import config_of, outcome_of, task_of
 from hpo.workers.reporter import LedgerReporter, commit
 from hpo.workers.session import StudySession

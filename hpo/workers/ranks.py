@@ -9,13 +9,13 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+from hpo.declaration.identity import check_worker
 from hpo.errors import DriftError, HpoError, StorageError, UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.claims import Claim
 from hpo.space.trial_config import parallel_of
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.study.identity import check_worker
 from hpo.workers.attempt import attempt, outcome_of
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import StudySession

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hpo.declaration.references import load
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.rows import Connection
 from hpo.search.strategies.base import has_rungs, make_strategy
-from hpo.study.declaration import Study
-from hpo.study.references import load
-from hpo.study.spec import StudySpec
 
 
 class StudySession:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from hpo.child_process import FAULT
+from hpo.declaration.identity import check_loaded, check_worker
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim, claim, renew
@@ -31,7 +32,6 @@ from hpo.ledger.store import PATIENCE
 from hpo.space.trial_config import lanes_of, parallel_of
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.study.identity import check_loaded, check_worker
 from hpo.workers import ranks
 from hpo.workers.attempt import attempt  # and with it torch: a worker is ready before it claims
 from hpo.workers.executors.resources import keep_to_share

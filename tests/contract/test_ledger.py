@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.clock import FakeClock, SystemClock
+from hpo.declaration.budget import Budget
 from hpo.errors import Busy, HpoError, StorageError
 from hpo.ledger import Ledger, claims, driver_queries, queries, store, tables, transactions
 from hpo.ledger.history import Curves, LedgerHistory
@@ -30,7 +31,6 @@ from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
 from hpo.ledger.process_id import Process, is_dead, start_time
 from hpo.space.objective import Objective
-from hpo.study.budget import Budget
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 

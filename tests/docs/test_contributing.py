@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from hpo.study.code_digest import ROOT
+from hpo.declaration.code_digest import ROOT
 
 # Commands that have another name than the package that brings them.
 BROUGHT_BY = {"lint-imports": "import-linter", "python": None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 
-from hpo.study.code_digest import ROOT
+from hpo.declaration.code_digest import ROOT
 
 
 def test_the_map_is_the_tree():

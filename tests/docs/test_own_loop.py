@@ -94,7 +94,7 @@ class Watching:
 
 
 def fit(study: str, directory: Path, reporter: Watching, committed=()):
-    from hpo.study.references import load
+    from hpo.declaration.references import load
     from trainer.checkpoint.store import CheckpointStore
 
     declared = load(f"{study}:STUDY")

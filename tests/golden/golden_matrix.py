@@ -9,6 +9,7 @@ from typing import Any
 from driven import driven
 from golden_studies import tried
 
+from hpo.declaration import preflight
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
@@ -16,7 +17,6 @@ from hpo.ledger import Ledger, queries
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home
-from hpo.study import preflight
 
 DECLARATION = Path(__file__).with_name("matrix_study.py")
 TRIALS, WINDOW = 12, 2

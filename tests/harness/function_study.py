@@ -7,8 +7,7 @@ import time
 
 import numpy as np
 
-from hpo import Choice, Float
-from hpo.study.function import study
+from hpo import Choice, Float, study
 
 EPOCHS, STEPS = 4, 5
 

@@ -61,7 +61,7 @@ PRELOADED = (
     "mlflow.entities",
     "mlflow.store.tracking.sqlalchemy_store",
     "hpo.cli.main",
-    "hpo.run",
+    "hpo.driver.run",
     "hpo.driver.loop",
     "hpo.workers.attempt",
     "hpo.workers.lanes",

@@ -19,11 +19,11 @@ import typer.main
 from places import HARNESS, ROOT
 from typer.testing import CliRunner
 
-from hpo import api
+import hpo
 from hpo.cli.main import app
+from hpo.declaration.references import load
 from hpo.errors import UserError
 from hpo.storage.home import Home
-from hpo.study.references import load
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
 
@@ -31,10 +31,8 @@ STUDY = f"{HARNESS / 'function_study.py'}:tiny"
 QUICK = {"executor": "inline", "progress": False, "overrides": {"pause": 0.0}}
 SCRIPT = """
 import hpo
-from hpo import api
-from hpo.study.function import study
 
-@study(space={{"x": hpo.Float(-1.0, 1.0)}}, minimize="loss")
+@hpo.study(space={{"x": hpo.Float(-1.0, 1.0)}}, minimize="loss")
 def parabola(trial):
     import time
     for epoch in range(1, 4):
@@ -43,7 +41,7 @@ def parabola(trial):
             return
 
 {guard}
-    found = api.run(parabola, trials={trials}, workers=2, home={home!r}, progress=False)
+    found = hpo.run(parabola, trials={trials}, workers=2, home={home!r}, progress=False)
     print(found.state, found.digest)
 """
 GUARD = 'if __name__ == "__main__":'
@@ -59,8 +57,8 @@ def command(*arguments: str, home: Path) -> str:
 def found(tmp_path_factory, process):
     """A study of ten trials, the last four by a resume."""
     home = tmp_path_factory.mktemp("found") / "home"
-    assert api.run(STUDY, trials=6, seed=1, home=home, **QUICK).state == "complete"
-    return api.resume("tiny", trials=10, home=home, executor="inline", progress=False)
+    assert hpo.run(STUDY, trials=6, seed=1, home=home, **QUICK).state == "complete"
+    return hpo.resume("tiny", trials=10, home=home, executor="inline", progress=False)
 
 
 def options(name: str) -> set[str]:
@@ -71,7 +69,7 @@ def options(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", ["run", "resume"])
 def test_every_option_of_the_command_is_an_argument(name):
-    assert {*inspect.signature(getattr(api, name)).parameters} == options(name) - {"help"} | {"progress"}
+    assert {*inspect.signature(getattr(hpo, name)).parameters} == options(name) - {"help"} | {"progress"}
 
 
 def test_the_handle_says_what_the_commands_say(found):
@@ -111,7 +109,7 @@ def test_curves_are_a_frame_of_every_value(found):
 
 
 def test_two_studies_are_compared_in_one_frame(found, tmp_path):
-    other = api.run(STUDY, trials=2, name="other", home=tmp_path / "home", **QUICK)
+    other = hpo.run(STUDY, trials=2, name="other", home=tmp_path / "home", **QUICK)
     both = found.compare(other)
     assert isinstance(both, pd.DataFrame) and [*both["study"]] == ["tiny"] * 10 + ["other"] * 2
 
@@ -131,7 +129,7 @@ def test_a_model_is_loaded_in_eval_mode_with_its_weights(tmp_path):
     import torch
 
     small = {"train.num_epochs": 1, "model.num_layers": 1, "model.hidden_size": 16}
-    ran = api.run("mlp", trials=1, home=tmp_path / "home", executor="inline", progress=False, overrides=small)
+    ran = hpo.run("mlp", trials=1, home=tmp_path / "home", executor="inline", progress=False, overrides=small)
     model, again = ran.load_model(), ran.load_model(0)
     assert not model.training
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
@@ -147,14 +145,14 @@ def test_a_function_has_no_model_that_anybody_else_knows(found):
 
 def test_it_runs_within_a_running_event_loop(tmp_path):
     async def cell():
-        return api.run(STUDY, trials=1, home=tmp_path / "home", **QUICK)
+        return hpo.run(STUDY, trials=1, home=tmp_path / "home", **QUICK)
 
     assert asyncio.run(cell()).state == "complete"
 
 
 def test_a_study_in_hand_is_the_study_of_its_file(tmp_path):
-    by_name = api.run(STUDY, trials=3, seed=2, home=tmp_path / "a", **QUICK)
-    in_hand = api.run(load(STUDY), trials=3, seed=2, home=tmp_path / "b", **QUICK)
+    by_name = hpo.run(STUDY, trials=3, seed=2, home=tmp_path / "a", **QUICK)
+    in_hand = hpo.run(load(STUDY), trials=3, seed=2, home=tmp_path / "b", **QUICK)
     assert by_name.digest == in_hand.digest
 
 
@@ -176,7 +174,7 @@ def test_a_script_runs_the_study_it_declares_in_other_processes(tmp_path):
     ran = ended(script(tmp_path))
     assert ran.returncode == 0, ran.stderr
     state, digest = ran.stdout.split()
-    assert state == "complete" and digest == api.open(home=tmp_path / "home").digest
+    assert state == "complete" and digest == hpo.open(home=tmp_path / "home").digest
 
 
 def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
@@ -202,10 +200,10 @@ def test_ctrl_c_ends_a_script_gracefully_and_resume_goes_on(tmp_path):
     running.send_signal(signal.SIGINT)
     output, error = running.communicate(timeout=120)
     assert running.returncode == 0 and output.startswith("interrupted "), error
-    again = api.resume(home=home, progress=False)
+    again = hpo.resume(home=home, progress=False)
     assert again.state == "complete"
     assert ended(script(other := _made(tmp_path / "other"), trials=6)).returncode == 0
-    assert again.digest == api.open(home=other / "home").digest
+    assert again.digest == hpo.open(home=other / "home").digest
 
 
 def _made(directory: Path) -> Path:
@@ -215,26 +213,24 @@ def _made(directory: Path) -> Path:
 
 def _reported(home: Path) -> bool:
     try:
-        return api.open(home=home).status().epochs_trained > 0
+        return hpo.open(home=home).status().epochs_trained > 0
     except Exception:
         return False
 
 
 NOTEBOOK = """
 import hpo
-from hpo import api
-from hpo.study.function import study
 
-@study(space={{"x": hpo.Float(-1.0, 1.0)}}, minimize="loss")
+@hpo.study(space={{"x": hpo.Float(-1.0, 1.0)}}, minimize="loss")
 def parabola(trial):
     return trial.params.x ** 2
 
 try:
-    api.run(parabola, trials=2, workers=2, home={home!r}, progress=False)
+    hpo.run(parabola, trials=2, workers=2, home={home!r}, progress=False)
 except hpo.errors.UserError as error:
     print(error)
-print(api.run(parabola, trials=2, home={home!r}, progress=False).state)
-print(api.resume(home={home!r}, trials=3, progress=False).status().trials["complete"])
+print(hpo.run(parabola, trials=2, home={home!r}, progress=False).state)
+print(hpo.resume(home={home!r}, trials=3, progress=False).status().trials["complete"])
 """
 
 
@@ -248,7 +244,7 @@ def test_a_function_of_a_prompt_trains_in_its_process(tmp_path):
     assert "is defined in a notebook, which other processes cannot import: write it to a file" in refused
     assert (state, count) == ("complete", "3"), ran.stderr
     with pytest.raises(UserError, match="defined in a notebook"):
-        api.resume(home=tmp_path / "home", trials=4, progress=False)
+        hpo.resume(home=tmp_path / "home", trials=4, progress=False)
 
 
 def test_what_is_no_study_is_refused(tmp_path):
@@ -256,6 +252,6 @@ def test_what_is_no_study_is_refused(tmp_path):
         pass
 
     with pytest.raises(UserError, match=r"train is no study: put @hpo.study\(space=..., minimize=...\) above it"):
-        api.run(train, trials=1, home=tmp_path)  # type: ignore[arg-type]
+        hpo.run(train, trials=1, home=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is new: say how far it is to go"):
-        api.run(STUDY, home=Home.at(tmp_path / "home").root, progress=False)
+        hpo.run(STUDY, home=Home.at(tmp_path / "home").root, progress=False)

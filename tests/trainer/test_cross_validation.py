@@ -15,10 +15,10 @@ from trainer_runs import MemoryReporter, Toy, Trial, killed_at
 
 from hpo import Float, Int, Objective, Study
 from hpo.driver.request import RunRequest
+from hpo.driver.run import run
 from hpo.errors import SpaceError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import reports
-from hpo.run import run
 from hpo.storage.home import Home
 from hpo.verify import verify
 from studies.atft.config import Config as AtftConfig

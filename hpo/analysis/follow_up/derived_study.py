@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.models.checkpoints import declared
 from hpo.analysis.results.best import chosen_best, none_complete
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.driver.request import RunRequest
 from hpo.errors import UserError
 from hpo.ledger import queries
@@ -19,8 +21,6 @@ from hpo.space.config import as_json, flatten
 from hpo.space.objective import Objective
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
-from hpo.study.declaration import Study
-from hpo.study.spec import StudySpec
 from hpo.text import counted
 from hpo.workers.executors.placement import PlacementRequest
 

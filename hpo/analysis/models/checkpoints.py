@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.trial import detail, kept_checkpoints
+from hpo.declaration.references import load
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.ledger import queries
 from hpo.ledger.rows import Connection
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.study.declaration import Study
-from hpo.study.references import load
-from hpo.study.spec import StudySpec
 from hpo.text import command
 from trainer.checkpoint.location import Disk
 from trainer.checkpoint.manifest import weights

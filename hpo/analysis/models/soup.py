@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.models.checkpoints import KeptCheckpoint, all_trained, declared, evaluating, trained
 from hpo.analysis.results.compare import headline
+from hpo.declaration.study import Study
 from hpo.errors import HomeError, HpoError, UserError
 from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.rows import Connection
 from hpo.space.objective import Objective
 from hpo.storage.home import Home
-from hpo.study.declaration import Study
 from hpo.text import aligned, counted
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from hpo.space.dimensions import Choice, Dimension, Float, Int
 from hpo.storage.home import Home
 
 if TYPE_CHECKING:
-    from hpo.study.declaration import Study
+    from hpo.declaration.study import Study
 
 _STATES = {
     "waiting": TrialState.WAITING,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.format import judgement, number
 from hpo.analysis.results.trial import detail, kept_checkpoint
+from hpo.declaration import preflight
 from hpo.errors import HpoError, UserError
 from hpo.ledger import queries
 from hpo.space.config import flatten
 from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home
-from hpo.study import preflight
 from hpo.text import aligned, command, endings
 
 if TYPE_CHECKING:

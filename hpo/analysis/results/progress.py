@@ -208,7 +208,8 @@ class Progress:
                 "reached: shorten train.schedule.warmup_*, or train for longer"
             )
         if unread := found.get("unread_options"):
-            yield f"in {counted(unread.trials, 'trial')} not all was read of what is set: {unread.reason.rstrip('.')}"
+            why = (unread.reason or "").rstrip(".")
+            yield f"in {counted(unread.trials, 'trial')} not all was read of what is set: {why}"
         if skipped := found.get("skipped_step"):
             yield (
                 f"in {counted(skipped.trials, 'trial')} steps were skipped whose loss or gradient was not finite: "

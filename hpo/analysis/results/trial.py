@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.compare import headline
 from hpo.analysis.results.format import duration, judgement, number, sparkline
+from hpo.declaration.user_code import own_part
 from hpo.errors import UserError
 from hpo.ledger import queries, trial_queries
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.study.user_code import own_part
 from hpo.text import aligned, counted
 
 if TYPE_CHECKING:
@@ -100,9 +100,9 @@ def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def base_config(connection: Connection, name: str) -> dict[str, Any]:
     """The study's configuration as its trials start from it, before their own parameters; loads the declaration."""
+    from hpo.declaration.references import load
+    from hpo.declaration.spec import StudySpec
     from hpo.space.config import as_json
-    from hpo.study.references import load
-    from hpo.study.spec import StudySpec
 
     spec = StudySpec.from_json(queries.study_row(connection, name)["spec"])
     return as_json(load(spec.reference).configure(spec.overrides).config)

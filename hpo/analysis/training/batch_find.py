@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.analysis.training.single_process import alone
+from hpo.declaration.references import load
 from hpo.errors import UserError
-from hpo.study.references import load
 from trainer.diagnose.batch_size import BatchSizes
 from trainer.report import trains_itself
 

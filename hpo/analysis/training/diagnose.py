@@ -18,15 +18,15 @@ import numpy as np
 
 from hpo.analysis.results.trial import detail, kept_checkpoint
 from hpo.analysis.training.single_process import alone
+from hpo.declaration.references import load
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.ledger import queries, trial_queries
 from hpo.ledger.claims import changes_of
 from hpo.ledger.json import plain
 from hpo.space.config import apply
 from hpo.storage import artifacts, locations
-from hpo.study.declaration import Study
-from hpo.study.references import load
-from hpo.study.spec import StudySpec
 from trainer.checkpoint.location import DISK, Disk
 from trainer.diagnose import curves
 from trainer.diagnose.finding import Finding, unmeasured

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hpo.analysis.training.single_process import alone
+from hpo.declaration.references import load
 from hpo.errors import UserError
-from hpo.study.references import load
 from trainer.diagnose.range_test import RangeTest
 from trainer.report import trains_itself
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpo.declaration.references import load
+from hpo.declaration.study import Study
 from hpo.errors import HpoError, UserError
 from hpo.space.config import as_json, flatten
-from hpo.study.declaration import Study
-from hpo.study.references import load
 from hpo.text import aligned, counted
 from trainer.config.fields import size
 from trainer.report import trains_itself

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo.declaration.references import load
+from hpo.declaration.user_code import own_code
 from hpo.errors import UserError
-from hpo.study.references import load
-from hpo.study.user_code import own_code
 from hpo.text import counted
 
 if TYPE_CHECKING:

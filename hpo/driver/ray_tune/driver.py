@@ -12,6 +12,8 @@ from ray import tune
 from ray.tune import TuneError, schedulers
 from ray.tune.search import BasicVariantGenerator, Searcher
 
+from hpo.declaration import compatibility
+from hpo.declaration.study import Study
 from hpo.driver.loop import Driver
 from hpo.driver.ray_tune.executor import RayTune
 from hpo.driver.ray_tune.job import ALIAS, Job
@@ -25,8 +27,6 @@ from hpo.space.config import as_json
 from hpo.space.space import Space
 from hpo.space.trial_config import lanes_of, last_epoch
 from hpo.space.trial_state import OPEN_STATES
-from hpo.study import compatibility
-from hpo.study.declaration import Study
 from hpo.workers.executors.placement import SCHEDULERS, one_of
 
 _KEPT = 4  # checkpoints of a trial in Tune's storage; another trial may be about to start from one of the last

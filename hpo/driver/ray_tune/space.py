@@ -7,8 +7,8 @@ from typing import Any
 
 from ray import tune
 
+from hpo.declaration.study import Study
 from hpo.space.dimensions import Choice, Dimension, Float, Int
-from hpo.study.declaration import Study
 
 
 def param_space(study: Study) -> dict[str, Any]:

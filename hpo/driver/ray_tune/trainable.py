@@ -34,6 +34,9 @@ from typing import Any
 
 from ray import tune
 
+from hpo.declaration import compatibility
+from hpo.declaration.identity import check_worker
+from hpo.declaration.study import Study
 from hpo.driver.end_reason import has_value
 from hpo.driver.open import check_home, open_study
 from hpo.driver.ray_tune.job import ALIAS, Job
@@ -54,9 +57,6 @@ from hpo.space.trial_config import last_epoch, parallel_of
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.study import compatibility
-from hpo.study.declaration import Study
-from hpo.study.identity import check_worker
 from hpo.tracking.files import link
 from hpo.workers.executors.placement import Placement
 from hpo.workers.executors.ray_cluster import carried_environ

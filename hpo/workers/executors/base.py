@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from hpo.declaration.study import Study
 from hpo.storage.home import Home
-from hpo.study.declaration import Study
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
+from hpo.declaration.study import Study
 from hpo.errors import UserError
-from hpo.study.declaration import Study
 from hpo.text import near
 from hpo.workers.executors.base import Executor
 from hpo.workers.executors.resources import NOTHING_SAID, Resources, gpus_each, host_gpus, needs

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpo.declaration.loading import CARRIED
+from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.ledger.store import backend
-from hpo.study.declaration import Study
-from hpo.study.loading import CARRIED
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.resources import Resources, devices, gpus_each, needs
 from trainer.runtime.threads import ONE

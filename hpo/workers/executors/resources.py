@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.space.config import as_json, flatten
 from hpo.space.trial_config import parallel_of
-from hpo.study.declaration import Study
 
 GPU_SHARE = "HPO_GPU_SHARE"  # of the memory of its GPU that a worker process may take
 GPUS_ASKED = "HPO_GPUS_ASKED"  # what --gpus-per-worker says, where it asks for any

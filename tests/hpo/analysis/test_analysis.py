@@ -26,9 +26,9 @@ from hpo.analysis.plots import importance, ticks
 from hpo.cli.main import app
 from hpo.driver import end_reason
 from hpo.driver.request import RunRequest
+from hpo.driver.run import run
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries
-from hpo.run import run
 from hpo.space.config import as_json, flatten
 from hpo.storage.home import Home
 from hpo.tracking.mlflow import MlflowTracker

@@ -24,11 +24,11 @@ from typer.testing import CliRunner
 
 from hpo import Choice, Int, Objective, Study
 from hpo.cli.main import app
+from hpo.declaration import preflight
+from hpo.declaration.spec import StudySpec
 from hpo.errors import HomeError, UserError
 from hpo.ledger import Ledger, store, tables
 from hpo.storage.home import Home
-from hpo.study import preflight
-from hpo.study.spec import StudySpec
 from hpo.tracking import mlflow
 from studies.mlp.config import Config as MlpConfig
 
@@ -230,7 +230,7 @@ def test_a_memory_bound_is_not_asked_for_where_workers_are_elsewhere():
     ("module", "arguments", "words"),
     [
         (
-            "hpo.study.preflight",
+            "hpo.declaration.preflight",
             ["--study", "mlp", "-o", "train.precision=fp8"],
             "needs torchao: pip install -e '.[fp8]'",
         ),
@@ -428,7 +428,7 @@ runpy.run_module("hpo", run_name="__main__")
 
 
 @pytest.mark.usefixtures("process")
-@pytest.mark.parametrize("module", ["hpo.cli.main", "typer", "hpo.run", "hpo.driver.loop", "optuna"])
+@pytest.mark.parametrize("module", ["hpo.cli.main", "typer", "hpo.driver.run", "hpo.driver.loop", "optuna"])
 def test_ctrl_c_before_anything_has_begun_is_one_word(home, module):
     """However early: while the commands themselves are loaded, or what one needs."""
     command = [sys.executable, "-c", INTERRUPTING, module, "run", *FLAGS, "--sampler", "tpe", "--home", str(home.root)]

@@ -19,6 +19,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.event import listen
 from study_runs import drive, hpo, known, make, query, refused
 
+from hpo.declaration import code_digest, identity
 from hpo.driver.loop import Driver
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
@@ -29,7 +30,6 @@ from hpo.search.samplers.registry import SAMPLERS
 from hpo.space.config import parse_override
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
-from hpo.study import code_digest, identity
 from hpo.workers.executors.local import Local
 from hpo.workers.worker import Worker
 
@@ -648,7 +648,7 @@ def test_ctrl_c_while_results_are_written_leaves_a_whole_study(home, fragile, mo
                 os.kill(os.getpid(), signal.SIGINT)
             super().write()
 
-    monkeypatch.setattr("hpo.run.Results", Interrupted)
+    monkeypatch.setattr("hpo.driver.run.Results", Interrupted)
     run = ("run", "--study", str(fragile), "--executor", "inline", "--trials", "1")
     result = hpo(*run, home=home)
     assert result.exit_code == 130, result.output

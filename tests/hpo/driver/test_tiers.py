@@ -13,6 +13,7 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
+from hpo.declaration.references import load
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
@@ -20,7 +21,6 @@ from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks, trials
 from hpo.space.config import as_json, flatten
 from hpo.storage.home import Home
-from hpo.study.references import load
 
 pytestmark = pytest.mark.whole
 

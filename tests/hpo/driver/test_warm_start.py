@@ -13,6 +13,7 @@ from places import HARNESS
 from rounds import rounds
 from sqlalchemy import select
 
+from hpo.declaration.enqueue import read
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.driver.warm_start import records
@@ -21,7 +22,6 @@ from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import asks
 from hpo.search.samplers.registry import MODELS, SAMPLERS
 from hpo.storage.home import Home
-from hpo.study.enqueue import read
 
 pytestmark = pytest.mark.whole
 

@@ -15,6 +15,7 @@ from study_runs import drive
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
+from hpo.declaration.references import load
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.history import Curves
@@ -23,7 +24,6 @@ from hpo.search.strategies.base import STRATEGIES, check_several, make_strategy
 from hpo.search.strategies.hyperband import Hyperband
 from hpo.space.objective import Constraint, Objective
 from hpo.storage.home import Home
-from hpo.study.references import load
 from hpo.workers.executors.local import Local
 from trainer.report import Outcome
 

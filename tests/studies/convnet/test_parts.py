@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional as F
 
-from hpo.study.references import load
+from hpo.declaration.references import load
 from studies.convnet import recipes, shapes, source
 from studies.convnet.augment import GREY, Crop, Erase, Flip, augmentation
 from studies.convnet.config import AugmentConfig, Config, DataConfig, LossConfig, ModelConfig, PicturesConfig

@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.clock import SystemClock
+from hpo.declaration.loading import source_parts
+from hpo.declaration.references import load
 from hpo.errors import UserError
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process, start_time
 from hpo.storage.home import Home
-from hpo.study.loading import source_parts
-from hpo.study.references import load
 from trainer.errors import CheckpointError
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]

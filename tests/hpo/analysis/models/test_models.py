@@ -23,9 +23,9 @@ from hpo.analysis.models import soup
 from hpo.analysis.models.checkpoints import declared, trained
 from hpo.cli.main import app
 from hpo.driver.request import RunRequest
+from hpo.driver.run import run
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries, tables
-from hpo.run import run
 from hpo.storage import gc
 from hpo.storage.home import Home
 from hpo.verify import verify

@@ -15,9 +15,9 @@ from rich.console import Console
 from hpo.analysis.results.compare import compare, to_json, write_csv, write_parquet
 from hpo.analysis.results.table import comparison
 from hpo.analysis.results.trial import describe, detail
+from hpo.declaration.references import load
 from hpo.errors import UserError
 from hpo.storage.home import Home
-from hpo.study.references import load
 from hpo.text import endings
 
 

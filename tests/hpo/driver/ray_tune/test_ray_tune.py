@@ -26,12 +26,12 @@ from hpo.driver.open import open_study
 from hpo.driver.ray_tune.driver import TuneDriver
 from hpo.driver.request import DriverOptions, RunRequest
 from hpo.driver.resolve import declare
+from hpo.driver.run import run
 from hpo.errors import Busy, HpoError, UserError
 from hpo.ledger import Ledger, claims, driver_queries, external, transactions
 from hpo.ledger.leases import acquire
 from hpo.ledger.process_id import Process
 from hpo.ledger.tables import asks, attempts, decisions, events, reports, studies, trials
-from hpo.run import run
 from hpo.search.strategies.base import make_strategy
 from hpo.space.dimensions import Float, Int
 from hpo.space.trial_state import OPEN_STATES

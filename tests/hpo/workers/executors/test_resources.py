@@ -11,8 +11,8 @@ import pytest
 
 from hpo import load
 from hpo.driver.request import RunRequest
+from hpo.driver.run import run
 from hpo.errors import UserError
-from hpo.run import run
 from hpo.storage.home import Home
 from hpo.workers.executors.local import Local
 from hpo.workers.executors.placement import Placement, PlacementRequest

@@ -1,7 +1,7 @@
 """Makes a study of a training function: `@hpo.study(space={...}, maximize="val/accuracy")`.
 
-The function takes one argument, the `Trial` of hpo.study.function_trial, and trains by whatever library it likes. It is
-declared as any other study: its parameters become a configuration, and its task is a loop of its own.
+The function takes one argument, a `Trial`, and trains by whatever library it likes. It is declared as any other study:
+its parameters become a configuration, and its task is a loop of its own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, create_model
 
+from hpo.declaration.function_trial import FunctionTask
+from hpo.declaration.study import Study
 from hpo.errors import StudyError
 from hpo.search.strategies.base import DEFAULT
 from hpo.space.dimensions import Choice, Dimension, Float, Int
 from hpo.space.objective import Constraint, Objective
 from hpo.space.space import Space
-from hpo.study.declaration import Study
-from hpo.study.function_trial import FunctionTask
 from trainer.config import CheckpointConfig
 from trainer.config.fields import Frozen
 

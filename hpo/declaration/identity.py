@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from hpo.declaration import code_digest
+from hpo.declaration.environment import deciding_versions
 from hpo.errors import DriftError
-from hpo.study import code_digest
-from hpo.study.environment import deciding_versions
 
 if TYPE_CHECKING:
-    from hpo.study.declaration import Study
-    from hpo.study.spec import StudySpec
+    from hpo.declaration.spec import StudySpec
+    from hpo.declaration.study import Study
 
 MAX_CLAUSES = 6  # of one message
 _MISSING = object()

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hpo.declaration.budget import Budget
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.search.population.base import breeding
 from hpo.search.promotion.base import promoting
@@ -13,9 +16,6 @@ from hpo.search.samplers.registry import MODELS
 from hpo.search.strategies.base import BRINGS, make_strategy
 from hpo.space.config import as_json
 from hpo.space.trial_config import last_epoch
-from hpo.study.budget import Budget
-from hpo.study.declaration import Study
-from hpo.study.spec import StudySpec
 
 Spec = Mapping[str, Any]
 

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from hpo.declaration import preflight
+from hpo.declaration.budget import Budget
+from hpo.declaration.spec import StudySpec
 from hpo.driver.loop import Driver
 from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest, RunResult
 from hpo.driver.resolve import begun, declare
@@ -18,9 +21,6 @@ from hpo.ledger import Ledger, queries
 from hpo.space.config import Raw
 from hpo.storage import locations
 from hpo.storage.metrics_json import Results
-from hpo.study import preflight
-from hpo.study.budget import Budget
-from hpo.study.spec import StudySpec
 from hpo.text import command, spelled
 from hpo.tracking.mlflow import silence
 from hpo.tracking.uri import check_uri, tracker_name, tracking_uri_of

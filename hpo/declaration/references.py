@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+from hpo.declaration.loading import file_of, load_module
+from hpo.declaration.study import Study
 from hpo.errors import StudyError
-from hpo.study.declaration import Study
-from hpo.study.loading import file_of, load_module
 
 NOTEBOOK = "notebook"  # stands for a file in the reference of a study that only this process knows
 _in_notebook: dict[str, Study] = {}

@@ -1,4 +1,4 @@
-"""Writes the study file of `hpo init`: hpo/study/my_study.py under another name."""
+"""Writes the study file of `hpo init`: hpo/declaration/my_study.py under another name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from hpo.declaration.loading import shipped
+from hpo.declaration.naming import check_name
 from hpo.errors import UserError
-from hpo.study.loading import shipped
-from hpo.study.naming import check_name
 
 _TEMPLATE = Path(__file__).with_name("my_study.py")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.study import code_digest
-from hpo.study.identity import drift
+from hpo.declaration import code_digest
+from hpo.declaration.identity import drift
 
 READS = '''"""Reads."""
 import math

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpo.study.declaration import Study
+    from hpo.declaration.study import Study
 
 _DECIDING = ("torch", "numpy", "scipy", "scikit-learn", "optuna", "cmaes")  # another version may draw other numbers
 _PACKAGES = ("hpo", *_DECIDING, "mlflow-skinny", "sqlalchemy", "pydantic", "safetensors")

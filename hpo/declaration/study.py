@@ -20,6 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from hpo.declaration.code_digest import digest
+from hpo.declaration.enqueue import fitting, within
+from hpo.declaration.loading import file_of, source_parts
+from hpo.declaration.naming import check_name
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.search.samplers.registry import sampler_spec
 from hpo.search.strategies.base import DEFAULT, make_strategy
@@ -28,10 +32,6 @@ from hpo.space.dimensions import Choice, Dimension
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.space.objective import Constraint, Objective, check_judged
 from hpo.space.space import Space
-from hpo.study.code_digest import digest
-from hpo.study.enqueue import fitting, within
-from hpo.study.loading import file_of, source_parts
-from hpo.study.naming import check_name
 from hpo.text import near
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.report import trains_itself
@@ -325,7 +325,7 @@ class Study:
         return file.parent if file else Path.cwd()
 
     def identity(self) -> dict[str, Any]:
-        """Component -> what decides the study's results, by path or as a sha256; see hpo.study.identity."""
+        """Component -> what decides the study's results, by path or as a sha256; see hpo.declaration.identity."""
         return {
             "space": json.loads(json.dumps(self.space.describe())),  # plain: lists, no tuples
             "objectives": json_sha256([one.to_json() for one in (*self.objectives, *self.constraints)]),
@@ -379,6 +379,6 @@ class Study:
         Built from the `config.json` that stands there, or from `config`. Raises CheckpointError for a directory that
         holds no such model, UserError where the configuration is missing.
         """
-        from hpo.study.load_model import load_model
+        from hpo.declaration.load_model import load_model
 
         return load_model(self.name, self.task_class, Path(path), config or self.rebuild)

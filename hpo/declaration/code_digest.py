@@ -2,7 +2,8 @@
 
 What counts is what is defined, whichever module it stands in: the top-level statements of all files, in any order.
 Comments, docstrings, layout, imports of the platform's own names and the paths of its modules do not count.
-`python -m hpo.study.code_digest` keeps the digests beside the bytecode, as the first process that needs them does.
+`python -m hpo.declaration.code_digest` keeps the digests beside the bytecode, as the first process does that needs
+them.
 """
 
 from __future__ import annotations

@@ -16,15 +16,15 @@ from rounds import rounds
 from sqlalchemy import insert
 
 from hpo import Choice, Float, Int, Objective, Study, load
+from hpo.declaration.identity import drift
+from hpo.declaration.loading import source_parts
+from hpo.declaration.spec import StudySpec
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
 from hpo.search.strategies.base import make_strategy
 from hpo.space.config import as_json, check_path, config_hash, parse_override
 from hpo.storage.home import Home
-from hpo.study.identity import drift
-from hpo.study.loading import source_parts
-from hpo.study.spec import StudySpec
 from trainer.task import Task as TrainersTask
 
 

@@ -14,12 +14,11 @@ from places import HARNESS
 from sqlalchemy import select
 from study_runs import drive, query
 
-from hpo import Choice, Float, Int, Objective, load
+from hpo import Choice, Float, Int, Objective, load, study
+from hpo.declaration.function_trial import Ended, FunctionTask, Parameters
 from hpo.errors import HpoError, StudyError
 from hpo.ledger.tables import asks, checkpoints, events, reports, trials
 from hpo.storage.home import Home
-from hpo.study.function import study
-from hpo.study.function_trial import Ended, FunctionTask, Parameters
 from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import CheckpointError, TrainerError
 from trainer.report import Outcome, Verdict

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from hpo.declaration.budget import Budget, parse_time
 from hpo.errors import UserError
 from hpo.space.trial_config import last_epoch
-from hpo.study.budget import Budget, parse_time
 from hpo.text import spelled
 
 

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.study.declaration import Study
-from hpo.study.references import load
+from hpo.declaration.references import load
+from hpo.declaration.study import Study
 
 pytestmark = pytest.mark.whole
 

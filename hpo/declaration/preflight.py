@@ -8,15 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import RESUME_FROM, Study
+from hpo.declaration.user_code import own_code
 from hpo.errors import UserError
 from hpo.search.samplers.registry import ONE_OBJECTIVE
 from hpo.search.strategies.base import check_several, make_strategy
 from hpo.space.config import as_json, flatten
 from hpo.space.dimensions import Choice
 from hpo.space.trial_config import lanes_of, parallel_of
-from hpo.study.declaration import RESUME_FROM, Study
-from hpo.study.spec import StudySpec
-from hpo.study.user_code import own_code
 from hpo.text import near
 from trainer.checkpoint import manifest
 from trainer.config import TrainConfig
