@@ -15,7 +15,7 @@ import typing
 from collections.abc import Hashable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -328,11 +328,10 @@ def _finite(value: Any) -> bool:
     return "NaN" not in (text := json.dumps(value)) and "Infinity" not in text
 
 
-def holds(whole: object, part: object) -> bool:
+def holds(whole: Json, part: Json) -> bool:
     """Whether the JSON value `whole` has all that `part` has, and more only as further keys of objects."""
-    if isinstance(whole, dict) and isinstance(part, Mapping):
-        there, wanted = cast("dict[Any, Any]", whole), cast("Mapping[Any, Any]", part)
-        return all(key in there and holds(there[key], value) for key, value in wanted.items())
+    if isinstance(whole, Mapping) and isinstance(part, Mapping):
+        return all(key in whole and holds(whole[key], value) for key, value in part.items())
     return type(whole) is type(part) and whole == part
 
 

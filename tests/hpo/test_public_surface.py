@@ -20,8 +20,8 @@ def fresh(code):
 
 
 def test_the_public_names_are_these():
-    names = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "__version__", "load"]
-    assert sorted(hpo.__all__) == names
+    classes = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "StudyHandle", "Trial"]
+    assert sorted(hpo.__all__) == [*classes, "__version__", "load", "open", "resume", "run", "study"]
     assert all(getattr(hpo, name) is not None for name in hpo.__all__)
     assert dir(hpo) == sorted(hpo.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
