@@ -13,11 +13,18 @@ HpoError                exit code 1
 
 from __future__ import annotations
 
+from typing import Any
+
+from trainer.redaction import redacted
+
 
 class HpoError(Exception):
-    """Base of all errors raised on purpose; its text is one sentence for the user."""
+    """Base of all errors raised on purpose; its text is one sentence for the user, without passwords."""
 
     exit_code = 1
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*(redacted(word) if isinstance(word, str) else word for word in words))
 
 
 class UserError(HpoError):

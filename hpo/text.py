@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
+from trainer.redaction import redacted_url
+
 _given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
-_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
@@ -69,14 +69,16 @@ def forget() -> None:
 def command(words: str) -> str:
     """`hpo` and `words`, followed by the flags that lead the next command to where this one was led.
 
-    A storage URL with a password is left to the environment: what is printed may be kept in a log.
+    A URL with a password is left to the environment: what is printed may be kept in a log.
     """
     flags = ("--home", "--tracking-uri") if words.split()[0] == "ui" else ("--home", "--storage")
-    return " ".join(["hpo", words, *(f"{flag} {_quoted(_given[flag])}" for flag in flags if flag in _given)])
+    return " ".join(["hpo", words, *(f"{flag} {_quoted(flag, _given[flag])}" for flag in flags if flag in _given)])
 
 
-def _quoted(value: str) -> str:
-    return '"${HPO_STORAGE:?export the URL of the ledger}"' if _PASSWORD.search(value) else shlex.quote(value)
+def _quoted(flag: str, value: str) -> str:
+    if redacted_url(value) == value:
+        return shlex.quote(value)
+    return f'"${{HPO_{flag[2:].upper().replace("-", "_")}:?export the URL that {flag} had}}"'
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -10,9 +10,16 @@ TrainerError
 
 from __future__ import annotations
 
+from typing import Any
+
+from trainer.redaction import redacted
+
 
 class TrainerError(Exception):
-    """Base of all errors the trainer raises on purpose; its text is one sentence for the user."""
+    """Base of all errors the trainer raises on purpose; its text is one sentence for the user, without passwords."""
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*(redacted(word) if isinstance(word, str) else word for word in words))
 
 
 class ConfigError(TrainerError):

@@ -17,6 +17,8 @@ from typer.core import TyperGroup
 from hpo import text as phrases
 from hpo.cli import secret_files
 from hpo.errors import HpoError, UserError
+from trainer import redaction
+from trainer.redaction import redacted
 
 if TYPE_CHECKING:
     from hpo.driver.request import RunRequest
@@ -45,7 +47,7 @@ class Commands(TyperGroup):
             print(f"error: {error}", file=sys.stderr)
             code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
         except _UsageError as error:
-            print(f"error: {_misuse(error)}", file=sys.stderr)
+            print(f"error: {redacted(_misuse(error))}", file=sys.stderr)
             code = 2
         except KeyboardInterrupt:
             print("interrupted.", file=sys.stderr)
@@ -101,6 +103,7 @@ class _Output(io.FileIO):
 
 def main(app: typer.Typer) -> None:
     """Run the command that was typed; a reader that has left ends it as SIGPIPE would."""
+    redaction.install()
     if sys.stdout is not None:
         lines, encoding = sys.stdout.isatty(), sys.stdout.encoding
         buffer = io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False))

@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection, Engine, make_url
 from hpo.errors import HomeError, HpoError, NoLedger, StorageError, UserError
 from hpo.ledger.tables import metadata
 from hpo.text import command
+from trainer.redaction import ENCODE, redacted_url, unclear
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class Ledger:
     @property
     def shown(self) -> str:
         """The URL without its password, for messages."""
-        return make_url(self.url).render_as_string(hide_password=True)
+        return redacted_url(self.url)
 
     @property
     def is_sqlite(self) -> bool:
@@ -147,22 +148,21 @@ class Ledger:
 
 
 def _engine(url: str, create: bool) -> Engine:
+    shown = f"--storage {redacted_url(url)}"
     try:
         parsed = make_url(url)
-    except exc.ArgumentError as error:
-        raise UserError(
-            f"--storage {url!r} is not a database URL: use sqlite:///PATH or postgresql+psycopg://..."
-        ) from error
+    except (exc.ArgumentError, ValueError) as error:  # ValueError for a port that is no number
+        raise UserError(f"{shown} is not a database URL: use sqlite:///PATH or postgresql+psycopg://...") from error
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed, create)
+    if unclear(url):
+        raise UserError(f"{shown} cannot be taken apart: {ENCODE}.")
     if parsed.get_backend_name() == "postgresql":
         try:
             return sa.create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
         except ModuleNotFoundError as error:
             raise UserError("PostgreSQL needs psycopg: pip install -e '.[postgres]' in hpo's clone.") from error
-    raise UserError(
-        f"--storage {parsed.render_as_string(hide_password=True)} is not supported: use sqlite:///PATH or postgresql+psycopg://..."
-    )
+    raise UserError(f"{shown} is not supported: use sqlite:///PATH or postgresql+psycopg://...")
 
 
 def _sqlite_engine(url: sa.URL, create: bool) -> Engine:

@@ -33,6 +33,7 @@ from hpo.tracking.base import Unreachable
 from hpo.tracking.mirror import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.uri import tracker_name, tracking_uri_of
+from trainer import redaction
 
 __all__ = ["DrainResult", "Mirroring", "behind", "drain", "finish", "forget", "lag", "main", "send", "spawn"]
 
@@ -196,4 +197,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    redaction.install(streams=True)
     sys.exit(main())

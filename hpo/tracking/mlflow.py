@@ -28,6 +28,7 @@ from hpo.tracking.mlflow_models import Models
 from hpo.tracking.mlflow_store import initialise, locked
 from hpo.tracking.uri import DATABASES, check_uri, tracker_name
 from trainer.files.durable import write_text
+from trainer.redaction import redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -297,7 +298,7 @@ class MlflowTracker:
         except FileNotFoundError as error:
             raise Refused(f"{error.filename} is missing.") from error
         except (MlflowException, RequestException, *DATABASE_ERRORS, OSError) as error:
-            text = " ".join(str(error).split())[:300]
+            text = redacted(" ".join(str(error).split()))[:300]
             if getattr(error, "error_code", None) in _REFUSALS:
                 raise Refused(f"MLflow at {self.name} refuses this: {text}") from error
             raise Unreachable(f"MLflow at {self.name} cannot be used now: {text}") from error

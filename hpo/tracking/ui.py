@@ -39,6 +39,8 @@ def serve(
 ) -> int:
     """Serve until Ctrl-C; the exit code. Raises HpoError in one sentence when it cannot be started."""
     uri = tracking_uri or home.tracking_uri
+    if tracking_uri:
+        check_uri(tracking_uri)
     if urlsplit(uri).scheme in ("http", "https"):
         raise UserError(f"--tracking-uri {uri} is a server already: open it in a browser.")
     stopped: list[int] = []
@@ -84,12 +86,14 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
         raise UserError(f"there is nothing to show at {uri}: run a study first, or name the right --home.")
     check_uri(uri)
     _check_free(host, port)
-    arguments = ["server", "--backend-store-uri", uri, "--artifacts-destination", str(home.artifacts)]
+    arguments = ["server", "--artifacts-destination", str(home.artifacts)]
     arguments += ["--host", host, "--port", str(port), "--workers", "1"]
     arguments += ["--allowed-hosts", f"{host}:{port},localhost:{port}"]
     arguments += ["--cors-allowed-origins", f"http://{host}:{port},http://localhost:{port}"]
     try:
-        return spawn("hpo.tracking.supervise", ["mlflow", *arguments], _log(home), **_HARDENED)
+        return spawn(
+            "hpo.tracking.supervise", ["mlflow", *arguments], _log(home), MLFLOW_BACKEND_STORE_URI=uri, **_HARDENED
+        )
     except OSError as error:
         raise StorageError(f"{_log(home)} cannot be written ({error.strerror}): make it writable.") from error
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
+from trainer.redaction import ENCODE, redacted_url, unclear
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
@@ -19,7 +20,10 @@ def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) ->
         begun = queries.study_row(connection, name)["environment"]
     # A home that was moved takes its own MLflow store along.
     own = begun["tracking_uri"] == f"sqlite:///{begun['home']}/mlflow.db"
-    return given or (home.tracking_uri if own else begun["tracking_uri"])
+    if given:
+        check_uri(given)
+        return given
+    return home.tracking_uri if own else begun["tracking_uri"]
 
 
 def tracker_name(uri: str) -> str:
@@ -33,8 +37,11 @@ def check_uri(uri: str) -> str:
     """The URI's scheme, without a driver; UserError unless it is one that can be used. Connects to nothing."""
     try:
         parts = urlsplit(uri)
+        parts.port  # noqa: B018  # which is parsed, and may be no number, when it is asked for
     except ValueError as error:
-        raise UserError(f"--tracking-uri is no URI ({error}): give sqlite:///PATH or http(s)://HOST.") from error
+        raise UserError(
+            f"--tracking-uri {redacted_url(uri)!r} is no URI: give sqlite:///PATH or http(s)://HOST:PORT."
+        ) from error
     scheme = parts.scheme.partition("+")[0]
     wrong, fix = "", "give sqlite:///PATH, another database or http(s)://HOST"
     if scheme not in (*DATABASES, "http", "https"):
@@ -47,8 +54,15 @@ def check_uri(uri: str) -> str:
             wrong, fix = f"there is no directory {path.parent}", "make it, or name another"
         elif path.is_dir():
             wrong, fix = f"{path} is a directory", "name a file in it"
+    elif unclear(uri):
+        wrong, fix = "it cannot be taken apart", ENCODE
+    elif scheme in ("http", "https") and (parts.query or parts.fragment):
+        wrong, fix = (
+            "a server takes no parameters",
+            "leave out what follows ? or #; MLFLOW_TRACKING_TOKEN holds a token",
+        )
     elif scheme in ("http", "https") and not parts.hostname:  # a database may be reached by a socket
         wrong, fix = "it names no host", f"give {scheme}://HOST"
     if wrong:
-        raise UserError(f"--tracking-uri {tracker_name(uri)!r} cannot be used, {wrong}: {fix}.")
+        raise UserError(f"--tracking-uri {redacted_url(uri)!r} cannot be used, {wrong}: {fix}.")
     return scheme

@@ -19,6 +19,7 @@ from trainer.cross_validation import fit_folds
 from trainer.distributed.rank import peer_lost
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
 from trainer.loop import Watch, fit
+from trainer.redaction import redacted
 from trainer.report import Outcome, OutcomeKind, Reporter, trains_itself
 from trainer.runtime.device import out_of_memory
 from trainer.runtime.threads import limited
@@ -92,7 +93,7 @@ def outcome_of(error: BaseException) -> Outcome:
     # A bug in the study's code; its whole traceback goes to the ledger, unless the trainer has put it into a sentence.
     if isinstance(error, TrainerError) and not where:
         return Outcome("user_error", error=str(error))
-    trace = "".join(traceback.format_exception(error))
+    trace = redacted("".join(traceback.format_exception(error)))
     return Outcome("user_error", error=f"{where}: {said}" if where else said, traceback=trace)
 
 
@@ -100,6 +101,6 @@ def _words(error: BaseException) -> str:
     """`ValueError: what it says`; saying it is the study's code too, and may fail."""
     name = type(error).__name__
     try:
-        return f"{name}: {error}"
+        return redacted(f"{name}: {error}")
     except Exception as again:
         return f"{name}, whose text cannot be had ({type(again).__name__})"

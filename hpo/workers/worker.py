@@ -42,6 +42,7 @@ from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import CheckpointError, Fenced, TrainerError
 from trainer.metrics.progress import Display
+from trainer.redaction import redacted
 from trainer.report import Outcome
 from trainer.runtime.failpoint import failpoint
 
@@ -227,7 +228,7 @@ def main() -> int:
     except (HpoError, TrainerError) as error:
         print(f"error: {error}", file=sys.stderr)
     except Exception:
-        traceback.print_exc()
+        print(redacted(traceback.format_exc()), file=sys.stderr)
     return FAULT
 
 

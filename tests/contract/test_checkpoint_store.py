@@ -723,7 +723,7 @@ def test_a_store_that_does_not_answer_is_one_sentence_and_damages_nothing(
 
 
 def test_credentials_in_the_url_are_refused_and_not_repeated():
-    with pytest.raises(ConfigError, match="the URL given is no place") as error:
+    with pytest.raises(ConfigError, match="'s3://key:\\*\\*\\*@bucket/x' is no place") as error:
         Bucket("s3://key:secret@bucket/x")
     assert "secret" not in str(error.value)
 

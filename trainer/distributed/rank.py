@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.distributed.member import Member, Page, become, this
 from trainer.errors import OutOfMemory
+from trainer.redaction import redacted
 from trainer.runtime.lifeline import die_with
 
 # How gloo, NCCL and the store say that another rank is gone or silent.
@@ -72,10 +73,10 @@ def _call(given: dict[str, Any]) -> Any:
 def _words_of(error: BaseException) -> dict[str, Any]:
     if isinstance(error, Failure):
         return {"report": error.report}
-    text = f"{type(error).__name__}: {error}"
+    text = redacted(f"{type(error).__name__}: {error}")
     if isinstance(error, OutOfMemory):
         return {"out_of_memory": str(error), "micro_batch_size": error.micro_batch_size}
-    report = {"error": text, "traceback": "".join(traceback.format_exception(error))}
+    report = {"error": text, "traceback": redacted("".join(traceback.format_exception(error)))}
     return {"peer_lost": report} if peer_lost(error) else {"report": report}
 
 

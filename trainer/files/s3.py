@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.errors import CheckpointError, ConfigError
+from trainer.redaction import redacted_url
 
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9!_.*'()/-]*))?")
 _ABSENT = ("404", "NoSuchKey", "NotFound")
@@ -128,10 +129,9 @@ def parse(url: str) -> tuple[str, str]:
     """Bucket and prefix of s3://BUCKET/PREFIX. Raises ConfigError."""
     found = _URL.fullmatch(url.rstrip("/"))
     if found is None:
-        shown = repr(url) if "@" not in url else "the URL given"  # before an @ stands what is secret
         raise ConfigError(
-            f"{shown} is no place for checkpoints: give s3://BUCKET/PREFIX, of plain letters and digits; endpoint "
-            "and credentials come from AWS_ENDPOINT_URL and the standard chain of boto3."
+            f"{redacted_url(url)!r} is no place for checkpoints: give s3://BUCKET/PREFIX, of plain letters and digits; "
+            "endpoint and credentials come from AWS_ENDPOINT_URL and the standard chain of boto3."
         )
     return found["bucket"], (found["prefix"] or "").strip("/")
 

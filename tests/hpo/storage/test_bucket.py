@@ -261,7 +261,7 @@ def test_a_study_stays_where_it_was_begun(tmp_path, bucket):
     [
         ("s3://nowhere-at-all/x", "s3://nowhere-at-all/x cannot be used: there is no bucket of that name"),
         ("http://host/x", "'http://host/x' is no place for checkpoints: give s3://BUCKET/PREFIX"),
-        ("s3://key:secret-of-s3@host/x", "the URL given is no place"),
+        ("s3://key:secret-of-s3@host/x", "'s3://key:***@host/x' is no place"),
     ],
 )
 def test_an_unusable_place_is_refused_before_anything_is_written(place, says, bucket, tmp_path):
