@@ -191,7 +191,7 @@ class Fit:
         if config.resume_from is None:
             return
         try:
-            self.state.load_state_dict(self.ranks.part(self.checkpoints.load(config.resume_from)))
+            self.state.start_from(self.checkpoints.load(config.resume_from), self.ranks.part)
         except CheckpointError as error:
             raise ConfigError(f"train.resume_from: {error}") from error
         self.state.check_epochs_left(config)

@@ -7,7 +7,7 @@ hyperparameter. So a checkpoint can be trained on under another configuration.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainer.config import TrainConfig
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
 from trainer.gradients.loss_spikes import Spikes
 from trainer.metrics.meter import Meter
 from trainer.metrics.monitor import EarlyStopping
@@ -135,6 +135,18 @@ class TrainState:
                 f"train.resume_from ({config.resume_from}) has {self.epoch} epochs behind it and "
                 f"train.num_epochs is {config.num_epochs}: raise num_epochs."
             )
+
+    def start_from(self, state: dict[str, Any], part: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """As `load_state_dict`, of this rank's part of a checkpoint from elsewhere, which may hold anything. Raises
+        CheckpointError where that is no state of a fit."""
+        try:
+            self.load_state_dict(part(state))
+            if not all(type(count) is int and count >= 0 for count in (self.step, self.epoch, self.position)):
+                raise ValueError(f"step, epoch and window {self.step!r}, {self.epoch!r}, {self.position!r}")
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint holds no state of this trainer ({type(error).__name__}: {str(error)[:100]})."
+            ) from error
 
     def load_weights(self, state: dict[str, Any]) -> None:
         """Take from what `state_dict` gave the weights, and all that follows them from step to step."""

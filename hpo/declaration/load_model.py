@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,7 @@ from trainer.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import nn
 
-# In a model of MLflow's, and above `checkpoints/step-...` in the artifacts of a run.
-_CONFIG = ("config.json", "../../config.json")
+_CONFIG = "config.json"
 
 
 def load_model(
@@ -31,9 +29,9 @@ def load_model(
 
     try:
         weights, manifest = files.read_model(directory)
+        given = config if isinstance(config, BaseModel) else config(_stored(directory), manifest.get("config_hash", ""))
     except Damaged as damage:
         raise CheckpointError(f"checkpoint {directory} cannot be used: {damage}.") from damage
-    given = config if isinstance(config, BaseModel) else config(_stored(directory), manifest["config_hash"])
     model = task_class()(given).model()
     try:
         model.load_state_dict(weights)
@@ -44,7 +42,11 @@ def load_model(
 
 
 def _stored(directory: Path) -> Any:
-    for name in _CONFIG:
-        if (file := directory / name).is_file():
-            return json.loads(file.read_text(encoding="utf-8"))
+    """Beside the weights, as in a model of MLflow's, or above `checkpoints/step-...`, as in the artifacts of a run."""
+    from trainer.checkpoint.manifest import json_in
+
+    above = [directory.parent.parent] if directory.absolute().parent.name == "checkpoints" else []
+    for place in (directory, *above):
+        if (place / _CONFIG).exists():
+            return json_in(place, _CONFIG)
     raise UserError(f"there is no config.json beside the weights in {directory}: give load_model the trial's config.")

@@ -44,11 +44,16 @@ def found(source: Source) -> dict[str, Path]:
     return files
 
 
-def check_name(name: str) -> None:
-    """Raise CheckpointError unless `name` is a relative path without `..`, in its plainest form."""
+def is_name(name: str) -> bool:
+    """Whether `name` is a relative path without `..`, in its plainest form."""
     parts = PurePosixPath(name).parts
-    plain = "/".join(parts) == name and not name.startswith("/") and "\0" not in name and ".." not in parts
-    if not parts or not plain or any(len(part.encode()) > _LONGEST for part in parts):
+    plain = bool(parts) and "/".join(parts) == name and not name.startswith("/") and "\0" not in name
+    return plain and ".." not in parts and all(len(part.encode()) <= _LONGEST for part in parts)
+
+
+def check_name(name: str) -> None:
+    """Raise CheckpointError unless `is_name`."""
+    if not is_name(name):
         raise CheckpointError(
             f"{name[:80]!r} cannot name a file of a checkpoint: give a relative path such as 'model.json'."
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -209,7 +210,10 @@ def read(
         raise Damaged(f"{MANIFEST} cannot be understood") from error
     except (OSError, SafetensorError) as error:
         raise Damaged(f"cannot be read: {error}") from error
-    return _taken(state, (), take), manifest
+    try:
+        return _taken(state, (), take), manifest
+    except SafetensorError as error:
+        raise Damaged(f"cannot be read: {error}") from error
 
 
 def read_model(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -229,7 +233,10 @@ def _opened(directory: Path, manifest: dict[str, Any], item: str) -> Any:
         file = safe_open(directory / name, "pt")
         for key in file.keys():  # noqa: SIM118
             shape = file.get_slice(key).get_shape()
-            parts.setdefault(key, []).append(Part(file, key, shape, offsets.get(key) or [0] * len(shape)))
+            offset = offsets.get(key) or [0] * len(shape)
+            if len(offset) != len(shape) or not _counts(offset):
+                raise ValueError("an offset is none of its tensor")
+            parts.setdefault(key, []).append(Part(file, key, shape, offset))
     return _join(manifest["state"][item], parts)
 
 
@@ -257,10 +264,11 @@ def _split_average(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[s
     return value | {MODEL: _split(value[MODEL], path, mine, leaves)}
 
 
-def _join(value: Any, parts: Mapping[str, Sequence[Part]]) -> Any:
+def _join(value: Any, parts: dict[str, list[Part]]) -> Any:
+    """`value` with its tensors as Stored. Each stands in one place: a manifest could ask for one without end."""
     if isinstance(value, dict):
         if value.keys() in ({_TENSOR}, {_TENSOR, "shape"}):
-            return _stored(value, parts[value[_TENSOR]])
+            return _stored(value, parts.pop(value[_TENSOR]))
         return {k: _join(v, parts) for k, v in value.items()}
     return [_join(v, parts) for v in value] if isinstance(value, list) else value
 
@@ -274,10 +282,20 @@ def _taken(value: Any, path: tuple[str, ...], take: Take) -> Any:
 
 
 def _stored(leaf: dict[str, Any], parts: Sequence[Part]) -> Stored:
+    """Raises ValueError where the parts do not make up the whole."""
     shape = tuple(leaf.get("shape", parts[0].shape))
-    if sum(math.prod(part.shape) for part in parts) != math.prod(shape):
+    ends = [[o + n for o, n in zip(part.offset, part.shape, strict=True)] for part in parts]
+    within = _counts(shape) and all(len(end) == len(shape) and all(map(operator.le, end, shape)) for end in ends)
+    apart = len({tuple(part.offset) for part in parts if math.prod(part.shape)}) == sum(
+        math.prod(part.shape) > 0 for part in parts
+    )
+    if not within or not apart or sum(math.prod(part.shape) for part in parts) != math.prod(shape):
         raise ValueError("the parts do not make up the whole")
     return Stored(shape, parts)
+
+
+def _counts(numbers: Sequence[Any]) -> bool:
+    return all(type(number) is int and number >= 0 for number in numbers)
 
 
 def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

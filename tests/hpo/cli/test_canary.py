@@ -138,7 +138,7 @@ def test_a_url_where_none_belongs_is_quoted_without_its_password():
 
 
 @pytest.mark.usefixtures("process")
-def test_the_pages_are_started_without_a_password_in_arguments_or_in_the_log(tmp_path, monkeypatch):
+def test_pages_start_without_a_password_in_arguments_and_log(tmp_path, monkeypatch):
     """MLflow's server is given a URI that its own error repeats."""
     home = Home.at(tmp_path).create()
     server = ui.start(home, f"postgresql+nodriver://me:{CANARY}@{AWAY}/x", 5999)
