@@ -366,8 +366,9 @@ def sync(
     behind = 0
     for name in study_names(ledger, study):
         uri = tracking_uri_of(ledger, name, at, tracking_uri)
-        tracker = MlflowTracker(uri, at.artifacts)
-        result = mirror_process.drain(ledger, tracker, name, at)
+        with at.keeping():
+            tracker = MlflowTracker(uri, at.artifacts)
+            result = mirror_process.drain(ledger, tracker, name, at)
         behind += result.behind
         sent = text.tally({"batches": result.sent})
         print(f"{name}: " + (mirror_process.lag(result, tracker.name) or f"MLflow has everything ({sent} sent)."))

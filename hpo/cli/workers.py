@@ -23,7 +23,9 @@ def worker(
     from hpo.storage.home import Home
     from hpo.workers.joined import join
 
-    raise typer.Exit(join(storage, Home.at(home), study))
+    at = Home.at(home)
+    with at.keeping():
+        raise typer.Exit(join(storage, at, study))
 
 
 @app.command()

@@ -39,6 +39,13 @@ def run(
     `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one; a second
     signal calls `at_once`.
     """
+    with request.home.keeping():
+        return _run(request, watch, at_once)
+
+
+def _run(
+    request: RunRequest, watch: Callable[[Ledger, str, int], Callable[[str], None]], at_once: Callable[[int], NoReturn]
+) -> RunResult:
     said = PlacementRequest(request.executor, request.workers, request.resources, request.scheduler)
     asked = said.settled()
     if asked.executor == "ray-tune":

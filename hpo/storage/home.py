@@ -10,6 +10,9 @@
   shared/           what tasks keep for all trials (Task.shared), such as tokens; may be removed when nothing runs
   logs/             what workers and the mirror print
   ray_tune/         what Ray Tune keeps of its experiments, its own copies of checkpoints among it
+  ui.token, ui.html the token of `hpo ui`, and a page that takes a browser there
+
+Only its owner enters a home that was made here, and its files are as open as the home itself.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +30,7 @@ from hpo.errors import HomeError, StorageError, UserError
 from trainer.files.durable import write_text
 
 MARKER = "study.uid"
+PRIVATE = 0o700  # the mode of a new home
 WHOLE = "study"  # the directory of what belongs to no single trial
 
 
@@ -49,9 +55,10 @@ class Home:
         return cls(Path(given).expanduser().absolute())
 
     def create(self) -> Home:
-        """Make the directory; raise HomeError in one sentence where that, or writing there, is not allowed."""
+        """Make the directory, for its owner alone; raise HomeError in one sentence where that, or writing there, is not
+        allowed."""
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.root).close()
         except OSError as error:
             kind = StorageError if error.errno == errno.ENOSPC else HomeError
@@ -59,6 +66,21 @@ class Home:
                 f"home {self.root} cannot be written ({error.strerror}): choose another with --home or HPO_HOME."
             ) from error
         return self
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Make what is written in the block, by processes started in it too, no more open than the home; one for a team
+        is a directory that is there, with the mode it is to have."""
+        try:
+            mode = self.root.stat().st_mode
+        except OSError:  # it is made as PRIVATE, or cannot be used, which `create` says
+            mode = PRIVATE
+        before = os.umask(~PRIVATE & 0o777)
+        os.umask(before | (~mode & 0o077))
+        try:
+            yield
+        finally:
+            os.umask(before)
 
     @property
     def storage(self) -> str:

@@ -190,7 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="send what there is, then leave")
     options = parser.parse_args(argv)
     try:
-        return _run(options, _Leave(options.once))
+        with Home.at(options.home).keeping():
+            return _run(options, _Leave(options.once))
     except HpoError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code

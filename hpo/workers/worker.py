@@ -221,10 +221,12 @@ def main() -> int:
     try:
         keep_to_share()
         ledger = Ledger(os.environ["HPO_STORAGE"], create=False, patience=PATIENCE)
-        worker = Worker(ledger, Home.at(given.home), given.executor)
+        home = Home.at(given.home)
+        worker = Worker(ledger, home, given.executor)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.preempt())
-        return serve(worker, lambda: [given.study_id])
+        with home.keeping():
+            return serve(worker, lambda: [given.study_id])
     except (HpoError, TrainerError) as error:
         print(f"error: {error}", file=sys.stderr)
     except Exception:

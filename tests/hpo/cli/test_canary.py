@@ -95,6 +95,8 @@ def test_a_password_is_found_nowhere_after_a_whole_study(postgres_database, tmp_
     assert len(list((tmp_path / "home").rglob("*.log"))) >= 4
     assert CANARY not in rows_of(storage)
     assert found_in(tmp_path) == []
+    made = [home := tmp_path / "home", *home.rglob("*")]
+    assert len(made) > 20 and [path for path in made if path.stat().st_mode & 0o077] == []
 
 
 USABLE = [  # as far as can be told without a connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 import pytest
@@ -48,3 +49,26 @@ def test_a_process_of_the_platform_imports_from_where_the_command_does(tmp_path,
     assert spawn("only_here", [], tmp_path / "log").wait(60) == 1
     assert "No module named only_here" in (tmp_path / "log").read_text()
     assert spawn("only_here", [], tmp_path / "log", PYTHONPATH=str(tmp_path)).wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "umask", "made"),
+    [(None, 0o022, 0o600), (None, 0o002, 0o600), (0o755, 0o022, 0o644), (0o2770, 0o007, 0o660), (0o770, 0o077, 0o600)],
+)
+def test_files_are_no_more_open_than_the_home(home, mode, umask, made):
+    """A new home is its owner's alone; one that was made for a team has the files that its mode and the umask allow."""
+    before = os.umask(umask)
+    try:
+        if mode is not None:
+            home.root.mkdir()
+            home.root.chmod(mode)
+        with home.keeping():
+            home.create().mark("s", "uid")
+            assert spawn("json.tool", ["--help"], home.logs / "log").wait() == 0
+        (outside := home.root.parent / "table.csv").touch()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(home.root.stat().st_mode) == (mode or 0o700)
+    files = [path for path in home.root.rglob("*") if path.is_file()]
+    assert len(files) == 2 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {made}
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o666 & ~umask

@@ -21,7 +21,7 @@ from mirrored import Made
 
 from hpo.errors import HpoError, StorageError, UserError
 from hpo.storage.home import Home
-from hpo.tracking import mirror_process, ui
+from hpo.tracking import gate, mirror_process, ui
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.verify import verify
@@ -54,7 +54,7 @@ def page(home: Home, port: int, *, soon: bool = False) -> Iterator[subprocess.Po
         if not soon or "is starting" in line:  # which is said of what takes a second or more
             assert line.startswith("MLflow's server is starting")
             line = process.stdout.readline()
-        assert f"http://{HOST}:{port}" in line
+        assert f"http://{HOST}:{port}/?token={gate.token_of(home)} " in line
         yield process
     finally:
         process.kill()
@@ -69,7 +69,8 @@ def leash(page: subprocess.Popen[str]) -> int:
     return leader
 
 
-def request(port: int, path: str, body: object = None, **headers: str) -> object:
+def request(home: Home, port: int, path: str, body: object = None, **headers: str) -> object:
+    headers = {"Authorization": f"Bearer {gate.token_of(home)}", **headers}
     data = None if body is None else json.dumps(body).encode()
     url = f"http://{HOST}:{port}{path}"
     asked = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
@@ -78,7 +79,7 @@ def request(port: int, path: str, body: object = None, **headers: str) -> object
 
 
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_home_is_shown_and_a_killed_server_costs_nothing(tmp_path, killed):
+def test_a_home_is_shown_and_a_killed_server_costs_nothing(tmp_path, monkeypatch, killed):
     """`hpo ui` lists the runs of a home. Another study is mirrored over HTTP to its server, which is not there yet or
     is killed in the middle: once `hpo ui` is open nothing is lost and nothing is there twice. Killed itself, it leaves
     no server."""
@@ -86,6 +87,7 @@ def test_a_home_is_shown_and_a_killed_server_costs_nothing(tmp_path, killed):
     for _ in range(3):
         shown.complete(2)
     assert drain(shown, shown.home.tracking_uri).behind == 0
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", gate.token_of(shown.home))
     made, port = Made(Home.at(tmp_path / "home"), "remote"), free_port()
     if killed:
         with page(shown.home, port) as process:
@@ -104,7 +106,7 @@ def test_a_home_is_shown_and_a_killed_server_costs_nothing(tmp_path, killed):
             mirror_some(made, f"http://{HOST}:{port}")
         check_nothing_is_lost(made, f"http://{HOST}:{port}")
         leader = leash(process)
-        assert len(session(leader)) >= 3  # the leash, MLflow's command and its server
+        assert len(session(leader)) == 2  # the leash and MLflow's server
         process.kill()
         assert process.wait() == -signal.SIGKILL
         check_nothing_is_left(leader, port)
@@ -127,17 +129,20 @@ def test_ctrl_c_while_the_server_starts_ends_both(tmp_path, empty_mlflow):
 
 def check_runs_are_listed_on_loopback_only(home: Home, port: int) -> None:
     assert ui.answers(HOST, port)
-    found = request(port, "/api/2.0/mlflow/experiments/get-by-name?experiment_name=s")
+    found = request(home, port, "/api/2.0/mlflow/experiments/get-by-name?experiment_name=s")
     experiment = found["experiment"]["experiment_id"]
-    runs = request(port, "/api/2.0/mlflow/runs/search", {"experiment_ids": [experiment]})["runs"]
+    runs = request(home, port, "/api/2.0/mlflow/runs/search", {"experiment_ids": [experiment]})["runs"]
     assert {run["info"]["run_name"]: run["info"]["status"] for run in runs} == {
         "s": "SCHEDULED",
         "s-0000": "FINISHED",
         "s-0001": "FINISHED",
         "s-0002": "FINISHED",
     }
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        request(port, "/api/2.0/mlflow/experiments/search?max_results=1", Host="evil.test")
+    for refused in ({"Host": "evil.test"}, {"Origin": "http://evil.test"}):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            request(home, port, "/api/2.0/mlflow/experiments/search?max_results=1", **refused)
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        request(home, port, "/api/2.0/mlflow/experiments/search?max_results=1", Authorization="Bearer of-another")
     with pytest.raises(UserError, match=f"port {port} on {HOST} is taken"):
         ui.start(home, home.tracking_uri, port)
     with pytest.raises(UserError, match="not loopback"):
@@ -186,25 +191,28 @@ def check_nothing_is_left(leader: int, port: int) -> None:
 
 
 SERVER = """
-import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Healthy(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
-        self.end_headers()
-
-given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
-HTTPServer((given["--host"], int(given["--port"])), Healthy).serve_forever()
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        status = 200 if scope["path"] == "/health" else 404
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+"""
+CONSTANTS = """
+BACKEND_STORE_URI_ENV_VAR = REGISTRY_STORE_URI_ENV_VAR = ARTIFACT_ROOT_ENV_VAR = "A"
+ARTIFACTS_DESTINATION_ENV_VAR = SERVE_ARTIFACTS_ENV_VAR = "B"
 """
 
 
 @pytest.fixture
 def healthy(tmp_path, monkeypatch) -> None:
     """In MLflow's place a server that starts at once."""
-    (tmp_path / "path" / "mlflow").mkdir(parents=True)
-    (tmp_path / "path" / "mlflow" / "__init__.py").touch()
-    (tmp_path / "path" / "mlflow" / "__main__.py").write_text(SERVER)
+    server = tmp_path / "path" / "mlflow" / "server"
+    server.mkdir(parents=True)
+    for file in (server.parent / "__init__.py", server / "__init__.py"):
+        file.touch()
+    (server / "fastapi_app.py").write_text(SERVER)
+    (server / "constants.py").write_text(CONSTANTS)
+    (server / "handlers.py").write_text("def initialize_backend_stores(*_): pass")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
 
 

@@ -1,0 +1,99 @@
+"""The gate before MLflow's pages: who does not bring the home's token sees and changes nothing.
+
+Any user of this host, and any page open in a browser, can reach a port on loopback. A program brings the token as a
+bearer's (`MLFLOW_TRACKING_TOKEN` of MLflow's client), a browser once in the address that `hpo ui` prints, then as a
+cookie that scripts cannot read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from hpo.storage.home import Home
+
+PARAMETER = "token"
+_OPEN = ("/health",)  # says that a server is up, and nothing else
+_REFUSED = (
+    b"These pages ask for a token: open the address that `hpo ui` prints. A program sets MLFLOW_TRACKING_TOKEN to what "
+    b"stands in ui.token of the home.\n"
+)
+
+Send = Callable[[Any], Awaitable[None]]
+Receive = Callable[[], Awaitable[Any]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+def token_of(home: Home) -> str:
+    """The token of a home's pages, made once, 256 bits in a file that only its owner reads. Raises OSError."""
+    path = home.root / "ui.token"
+    try:
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+    except FileExistsError:
+        path.chmod(0o600)
+    return path.read_text().strip()
+
+
+class Gate:
+    """An ASGI application that passes on to `app` what brings `token` and comes from one of `origins` or from none."""
+
+    def __init__(self, app: App, token: str, origins: Collection[str], cookie: str) -> None:
+        self._app, self._token, self._origins, self._cookie = app, token, origins, cookie
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        if "origin" in headers and headers["origin"] not in self._origins:
+            return await _answer(send, 403, b"Another site's pages may not ask these.\n")
+        if scope["path"] in _OPEN or self._is_token(self._brought(headers)):
+            return await self._app(scope, receive, send)
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if scope["method"] == "GET" and any(self._is_token(value) for name, value in query if name == PARAMETER):
+            return await self._let_in(scope["path"], [pair for pair in query if pair[0] != PARAMETER], send)
+        return await _answer(send, 401, _REFUSED, ("WWW-Authenticate", "Bearer"))
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token.encode())
+
+    def _brought(self, headers: Mapping[str, str]) -> str:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return given.strip()
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return ""
+        return cookie.value if cookie else ""
+
+    async def _let_in(self, path: str, query: list[tuple[str, str]], send: Send) -> None:
+        """Leave the cookie and lead on to the same page; a browser keeps the fragment."""
+        # A path of two slashes would lead to another host.
+        target = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
+        cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
+        await _answer(send, 303, b"", ("Location", target), ("Set-Cookie", cookie))
+
+
+async def _answer(send: Send, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+    sent = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"), *headers]
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+def opening_page(home: Home, address: str) -> Path:
+    """A page that only the owner reads and that leads a browser to `address`, which arguments would show to others."""
+    path = home.root / "ui.html"
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={address}">\n')
+    return path
