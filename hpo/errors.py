@@ -9,6 +9,7 @@ HpoError                exit code 1
 │   └── NoLedger        there is none where one was looked for
 ├── Busy                another driver owns the study: host, pid and since when; exit code 3
 └── StorageError        the ledger cannot be opened, read or written
+    └── DamagedLedger   it holds what it cannot have been given; trying again is no help
 """
 
 from __future__ import annotations
@@ -61,3 +62,7 @@ class Busy(HpoError):
 
 class StorageError(HpoError):
     """The ledger cannot be opened, read or written."""
+
+
+class DamagedLedger(StorageError):
+    """The ledger holds a value that cannot have been written: names the table, the row and what to do."""

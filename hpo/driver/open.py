@@ -31,7 +31,7 @@ def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: DriverOpt
         new = _new_row(study, spec, options)
         row = ledger.transact(lambda connection: driver_queries.create_study(connection, new))
     now = identity(study, spec)
-    if row["identity"]["objectives"] != now["objectives"] and _judged(ledger, row):
+    if row["identity"].get("objectives") != now["objectives"] and _judged(ledger, row):
         raise DriftError(
             f"study {spec.name!r} has trials, judged by {_judged_by(row['spec'])}, and its objectives are now "
             f"{_judged_by(spec.to_json())}: undo that, or start another study by `hpo run --study {spec.reference} "

@@ -14,6 +14,7 @@ from sqlalchemy import and_, bindparam, exists, func, select, tuple_
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
+from hpo.ledger import damage
 from hpo.ledger.leases import holder
 from hpo.ledger.names import machine_dependent
 from hpo.ledger.process_id import Process, is_dead
@@ -41,7 +42,10 @@ def study_row(connection: Connection, name: str) -> RowMapping:
 
 def find_study(connection: Connection, name: str) -> RowMapping | None:
     """The study's row, if there is one of that name."""
-    return connection.execute(select(studies).where(studies.c.name == name)).mappings().first()
+    row = connection.execute(select(studies).where(studies.c.name == name)).mappings().first()
+    if row is not None and damage.spec_fault(row["spec"]):
+        raise ValueError(f"the specification of study {name!r} is damaged")  # the ledger says where, as of any value
+    return row
 
 
 def study_by_id(connection: Connection, study_id: int) -> RowMapping:

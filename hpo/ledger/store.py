@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -15,7 +17,8 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine, make_url
 
-from hpo.errors import HomeError, HpoError, NoLedger, StorageError, UserError
+from hpo.errors import DamagedLedger, HomeError, HpoError, NoLedger, StorageError, UserError
+from hpo.ledger import damage
 from hpo.ledger.tables import metadata
 from hpo.text import command
 from trainer.redaction import ENCODE, redacted_url, unclear
@@ -36,8 +39,13 @@ _REFUSALS = ("password authentication failed", "does not exist", "no pg_hba.conf
 _NOT_ALLOWED = "make it readable and writable, or choose another with --home or --storage"
 _FIXES = (
     (
-        {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, "53100"},
+        {sqlite3.SQLITE_FULL, "53100"},
         "free some space, then `{resume}` goes on where it stopped; what was acknowledged is kept",
+    ),
+    (
+        {sqlite3.SQLITE_IOERR},
+        "its disk or file system has refused to read or write ({cause}); see to that, then `{resume}` goes on where it "
+        "stopped; what was acknowledged is kept",
     ),
     (
         {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"},
@@ -109,15 +117,16 @@ class Ledger:
     def _retrying(self, engine: Engine, body: Callable[[Connection], T], patience: float = PATIENCE) -> T:
         deadline = time.monotonic() + patience
         pause = 0.05
-        while True:
-            try:
-                with engine.begin() as connection:
-                    return body(connection)
-            except exc.DBAPIError as error:
-                if not _transient(error) or time.monotonic() > deadline:
-                    raise _storage_error(self, error) from error
-            time.sleep(pause)
-            pause = min(2 * pause, 2.0)
+        with _one_sentence(self):
+            while True:
+                try:
+                    with engine.begin() as connection:
+                        return body(connection)
+                except exc.DBAPIError as error:
+                    if not _transient(error) or time.monotonic() > deadline:
+                        raise
+                time.sleep(pause)
+                pause = min(2 * pause, 2.0)
 
     def close(self) -> None:
         self.engine.dispose()
@@ -306,10 +315,48 @@ def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> HpoError:
             "--storage, HPO_STORAGE or HPO_STORAGE_FILE, where / : @ # and % in a password are percent-encoded."
         )
     code, unknown = _code(error), "check that the database runs and can be reached"
+    if code is None and (damaged := _misread(ledger)):  # of text that is no UTF-8 the driver repeats all
+        return damaged
     fix = next((fix for codes, fix in _FIXES if code in codes), unknown)
+    cause = _cause(Path(ledger.engine.url.database or "")) if code == sqlite3.SQLITE_IOERR else ""
+    fix = _NOT_ALLOWED if cause == os.strerror(errno.EPERM) else fix
     kind = HomeError if fix is _NOT_ALLOWED else StorageError
-    fix = fix.format(resume=command("resume"))
+    fix = fix.format(resume=command("resume"), cause=cause)
     return kind(f"the ledger {ledger.shown} failed ({str(error.orig).strip().splitlines()[0]}): {fix}.")
+
+
+def _cause(path: Path) -> str:
+    """Why SQLite cannot use its files at `path`, which it does not tell: by what happens to one who tries."""
+    try:
+        for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+            if file.exists():
+                os.close(os.open(file, os.O_RDWR))
+        with tempfile.TemporaryFile(dir=path.parent) as probe:
+            probe.write(bytes(1 << 16))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        allowed = error.errno not in (errno.EPERM, errno.EACCES, errno.EROFS)
+        return os.strerror(error.errno or 0) if allowed else os.strerror(errno.EPERM)
+    return "the system's log may say why: the disk itself, a quota, or a right that was taken away"
+
+
+# What code that trusts the ledger's rows raises where one of them is not what it should be.
+_MISREAD = (AttributeError, LookupError, TypeError, ValueError)
+
+
+def _misread(ledger: Ledger) -> DamagedLedger | None:
+    """The error that names a damaged value of the ledger; None where there is none, and the fault is another."""
+    try:
+        with ledger.engine.connect() as connection:
+            damaged = damage.first(connection)
+    except exc.DBAPIError:  # a ledger that cannot be read through at all: what went wrong first is raised
+        return None
+    if not damaged:
+        return None
+    return DamagedLedger(
+        f"the ledger {ledger.shown} is damaged: {damaged}: restore the file from a backup, or choose another --home."
+    )
 
 
 @contextmanager
@@ -318,3 +365,7 @@ def _one_sentence(ledger: Ledger) -> Generator[None]:
         yield
     except exc.DBAPIError as error:
         raise _storage_error(ledger, error) from error
+    except _MISREAD as error:
+        if (damaged := _misread(ledger)) is None:
+            raise
+        raise damaged from error

@@ -20,6 +20,8 @@ makes the order of revisions the order of commits.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -32,8 +34,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
 )
+from sqlalchemy.engine import Dialect
 
 metadata = MetaData(
     naming_convention={
@@ -43,6 +47,21 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+
+class Json(TypeDecorator[Any]):
+    """JSON that holds an object, or a list; what is read and holds anything else is a ValueError."""
+
+    impl, cache_ok = JSON, True
+
+    def __init__(self, kind: type = dict) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        if value is not None and not isinstance(value, self.kind):
+            raise ValueError(f"the JSON of the ledger is no {self.kind.__name__}")
+        return value
 
 
 studies = Table(
@@ -59,10 +78,10 @@ studies = Table(
     Column("max_seconds", Double),
     Column("seconds_used", Double, nullable=False, server_default="0"),  # while a driver ran
     Column(
-        "spec", JSON, nullable=False
+        "spec", Json(), nullable=False
     ),  # hpo.declaration.spec.StudySpec: reference, overrides, sampler, strategy, order, window, seed ...
-    Column("identity", JSON, nullable=False),  # component -> hash or value; a change is drift
-    Column("environment", JSON, nullable=False),  # versions, git commit, host
+    Column("identity", Json(), nullable=False),  # component -> hash or value; a change is drift
+    Column("environment", Json(), nullable=False),  # versions, git commit, host
     Column("revision", Integer, nullable=False, server_default="0"),  # bumped by study-level changes, for mirrors
     Column("lease_seconds", Double, nullable=False, server_default="30"),  # how long its workers may be silent
 )
@@ -84,8 +103,8 @@ trials = Table(
     Column("revision", Integer, nullable=False, server_default="0"),
     Column("step", Integer, nullable=False, server_default="0"),  # highest reported
     Column("epoch", Integer, nullable=False, server_default="0"),  # highest closed
-    Column("values", JSON),  # one per objective, once terminal; null where none stands
-    Column("violations", JSON),  # one per constraint, how far beyond its bounds; null where none stands
+    Column("values", Json(list)),  # one per objective, once terminal; null where none stands
+    Column("violations", Json(list)),  # one per constraint, how far beyond its bounds; null where none stands
     Column("outcome", String(16)),  # trainer.report.OutcomeKind
     Column("error", Text),
     Column("traceback", Text),
@@ -106,12 +125,12 @@ asks = Table(
     Column("draw", Integer, nullable=False),
     Column("seed", BigInteger, nullable=False),
     Column("told", Integer, nullable=False),  # how many tells the sampler had seen: the sequence
-    Column("params", JSON, nullable=False),  # dotted path -> value, active dimensions only
-    Column("coordinates", JSON, nullable=False),  # path -> the sampler's own coordinate, every dimension
-    Column("config", JSON, nullable=False),  # the whole resolved configuration
+    Column("params", Json(), nullable=False),  # dotted path -> value, active dimensions only
+    Column("coordinates", Json(), nullable=False),  # path -> the sampler's own coordinate, every dimension
+    Column("config", Json(), nullable=False),  # the whole resolved configuration
     Column("config_hash", String(64), nullable=False),
-    Column("trial_attrs", JSON, nullable=False),  # the sampler's system attributes
-    Column("study_attrs", JSON, nullable=False),
+    Column("trial_attrs", Json(), nullable=False),  # the sampler's system attributes
+    Column("study_attrs", Json(), nullable=False),
 )
 
 workers = Table(
@@ -166,7 +185,7 @@ decisions = Table(
     Column("verdict", String(16), nullable=False),
     Column("reason", Text, nullable=False),
     Column("checkpoint", Text),  # <trial number>/<checkpoints.path>, of a restart
-    Column("params", JSON, nullable=False),
+    Column("params", Json(), nullable=False),
     Column("strategy", String(64), nullable=False),
     Column("fence", Integer, nullable=False),
     Column("obeyed", Integer),  # fence of the attempt that ended by it; it is not obeyed again
@@ -186,7 +205,7 @@ checkpoints = Table(
     Column("size", BigInteger, nullable=False),
     Column("state", String(16), nullable=False),  # kept | deleted | damaged
     Column("best", Integer, nullable=False, server_default="0"),  # 1 while it is the best kept
-    Column("metrics", JSON, nullable=False),  # those of the report that committed it
+    Column("metrics", Json(), nullable=False),  # those of the report that committed it
     Column("fence", Integer, nullable=False),
     Column("revision", Integer, nullable=False),  # of its last change
     Column("at", Double, nullable=False),
@@ -200,7 +219,7 @@ events = Table(
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
     Column("trial_id", Integer, ForeignKey("trials.id")),
     Column("kind", String(64), nullable=False),
-    Column("fields", JSON, nullable=False),
+    Column("fields", Json(), nullable=False),
     Column("revision", Integer, nullable=False),  # the trial's, or the study's where there is no trial
     Column("uid", String(64), nullable=False, unique=True),  # makes a retried commit harmless
     Column("at", Double, nullable=False),

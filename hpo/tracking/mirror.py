@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpo.clock import Clock, SystemClock
-from hpo.errors import StorageError
+from hpo.errors import DamagedLedger, StorageError
 from hpo.ledger import Ledger, leases, mirror_queries, queries
 from hpo.ledger.mirror_queries import STUDY, Cursor
 from hpo.ledger.process_id import Process
@@ -86,6 +86,8 @@ class Mirror:
                     left = [text for _, text in self._refused.values()] + [self._unfetched] * bool(self._without)
                     return self._result("; ".join(left))
                 pause, why = POLL, ""
+            except DamagedLedger:
+                raise
             except (Unreachable, Refused, StorageError) as error:
                 if self._clock.monotonic() >= deadline:
                     return self._result(str(error))

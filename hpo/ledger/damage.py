@@ -1,0 +1,71 @@
+"""Finds the value that a ledger in SQLite cannot be read for: SQLite checks neither JSON nor, of a value, the type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Column, Float, Integer, LargeBinary, Table, cast, func, select
+from sqlalchemy.engine import Connection
+
+from hpo.ledger.tables import Json, metadata
+
+_OBJECTIVE = ("metric", "direction", "select")
+
+
+def first(connection: Connection) -> str:
+    """The first value that is not what its column holds, in words; "" where there is none, or no SQLite."""
+    if connection.dialect.name != "sqlite":
+        return ""
+    for table in metadata.sorted_tables:
+        keys = [*table.primary_key]
+        for column in table.columns:
+            query = select(func.typeof(column), cast(column, LargeBinary), *keys)
+            found: Any = connection.execute(query)
+            for row in found:
+                if fault := _fault(table, column, row[0], row[1]):
+                    where = ", ".join(f"{key.name} {row[at]!r}" for at, key in enumerate(keys, start=2))
+                    return f"{column.name} in table {table.name}, row {where}, {fault}"
+    return ""
+
+
+def _fault(table: Table, column: Column[Any], kind: str, raw: bytes | None) -> str:
+    """What is wrong with a value of SQLite's type `kind`."""
+    if raw is None:
+        return "" if column.nullable else "is missing"
+    if isinstance(column.type, Integer | Float):
+        return "" if kind in ("integer", "real") else "is no number"
+    try:
+        text = raw.decode()
+        if not isinstance(column.type, Json):
+            return "" if kind == "text" else "is no text"
+        value: Any = json.loads(text)
+    except UnicodeDecodeError:
+        return "is no UTF-8"
+    except (ValueError, RecursionError):
+        return "is no JSON"
+    if value is None:
+        return "" if column.nullable else "is missing"
+    if not _is(value, column.type.kind):
+        return "is another kind of JSON"
+    return spec_fault(value) if (table.name, column.name) == ("studies", "spec") else ""
+
+
+def spec_fault(spec: Mapping[str, Any]) -> str:
+    """What a study's specification lacks of what every reader of it counts on; "" where that is nothing."""
+    if not spec:  # as no flipped bit leaves it
+        return ""
+    objectives: Any = spec.get("objectives")
+    if not _is(objectives, list) or not objectives:
+        return "has no objectives"
+    if not all(_is(one, dict) and all(_is(one.get(key), str) for key in _OBJECTIVE) for one in objectives):
+        return "has an objective that is none"
+    strategy: Any = spec.get("strategy", {"name": "none"})
+    texts = {name: spec.get(name, "") for name in ("name", "reference", "sampler")}
+    texts["strategy"] = strategy.get("name") if _is(strategy, dict) else None
+    return next((f"has no {name}" for name, text in texts.items() if not _is(text, str)), "")
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind)
