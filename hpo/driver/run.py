@@ -137,6 +137,11 @@ def _drive(
     mirroring = mirror_process.spawn(options.home, options.storage, options.tracking_uri, spec.name)
     signals = Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"), at_once)
 
+    def tell(left: int) -> None:
+        if left:
+            last = "last transaction" if left == 1 else f"last {left} transactions"
+            on_tick(f"waiting for MLflow to take the {last}")
+
     def tick() -> None:
         if notice := mirroring.revive(every=MIRROR_REVIVAL):
             print(notice, file=sys.stderr)
@@ -149,9 +154,8 @@ def _drive(
         finally:  # a mirror that is left to die with this process keeps its lease
             signals.trained = True
             if left := behind():
-                last = "last transaction" if left == 1 else f"last {left} transactions"
-                on_tick(f"waiting for MLflow to take the {last}")
-            left = mirror_process.finish(mirroring, ledger, options.tracking_uri, spec.name)
+                tell(left)
+            left = mirror_process.finish(mirroring, ledger, options.tracking_uri, spec.name, tell)
     on_tick("")
     return RunResult(spec.name, state, driver.reason, left, signals.first)
 

@@ -111,6 +111,18 @@ def holder(connection: Connection, name: str) -> RowMapping | None:
     return None if row is None or row["owner"] is None else row
 
 
+def free_of_the_dead(ledger: Ledger, name: str) -> None:
+    """Free a lease whose holder is known to be dead; nobody else would before the next one takes it over."""
+
+    def body(connection: Connection) -> None:
+        row = holder(connection, name)
+        if row is not None and is_dead(row["host"], row["pid"], row["pid_started"]):
+            mine = (leases.c.name == name) & (leases.c.owner == row["owner"]) & (leases.c.fence == row["fence"])
+            connection.execute(update(leases).where(mine).values(owner=None))
+
+    ledger.transact(body)
+
+
 def holders(connection: Connection) -> dict[str, RowMapping]:
     """Name -> row of every lease that somebody holds, dead or alive."""
     rows = connection.execute(select(leases)).mappings()

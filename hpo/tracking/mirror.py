@@ -81,6 +81,7 @@ class Mirror:
             last = leaving()
             deadline = min(deadline, self._clock.monotonic() + grace) if last else deadline
             try:
+                self._renew()
                 self.look(leaving=last)
                 if last and (not self._without or self._clock.monotonic() >= deadline):
                     left = [text for _, text in self._refused.values()] + [self._unfetched] * bool(self._without)
@@ -95,7 +96,6 @@ class Mirror:
                     print(error, flush=True)
                 pause, why = min(2 * pause, MAX_PAUSE), str(error)
             wait(min(pause, 1.0) if last else pause)
-            self._renew()
 
     def look(self, *, leaving: bool = False) -> None:
         """Send everything that is new now. Raises Unreachable; a trial that is refused is left out and remembered, as

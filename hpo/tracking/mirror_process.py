@@ -38,6 +38,8 @@ from trainer import redaction
 __all__ = ["DrainResult", "Mirroring", "behind", "drain", "finish", "forget", "lag", "main", "send", "spawn"]
 
 T = TypeVar("T")
+SILENCE = 3 * GRACE  # seconds after which a mirror that does nothing is given up
+BEHIND = 4  # exit code of a mirror that has left with something unsent, since the tracker did not take it
 TELLING_DEATHS = 3  # of the mirror in one run: more than a kill or an outage explains
 
 
@@ -80,35 +82,59 @@ def spawn(home: Home, storage: str, tracking_uri: str, study: str) -> Mirroring:
     )
 
 
-def finish(mirroring: Mirroring, ledger: Ledger, tracking_uri: str, study: str) -> int:
-    """Let the mirror send what is left and leave; how far the tracker is behind then.
+def finish(
+    mirroring: Mirroring,
+    ledger: Ledger,
+    tracking_uri: str,
+    study: str,
+    tell: Callable[[int], object] = lambda left: None,
+) -> int:
+    """Let the mirror send what is left and leave; how far the tracker is behind then, as `tell` is told meanwhile.
 
-    It may take as long as it makes progress. One that was killed, or that the signal met before it could listen, is
-    started once more: it may have sent everything, but it still holds the lease.
+    It may take as long as it does anything. One that has not left by itself, whatever it ended by, is started once
+    more, and a lease that none of them has freed is freed.
     """
-    name = tracker_name(tracking_uri)
+
+    def left() -> int:
+        return behind(ledger, tracker_name(tracking_uri), study)
+
     mirroring.process.terminate()
-    _await(mirroring.process, lambda: behind(ledger, name, study))
-    left = behind(ledger, name, study)
-    if mirroring.process.returncode < 0:
+    _await(mirroring.process, left, tell)
+    if mirroring.process.returncode not in (0, BEHIND):
         mirroring.revive("--once")
-        _await(mirroring.process, lambda: behind(ledger, name, study))
-        left = behind(ledger, name, study)
-    return left
+        _await(mirroring.process, left, tell)
+    study_id = ledger.look(lambda connection: queries.study_row(connection, study)["id"])
+    leases.free_of_the_dead(ledger, f"mirror:{study_id}")
+    return left()
 
 
-def _await(process: subprocess.Popen[bytes], progress: Callable[[], int]) -> None:
-    """Wait for `process` to end; kill it once `progress` has not changed for long."""
-    before, since = progress(), time.monotonic()
+def _await(process: subprocess.Popen[bytes], left: Callable[[], int], tell: Callable[[int], object]) -> None:
+    """Wait for `process` to end; kill it once it has neither sent nor read, written or computed anything for long."""
+    before, since = (left(), _activity(process.pid)), time.monotonic()
     while True:
         try:
             process.wait(1.0)
             return
         except subprocess.TimeoutExpired:
-            if (now := progress()) != before:
+            now = left(), _activity(process.pid)
+            if now[0] != before[0]:
+                tell(now[0])
+            if now != before:
                 before, since = now, time.monotonic()
-            elif time.monotonic() - since > 3 * GRACE:
+            elif time.monotonic() - since > SILENCE:
                 process.kill()
+
+
+def _activity(pid: int) -> tuple[str, ...]:
+    """What changes while a process does something: its bytes read and written and its processor time, where /proc is.
+
+    One on a slow host may take minutes for the files of one trial, before the ledger hears of it.
+    """
+    try:
+        used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]  # man proc: utime, stime
+        return *used, Path(f"/proc/{pid}/io").read_text()
+    except OSError:
+        return ()
 
 
 def send(ledger: Ledger, home: Home, study: str, tracking_uri: str | None) -> str:
@@ -176,11 +202,11 @@ def _run(options: argparse.Namespace, leave: _Leave) -> int:
         lease.release()
     if text := lag(result, tracker_name(uri)):
         print(text, flush=True)
-    return 1 if result.behind else 0
+    return BEHIND if result.behind else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 once all is sent, 1 if something is left, 2 and 3 as `hpo.errors` says."""
+    """0 once all is sent, BEHIND if something is left, 1 to 3 as `hpo.errors` says."""
     die_with_parent()
     parser = argparse.ArgumentParser(prog="python -m hpo.tracking.mirror_process")
     parser.add_argument("--study", required=True)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE")
+_DAMAGED = ("database disk image is malformed", "file is not a database")  # as SQLite says it
 _PAGE = 1000
 _ALL = 2**31 - 1
 
@@ -79,7 +80,7 @@ class MlflowTracker:
         os.environ.update({key: value for key, value in _SETTINGS.items() if key not in os.environ})
         self.name = tracker_name(uri)
         self._uri = uri
-        self._is_database = scheme in DATABASES
+        self._is_database, self._is_sqlite = scheme in DATABASES, scheme == "sqlite"
         self._artifacts = artifacts
         self._experiments: dict[str, str] = {}
         self._roots: dict[str, str] = {}  # run id -> artifact URI
@@ -299,6 +300,11 @@ class MlflowTracker:
             raise Refused(f"{error.filename} is missing.") from error
         except (MlflowException, RequestException, *DATABASE_ERRORS, OSError) as error:
             text = redacted(" ".join(str(error).split()))[:300]
+            if self._is_sqlite and any(words in text for words in _DAMAGED):
+                raise Unreachable(
+                    f"MLflow's database {self._uri.partition(':///')[2]} is damaged ({text[:100]}): move it away, with "
+                    f"its -wal and -shm, and `{command('sync')}` makes it anew from the ledger."
+                ) from error
             if getattr(error, "error_code", None) in _REFUSALS:
                 raise Refused(f"MLflow at {self.name} refuses this: {text}") from error
             raise Unreachable(f"MLflow at {self.name} cannot be used now: {text}") from error

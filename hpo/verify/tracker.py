@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import closing
 
 from hpo.ledger import Ledger, leases, mirror_queries, queries
 from hpo.ledger.mirror_queries import STUDY, Cursor
@@ -26,8 +27,8 @@ def check(ledger: Ledger, study: RowMapping, home: Home, tracking_uri: str, repo
         return
     try:
         tracker = MlflowTracker(tracking_uri, home.artifacts, create=False)
-        _Comparison(ledger, tracker, study, home, report).run(cursors)
-        tracker.close()
+        with closing(tracker):
+            _Comparison(ledger, tracker, study, home, report).run(cursors)
     except (Unreachable, Refused) as error:
         report.differences.append(f"{study['name']}: {error}")
 

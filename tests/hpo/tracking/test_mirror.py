@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mirrored import ME, Made
+from mirrored import ME, Made, sync
 
 from hpo.clock import SystemClock
 from hpo.errors import Busy, UserError
@@ -22,6 +25,7 @@ from hpo.storage.home import Home
 from hpo.tracking import mirror_process, projection
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mirror import Mirror
+from hpo.tracking.mirror_process import Mirroring
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.uri import tracker_name
 from hpo.verify import verify
@@ -411,3 +415,96 @@ def test_the_process(tmp_path, killed, empty_mlflow):
     report = verify(home, home.storage, home.tracking_uri)
     assert (report.differences, report.counts["runs"]) == ([], 6)
     made.ledger.close()
+
+
+# In place of a mirror: each takes the study's lease as one does, and is deaf to SIGTERM.
+_STAND_IN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+from hpo.clock import SystemClock
+from hpo.ledger import Ledger, leases
+from hpo.ledger.process_id import Process
+leases.acquire(Ledger(sys.argv[1], create=False), "mirror:1", "s", Process.current(), SystemClock(), 1.0)
+print("ready", flush=True)
+"""
+_AT_WORK = "end = time.monotonic() + 4\nwhile time.monotonic() < end: open(sys.argv[0]).read(); time.sleep(0.1)"
+_STILL = "time.sleep(1000)"
+
+
+def stand_in(made: Made, body: str, then: Callable[..., subprocess.Popen[bytes]] | None = None) -> Mirroring:
+    """A mirror's process that does `body`, and what is started after it."""
+    script = made.home.root / "stand_in.py"
+    script.write_text(_STAND_IN + body)
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        if begun and then is not None:
+            return then(*arguments)
+        command = [sys.executable, str(script), made.home.storage]
+        begun.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert begun[-1].stdout is not None and begun[-1].stdout.readline() == b"ready\n"
+        begun[-1].stdout.close()
+        return begun[-1]
+
+    return Mirroring(start, made.home.logs / "log")
+
+
+@pytest.mark.usefixtures("process")
+def test_a_mirror_is_waited_for_while_it_does_anything(made, monkeypatch):
+    """One that reads a file again and again for longer than one that does nothing is given, without a commit."""
+    monkeypatch.setattr(mirror_process, "SILENCE", 2.0)
+    made.complete(2)
+    mirroring = stand_in(made, _AT_WORK)
+    mirror_process.finish(mirroring, made.ledger, made.home.tracking_uri, "s")
+    assert mirroring.process.returncode == 0
+
+
+@pytest.mark.usefixtures("process")
+def test_a_mirror_that_does_nothing_is_ended_and_leaves_no_lease(made, monkeypatch):
+    monkeypatch.setattr(mirror_process, "SILENCE", 1.0)
+    made.complete(2)
+    told: list[int] = []
+    mirroring = stand_in(made, _STILL)
+    left = mirror_process.finish(mirroring, made.ledger, made.home.tracking_uri, "s", told.append)
+    assert mirroring.process.returncode == -signal.SIGKILL
+    assert left == mirror_process.behind(made.ledger, tracker_name(made.home.tracking_uri), "s") > 0
+    assert made.ledger.look(lambda connection: leases.holder(connection, "mirror:1")) is None
+    assert verify(made.home, made.home.storage, made.home.tracking_uri).differences == []
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("code", [1, 2, 3, -signal.SIGKILL])
+def test_a_mirror_is_started_again_whatever_it_ended_by(made, code):
+    """As after a spell in which its files took no changes: the second one sends everything."""
+    made.complete(2)
+    ends = f"import os; os._exit({code})" if code > 0 else "import os; os.kill(os.getpid(), 9)"
+    real = mirror_process.spawn(made.home, made.home.storage, made.home.tracking_uri, "s")
+    real.kill()
+    real.process.wait()
+    mirroring = stand_in(made, ends, real._start)
+    mirroring.process.wait()
+    assert mirror_process.finish(mirroring, made.ledger, made.home.tracking_uri, "s") == 0
+    assert verify(made.home, made.home.storage, made.home.tracking_uri).differences == []
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda raw: raw[:5000], lambda raw: b"x" * len(raw), lambda raw: raw[: len(raw) // 2]]
+)
+def test_a_damaged_store_is_told_of_with_its_remedy_which_helps(made, home, harm):
+    made.complete(2)
+    sync(made)
+    database = home.root / "mlflow.db"
+    raw = harm(database.read_bytes())
+    for suffix in ("-wal", "-shm"):
+        Path(f"{database}{suffix}").unlink(missing_ok=True)
+    database.write_bytes(raw)
+    remedy = rf"MLflow's database {database} is damaged \(.*\): move it away.*`hpo sync.*makes it anew"
+    made.complete(2)
+    with pytest.raises(Unreachable, match=remedy):
+        sync(made)
+    [told] = verify(home, home.storage, home.tracking_uri).differences
+    assert re.search(remedy, told)
+    for path in home.root.glob("mlflow.db*"):
+        path.unlink()
+    sync(made)
+    assert verify(home, home.storage, home.tracking_uri).differences == []
