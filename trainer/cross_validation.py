@@ -83,7 +83,7 @@ class _Fold:
         """An epoch has come to these."""
         monitor = self.keep.monitor
         best = None if monitor is None or not self.best else self.best[monitor]
-        if best is None or math.isnan(best) or improved(metrics[monitor or ""], best, self.keep.mode):
+        if best is None or not math.isfinite(best) or improved(metrics[monitor or ""], best, self.keep.mode):
             self.best = dict(metrics)
 
     def next(self, steps: int) -> _Fold:

@@ -52,7 +52,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     for key, value in metrics.items():
         try:
             found[key] = float(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"metric {key!r} is no number but {value!r:.80}: give a float of it.") from error
     return found
 

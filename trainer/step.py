@@ -142,7 +142,16 @@ class Stepper:
             p.grad = None
         with differentiable(self.config.gradients):
             window = accumulate(batches, self.loss, probe, self.ranks)
+        if any(p.grad is not None and p.grad.is_sparse for p in self.params):
+            raise self._sparse()
         return self.ranks.total(window, self.params)
+
+    def _sparse(self) -> TrainerError:
+        names = (name for name, p in self.state.model.named_parameters() if p.grad is not None and p.grad.is_sparse)
+        return TrainerError(
+            f"the gradient of parameter {next(names)} is sparse, and steps and clipping take dense ones: leave "
+            "sparse=True out where its embedding is computed."
+        )
 
     @property
     def _scale(self) -> Tensor:

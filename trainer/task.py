@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError, TrainerError
+from trainer.runtime.tensors import settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,11 @@ def method(task: Any, name: str) -> str:
 
 
 def built(task: Task) -> nn.Module:
-    """The task's model. Raises TrainerError where it is none."""
+    """The task's model, its tensors settled. Raises TrainerError where it is none."""
     model: Any = task.model()
     if not isinstance(model, nn.Module):
         raise TrainerError(f"{method(task, 'model')} returned a {type(model).__name__}: return the nn.Module.")
-    return model
+    return settle(model)
 
 
 def measured(task: Task, model: nn.Module) -> dict[str, float]:
@@ -70,7 +71,7 @@ def measured(task: Task, model: nn.Module) -> dict[str, float]:
     for name, value in found.items():
         try:
             metrics[name] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise TrainerError(
                 f"{method(task, 'evaluate')} gave {name!r} a {type(value).__name__} that is no number ({error}): "
                 "return one for each name."

@@ -26,13 +26,14 @@ def load_model(
     """
     from trainer.checkpoint import files
     from trainer.checkpoint.manifest import Damaged
+    from trainer.task import built
 
     try:
         weights, manifest = files.read_model(directory)
         given = config if isinstance(config, BaseModel) else config(_stored(directory), manifest.get("config_hash", ""))
     except Damaged as damage:
         raise CheckpointError(f"checkpoint {directory} cannot be used: {damage}.") from damage
-    model = task_class()(given).model()
+    model = built(task_class()(given))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

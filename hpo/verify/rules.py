@@ -192,7 +192,7 @@ def _best(connection: Connection, study_id: int) -> Iterator[str]:
 
 
 def _right_best(found: Rows, flagged: Rows) -> Iterator[str]:
-    """Of checkpoints at one step the newest counts, of equal values the earlier step, and NaN is never the best."""
+    """Of checkpoints at one step the newest counts, of equal values the earlier step, of values the finite ones."""
     train = found[0]["config"].get("train")
     keep = train.get("checkpoint", {}) if isinstance(train, dict) else {}
     if keep.get("monitor") is None:
@@ -201,7 +201,7 @@ def _right_best(found: Rows, flagged: Rows) -> Iterator[str]:
     values: dict[int, tuple[float, str]] = {}
     for row in found:
         value = float(row["metrics"].get(keep["monitor"], "nan"))
-        if row["state"] == "kept" and value == value:
+        if row["state"] == "kept" and math.isfinite(value):
             values[row["step"]] = (sign * value, row["path"])
     ranked = sorted((value, step, path) for step, (value, path) in values.items())
     best = [path for _, _, path in ranked[:1]]

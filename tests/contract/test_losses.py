@@ -136,6 +136,14 @@ def test_one_sample_has_a_loss_and_a_finite_gradient_or_no_count(name):
     assert num(loss.count) > 0 or num(loss.sum) == 0
 
 
+@rounds("name", LOSSES)
+def test_a_batch_of_nothing_is_a_loss_of_nothing_with_a_gradient(name):
+    loss, leaves = call(name, slice(0, 0))
+    loss.sum.backward()
+    assert (num(loss.sum), num(loss.count)) == (0, 0)
+    assert all(leaf.grad is not None and leaf.grad.shape == leaf.shape for leaf in leaves)
+
+
 MASKED = [name for name in LOSSES if {"mask", "valid"} & inspect.signature(LOSSES[name]).parameters.keys()]
 
 

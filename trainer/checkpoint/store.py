@@ -248,10 +248,10 @@ def _regular(committed: Sequence[CheckpointRef], every: int | None) -> list[Chec
 def best_of(
     committed: Sequence[CheckpointRef], values: Mapping[Path, float], mode: Literal["min", "max"]
 ) -> list[CheckpointRef]:
-    """`committed` (newest first) from best to worst: the earlier step of equals, one of each step, none that is NaN."""
+    """`committed` (newest first) from best to worst: the earlier step of equals, one of each step, all finite."""
     of_step: dict[int, CheckpointRef] = {}
     for ref in committed:
-        if not math.isnan(values[ref.path]):
+        if math.isfinite(values[ref.path]):
             of_step.setdefault(ref.step, ref)
     sign = 1 if mode == "min" else -1
     return sorted(of_step.values(), key=lambda ref: (sign * values[ref.path], ref.step))

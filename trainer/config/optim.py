@@ -27,13 +27,15 @@ class Known:
     """An optimizer of the table.
 
     `build` ("module:callable") takes the parameter groups and `defaults`, changed by what is set, by name. `runs_as`
-    has the quickest way first. `sharded` says that it also works on parameters of which a rank holds a part.
+    has the quickest way first. `sharded` says that it also works on parameters of which a rank holds a part,
+    `takes_complex` that complex ones step as their real and imaginary parts.
     """
 
     build: str
     defaults: Mapping[str, Any]
     runs_as: tuple[Implementation, ...] = ("foreach", "single")
     sharded: bool = True
+    takes_complex: bool = False
 
 
 _OF_ONES_OWN: Mapping[str, Any] = {"lr": 1e-3, "weight_decay": 0.0}  # of an optimizer by its dotted path
@@ -42,10 +44,13 @@ _TORCH = ("fused", "foreach", "single")
 
 OPTIMIZERS: dict[str, Known] = {
     "sgd": Known(
-        "trainer.optim.from_torch:sgd", {"lr": 0.1, "weight_decay": 1e-4, "momentum": 0.9, "nesterov": False}, _TORCH
+        "trainer.optim.from_torch:sgd",
+        {"lr": 0.1, "weight_decay": 1e-4, "momentum": 0.9, "nesterov": False},
+        _TORCH,
+        takes_complex=True,
     ),
-    "adam": Known("torch.optim:Adam", _ADAM, _TORCH),
-    "adamw": Known("torch.optim:AdamW", _ADAM | {"weight_decay": 0.01}, _TORCH),
+    "adam": Known("torch.optim:Adam", _ADAM, _TORCH, takes_complex=True),
+    "adamw": Known("torch.optim:AdamW", _ADAM | {"weight_decay": 0.01}, _TORCH, takes_complex=True),
     "lamb": Known("trainer.optim.layerwise:Lamb", _ADAM | {"lr": 2e-3, "weight_decay": 0.01, "eps": 1e-6}),
     "lars": Known(
         "trainer.optim.layerwise:Lars", {"lr": 0.3, "weight_decay": 1e-4, "momentum": 0.9, "trust_coefficient": 1e-3}
@@ -66,6 +71,7 @@ OPTIMIZERS: dict[str, Known] = {
         "trainer.optim.from_torch:radam",
         {"lr": 1e-3, "weight_decay": 0.01, "betas": (0.95, 0.999), "eps": 1e-5},
         sharded=False,
+        takes_complex=True,
     ),
     "muon": Known(
         "trainer.optim.muon:Muon",

@@ -112,6 +112,7 @@ def divide_and_clip(
 
 
 def clip_value_(grads: list[Tensor], limit: float) -> None:
-    """Bound every element by `limit`."""
+    """Bound every element by `limit`, of a complex one the real and the imaginary part."""
+    grads = [torch.view_as_real(g) if g.is_complex() else g for g in grads]
     torch._foreach_clamp_min_(grads, -limit)
     torch._foreach_clamp_max_(grads, limit)

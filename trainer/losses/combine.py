@@ -49,7 +49,7 @@ def gradient_penalty(outputs: Tensor, inputs: Tensor | Sequence[Tensor], *, norm
     Raises TrainerError where inputs differ in their number of samples.
     """
     given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    if len(counts := sorted({len(x) if x.ndim else 0 for x in given})) != 1 or counts == [0]:
+    if len(counts := sorted({len(x) if x.ndim else 0 for x in given})) != 1 or not all(x.ndim for x in given):
         raise TrainerError(f"a gradient penalty got inputs of {counts} samples: let all have the same first dimension.")
     slopes = torch.autograd.grad(outputs.sum(), given, create_graph=True, materialize_grads=True)
     square = sum((slope.flatten(1).square().sum(dim=1) for slope in slopes), slopes[0].new_zeros(()))

@@ -56,7 +56,8 @@ def causal_contrastive(
     counted = negative.any(dim=1)
     positive = similarity.diagonal(everyone.first)
     log_p = positive - similarity.masked_fill(~(negative | own), -torch.inf).logsumexp(dim=1)
-    hit = positive >= similarity.masked_fill(~negative, -torch.inf).amax(dim=1)
+    closest = similarity.masked_fill(~negative, -torch.inf)
+    hit = positive >= (closest.amax(dim=1) if n else positive)
     return Loss(-torch.where(counted, log_p, 0.0).sum(), counted.sum(), {"contrastive_accuracy": (hit & counted).sum()})
 
 

@@ -114,8 +114,12 @@ def ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: 
     target has no alignment: it is left out of sum and count, and counted in the term `impossible`.
     """
     log_p = logits.log_softmax(dim=-1).transpose(0, 1)
-    loss = F.ctc_loss(log_p, targets, input_lengths, target_lengths, blank=blank, reduction="none", zero_infinity=True)
-    within = torch.arange(1, targets.shape[1], device=targets.device) < target_lengths[:, None]
+    if log_p.numel():
+        lengths = (input_lengths, target_lengths)
+        loss = F.ctc_loss(log_p, targets, *lengths, blank=blank, reduction="none", zero_infinity=True)
+    else:  # which torch refuses: -log 1 for each sequence
+        loss = log_p.sum(dim=(0, 2))
+    within = torch.arange(1, max(targets.shape[1], 1), device=targets.device) < target_lengths[:, None]
     repeats = ((targets[:, 1:] == targets[:, :-1]) & within).sum(dim=1)  # each needs a blank between
     possible = input_lengths >= target_lengths + repeats
     return Loss(loss.sum(), possible.sum(), {"impossible": (~possible).sum()})

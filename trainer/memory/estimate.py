@@ -39,7 +39,7 @@ from trainer.optim.lookahead import Lookahead
 from trainer.optim.sam import Sam
 from trainer.ranks import ALONE, Solo
 from trainer.runtime.device import pick_device
-from trainer.task import Loss, Task
+from trainer.task import Loss, Task, built
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _unfolded(func: Any, args: Any, result: Any) -> int:
 def least_of(task: Task) -> int:
     """The fewest samples of a pass of the task's model: `least_pass` of one of fake tensors."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        return least_pass(task.model())
+        return least_pass(built(task))
 
 
 SHALLOW = (2, 3)  # blocks from whose needs those of a deeper model are carried on in proportion
@@ -221,7 +221,7 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
     parts = ranks if ranks.sharded else ALONE  # replicas hold, and pass through, what a process does that is alone
     with fake, Live() as live:
         live.on_cpu = device.type == "cpu"
-        model = prepare(task.model(), "bf16" if config.precision == "fp8" else config.precision)
+        model = prepare(built(task), "bf16" if config.precision == "fp8" else config.precision)
         model = parts.prepare(checkpointed(model, config.activations, draws=False), task)
         parameters = live.peak = live.now  # it is made on the host: what that took beside is gone
         optimizer, sent = ranks.optimizer(config.optim, model), ranks.rehearse(model)

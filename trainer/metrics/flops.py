@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.errors import ConfigError
-from trainer.task import Task
+from trainer.task import Task, built
 
 # Teraflops of dense products, by the vendor's data sheets; fp16 as bf16. Of a device whose name has the word.
 PEAKS: dict[str, dict[str, float]] = {
@@ -53,7 +53,7 @@ def flops(task: Task, batch: Any) -> int:
     fake, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
     with fake, sdpa_kernel(SDPBackend.MATH), counter:
         inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)
-        task.loss(task.model(), inputs).sum.backward()
+        task.loss(built(task), inputs).sum.backward()
     return counter.get_total_flops()
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import AverageConfig
+from trainer.errors import ConfigError
 
 
 class Average:
@@ -33,11 +34,10 @@ class Average:
         self._averaged: nn.Module | None = None
         if config.name == "none":
             return
-        # What is in deepcopy's memo is not copied.
-        self._averaged = deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
+        self._averaged = _copy(model, config)
         now = list(zip(_moving(self._averaged), _moving(model), strict=True))
         # An infinity, as a mask has, less itself is NaN; whole numbers have no mean.
-        self._blended = [(a, w) for a, w in now if w.is_floating_point() and bool(w.isfinite().all())]
+        self._blended = [(a, w) for a, w in now if _has_mean(w) and bool(w.isfinite().all())]
         self._copied = [(a, w) for a, w in now if not any(w is one for _, one in self._blended)]
 
     @torch.no_grad()
@@ -89,6 +89,27 @@ class Average:
             self._updates, self._begun = state["updates"], bool(state["model"])
             if self._begun:
                 self._averaged.load_state_dict(state["model"])
+
+
+def _has_mean(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _copy(model: nn.Module, config: AverageConfig) -> nn.Module:
+    """A second model, which shares what is frozen. Raises ConfigError where the model cannot be copied."""
+    # What is in deepcopy's memo is not copied. A tensor that a module computes from its parameters and keeps, as
+    # weight_norm does, is made again in each pass; torch copies none that has a history.
+    memo: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
+    for module in model.modules():
+        computed = (value for value in vars(module).values() if isinstance(value, Tensor) and not value.is_leaf)
+        memo |= {id(tensor): tensor.detach().clone() for tensor in computed}
+    try:
+        return deepcopy(model, memo)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"train.average.name={config.name} keeps a second model, and {type(model).__name__} cannot be copied "
+            f"({error}): keep out of it what copy.deepcopy refuses, or leave train.average out."
+        ) from error
 
 
 def _moving(model: nn.Module) -> Iterator[Tensor]:

@@ -27,7 +27,7 @@ from trainer.data.view import order
 from trainer.errors import ConfigError, TrainerError
 from trainer.files.durable import replacing, sync
 from trainer.runtime.seeding import derive, seed_all
-from trainer.task import Task
+from trainer.task import Task, built
 
 SAMPLES = 8
 TOLERANCE = 1e-3  # of the largest output: beyond it an export is not the model
@@ -136,7 +136,7 @@ def _safetensors(task: Task, model: nn.Module, given: Inputs, path: Path, about:
     from safetensors.torch import load_model, save_model
 
     save_model(model, str(path), metadata=about)
-    again = task.model().eval()
+    again = built(task).eval()
     load_model(again, path)
     return _outputs(again(*given.args, **given.kwargs)), None
 

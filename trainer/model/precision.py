@@ -97,7 +97,8 @@ class LossScale:
     """The factor that fp16's loss is multiplied by before its backward pass.
 
     A step whose gradient is not finite is skipped and halves the factor; `growth_interval` steps without one double
-    it (Micikevicius et al. 2018, section 3.2; torch's GradScaler). Both numbers stay on the device, so no step waits.
+    it, unless it would be infinite (Micikevicius et al. 2018, section 3.2; torch's GradScaler). Both numbers stay on
+    the device, so no step waits.
     """
 
     def __init__(self, config: LossScaleConfig, device: torch.device) -> None:
@@ -111,7 +112,9 @@ class LossScale:
             return
         good = torch.where(finite, self.good_steps + 1, 0.0)
         grown = good >= self.config.growth_interval
-        self.factor = torch.where(finite, torch.where(grown, 2 * self.factor, self.factor), 0.5 * self.factor)
+        doubled = 2 * self.factor
+        larger = torch.where(grown & doubled.isfinite(), doubled, self.factor)
+        self.factor = torch.where(finite, larger, 0.5 * self.factor)
         self.good_steps = torch.where(grown, 0.0, good)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -34,7 +34,7 @@ def maker(config: OptimConfig, *, sharded: bool = False) -> Callable[[list[dict[
     """What makes the optimizer `config` names of groups of parameters, unchecked."""
     if config.name in OPTIMIZERS:
         make = named(OPTIMIZERS[config.name].build, "OPTIMIZERS")
-        return lambda groups: make(groups, **config.arguments, **_implementation(config, sharded))
+        return lambda groups: make(groups, **config.arguments, **_implementation(config, sharded, groups))
     return lambda groups: _users_own(config.name, groups, config.arguments)
 
 
@@ -46,13 +46,29 @@ def check(config: OptimConfig, model: nn.Module) -> None:
             f"dimensions, no embedding, matching none of {', '.join(config.hyperparameters['adamw'])}): "
             "choose adamw, or change train.optim.adamw."
         )
+    known, trained = OPTIMIZERS.get(config.name), (item for item in model.named_parameters() if item[1].requires_grad)
+    name = next((name for name, p in trained if p.is_complex()), None)
+    if name is None or known is None:
+        return
+    if not known.takes_complex:
+        others = ", ".join(other for other, one in OPTIMIZERS.items() if one.takes_complex)
+        raise ConfigError(
+            f"train.optim.name is {config.name!r}, which takes no complex parameters such as {name!r}: choose one of "
+            f"{others}, or train its real and imaginary parts (torch.view_as_real)."
+        )
+    if config.implementation == "fused":
+        raise ConfigError(
+            f"train.optim.implementation is 'fused', which takes no complex parameters such as {name!r}: leave it auto."
+        )
 
 
-def _implementation(config: OptimConfig, sharded: bool) -> dict[str, bool]:
+def _implementation(config: OptimConfig, sharded: bool, groups: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     ways = OPTIMIZERS[config.name].runs_as
     if len(ways) == 1:
         return {}
-    way = ways[sharded and config.name == "sgd"] if config.implementation == "auto" else config.implementation
+    unfused = (sharded and config.name == "sgd") or any(p.is_complex() for group in groups for p in group["params"])
+    quickest = next(way for way in ways if not (unfused and way == "fused"))
+    way = quickest if config.implementation == "auto" else config.implementation
     return {"fused": True} if way == "fused" else {"foreach": way == "foreach"}
 
 

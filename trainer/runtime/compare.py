@@ -8,8 +8,8 @@ from trainer.config import Mode
 
 
 def improved(value: float, best: float | None, mode: Mode, margin: float = 0.0) -> bool:
-    """Whether `value` beats `best` by more than `margin`. NaN never does; anything else beats None."""
-    if math.isnan(value):
+    """Whether `value` beats `best` by more than `margin`. What is not finite never does; anything else beats None."""
+    if not math.isfinite(value):
         return False
     if best is None:
         return True

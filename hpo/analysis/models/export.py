@@ -28,6 +28,7 @@ def export_trial(ledger: Ledger, home: Home, name: str, number: int, format: str
     from trainer.model.export import export
     from trainer.runtime.seeding import derive, seed_all
     from trainer.runtime.threads import limited
+    from trainer.task import built
 
     with ledger.read() as connection:
         study, found = declared(connection, name), trained(connection, home, name, number)
@@ -38,7 +39,7 @@ def export_trial(ledger: Ledger, home: Home, name: str, number: int, format: str
     about = {"study": name, "trial": str(number), "step": str(found.step), "config": json.dumps(found.config)}
     with limited(config.num_threads):
         seed_all(derive(config.seed, "init"))
-        model = task.model()
+        model = built(task)
         model.load_state_dict(found.weights())
         try:
             return export(task, config, model.eval(), format, path, about)

@@ -135,8 +135,10 @@ def _mixed(
 
 def _evaluator(study: Study, best: KeptCheckpoint) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
     """What evaluates weights as the best trial's own run did."""
+    from trainer.task import built
+
     task = best.task(study)
-    task.progress, model, config = 1.0, task.model(), task.config
+    task.progress, model, config = 1.0, built(task), task.config
 
     def evaluate(weights: Mapping[str, Tensor]) -> dict[str, float]:
         with evaluating(config, best.step) as device:
