@@ -178,7 +178,10 @@ class LedgerReporter:
         if now < self._read_at + SYSTEM_PERIOD:
             return {}
         self._read_at = now
-        return self._system.read()
+        measured = self._system.read()
+        if untold := self._system.untold():
+            self.event("gpu_not_measured", step=0, reason=untold)
+        return measured
 
     def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> transactions.Decide | None:
         strategy, opened, claim = self._opened.strategy, self._opened, self._claim

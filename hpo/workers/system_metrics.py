@@ -21,13 +21,15 @@ class SystemMetrics:
     system/net_sent_bytes_per_sec     no operating system counts that by process
     system/gpu_memory_mb            the most memory torch has allocated on the current GPU since the last reading, MiB
     system/temperature_c            the hottest of the machine's sensors, where the operating system shows any
-    system/gpu_temperature_c        the GPU's, and
-    train/gpu_util                    its utilisation in percent, by NVML, where nvidia-ml-py is installed
+    system/gpu_temperature_c        the GPU's, by NVML, which the package of the extra `gpu` reads, and
+    system/gpu_power_w                its power in watts, and
+    train/gpu_util                    its utilisation in percent
     """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._last = self._now()
+        self._untold: str | None = ""  # None: it has been told
 
     def read(self) -> dict[str, float]:
         now, last = self._now(), self._last
@@ -39,7 +41,26 @@ class SystemMetrics:
         }
         for name in (name for name in _TRANSFERS if name in now and name in last):
             metrics[f"system/{name}_bytes_per_sec"] = max(now[name] - last[name], 0) / elapsed
-        return metrics | _temperature() | _gpu()
+        return metrics | _temperature() | self._gpu()
+
+    def untold(self) -> str:
+        """What of a GPU cannot be measured and the fix, once; empty where there is nothing to tell."""
+        told, self._untold = self._untold, None if self._untold else self._untold
+        return told or ""
+
+    def _gpu(self) -> dict[str, float]:
+        """Nothing unless the trial itself has brought torch up on a GPU."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return {}
+        metrics = {"system/gpu_memory_mb": torch.cuda.max_memory_allocated() / 2**20}
+        torch.cuda.reset_peak_memory_stats()
+        if importlib.util.find_spec("pynvml") is None:
+            self._untold = NO_NVML if self._untold is not None else None
+            return metrics
+        metrics |= {"train/gpu_util": float(torch.cuda.utilization())}
+        metrics |= {"system/gpu_power_w": torch.cuda.power_draw() / 1000}
+        return metrics | {"system/gpu_temperature_c": float(torch.cuda.temperature())}
 
     def _now(self) -> dict[str, float]:
         """Seconds and bytes, each counted from a start of its own."""
@@ -54,6 +75,10 @@ class SystemMetrics:
         return now
 
 
+NO_NVML = (
+    "the GPU's utilisation, power and temperature are not measured, since nvidia-ml-py is missing: "
+    "pip install -e '.[gpu]' in hpo's clone"
+)
 _TRANSFERS = ("disk_read", "disk_write", "net_recv", "net_sent")
 _LOOPBACK = ("lo", "lo0", "Loopback Pseudo-Interface 1")
 
@@ -62,16 +87,3 @@ def _temperature() -> dict[str, float]:
     sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     celsius = [sensor.current for group in sensors.values() for sensor in group]
     return {"system/temperature_c": max(celsius)} if celsius else {}
-
-
-def _gpu() -> dict[str, float]:
-    """Nothing unless the trial itself has brought torch up on a GPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return {}
-    metrics = {"system/gpu_memory_mb": torch.cuda.max_memory_allocated() / 2**20}
-    torch.cuda.reset_peak_memory_stats()
-    if importlib.util.find_spec("pynvml") is not None:
-        metrics |= {"train/gpu_util": float(torch.cuda.utilization())}
-        metrics |= {"system/gpu_temperature_c": float(torch.cuda.temperature())}
-    return metrics

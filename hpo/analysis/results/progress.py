@@ -200,7 +200,7 @@ class Progress:
 
     def remarks(self) -> Iterator[str]:
         """What befell trials that went on all the same."""
-        kinds = ("warmup_not_over", "unread_options", "skipped_step")
+        kinds = ("warmup_not_over", "unread_options", "gpu_not_measured", "skipped_step")
         found = self._ledger.look(lambda connection: progress_queries.befell(connection, self._id, kinds))
         if cold := found.get("warmup_not_over"):
             yield (
@@ -210,6 +210,8 @@ class Progress:
         if unread := found.get("unread_options"):
             why = (unread.reason or "").rstrip(".")
             yield f"in {counted(unread.trials, 'trial')} not all was read of what is set: {why}"
+        if unmeasured := found.get("gpu_not_measured"):
+            yield unmeasured.reason or ""
         if skipped := found.get("skipped_step"):
             yield (
                 f"in {counted(skipped.trials, 'trial')} steps were skipped whose loss or gradient was not finite: "

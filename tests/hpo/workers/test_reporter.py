@@ -158,3 +158,15 @@ def test_what_a_replay_tells_again_is_recorded_once(made):
     with made.ledger.read() as connection:
         kinds = list(connection.execute(select(events.c.kind)).scalars())
     assert (kinds.count("skipped_step"), kinds.count("seen")) == (2, 2)
+
+
+def test_what_of_a_gpu_is_not_measured_is_told_once(made, monkeypatch):
+    told = iter(["the package is missing", "", ""])
+    monkeypatch.setattr(SystemMetrics, "untold", lambda metrics: next(told))
+    monkeypatch.setattr("hpo.workers.reporter.SYSTEM_PERIOD", 0.0)
+    reports = reporter(made, made.claim())
+    for _ in range(2):
+        reports._machine()
+    query = select(events.c.fields).where(events.c.kind == "gpu_not_measured")
+    [fields] = made.ledger.look(lambda connection: connection.execute(query).scalars().all())
+    assert fields["reason"] == "the package is missing"

@@ -1,11 +1,15 @@
 """What the machine does, measured by this process."""
 
+import importlib.util
 import os
+import sys
 import time
+import tomllib
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from places import ROOT
 
 from hpo.ledger.names import machine_dependent
 from hpo.ledger.queries import declared
@@ -73,3 +77,40 @@ def test_none_of_it_enters_a_digest_or_counts_as_a_differing_replay():
     for key in (*SystemMetrics().read(), "train/gpu_util", "train/samples_per_sec", "system/gpu_memory_mb"):
         assert machine_dependent(key)
         assert not declared(("train/*", "val/*", "system/*"), key)
+
+
+class Gpu:
+    """Stands for torch.cuda, which no test machine has: what each function reads, as torch gives it."""
+
+    def __init__(self) -> None:
+        self.cuda = self
+
+    is_initialized = staticmethod(lambda: True)
+    max_memory_allocated = staticmethod(lambda: 3 * 2**20)
+    reset_peak_memory_stats = staticmethod(lambda: None)
+    utilization = staticmethod(lambda: 71)
+    power_draw = staticmethod(lambda: 250_500)  # milliwatts
+    temperature = staticmethod(lambda: 55)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_gpu_is_read_or_what_is_missing_is_named(installed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", Gpu())
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: installed or None if name == "pynvml" else found(name)
+    )
+    metrics = SystemMetrics()
+    read = metrics.read()
+    assert read["system/gpu_memory_mb"] == 3
+    named = {"train/gpu_util": 71.0, "system/gpu_power_w": 250.5, "system/gpu_temperature_c": 55.0}
+    assert {key: read.get(key) for key in named} == (named if installed else dict.fromkeys(named))
+    assert ("pip install -e '.[gpu]'" in metrics.untold()) is not installed
+    metrics.read()
+    assert metrics.untold() == "", "it is told once"
+
+
+def test_the_extra_is_the_package_that_torch_asks_for():
+    """torch.cuda.utilization imports pynvml, which nvidia-ml-py installs."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["gpu"] == ["nvidia-ml-py>=12"]
