@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from hpo.declaration import preflight
 from hpo.declaration.budget import Budget
+from hpo.declaration.references import load
 from hpo.declaration.spec import StudySpec
 from hpo.driver.loop import Driver
 from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest, RunResult
@@ -18,7 +19,7 @@ from hpo.driver.resolve import begun, declare
 from hpo.driver.signals import Signals, leave
 from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger, queries
-from hpo.space.config import Raw
+from hpo.space.config import Raw, flatten
 from hpo.storage import locations
 from hpo.storage.metrics_json import Results
 from hpo.text import command, spelled
@@ -91,7 +92,7 @@ def _run(
     driver.acquire()
     try:
         results, show = Results(ledger, spec.name, home), watch(ledger, spec.name, placement.workers)
-        if notice := silence(options.tracking_uri):
+        for notice in filter(None, (silence(options.tracking_uri), _taken_out(request.overrides, spec))):
             print(notice, file=sys.stderr)
 
         def tick(notice: str = "") -> None:
@@ -101,6 +102,19 @@ def _run(
         return _drive(driver, ledger, spec, options, tick, results.write, at_once)
     finally:
         driver.release()
+
+
+def _taken_out(overrides: Mapping[str, Any], spec: StudySpec) -> str:
+    """What a preset sets, and so is not searched, of what the study would search without it."""
+    if (preset := overrides.get("preset")) is None:
+        return ""
+    declared = load(spec.reference)
+    others = {path: value for path, value in overrides.items() if path != "preset"}
+    space = (declared if spec.tier is None else declared.upto(spec.tier)).space.pinned(flatten(others))
+    left = space.pinned(flatten(declared.presets[str(preset)])).dimensions
+    taken = [path for path in space.dimensions if path not in left]
+    are = "is" if len(taken) == 1 else "are"
+    return f"preset={preset} sets {', '.join(taken)}, which {are} not searched" if taken else ""
 
 
 def _lease_seconds() -> float:

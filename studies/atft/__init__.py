@@ -35,7 +35,7 @@ STUDY = Study(
     },
     # The epoch with the best RankIC is the one whose checkpoint is kept, so it is the one a trial is judged by.
     objectives=[Objective("val/rank_ic_5d", "maximize", select="best")],
-    metrics=("train/*", "val/loss", "val/suspected_leaks", "val/*_[0-9]*d", "test/*"),
+    metrics=("val/oracle_ratio_5d", "train/*", "val/loss", "val/suspected_leaks", "val/*_[0-9]*d", "test/*"),
     presets={
         "small": {
             "data.market.num_days": 460,

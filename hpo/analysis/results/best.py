@@ -54,6 +54,7 @@ def _best_trial(connection: Connection, home: Home, study: RowMapping, found: qu
         "value": found.value,
         "values": found.values,
         "judged": trial["judged"],
+        "beside": _beside(study, trial["judged"]),
         "params": found.params,
         "epoch": trial["epoch"],
         "folds": len(trial["folds"]),
@@ -64,6 +65,14 @@ def _best_trial(connection: Connection, home: Home, study: RowMapping, found: qu
         "overrides": overrides,
         "unread": preflight.unread(overrides, flatten(trial["config"])),
     }
+
+
+def _beside(study: RowMapping, judged: Mapping[str, Any] | None) -> dict[str, float]:
+    """The metrics that the study declares by name, at the epoch the trial was judged at, but objectives and losses."""
+    objectives = [one["metric"] for one in study["spec"]["objectives"]]
+    metrics = judged["metrics"] if judged else {}
+    named = [key for key in study["spec"]["metrics"] if not key.endswith("/loss") and key not in objectives]
+    return {key: metrics[key] for key in named if key in metrics}
 
 
 def chosen_best(found: Sequence[Mapping[str, Any]], number: int | None) -> Mapping[str, Any]:
@@ -111,6 +120,7 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     return "\n".join(
         [
             f"{best['study']}, trial {best['number']}: {judged}",
+            *(f"  {key} {number(value)}" for key, value in best["beside"].items()),
             *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
             f"checkpoint: {best['checkpoint'] or gone}{_of_epoch(best)}",
             *([f"metrics: {best['metrics']}"] if best["metrics"] else []),

@@ -28,7 +28,7 @@ from hpo.ledger.json import plain
 from hpo.space.config import apply
 from hpo.storage import artifacts, locations
 from trainer.checkpoint.location import DISK, Disk
-from trainer.diagnose import curves
+from trainer.diagnose import curves, targets
 from trainer.diagnose.finding import Finding, unmeasured
 from trainer.report import trains_itself
 
@@ -40,8 +40,16 @@ if TYPE_CHECKING:
 
 PROFILED = 5  # steps
 TRACE, FINDINGS = "trace.json.gz", "findings.json"
-_ORDER = ("gradient flow", "update ratio", "dead units", "loss landscape", "data loading", *curves.CHECKS)
-_CURVES = ("train/loss", "val/loss", "time/data_share")
+_ORDER = (
+    "gradient flow",
+    "update ratio",
+    "dead units",
+    "loss landscape",
+    "data loading",
+    *curves.CHECKS,
+    *targets.CHECKS,
+)
+_CURVES = ("train/loss", "val/loss", "time/data_share", *targets.REPORTED.values())
 
 
 @dataclass(frozen=True)
@@ -186,12 +194,14 @@ def _examined(subject: Subject, look: Look, trace: Path) -> tuple[Examined | Non
 def _reported(subject: Subject) -> list[Finding]:
     """What the trial's own reports say."""
     if not subject.of_trial:
-        return [unmeasured(check, "nothing was reported: name a trial") for check in curves.CHECKS]
+        checks = (*curves.CHECKS, *targets.CHECKS)
+        return [unmeasured(check, "nothing was reported: name a trial") for check in checks]
     by_epoch = subject.curves
+    found = targets.findings({key: [values[epoch] for epoch in sorted(values)] for key, values in by_epoch.items()})
     if missing := [key for key in _CURVES[:2] if key not in by_epoch]:
-        return [unmeasured(check, f"no {' and no '.join(missing)} was reported") for check in curves.CHECKS]
+        return found + [unmeasured(check, f"no {' and no '.join(missing)} was reported") for check in curves.CHECKS]
     epochs, train, validation = subject.losses
-    found = curves.findings(train, validation, epochs)
+    found += curves.findings(train, validation, epochs)
     if shares := by_epoch.get("time/data_share"):
         from trainer.diagnose.trial import loading
 

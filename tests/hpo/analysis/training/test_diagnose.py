@@ -25,7 +25,7 @@ pytestmark = pytest.mark.whole
 
 CHECKS = [
     *("gradient flow", "update ratio", "dead units", "loss landscape"),
-    *("data loading", "over/underfitting", "plateau"),
+    *("data loading", "over/underfitting", "plateau", "gradient norm", "gpu utilisation"),
 ]
 PICTURES = {"gradient_flow.png", "landscape.png", "landscape_lines.png", "curves.png"}
 
