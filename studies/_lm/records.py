@@ -11,6 +11,7 @@ import numpy as np
 
 from studies._lm.config import DataConfig, ModelConfig, check_model, check_modules, check_weights
 from trainer.errors import ConfigError, DataError
+from trainer.files import formats
 
 Record = dict[str, str]
 T = TypeVar("T")
@@ -60,8 +61,10 @@ def _lengths(model: ModelConfig) -> Callable[[str], int] | None:
 def read_jsonl(path: str | Path, fields: Sequence[str]) -> list[Record]:
     """The records of a file with one JSON object a line; each has all `fields`, as text that is not empty. Blank lines
     are passed over. Raises DataError with the line."""
+    file = Path(path).expanduser()
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        formats.refuse_other(file, formats.JSON_LINES)
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise DataError(f"data.path={str(path)!r} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:

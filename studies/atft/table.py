@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from trainer.files import tables
 PRICES = ("open", "high", "low", "close")
 REQUIRED = ("date", "code", *PRICES, "volume")
 OPTIONAL = ("sector", "adj_close")
+TEXTS = ("date", "code", "sector")  # a date as text keeps the clock that it states
 JUMP = 0.40
 ABSURD = 1e30  # no price, volume or feature; its products would leave float32
 
@@ -53,7 +55,7 @@ def read_table(path: str, features: Sequence[str] = ()) -> Table:
 
     Raises DataError naming file, row and column where there is one.
     """
-    source = tables.read(path, REQUIRED, texts=("code", "sector"))
+    source = tables.read(path, REQUIRED, texts=TEXTS)
     _check_features(path, features, source.columns)
     used = [name for name in source.columns if name in (*REQUIRED, *OPTIONAL, *features)]
     source.refuse_repeated(used)
@@ -115,7 +117,7 @@ def _convert(source: tables.Source, used: list[str]) -> Table:
         code_names=code_names,
         sectors=sectors,
         sector_names=sector_names,
-        columns={name: source.floats(name) for name in used if name not in ("date", "code", "sector")},
+        columns={name: source.floats(name) for name in used if name not in TEXTS},
         unused=tuple(dict.fromkeys(name for name in source.columns if name not in used)),
     )
 
@@ -124,7 +126,7 @@ def _encode(source: tables.Source, name: str, nullable: bool = False) -> tuple[n
     """(index per row, names in order); a missing value is -1 where allowed."""
     if not nullable:
         source.refuse_missing(name)
-    encoded = source.table[name].cast(pa.string()).combine_chunks().dictionary_encode()
+    encoded = source.written(name).combine_chunks().dictionary_encode()
     names = np.array(encoded.dictionary.to_pylist(), dtype=str)
     order = np.argsort(names)
     place = np.empty(len(order), dtype=np.int32)
@@ -134,16 +136,32 @@ def _encode(source: tables.Source, name: str, nullable: bool = False) -> tuple[n
 
 
 def _dates(source: tables.Source) -> np.ndarray:
-    """Days [rows] as datetime64[D], from dates, timestamps, ISO text or YYYYMMDD."""
+    """Days [rows] as datetime64[D], from dates, ISO text, YYYYMMDD, or times: the day of the clock that each states."""
     source.refuse_missing("date")
     column = source.table["date"]
-    if pa.types.is_temporal(column.type):
-        return column.cast(pa.timestamp("us")).to_numpy().astype("datetime64[D]")
-    texts = column.cast(pa.string()).to_pylist()
-    days = np.empty(len(texts), dtype="datetime64[D]")
-    for i, text in enumerate(texts):
+    if pa.types.is_timestamp(column.type):
+        column = _clock(source, column)
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+        return column.cast(pa.date32(), safe=False).to_numpy()
+    encoded = source.written("date").combine_chunks().dictionary_encode()
+    days = np.empty(len(encoded.dictionary), dtype="datetime64[D]")
+    for i, text in enumerate(encoded.dictionary.to_pylist()):
         try:
-            days[i] = np.datetime64(f"{text[:4]}-{text[4:6]}-{text[6:]}" if text.isdigit() else text[:10], "D")
+            days[i] = datetime.fromisoformat(text).date()
         except ValueError as error:
-            raise DataError(f"{source.place(i, 'date')} is {text!r}: write dates as 2018-02-07.") from error
-    return days
+            row = pc.index(encoded.indices, i).as_py()  # pyright: ignore[reportAttributeAccessIssue]
+            raise DataError(f"{source.place(row, 'date')} is {text[:40]!r}: write dates as 2018-02-07.") from error
+    return days[encoded.indices.to_numpy()]
+
+
+def _clock(source: tables.Source, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as they stand on the clock of the column's time zone, if it has one."""
+    if column.type.tz is None:
+        return column
+    try:
+        return pc.local_timestamp(column)  # pyright: ignore[reportAttributeAccessIssue]
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{source.path}, column 'date' is in the time zone {column.type.tz!r}, which is not known here: install "
+            "the system's tzdata, or store dates without a clock."
+        ) from error

@@ -12,7 +12,7 @@ from trainer.errors import DataError
 from trainer.files import tables
 
 PARTS = ("train", "val", "test")
-TABLES = (*tables.PARQUET, *tables.ARROW, *tables.JSON, ".csv")
+TABLES = (*tables.SUFFIXES, ".csv")
 Corpus = dict[str, dict[str, Text]]  # domain -> part -> its text; the target domain is always there
 
 

@@ -9,23 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.json
 import pyarrow.parquet
 
 from trainer.errors import DataError
+from trainer.files import formats
 
-PARQUET, ARROW, JSON = (".parquet", ".pq"), (".arrow", ".feather", ".ipc"), (".jsonl", ".ndjson")
+SUFFIXES = tuple(suffix for suffixes in formats.SUFFIXES.values() for suffix in suffixes)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table as it was read; with a `header`, that is the file's row 1."""
+    """A table as it was read from a file of the format `kind` (trainer/files/formats.py)."""
 
     path: str
     table: pa.Table
-    header: bool
+    kind: str
 
     @property
     def columns(self) -> list[str]:
@@ -54,8 +56,9 @@ class Source:
             raise DataError(f"{self.place(row, name)} is empty: every row needs a {name}.")
 
     def place(self, row: int, name: str) -> str:
-        """`FILE row N, column 'name'`, of a row counted from 0; in a file with a header the first is row 2."""
-        return f"{self.path} {_row(row + 2 if self.header else row + 1, self.header)}, column {name!r}"
+        """`FILE row N, column 'name'`, of a row counted from 0; N counts the file's lines from 1, empty ones too."""
+        record = row + 2 if self.kind == formats.CSV else row + 1
+        return f"{self.path} {_row(self.path, record, self.kind)}, column {name!r}"
 
     def floats(self, name: str) -> np.ndarray:
         """A column [rows] as float64; what is missing or not finite is NaN."""
@@ -79,9 +82,18 @@ class Source:
         """A column [rows] of text; a missing value is refused."""
         self.refuse_missing(name)
         kind = self.table[name].type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        values = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(values) or pa.types.is_large_string(values)):
             raise DataError(f"{self.path}, column {name!r} is stored as {kind}: store it as text.")
         return self.table[name].to_pylist()
+
+    def written(self, name: str) -> pa.ChunkedArray:
+        """A column [rows] as text, numbers written out; raises DataError for values of another kind, such as lists."""
+        column = self.table[name]
+        try:
+            return column.cast(pa.string())
+        except pa.ArrowException as error:
+            raise DataError(f"{self.path}, column {name!r} is stored as {column.type}: store it as text.") from error
 
     def _refuse_text(self, name: str) -> None:
         kind = self.table[name].type
@@ -97,23 +109,27 @@ class Source:
 
 
 def read(path: str | Path, required: Sequence[str] = (), texts: Sequence[str] = ()) -> Source:
-    """Read a file by its suffix, a CSV where it has none that is known; `texts` are columns that a CSV keeps as text.
+    """Read a file by its suffix, a CSV where it has none that is known.
+
+    `texts` are columns of text: their values stay as they are written in a CSV or JSON Lines. In a CSV's column of text
+    only an empty cell is missing; in one of numbers also what stands for a missing number, such as NA.
 
     Raises DataError, naming file, row and column where there is one; also unless every `required` column is there.
     """
     file = Path(path)
     if not file.is_file():
         raise DataError(f"{path} is not a file: give a Parquet, Arrow, CSV or JSON Lines file.")
-    suffix, header = file.suffix.lower(), False
-    if suffix in PARQUET:
-        table = _binary(file, "Parquet", pyarrow.parquet.read_table)
-    elif suffix in ARROW:
-        table = _binary(file, "Arrow", pyarrow.feather.read_table)
-    elif suffix in JSON:
-        table = _read_json(file)
+    kind = formats.of_name(file)
+    formats.refuse_other(file, kind)
+    if kind == formats.PARQUET:
+        table = _binary(file, kind, pyarrow.parquet.read_table)
+    elif kind == formats.ARROW:
+        table = _binary(file, kind, pyarrow.feather.read_table)
+    elif kind == formats.JSON_LINES:
+        table = _read_json(file, texts)
     else:
-        table, header = _read_csv(file, required, texts), True
-    source = Source(str(path), table, header)
+        table = _read_csv(file, required, texts)
+    source = Source(str(path), table, kind)
     source.require(required)
     return source
 
@@ -129,33 +145,55 @@ def _read_csv(file: Path, required: Sequence[str], texts: Sequence[str]) -> pa.T
     if not _check_text(file):
         raise DataError(f"{file} is empty: it needs a header" + (f" with {', '.join(required)}." if required else "."))
     try:
-        return pyarrow.csv.read_csv(
+        table = pyarrow.csv.read_csv(
             file,
             # One thread, so that an error names its row.
             read_options=pyarrow.csv.ReadOptions(use_threads=False),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types={name: pa.string() for name in texts}, strings_can_be_null=True
-            ),
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in texts}),
         )
     except pa.ArrowException as error:
+        formats.refuse_other_separator(file, [_header(file)], tuple(required))
         reason = _first_line(error)
         if ragged := re.search(r"Row #(\d+): (Expected \d+ columns, got \d+)", reason):
             raise DataError(
-                f"{file} {_row(int(ragged[1]), header=True)} is ragged ({ragged[2].lower()}): repair it."
+                f"{file} {_row(file, int(ragged[1]), formats.CSV)} is ragged ({ragged[2].lower()}): repair it."
             ) from error
         raise DataError(f"{file} cannot be read as CSV ({reason}): repair it.") from error
+    formats.refuse_other_separator(file, table.column_names, tuple(required))
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            column = table.column(place)
+            empty = pc.equal(column, "")  # pyright: ignore[reportAttributeAccessIssue]
+            missing = pa.scalar(None, field.type)
+            table = table.set_column(place, field, pc.if_else(empty, missing, column))  # pyright: ignore[reportAttributeAccessIssue]
+    return table
 
 
-def _read_json(file: Path) -> pa.Table:
+def _header(file: Path) -> str:
+    with file.open(encoding="utf-8-sig") as lines:
+        return next((line.rstrip("\r\n") for line in lines if line.strip()), "")
+
+
+def _read_json(file: Path, texts: Sequence[str]) -> pa.Table:
     if not _check_text(file):
         raise DataError(f"{file} is empty: it needs one JSON object per line.")
     size = min(file.stat().st_size + 1, 2**31 - 1)  # one block, so that an error counts rows from the file's first
+    options = pyarrow.json.ReadOptions(use_threads=False, block_size=size)
     try:
-        return pyarrow.json.read_json(file, pyarrow.json.ReadOptions(use_threads=False, block_size=size))
+        table = pyarrow.json.read_json(file, options)
+        # Text that looks like a time is taken for one unless the schema says otherwise; a column that is named in the
+        # schema is there even if the file has none, so only those that are there are named.
+        changed = [name for name in texts if name in table.column_names and pa.types.is_temporal(table[name].type)]
+        if changed:
+            schema = pa.schema([(name, pa.string()) for name in changed])
+            table = pyarrow.json.read_json(file, options, pyarrow.json.ParseOptions(explicit_schema=schema))
+        return table
     except pa.ArrowException as error:
         reason = _first_line(error)
         row = re.search(r" in row (\d+)$", reason)
-        where, reason = (f" row {int(row[1]) + 1}", reason[: row.start()]) if row else ("", reason)
+        where = f" {_row(file, int(row[1]) + 1, formats.JSON_LINES)}" if row else ""
+        reason = reason[: row.start()] if row else reason
         raise DataError(f"{file}{where} cannot be read as JSON Lines ({reason}): repair it.") from error
 
 
@@ -175,8 +213,24 @@ def _check_text(file: Path) -> bool:
     return anything
 
 
-def _row(number: int, header: bool) -> str:
-    return f"row {number}{' (the header is row 1)' if header else ''}"
+def _row(path: str | Path, record: int, kind: str) -> str:
+    """Words for the record, counted from 1 without empty lines but with a header, by the line at which it begins."""
+    if kind not in (formats.CSV, formats.JSON_LINES):
+        return f"row {record}"
+    header = f" (the header is row {_line(path, 1, kind)})" if kind == formats.CSV else ""
+    return f"row {_line(path, record, kind)}{header}"
+
+
+def _line(path: str | Path, record: int, kind: str) -> int:
+    csv, left, quoted = kind == formats.CSV, record, False
+    with Path(path).open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not quoted and (line.strip(b"\r\n") if csv else line.strip()):
+                left -= 1
+                if left == 0:
+                    return number
+            quoted = quoted != (csv and line.count(b'"') % 2 == 1)  # a value in quotes goes on in the next line
+    return record  # JSON objects that share a line have no lines of their own: they are counted
 
 
 def _first_line(error: BaseException) -> str:

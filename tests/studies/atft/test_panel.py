@@ -1,11 +1,13 @@
 """Panels: what day t may know, what training may know, and files that cannot be used."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from itertools import product
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 import torch
@@ -130,6 +132,47 @@ def test_codes_keep_their_zeros_and_dates_come_in_any_form(csv):
     assert table.code_names[0] == "0000" and str(table.dates[0]) == "2020-01-06"
     packed = read_table(csv(lambda lines: [line.replace("-", "") for line in lines]))
     np.testing.assert_array_equal(packed.dates, table.dates)
+
+
+def test_a_ticker_may_be_called_na(csv):
+    table = read_table(csv(lambda lines: [line.replace(",0007,", ",NA,") for line in lines]))
+    assert "NA" in table.code_names and len(table.code_names) == 30
+
+
+LOCAL = [f"2020-03-{day}T00:00:00{'+00:00' if day < 30 else '+01:00'}" for day in range(26, 32)]  # summer: the 29th
+
+
+def test_a_day_is_that_of_the_clock_that_the_file_states(csv, tmp_path):
+    """Midnight in London of ten days in which summer time begins, and of Tokyo."""
+    days = [f"2020-03-{day}" for day in range(26, 32)]
+    rows = {name: [1.0] * 6 for name in ("open", "high", "low", "close", "volume")} | {"code": ["A"] * 6}
+    for zone in ("Europe/London", "Asia/Tokyo", "America/New_York", "+09:00", None):
+        local = pa.array(days).cast(pa.timestamp("us"))
+        stamps = pc.assume_timezone(local, zone) if zone and zone[0] != "+" else local
+        if zone == "+09:00":
+            stamps = pc.assume_timezone(local, "Asia/Tokyo").cast(pa.timestamp("ns", tz=zone))
+        pyarrow.parquet.write_table(pa.table({"date": stamps, **rows}), tmp_path / "t.parquet")
+        assert read_table(str(tmp_path / "t.parquet")).dates.astype(str).tolist() == days, zone
+    lines = ["date,code,open,high,low,close,volume", *(f"{stamp},A,1,1,1,1,1" for stamp in LOCAL)]
+    assert read_table(csv(lambda _: lines)).dates.astype(str).tolist() == days
+    text = "".join(
+        json.dumps({"date": d, "code": "A"} | dict.fromkeys(rows, 1.0) | {"code": "A"}) + "\n" for d in LOCAL
+    )
+    (tmp_path / "t.jsonl").write_text(text)
+    assert read_table(str(tmp_path / "t.jsonl")).dates.astype(str).tolist() == days
+
+
+def test_columns_that_are_no_dates_are_refused_in_a_sentence(tmp_path):
+    rows = {name: [1.0] for name in ("open", "high", "low", "close", "volume")} | {"code": ["A"]}
+    for column, words in [
+        (pa.array([3], pa.time32("s")), r"is '00:00:03.000': write dates as"),
+        (pa.array([[1]]), r"column 'date' is stored as list<.*>: store it as text"),
+        (pa.array(["NaT"]), "is 'NaT'"),
+        (pa.array([0], pa.timestamp("s", tz="Nowhere/City")), "time zone 'Nowhere/City', which is not known here"),
+    ]:
+        pyarrow.parquet.write_table(pa.table({"date": column, **rows}), tmp_path / "t.parquet")
+        with pytest.raises(DataError, match=words):
+            read_table(str(tmp_path / "t.parquet"))
 
 
 def test_the_data_report_counts_what_was_wrong(csv):

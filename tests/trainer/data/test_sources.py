@@ -98,6 +98,80 @@ def test_a_broken_file_is_refused_in_one_sentence(tmp_path, name, content, words
     assert all(word in sentence for word in [*words, str(tmp_path / name)]) and "\n" not in sentence
 
 
+def test_only_an_empty_cell_is_missing_in_a_column_of_text(tmp_path):
+    words = ["NA", "NULL", "null", "nan", "N/A", "#N/A", "None", "-nan", " "]
+    (tmp_path / "t.csv").write_text("code,x\n" + "".join(f"{word},{i}\n" for i, word in enumerate(words)))
+    assert tables.read(tmp_path / "t.csv", texts=["code"]).texts("code") == words
+    assert tables.read(tmp_path / "t.csv").texts("code") == words
+    (tmp_path / "t.csv").write_text("code,x\nA,NA\n,2\n")
+    source = tables.read(tmp_path / "t.csv")
+    assert np.isnan(source.floats("x")).tolist() == [True, False]
+    with pytest.raises(DataError, match=r"row 3 \(the header is row 1\), column 'code' is empty"):
+        source.texts("code")
+
+
+@rounds("name", ["t.csv", "t.jsonl"])
+def test_a_column_declared_as_text_stays_as_it_is_written(tmp_path, name):
+    dates = ["2020-01-01", "2020-01-02"]
+    write(tmp_path / name, pa.table({"text": dates, "day": dates}))
+    source = tables.read(tmp_path / name, ["text"], ["text", "none"] if name == "t.jsonl" else ["text"])
+    assert source.texts("text") == dates and source.columns == ["text", "day"]
+
+
+@rounds(
+    ("name", "content", "row"),
+    [
+        ("t.csv", "x,y\n1,2\n\n\n3,bad\n", "row 5 (the header is row 1), column 'y' is 'bad'"),
+        ("t.csv", "\r\n\r\nx,y\r\n1,2\r\n\r\n3,bad\r\n", "row 6 (the header is row 3), column 'y' is 'bad'"),
+        ("t.csv", "x,y\n\n1,2\n\n3\n", "row 5 (the header is row 1) is ragged"),
+        ("t.csv", 't,x,y\n"a\n\nb",1,2\n\nb,1,bad\n', "row 6 (the header is row 1), column 'y' is 'bad'"),
+        ("t.jsonl", '\n{"x": 1, "y": 1}\n  \n{"x": 1}\n', "row 4, column 'y' is empty"),
+        ("t.jsonl", '\n{"x": 1, "y": 1}\n\n{"x": "1", "y": 1}\n', "row 4 cannot be read"),
+    ],
+)
+def test_rows_are_those_of_the_file_with_its_empty_lines(tmp_path, name, content, row):
+    (tmp_path / name).write_bytes(content.encode())
+    with pytest.raises(DataError) as caught:
+        TableDataset(tmp_path / name, {"x": ["x", "y"]})
+    assert f"{tmp_path / name} {row}" in str(caught.value)
+
+
+def test_a_cell_with_line_breaks_may_lie_across_blocks_of_a_csv(tmp_path):
+    texts = [f"{i}\n" * 50_000 for i in range(12)]  # pyarrow reads a megabyte at a time
+    write(tmp_path / "t.csv", pa.table({"text": texts}))
+    assert tables.read(tmp_path / "t.csv", texts=["text"]).texts("text") == texts
+
+
+@rounds(
+    ("name", "content", "words"),
+    [
+        ("t.jsonl", b'[{"x": 1}, {"x": 2}]', ["is one JSON array", "write each of its objects on a line"]),
+        ("t.jsonl", b'\xef\xbb\xbf[\n  {"x": 1}\n]', ["is one JSON array"]),
+        ("t.jsonl", b'{\n  "x": 1\n}', ["is one JSON object over several lines"]),
+        ("t.jsonl", b"x,y\n1,2\n", ["begins with 'x,y'", "a JSON object on each line"]),
+        ("t.csv", b"x;y\n1,5;2\n", ["is separated by semicolons", "write it with commas"]),
+        ("t.csv", b"x\ty\n1\t2\n", ["is separated by tabs"]),
+        ("t.csv", b'{"x": 1, "y": 2}\n', ["is JSON Lines", "name it *.jsonl"]),
+        ("t.csv", b"<!DOCTYPE html><html>", ["is a page of HTML or XML"]),
+        ("t.csv", b"PAR1....PAR1", ["is Parquet", "name it *.parquet"]),
+        ("t.parquet", b"\x1f\x8b....", ["is a gzip archive", "write it as Parquet"]),
+        ("t.csv", "x,y".encode("utf-16"), ["is UTF-16 text", "save it as UTF-8"]),
+        ("t.parquet", b"version https://git-lfs.github.com/spec/v1", ["is a Git LFS pointer", "git lfs pull"]),
+    ],
+)
+def test_a_file_of_another_format_than_its_name_says_is_named(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        tables.read(tmp_path / name, ["x"])
+    sentence = str(caught.value)
+    assert all(word in sentence for word in [*words, str(tmp_path / name)]) and "\n" not in sentence
+
+
+def test_a_csv_of_one_column_may_have_any_name(tmp_path):
+    (tmp_path / "t.csv").write_text("a;b\n1\n")
+    assert tables.read(tmp_path / "t.csv", ["a;b"]).floats("a;b").tolist() == [1.0]
+
+
 @rounds(
     ("values", "dtype"),
     [([1, 300], torch.uint8), ([1.0, 2.5], torch.int64), ([1.0, 1e39], torch.float32), ([1, -1], torch.uint8)],
