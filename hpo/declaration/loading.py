@@ -18,6 +18,7 @@ from types import ModuleType
 
 from hpo.errors import HpoError, StudyError
 from hpo.text import near
+from trainer.files.paths import expanded
 
 CARRIED = "HPO_CARRIED"  # "<directory of the declaration>:<its copy here>", where an executor has carried the code
 _PACKAGE = "studies"  # by string: hpo never imports a study statically
@@ -47,7 +48,7 @@ def load_module(reference: str) -> tuple[ModuleType, str, str]:
     where, attribute = match["where"], match["attribute"] or "STUDY"
     suffix = f":{attribute}" if match["attribute"] else ""
     if where.endswith(".py"):
-        path = Path(where).expanduser().absolute()
+        path = expanded(where).absolute()
         return _load_file(_carried(path)), attribute, f"{path}{suffix}"
     return _load_shipped(where), attribute, f"{where}{suffix}"
 

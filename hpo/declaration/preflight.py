@@ -23,6 +23,7 @@ from trainer.config import TrainConfig
 from trainer.config.idle import Idle, rows_unread
 from trainer.config.optim import OPTIMIZERS
 from trainer.config.schedule import OWN_FIELDS
+from trainer.files.paths import expanded
 from trainer.report import trains_itself
 from trainer.runtime.dotted import check_call, named
 
@@ -55,7 +56,7 @@ def check(study: Study, spec: StudySpec, *, options: Collection[str] = (), here:
     monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}
     _check_metrics(study, {path: name for path, name in monitors.items() if isinstance(name, str) and name})
     if path := values.get(RESUME_FROM):
-        _check_checkpoint(Path(path).expanduser(), study)
+        _check_checkpoint(expanded(path), study)
     if str(device := values.get("train.device")).startswith("cuda"):
         from trainer.runtime.device import pick_device  # and with it torch, which alone knows
 

@@ -34,6 +34,7 @@ from hpo.space.objective import Constraint, Objective, check_judged
 from hpo.space.space import Space
 from hpo.text import near
 from trainer.checkpoint.manifest import MANIFEST
+from trainer.files.paths import expanded
 from trainer.report import trains_itself
 from trainer.runtime.dotted import named
 
@@ -188,7 +189,7 @@ class Study:
         values = {path: resolve(config_type, path, value) for path, value in values.items()}
         for path in (*self.data_paths, RESUME_FROM):
             if isinstance(value := values.get(path), str) and value:
-                values[path] = str(Path(value).expanduser().absolute())
+                values[path] = str(expanded(value).absolute())
         config = from_json(config_type, assign(config_type, as_json(self.config), values))
         space = self.space.pinned(values)
         space.check(config)
@@ -339,7 +340,7 @@ class Study:
         values, found = flatten(as_json(self.config)), {}
         for path in (*self.data_paths, RESUME_FROM):
             if value := values.get(path):
-                place = Path(value).expanduser()
+                place = expanded(value)
                 try:
                     found[path] = tree_sha256(place / MANIFEST if path == RESUME_FROM else place, "*")
                 except OSError as error:

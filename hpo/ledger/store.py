@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection, Engine, make_url
 
 from hpo.errors import DamagedLedger, HomeError, HpoError, NoLedger, StorageError, UserError
 from hpo.ledger import damage
+from hpo.ledger.sqlite_url import path_of
 from hpo.ledger.tables import metadata
 from hpo.text import command
 from trainer.redaction import ENCODE, redacted_url, unclear
@@ -163,7 +164,7 @@ def _engine(url: str, create: bool) -> Engine:
     except (exc.ArgumentError, ValueError) as error:  # ValueError for a port that is no number
         raise UserError(f"{shown} is not a database URL: use sqlite:///PATH or postgresql+psycopg://...") from error
     if parsed.get_backend_name() == "sqlite":
-        return _sqlite_engine(parsed, create)
+        return _sqlite_engine(parsed, path_of(url), create)
     if unclear(url):
         raise UserError(f"{shown} cannot be taken apart: {ENCODE}.")
     if parsed.get_backend_name() == "postgresql":
@@ -174,9 +175,8 @@ def _engine(url: str, create: bool) -> Engine:
     raise UserError(f"{shown} is not supported: use sqlite:///PATH or postgresql+psycopg://...")
 
 
-def _sqlite_engine(url: sa.URL, create: bool) -> Engine:
-    path = Path(url.database or "")
-    if not url.database or url.database == ":memory:":
+def _sqlite_engine(url: sa.URL, path: Path | None, create: bool) -> Engine:
+    if path is None:
         raise UserError("--storage needs a file: sqlite:///PATH; a database in memory would not outlive the command.")
     try:
         exists = path.exists()

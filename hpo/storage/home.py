@@ -27,7 +27,9 @@ from pathlib import Path
 
 from hpo.declaration.naming import check_name
 from hpo.errors import HomeError, StorageError, UserError
+from hpo.ledger.sqlite_url import url_of
 from trainer.files.durable import write_text
+from trainer.files.paths import expanded
 
 MARKER = "study.uid"
 PRIVATE = 0o700  # the mode of a new home
@@ -52,7 +54,7 @@ class Home:
                 f"home {given!r} is a URL, and a home is a directory: a bucket for checkpoints is named by "
                 "--checkpoints, the ledger of several hosts by --storage postgresql+psycopg://..."
             )
-        return cls(Path(given).expanduser().absolute())
+        return cls(expanded(given).absolute())
 
     def create(self) -> Home:
         """Make the directory, for its owner alone; raise HomeError in one sentence where that, or writing there, is not
@@ -84,11 +86,11 @@ class Home:
 
     @property
     def storage(self) -> str:
-        return f"sqlite:///{self.root / 'ledger.db'}"
+        return url_of(self.root / "ledger.db")
 
     @property
     def tracking_uri(self) -> str:
-        return f"sqlite:///{self.root / 'mlflow.db'}"
+        return url_of(self.root / "mlflow.db")
 
     @property
     def artifacts(self) -> Path:

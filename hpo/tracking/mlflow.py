@@ -20,12 +20,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from hpo.ledger.sqlite_url import path_of
 from hpo.ledger.store import DATABASE_ERRORS, read_only, writable
 from hpo.text import command
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.files import digests, link
 from hpo.tracking.mlflow_models import Models
-from hpo.tracking.mlflow_store import initialise, locked
+from hpo.tracking.mlflow_store import initialise, location, locked
 from hpo.tracking.uri import DATABASES, check_uri, tracker_name
 from trainer.files.durable import write_text
 from trainer.redaction import redacted
@@ -86,7 +87,7 @@ class MlflowTracker:
         self._roots: dict[str, str] = {}  # run id -> artifact URI
         with self._speaking():
             if scheme == "sqlite":
-                database = Path(uri.partition(":///")[2])
+                database = path_of(uri) or Path()  # `check_uri` has seen that it names one
                 if create:
                     initialise(database, artifacts)
                 elif not database.exists():
@@ -186,7 +187,7 @@ class MlflowTracker:
             self._client._tracking_client.store._dispose_engine()
 
     def _create(self, experiment: str, run: Run, tags: dict[str, str]) -> str:
-        tags = {"mlflow.user": getpass.getuser(), "mlflow.source.type": "LOCAL", **run.tags, **tags}
+        tags = {"mlflow.user": _user(), "mlflow.source.type": "LOCAL", **run.tags, **tags}
         tags |= {"mlflow.source.name": run.source} if run.source else {}
         tags |= {"mlflow.source.git.commit": run.commit} if run.commit else {}
         with self._speaking():
@@ -199,7 +200,7 @@ class MlflowTracker:
         if (known := self._known(study)) is not None:
             return known
         with self._speaking():
-            place = str(self._artifacts / study) if self._is_database else None
+            place = location(self._artifacts / study) if self._is_database else None
             self._experiments[study] = self._client.create_experiment(study, place)
         return self._experiments[study]
 
@@ -317,6 +318,14 @@ def _open(uri: str, artifacts: Path, *, made: bool) -> MlflowClient:
         return MlflowClient(uri)
     with locked(artifacts.parent / "mlflow.lock"):  # the first to open another database makes its tables
         return MlflowClient(uri)
+
+
+def _user() -> str:
+    """The user's name, or the uid where it has none, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        return str(os.getuid())
 
 
 def _directory(uri: str) -> Path | None:

@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
+from hpo.ledger.sqlite_url import url_of
 from trainer.files.durable import sync
 
 # Where MLflow 3.17 keeps absolute paths of artifacts.
@@ -43,7 +45,12 @@ def _fill(new: Path, artifacts: Path, recorded: str) -> None:
     with closing(sqlite3.connect(new)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(recorded)
-    SqlAlchemyStore(f"sqlite:///{new}", str(artifacts))._dispose_engine()
+    SqlAlchemyStore(url_of(new), location(artifacts))._dispose_engine()
+
+
+def location(directory: Path) -> str:
+    """A directory as MLflow keeps it: MLflow unquotes what it reads, of plain paths too."""
+    return str(directory).replace("%", "%25")
 
 
 def _recorded() -> str:
@@ -85,14 +92,15 @@ def _follow(database: Path, artifacts: Path) -> None:
         return
     with closing(sqlite3.connect(database, timeout=60)) as connection, connection:
         made = connection.execute("SELECT artifact_location FROM experiments WHERE experiment_id = 0").fetchone()
-        root = made[0].removesuffix("/0") if made else str(artifacts)
-        if root == str(artifacts) or not root.startswith("/"):
+        here = location(artifacts)
+        root = made[0].removesuffix("/0") if made else here
+        if root == here or not root.startswith("/"):
             return
-        print(f"this home lay in {Path(root).parent} before: MLflow's paths follow it.", flush=True)
+        print(f"this home lay in {unquote(str(Path(root).parent))} before: MLflow's paths follow it.", flush=True)
         for table, column in _PATHS:
             connection.execute(
                 f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
-                (str(artifacts), len(root) + 1, len(root) + 1, f"{root}/"),
+                (here, len(root) + 1, len(root) + 1, f"{root}/"),
             )
 
 

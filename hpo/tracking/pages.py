@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from hpo.storage.home import Home
 from hpo.tracking.gate import Gate, token_of
+from hpo.tracking.mlflow_store import location
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         constants.BACKEND_STORE_URI_ENV_VAR: store,
         constants.REGISTRY_STORE_URI_ENV_VAR: store,
         constants.ARTIFACT_ROOT_ENV_VAR: root,
-        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(home.artifacts),
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: location(home.artifacts),
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
     }
     import uvicorn

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from hpo.child_process import spawn
 from hpo.errors import HpoError, StorageError, UserError
+from hpo.ledger.sqlite_url import path_of
 from hpo.storage.home import Home
 from hpo.tracking.gate import PARAMETER, opening_page, token_of
 from hpo.tracking.uri import check_uri
@@ -87,9 +88,8 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
         raise UserError(
             f"host {host!r} is not loopback, and these pages are not encrypted: docker/ shows a team's server."
         )
-    if uri.startswith("sqlite:") and not Path(uri.partition(":///")[2]).exists():
+    if check_uri(uri) == "sqlite" and not (path_of(uri) or Path()).exists():
         raise UserError(f"there is nothing to show at {uri}: run a study first, or name the right --home.")
-    check_uri(uri)
     _check_free(host, port)
     arguments = ["hpo.tracking.pages", "--home", str(home.root), "--host", host, "--port", str(port)]
     try:

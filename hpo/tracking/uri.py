@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
+from hpo.ledger.sqlite_url import path_of
 from hpo.storage.home import Home
 from trainer.redaction import ENCODE, redacted_url, unclear
 
@@ -19,7 +20,7 @@ def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) ->
     with ledger.read() as connection:
         begun = queries.study_row(connection, name)["environment"]
     # A home that was moved takes its own MLflow store along.
-    own = begun["tracking_uri"] == f"sqlite:///{begun['home']}/mlflow.db"
+    own = begun["tracking_uri"] == tracker_name(Home(Path(begun["home"])).tracking_uri)
     if given:
         check_uri(given)
         return given
@@ -47,8 +48,8 @@ def check_uri(uri: str) -> str:
     if scheme not in (*DATABASES, "http", "https"):
         wrong = "it has no scheme" if not scheme else f"the scheme {scheme!r} is not known"
     elif scheme == "sqlite":
-        path = Path(uri.partition(":///")[2])
-        if ":///" not in uri or path.name in ("", ":memory:"):
+        path = path_of(uri) if ":///" in uri else None
+        if path is None or not path.name:
             wrong, fix = "it names no file", "give sqlite:///PATH"
         elif not path.parent.is_dir():
             wrong, fix = f"there is no directory {path.parent}", "make it, or name another"

@@ -8,7 +8,6 @@ import copy
 import hashlib
 import logging
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from studies._lm.config import ModelConfig, depth_of
 from studies._lm.words import LENGTH, statements
 from trainer.data.text import Bytes
 from trainer.errors import ConfigError
+from trainer.files.paths import expanded
 from trainer.model.precision import quiet_torchao
 
 quiet_torchao()  # transformers imports it, where it is installed
@@ -48,7 +48,7 @@ def base_model(config: ModelConfig) -> nn.Module:
 def _from_directory(config: ModelConfig) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    directory, dtype = Path(config.path).expanduser(), DTYPES[config.base]
+    directory, dtype = expanded(config.path), DTYPES[config.base]
     try:
         shape = AutoConfig.from_pretrained(directory, local_files_only=True)
         shape.num_hidden_layers = depth_of(config) or shape.num_hidden_layers

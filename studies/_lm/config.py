@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from trainer.config import Frozen, Positive, TrainConfig
 from trainer.config.fields import Beta
 from trainer.errors import ConfigError
+from trainer.files.paths import expanded
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PACKAGES = ("transformers", "peft", "bitsandbytes")
@@ -89,7 +90,7 @@ def check_model(model: ModelConfig) -> None:
     """Raise ConfigError, in a sentence, where packages are missing or `path` holds no model. Imports none of them."""
     check_packages()
     if model.path:
-        directory = Path(model.path).expanduser()
+        directory = expanded(model.path)
         if not directory.is_dir():
             raise ConfigError(f"model.path={model.path!r} is no directory: give that of a model saved by transformers.")
         if not (directory / "config.json").is_file():
@@ -101,7 +102,7 @@ def depth_of(model: ModelConfig) -> int | None:
     """How many blocks of one kind the model has, where its config.json says so."""
     if not model.path:
         return None
-    path = Path(model.path).expanduser() / "config.json"
+    path = expanded(model.path) / "config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8")).get("num_hidden_layers")
     except (OSError, ValueError, AttributeError) as error:
@@ -117,7 +118,7 @@ def check_weights(model: ModelConfig) -> None:
     """Raise ConfigError where a model cannot be trained for want of weights or a tokenizer."""
     if not model.path:
         return
-    directory = Path(model.path).expanduser()
+    directory = expanded(model.path)
     if not any(directory.glob("*.safetensors")):
         raise ConfigError(f"model.path={model.path!r} has no *.safetensors: save the model by save_pretrained.")
     if model.tokenizer == "model" and not any(directory.glob("tokenizer*")):
@@ -129,7 +130,7 @@ def check_weights(model: ModelConfig) -> None:
 
 def check_modules(model: ModelConfig) -> None:
     """Raise ConfigError where no name in `modules` ends as that of a layer of the model does."""
-    layers = _matrices(Path(model.path).expanduser()) if model.path else {*PROJECTIONS, "embed_tokens", "lm_head"}
+    layers = _matrices(expanded(model.path)) if model.path else {*PROJECTIONS, "embed_tokens", "lm_head"}
     if not {_last(name) for name in model.modules} & {_last(layer) for layer in layers}:
         raise no_such_modules(model.modules, layers)
 

@@ -12,6 +12,7 @@ import numpy as np
 from studies._lm.config import DataConfig, ModelConfig, check_model, check_modules, check_weights
 from trainer.errors import ConfigError, DataError
 from trainer.files import formats
+from trainer.files.paths import expanded
 
 Record = dict[str, str]
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def _lengths(model: ModelConfig) -> Callable[[str], int] | None:
     """How many tokens a prompt has. None where the directory has no tokenizer.json: trials then tell."""
     if not model.path or model.tokenizer == "bytes":
         return lambda text: len(text.encode())
-    directory = Path(model.path).expanduser()
+    directory = expanded(model.path)
     if not (directory / "tokenizer.json").is_file():
         return None
     from tokenizers import Tokenizer
@@ -61,7 +62,7 @@ def _lengths(model: ModelConfig) -> Callable[[str], int] | None:
 def read_jsonl(path: str | Path, fields: Sequence[str]) -> list[Record]:
     """The records of a file with one JSON object a line; each has all `fields`, as text that is not empty. Blank lines
     are passed over. Raises DataError with the line."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     try:
         formats.refuse_other(file, formats.JSON_LINES)
         text = file.read_text(encoding="utf-8")

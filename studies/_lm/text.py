@@ -13,6 +13,7 @@ from studies._lm.records import too_long
 from trainer.data import Padded
 from trainer.data.text import Bytes, Tokenizer
 from trainer.errors import ConfigError
+from trainer.files.paths import expanded
 
 IGNORED = -100
 
@@ -45,7 +46,7 @@ def tokenizer(config: ModelConfig) -> Tokenizer:
     """The one of the model's directory, or bytes."""
     if not config.path or config.tokenizer == "bytes":
         return Bytes()
-    return Pretrained(Path(config.path).expanduser())
+    return Pretrained(expanded(config.path))
 
 
 def tokens_of(text: Tokenizer, prompt: str, response: str, max_length: int) -> dict[str, Tensor]:

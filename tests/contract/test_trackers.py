@@ -309,3 +309,22 @@ def test_mlflow_is_imported_only_to_be_used():
     code = "import sys, hpo.tracking.mirror_process, hpo.verify, hpo.tracking.ui;"
     code += "assert not {'mlflow', 'torch', 'optuna', 'ray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+@pytest.mark.usefixtures("process")
+def test_a_user_without_a_name_is_recorded_by_the_uid(tmp_path):
+    """As in a container that is run under any uid: neither a passwd entry nor USER."""
+    code = f"""
+from pathlib import Path
+from hpo.tracking.base import Run
+from hpo.tracking.mlflow import MlflowTracker
+tracker = MlflowTracker("sqlite:///{tmp_path}/mlflow.db", Path("{tmp_path}/artifacts"))
+tracker.open_study("s", Run("u", "s", 0, {{"hpo.run_uid": "u", "hpo.study": "s"}}, "studies.mlp", "c0ffee"))
+print(tracker.find("s", "u")[0].tags["mlflow.user"])
+"""
+    unnamed = {
+        name: value for name, value in os.environ.items() if name not in ("USER", "LOGNAME", "LNAME", "USERNAME")
+    }
+    words = ["unshare", "--map-user=54321", sys.executable, "-c", code]
+    ran = subprocess.run(words, env=unnamed, capture_output=True, text=True, timeout=120)
+    assert ran.stdout.splitlines()[-1:] == ["54321"], ran.stderr

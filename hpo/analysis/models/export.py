@@ -11,6 +11,7 @@ from hpo.errors import HomeError
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
 from hpo.text import counted, megabytes
+from trainer.files.paths import expanded
 
 if TYPE_CHECKING:
     from trainer.model.export import Exported
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def check_path(path: Path) -> None:
     """Raise HomeError where there is no directory to write the file into: a mistyped one is not made."""
-    if not path.expanduser().absolute().parent.is_dir():
+    if not expanded(path).absolute().parent.is_dir():
         raise HomeError(f"--to {path}: there is no directory {path.parent}; make it, or name another file.")
 
 

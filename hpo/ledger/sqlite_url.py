@@ -1,0 +1,40 @@
+"""URLs of SQLite's files: the one of a path, whatever characters are in it, and the path of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote
+
+import sqlalchemy
+from sqlalchemy.engine import make_url
+
+from hpo.errors import UserError
+
+# What SQLAlchemy's pysqlite reads of a query itself; with `uri` the rest goes to SQLite.
+_KNOWN = {"uri", "timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements"}
+
+
+def url_of(path: Path) -> str:
+    """A URL for `path`, absolute. SQLAlchemy ends a plain one at its first `?` and, from 2.1 on, unquotes `%41`.
+
+    The driver is named where characters are quoted, since MLflow makes the directory of what follows `sqlite:///`.
+    """
+    plain, quoted = f"sqlite:///{path}", str(path).replace("%", "%25").replace("?", "%3F")
+    for url in (plain, f"sqlite+pysqlite:///{quoted}"):
+        if make_url(url).database == str(path):
+            return url
+    raise UserError(f"{path} has a '?', which SQLAlchemy {sqlalchemy.__version__} takes in no path: choose another.")
+
+
+def path_of(url: str) -> Path | None:
+    """The file that `url` names, None where it names none; UserError for what follows a `?` that is no option."""
+    parsed = make_url(url)
+    name = parsed.database or ""
+    if parsed.query.get("uri") == "true" and name.startswith("file:"):
+        return Path(unquote(name.removeprefix("file:")))
+    for option in filter(None, url.partition("?")[2].split("&")):
+        if option.partition("=")[0] not in _KNOWN:
+            raise UserError(
+                f"{url!r} ends its path at the '?', and {option!r} is no option of SQLite: write %3F for it in a path."
+            )
+    return None if name in ("", ":memory:") else Path(name)
