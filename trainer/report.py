@@ -11,11 +11,14 @@ ends it returns an `Outcome`. Nothing else crosses this border.
 
 from __future__ import annotations
 
+import operator
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from trainer.quote import quoted
 
 # Values as JSON has them, and tuples, which it makes lists of. What is in them is for whoever reads them to know.
 Json = Mapping[str, Any] | list[Any] | tuple[Any, ...] | str | float | bool | None
@@ -47,14 +50,25 @@ ENDS: Mapping[VerdictKind, OutcomeKind] = {
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as plain floats. Raises TypeError for one that is no number, ValueError for one too large."""
+    found = {}
+
     """Metrics as plain floats. Raises TypeError naming the one that is no number."""
     found: dict[str, float] = {}
     for key, value in metrics.items():
         try:
             found[key] = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise TypeError(f"metric {key!r} is no number but {value!r:.80}: give a float of it.") from error
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"metric {key!r} is no number but {quoted(value, 80)}: give a float of it.") from error
+        except OverflowError as error:
+            raise ValueError(f"metric {key!r} is {quoted(value, 80)}, which is too large for a float.") from error
     return found
+
+
+def _make_counts_plain(counted: Outcome | CheckpointRef) -> None:
+    """Have `step` and `epoch` as Python's whole numbers; TypeError for what is none, a numpy integer being one."""
+    for name in ("step", "epoch"):
+        object.__setattr__(counted, name, operator.index(getattr(counted, name)))
 
 
 @dataclass(frozen=True)
@@ -90,6 +104,9 @@ class Outcome:
     error: str = ""
     traceback: str = ""
 
+    def __post_init__(self) -> None:
+        _make_counts_plain(self)
+
 
 @dataclass(frozen=True)
 class CheckpointRef:
@@ -106,6 +123,9 @@ class CheckpointRef:
     sha256: str
     size: int
     metrics: Mapping[str, float] = field(default_factory=dict[str, float], compare=False)
+
+    def __post_init__(self) -> None:
+        _make_counts_plain(self)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError, TrainerError
+from trainer.quote import quoted
 from trainer.runtime.tensors import settle
 
 
@@ -71,7 +72,11 @@ def measured(task: Task, model: nn.Module) -> dict[str, float]:
     for name, value in found.items():
         try:
             metrics[name] = float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        except OverflowError as error:
+            raise TrainerError(
+                f"{method(task, 'evaluate')} gave {name!r} the value {quoted(value, 80)}: it is too large for a float."
+            ) from error
+        except (TypeError, ValueError, RuntimeError) as error:
             raise TrainerError(
                 f"{method(task, 'evaluate')} gave {name!r} a {type(value).__name__} that is no number ({error}): "
                 "return one for each name."

@@ -32,6 +32,7 @@ from hpo.space.dimensions import Choice, Dimension
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.space.objective import Constraint, Objective, check_judged
 from hpo.space.space import Space
+from hpo.space.values import plain
 from hpo.text import near
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.files.paths import expanded
@@ -143,15 +144,15 @@ class Study:
             objectives=tuple(objectives),
             constraints=tuple(constraints),
             metrics=tuple(metrics),
-            presets=dict(presets or {}),
-            plan={path: tuple(values) for path, values in (plan or {}).items()},
+            presets=plain(dict(presets or {})),
+            plan={path: tuple(plain(values)) for path, values in (plan or {}).items()},
             data_paths=tuple(data_paths),
-            sampler=sampler_spec(sampler),
-            strategy=make_strategy(strategy).model_dump(),
-            enqueue=tuple(dict(one) for one in enqueue),
-            hold_out=flatten(hold_out or {}),
+            sampler=sampler_spec(plain(sampler)),
+            strategy=make_strategy(plain(strategy)).model_dump(),
+            enqueue=tuple(plain(dict(one)) for one in enqueue),
+            hold_out=flatten(plain(hold_out or {})),
             check=check,
-            overrides=dict(overrides or {}),
+            overrides=plain(dict(overrides or {})),
             reference=reference,
             module=module,
         )
@@ -178,7 +179,7 @@ class Study:
         before everything else. Dimensions that overrides name are no longer searched. Relative paths in `data_paths`
         become absolute. Raises SpaceError for whatever does not fit.
         """
-        given = dict(overrides)
+        given = plain(dict(overrides))
         preset = given.pop("preset", None)
         if preset is not None and preset not in self.presets:
             known = f"this study has {', '.join(self.presets) or 'none'}{near(str(preset), self.presets) or '.'}"

@@ -12,6 +12,7 @@ from hpo.ledger.history import Curves
 from hpo.search.samplers.base import TrialRecord
 from hpo.space.config import flatten
 from hpo.space.space import Space
+from hpo.space.values import same
 from hpo.text import counted
 from trainer.report import Outcome
 
@@ -70,4 +71,4 @@ def _place(space: Space, config: Mapping[str, Any]) -> dict[str, Any] | None:
         found = space.encode(values, space.from_unit([0.5] * len(space)), strict=False)
     except SpaceError:
         return None
-    return found if all(values.get(path) == value for path, value in space.decode(found).items()) else None
+    return found if all(same(values.get(path), value) for path, value in space.decode(found).items()) else None

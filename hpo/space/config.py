@@ -21,7 +21,9 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hpo.errors import SpaceError, UserError
+from hpo.space.values import plain
 from hpo.text import near, resemblance
+from trainer.quote import quoted
 from trainer.report import Json
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -260,12 +262,8 @@ def resolve(config_type: type[BaseModel], path: str, value: Any) -> Any:
     for candidate, reason in zip(candidates, reasons, strict=True):
         if reason is None:
             return candidate
-    shown = _shortened(repr(str(value)) if isinstance(value, str) else repr(value))
+    shown = quoted(str(value) if isinstance(value, str) else value)
     raise SpaceError(f"{path}={shown} is refused: {reasons[0]}.")
-
-
-def _shortened(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[: most // 4]}... ({len(text)} characters)"
 
 
 def _reasons(errors: list[Any]) -> str:
@@ -316,12 +314,18 @@ def canonical_json(config: BaseModel) -> str:
 
     Raises SpaceError for NaN and infinities, which JSON cannot hold.
     """
-    data = config.model_dump(mode="json")
+    data = config.model_dump(mode="json", warnings=False, fallback=_by_numpy)  # pydantic checks no defaults
     try:
         return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         path, value = next((path, value) for path, value in flatten(data).items() if not _finite(value))
         raise SpaceError(f"{path}={value!r} cannot be kept; give a finite number or null.") from error
+
+
+def _by_numpy(value: Any) -> Any:
+    if (read := plain(value)) is value:
+        raise SpaceError(f"the configuration holds {quoted(value, 80)}, a {type(value).__name__}, which JSON cannot.")
+    return read
 
 
 def _finite(value: Any) -> bool:

@@ -17,6 +17,8 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
+from hpo.space.values import LARGEST, among, cell, identity, is_number, log_integer, log_place, plain, same
+from trainer.quote import quoted, shortened
 from trainer.report import Json
 
 # What a sampler sees of a dimension: ("float", low, high, log, step), ("int", low, high, log, step),
@@ -26,27 +28,8 @@ Coordinate = tuple[Any, ...]
 _SPREAD = 0.1  # the standard deviation of draws around a prior, as a share of the range
 
 
-def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _cell(u: float, count: int) -> int:  # the cell of [0, 1] cut into `count` equal ones that holds `u`
-    return min(int(u * count), count - 1)
-
-
-def _log_integer(u: float, low: int, high: int) -> int:
-    """Log-uniform over low .. high, each integer k owning [k - 1/2, k + 1/2)."""
-    lower, upper = math.log(low - 0.5), math.log(high + 0.5)
-    return min(max(round(math.exp(lower + u * (upper - lower))), low), high)
-
-
-def _log_place(value: int, low: int, high: int) -> float:  # the point that `_log_integer` takes to `value`
-    lower, upper = math.log(low - 0.5), math.log(high + 0.5)
-    return (math.log(value) - lower) / (upper - lower)
 
 
 @dataclass(frozen=True)
@@ -64,6 +47,10 @@ class Dimension(ABC):
     prior: Any = field(default=None, kw_only=True)
     strength: float = field(default=0.5, kw_only=True)
 
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            object.__setattr__(self, one.name, plain(getattr(self, one.name)))
+
     @cached_property
     def conditions(self) -> dict[str, tuple[Any, ...]]:
         return {
@@ -80,13 +67,18 @@ class Dimension(ABC):
     @abstractmethod
     def coordinate(self) -> Coordinate: ...
 
+    @property
+    @abstractmethod
+    def count(self) -> float:
+        """How many values there are, divisors apart; infinite without a step."""
+
     def faults(self) -> Iterator[str]:
         """What is wrong with the declaration itself, in words that follow the dimension's name."""
-        if not _is_number(self.tier, int) or self.tier < 1:
-            yield f"tier={self.tier!r} must be a whole number from 1"
+        if not is_number(self.tier, int) or self.tier < 1:
+            yield f"tier={quoted(self.tier)} must be a whole number from 1"
         yield from (f"when names no value for {path!r}" for path, values in self.conditions.items() if not values)
-        if not _is_number(self.strength, (int, float)) or not 0 < self.strength <= 1:
-            yield f"strength={self.strength!r} must be above 0 and at most 1"
+        if not is_number(self.strength, (int, float)) or not 0 < self.strength <= 1:
+            yield f"strength={quoted(self.strength)} must be above 0 and at most 1"
 
     @abstractmethod
     def from_unit(self, u: float) -> Any:
@@ -170,11 +162,13 @@ class Float(Dimension):
     def faults(self) -> Iterator[str]:
         yield from super().faults()
         for name in ("low", "high") if self.step is None else ("low", "high", "step"):
-            if not _is_number(getattr(self, name), (int, float)):
-                yield f"{name}={getattr(self, name)!r} must be a finite number"
+            if not is_number(getattr(self, name), (int, float)):
+                yield f"{name}={quoted(getattr(self, name))} must be a finite number"
                 return
         if self.low > self.high:
             yield f"low={self.low} is above high={self.high}; swap them"
+        elif not math.isfinite(float(self.high) - float(self.low)):
+            yield f"low={self.low} and high={self.high} are further apart than a float can be; narrow the range"
         if self.log and self.low <= 0:
             yield f"log needs low above 0, not {self.low}"
         if self.step is not None:
@@ -184,6 +178,10 @@ class Float(Dimension):
                 yield f"step={self.step} must be above 0"
             elif self._steps != int(self._steps):
                 yield f"step={self.step} does not lead from low={self.low} to high={self.high}"
+
+    @property
+    def count(self) -> float:
+        return 1 if self.low == self.high else math.inf if self.step is None else int(self._steps) + 1
 
     @cached_property
     def _steps(self) -> Decimal:
@@ -195,7 +193,7 @@ class Float(Dimension):
 
     def from_unit(self, u: float) -> float:
         if self.step is not None:
-            return self._at(_cell(u, int(self._steps) + 1))
+            return self._at(cell(u, int(self._steps) + 1))
         if self.log:
             lower, upper = math.log(self.low), math.log(self.high)
             return min(max(math.exp(lower + u * (upper - lower)), float(self.low)), float(self.high))
@@ -211,6 +209,7 @@ class Float(Dimension):
         return float(coordinate) if self.step is None else self._at(round((coordinate - self.low) / self.step))
 
     def at(self, value: Any, divisor: int = 1) -> float | None:
+        value = plain(value)
         found = self.value(float(value)) if self.may_be(value) else None
         return found if found == value else None
 
@@ -225,7 +224,7 @@ class Float(Dimension):
         return [self.from_unit(k / (points - 1)) for k in range(points)]
 
     def may_be(self, value: Any) -> bool:
-        return _is_number(value, (int, float)) and self.low <= value <= self.high
+        return is_number(value, (int, float)) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True)
@@ -247,6 +246,10 @@ class Int(Dimension):
         return self.multiple_of
 
     @property
+    def count(self) -> float:
+        return len(self.allowed())
+
+    @property
     def coordinate(self) -> Coordinate:
         if self.multiple_of is not None:
             return ("unit",)
@@ -257,8 +260,12 @@ class Int(Dimension):
     def faults(self) -> Iterator[str]:
         yield from super().faults()
         for name in ("low", "high", "step"):
-            if not _is_number(getattr(self, name), int):
-                yield f"{name}={getattr(self, name)!r} must be a whole number"
+            if not is_number(getattr(self, name), int):
+                yield f"{name}={quoted(getattr(self, name))} must be a whole number"
+                return
+        for name in ("low", "high"):
+            if abs(value := getattr(self, name)) > LARGEST:
+                yield f"{name}={quoted(value)} must be from -2**53 to 2**53, where floats have every whole number"
                 return
         if self.low > self.high:
             yield f"low={self.low} is above high={self.high}; swap them"
@@ -290,15 +297,15 @@ class Int(Dimension):
         if self.multiple_of is not None:
             return u
         if self.log:
-            return _log_integer(u, self.low, self.high)
-        index = _cell(u, len(self.allowed()))
+            return log_integer(u, self.low, self.high)
+        index = cell(u, len(self.allowed()))
         return self.coordinate[1] + index * self.coordinate[4]
 
     def to_unit(self, coordinate: Any) -> float:
         if self.multiple_of is not None:
             return float(coordinate)
         if self.log:
-            return _log_place(coordinate, self.low, self.high)
+            return log_place(coordinate, self.low, self.high)
         return ((coordinate - self.coordinate[1]) // self.coordinate[4] + 0.5) / len(self.allowed())
 
     def value(self, coordinate: Any, divisor: int = 1) -> int:
@@ -306,17 +313,18 @@ class Int(Dimension):
             return 1 << int(coordinate) if self.powers_of_two else int(coordinate)
         allowed = self.allowed(divisor)
         if self.log:  # over the factors, so that the multiples are log-uniform
-            return divisor * _log_integer(coordinate, allowed[0] // divisor, allowed[-1] // divisor)
-        return allowed[_cell(coordinate, len(allowed))]
+            return divisor * log_integer(coordinate, allowed[0] // divisor, allowed[-1] // divisor)
+        return allowed[cell(coordinate, len(allowed))]
 
     def at(self, value: Any, divisor: int = 1) -> Any:
+        value = plain(value)
         if not self.may_be(value) or value % divisor:
             return None
         allowed = self.allowed(divisor)
         if self.multiple_of is None:
             return value.bit_length() - 1 if self.powers_of_two else value
         if self.log:
-            return _log_place(value // divisor, allowed[0] // divisor, allowed[-1] // divisor)
+            return log_place(value // divisor, allowed[0] // divisor, allowed[-1] // divisor)
         return (allowed.index(value) + 0.5) / len(allowed)
 
     def extremes(self, divisor: int = 1) -> Sequence[int]:
@@ -335,7 +343,7 @@ class Int(Dimension):
         return [first_of[value] for value in sorted(first_of)]
 
     def may_be(self, value: Any) -> bool:
-        return _is_number(value, int) and self.low <= value <= self.high and value in self.allowed()
+        return is_number(value, int) and self.low <= value <= self.high and value in self.allowed()
 
 
 @dataclass(frozen=True)
@@ -348,23 +356,27 @@ class Choice(Dimension):
     def coordinate(self) -> Coordinate:
         return "choice", len(self.options)
 
+    @property
+    def count(self) -> float:
+        return len(self.options)
+
     def faults(self) -> Iterator[str]:
         yield from super().faults()
         if not _is_list(self.options):
-            yield f"options={self.options!r} must be a list of values"
+            yield f"options={quoted(self.options)} must be a list of values"
             return
         if not self.options:
             yield "options are empty; name at least one"
         try:
-            texts = [json.dumps(option, allow_nan=False) for option in self.options]
+            texts = [identity(option) for option in self.options]
         except (TypeError, ValueError):
             yield "options must be JSON values, their numbers finite"
             return
         if repeated := [text for text in texts if texts.count(text) > 1]:
-            yield f"option {repeated[0]} stands twice"
+            yield f"option {shortened(repeated[0])} stands twice"
 
     def from_unit(self, u: float) -> int:
-        return _cell(u, len(self.options))
+        return cell(u, len(self.options))
 
     def to_unit(self, coordinate: int) -> float:
         return (coordinate + 0.5) / len(self.options)
@@ -376,8 +388,8 @@ class Choice(Dimension):
         return self.at(value)
 
     def at(self, value: Any, divisor: int = 1) -> int | None:
-        text = json.dumps(value)  # by which 1 and true, which Python takes for equal, are two
-        return next((index for index, option in enumerate(self.options) if json.dumps(option) == text), None)
+        value = plain(value)
+        return next((index for index, option in enumerate(self.options) if same(option, value)), None)
 
     def _around(self, centre: float, v: float) -> float:
         return centre
@@ -389,7 +401,7 @@ class Choice(Dimension):
         return range(len(self.options))
 
     def may_be(self, value: Any) -> bool:
-        return value in self.options
+        return among(value, self.options)
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"options": json.loads(json.dumps(list(self.options)))}

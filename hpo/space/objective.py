@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hpo.errors import StudyError
+from hpo.space.values import is_number, plain
 
 DIRECTIONS = ("minimize", "maximize")
 SELECTIONS = ("last", "best")
@@ -47,11 +47,13 @@ class Constraint:
     def __post_init__(self) -> None:
         if not _is_name(self.metric):
             raise StudyError(f"constraint {self.metric!r} must be the name of a metric, such as 'val/latency'.")
+        for name in ("lower", "upper"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         bounds = {name: bound for name in ("lower", "upper") if (bound := getattr(self, name)) is not None}
         if not bounds:
             raise StudyError(f"constraint {self.metric!r} has no bound: give lower, upper or both.")
         for name, bound in bounds.items():
-            if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+            if not is_number(bound, (int, float)):
                 raise StudyError(f"constraint {self.metric!r}: {name}={bound!r} must be a finite number.")
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise StudyError(

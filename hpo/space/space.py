@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from hpo.errors import SpaceError
 from hpo.space.config import as_json, check_path, flatten, misfit
 from hpo.space.dimensions import Bool, Choice, Coordinate, Dimension, Float, Int
+from hpo.space.values import LISTED, among
 from hpo.text import near
 
 __all__ = ["Bool", "Choice", "Coordinate", "Dimension", "Float", "Int", "Space"]
@@ -143,6 +144,11 @@ class Space:
         source = self.dimensions.get(reference)
         values: list[Iterable[Any]] = []
         if isinstance(source, Int):
+            if source.count > LISTED:
+                raise SpaceError(
+                    f"{path}: multiple_of={reference!r} may be any of {source.count} numbers, and each is looked at: "
+                    f"narrow it to {LISTED}."
+                )
             values.extend(source.allowed(divisor) for divisor in self._divisors(reference, fixed))
         elif isinstance(source, Choice):
             values.append(source.options)
@@ -191,7 +197,7 @@ class Space:
         for path in self._order:
             conditions = self.dimensions[path].conditions
             if all(
-                reference in live if reference in self.dimensions else values.get(reference, _NOTHING) in allowed
+                reference in live if reference in self.dimensions else among(values.get(reference, _NOTHING), allowed)
                 for reference, allowed in conditions.items()
             ):
                 live[path] = self.dimensions[path]
@@ -266,7 +272,7 @@ class Space:
 
     def _active(self, dimension: Dimension, params: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool:
         return all(
-            (params if path in self.dimensions else fixed).get(path, _NOTHING) in allowed
+            among((params if path in self.dimensions else fixed).get(path, _NOTHING), allowed)
             for path, allowed in dimension.conditions.items()
         )
 
@@ -312,7 +318,7 @@ class Space:
                     raise SpaceError(f"the grid branches {len(parts)} times by {path}; use steps or another sampler.")
             axes = [
                 {
-                    path: self.dimensions[path].grid(points, self._divisor(self.dimensions[path], params, self.fixed))
+                    path: self._axis(path, params, points)[1]
                     for path in self.paths
                     if path not in deciding and self._active(self.dimensions[path], params, self.fixed)
                 }
@@ -324,6 +330,14 @@ class Space:
             ]
         return self._grids[points]
 
+    def _axis(self, path: str, params: Mapping[str, Any], points: int) -> tuple[int, Sequence[Any]]:
+        """(what divides the values, the coordinates of the grid) of the dimension at `path` where `params` stand."""
+        dimension = self.dimensions[path]
+        if getattr(dimension, "step", 1) not in (None, 1) and dimension.count > LISTED:
+            raise SpaceError(f"{path} has {dimension.count} values, too many for a grid: widen its step, or drop it.")
+        divisor = self._divisor(dimension, params, self.fixed)
+        return divisor, dimension.grid(points, divisor)
+
     def _split(
         self, path: str, parts: list[tuple[dict[str, Any], dict[str, Any]]], points: int
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -332,8 +346,8 @@ class Space:
             if not self._active(dimension, params, self.fixed):
                 yield coordinates, params
                 continue
-            divisor = self._divisor(dimension, params, self.fixed)
-            for coordinate in dimension.grid(points, divisor):
+            divisor, axis = self._axis(path, params, points)
+            for coordinate in axis:
                 value = dimension.value(coordinate, divisor)
                 yield {**coordinates, path: coordinate}, {**params, path: value}
 

@@ -174,7 +174,7 @@ def trial_run(study: RowMapping, trial: RowMapping) -> Run:
 def metric_key(key: str, fold: int = 0) -> str:
     """The name of a metric in the tracker: folds above 0 are prefixed, what MLflow refuses is replaced, uniquely."""
     name = f"fold{fold}/{key}" if fold else key
-    clean = re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
+    clean = re.sub(r"[^\w\-. :/]", "_", name)
     plain = posixpath.normpath(clean).lstrip("/.") or "_"
     if plain == name and len(name) <= MAX_KEY:
         return name

@@ -20,6 +20,7 @@ from hpo.ledger.names import MAX_EVENT_KIND, MAX_METRIC
 from hpo.ledger.rows import Connection
 from hpo.ledger.transactions import TrialReport
 from hpo.space.trial_config import last_epoch
+from hpo.space.values import plain
 from hpo.storage import artifacts, locations
 from hpo.storage.home import Home
 from hpo.workers.session import StudySession
@@ -151,7 +152,7 @@ class LedgerReporter:
 
     def event(self, kind: str, **fields: Any) -> None:
         _check_length("event kind", kind, MAX_EVENT_KIND)
-        uid = uuid.uuid4().hex
+        fields, uid = plain(fields), uuid.uuid4().hex
         if "step" in fields:  # a replay after a resume tells the same again
             told = json.dumps([self._claim.trial_id, kind, fields], sort_keys=True)
             uid = hashlib.sha256(told.encode()).hexdigest()

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -252,6 +253,8 @@ def _split(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Lea
         return {str(k): _split(v, (*path, str(k)), mine, leaves) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_split(v, (*path, str(i)), mine, leaves) for i, v in enumerate(value)]
+    if isinstance(value, np.generic):
+        value = value.item()
     if not isinstance(value, _PLAIN):
         raise _Unsavable(f"{''.join(f'[{key!r}]' for key in path)}, a {type(value).__name__},")
     return value

@@ -7,6 +7,7 @@ every method at the same point, and each writes what it holds; the manifest come
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import shutil
 import time
@@ -114,7 +115,12 @@ class Saver:
         self._number += 1
         packed = files.pack(state, self.ranks.mine, copied)
         path = self.ranks.agree(self.directory / f"step-{step:08d}.f{self.fence}.{os.urandom(4).hex()}")
-        header = {"step": step, "epoch": epoch, "fence": self.fence, "config_hash": self.config_hash}
+        header = {
+            "step": operator.index(step),
+            "epoch": operator.index(epoch),
+            "fence": self.fence,
+            "config_hash": self.config_hash,
+        }
         save = _Save(packed, path.with_name(f"{path.name}.tmp"), path, header, numbers(metrics))
         self._finish = self._in_background(save) if background else lambda: self._write(save)
         self.seconds += time.perf_counter() - began

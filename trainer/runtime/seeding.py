@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import random
 from hashlib import blake2b
+from operator import index
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ import torch
 
 def derive(seed: int, stream: str, *counters: int) -> int:
     """63 bits that depend on all arguments: blake2b of their text. Torch's CPU generator uses the low 32 of them."""
-    text = f"{seed}/{stream}/{counters}".encode()
+    text = f"{index(seed)}/{stream}/{tuple(map(index, counters))}".encode()  # of numpy's integers too
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.progress import Trial
@@ -43,19 +42,19 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return " " * len(values)
-    low, span = min(finite), max(finite) - min(finite)
+    low, half = min(finite), max(finite) / 2 - min(finite) / 2  # the difference may be more than a float holds
 
     def block(value: float) -> str:
         if not math.isfinite(value):
             return " "
-        return _BARS[round((value - low) / span * (len(_BARS) - 1))] if span else _BARS[0]
+        return _BARS[round((value / 2 - low / 2) / half * (len(_BARS) - 1))] if half else _BARS[0]
 
     return "".join(block(value) for value in values)
 
 
 def _mean(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
-    return fmean(finite) if finite else math.nan
+    return math.fsum(value / len(finite) for value in finite) if finite else math.nan
 
 
 def epochs(trial: Trial) -> str:

@@ -205,8 +205,10 @@ def _parameters(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iter
 
 def _curve(key: str, curve: list[list[Any]]) -> list[str]:
     values = [math.nan if value is None else value for _, _, value in curve]
-    low, high = min(values), max(values)
-    return [key, sparkline(values, 32), f"last {number(values[-1])}", f"min {number(low)}", f"max {number(high)}"]
+    finite = [value for value in values if math.isfinite(value)]
+    bounds = [f"min {number(min(finite))}", f"max {number(max(finite))}"] if finite else ["", ""]
+    odd = f"{len(values) - len(finite)} not finite" if len(finite) < len(values) else ""
+    return [key, sparkline(values, 32), f"last {number(values[-1])}", *bounds, odd]
 
 
 def _section(title: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:

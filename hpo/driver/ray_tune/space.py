@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from ray import tune
 
 from hpo.declaration.study import Study
 from hpo.space.dimensions import Choice, Dimension, Float, Int
+from hpo.space.values import LISTED
 
 
 def param_space(study: Study) -> dict[str, Any]:
@@ -29,11 +31,12 @@ def _domain(dimension: Dimension) -> Any:
 
 def _integers(dimension: Int) -> Any:
     irregular = dimension.powers_of_two or dimension.multiple_of is not None
-    if irregular or dimension.low % dimension.step:  # Tune rounds to multiples of the step
+    irregular = irregular or bool(dimension.low % dimension.step)  # Tune rounds to multiples of the step
+    if irregular and dimension.count <= LISTED:
         return tune.choice(list(dimension.allowed()))
     if dimension.log:
         return tune.lograndint(dimension.low, dimension.high + 1)
-    if dimension.step == 1:
+    if dimension.step == 1 or irregular:  # `_nearest` brings a whole number to one of those that there are
         return tune.randint(dimension.low, dimension.high + 1)
     return tune.qrandint(dimension.low, dimension.high, dimension.step)
 
@@ -56,5 +59,7 @@ def _nearest(dimension: Dimension, value: Any, divisor: int) -> Any:
         inside = min(max(float(value), dimension.low), dimension.high)
         return inside if dimension.step is None else dimension.from_unit(dimension.to_unit(inside))
     if isinstance(dimension, Int):
-        return min(dimension.allowed(divisor), key=lambda one: abs(one - value))
+        allowed = dimension.allowed(divisor)
+        above = bisect_left(allowed, value)
+        return min(allowed[max(above - 1, 0) : above + 1], key=lambda one: abs(one - value))
     return value

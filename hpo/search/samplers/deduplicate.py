@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.search.promotion.base import Featuring, Point
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
-from hpo.space.dimensions import Choice, Dimension, Float, Int
+from hpo.space.dimensions import Choice
 
 if TYPE_CHECKING:
     from hpo.space.space import Space
@@ -22,18 +22,7 @@ FEW = 4096  # configurations, conditional dimensions counted in full
 
 def is_few(space: Space) -> bool:
     """Whether the configurations can be counted and are not more than `FEW`."""
-    return 1 < math.prod(map(_count, space.dimensions.values())) <= FEW
-
-
-def _count(dimension: Dimension) -> float:
-    if isinstance(dimension, Choice):
-        return len(dimension.options)
-    if isinstance(dimension, Int):
-        return len(dimension.allowed())
-    assert isinstance(dimension, Float)
-    if dimension.step is not None:
-        return round((dimension.high - dimension.low) / dimension.step) + 1
-    return 1 if dimension.low == dimension.high else math.inf
+    return 1 < math.prod(dimension.count for dimension in space.dimensions.values()) <= FEW
 
 
 class DeduplicatingSampler:

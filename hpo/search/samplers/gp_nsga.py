@@ -9,8 +9,10 @@ import optuna
 from optuna.samplers import BaseSampler
 
 from hpo.search.samplers.base import Proposal, TrialRecord, is_valueless, reached
-from hpo.search.samplers.optuna_sampler import OptunaSampler, fail
+from hpo.search.samplers.optuna_sampler import OptunaSampler, distribution, fail
+from hpo.space.dimensions import Coordinate
 from hpo.space.objective import Objective
+from hpo.space.values import LISTED
 
 if TYPE_CHECKING:
     from hpo.space.space import Space
@@ -72,9 +74,23 @@ class Gp(Valued):
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, n_startup_trials: int = 10) -> None:
         self._startup = n_startup_trials
         super().__init__(space, objectives, seed)
+        # Optuna lists the values of a dimension with steps: where they are many it gets one without.
+        self._many = {path: seen for path, seen in space.coordinates.items() if _steps(seen) > LISTED}
+        for path, (_, low, high, log, _) in self._many.items():
+            self._distributions[path] = distribution(("float", float(low), float(high), log, None))
+
+    def _coordinate(self, path: str, drawn: Any) -> Any:
+        if path not in self._many:
+            return drawn
+        _, low, high, _, step = self._many[path]
+        return min(low + round((drawn - low) / step) * step, high)
 
     def _sampler(self, seed: int) -> BaseSampler:
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self._startup, warn_independent_sampling=False)
+
+
+def _steps(seen: Coordinate) -> float:
+    return (seen[2] - seen[1]) / seen[4] if seen[0] in ("float", "int") and seen[4] else 0
 
 
 class _Genetic(Valued):

@@ -169,12 +169,16 @@ class OptunaSampler(ABC):
         before = self._study_attributes()
         with quiet_optuna():
             trial = self._ask(self._sampler(seed % 2**32), self._distributions)
-        coordinates = {path: trial.params[path] for path in self._distributions}
+        coordinates = {path: self._coordinate(path, trial.params[path]) for path in self._distributions}
         trial_attrs = self._kept(self._attributes_of(number).system_attrs)
         after = self._study_attributes()
         study_attrs = {key: value for key, value in after.items() if key not in before}
         self._records[number] = TrialRecord(number, "running", coordinates, None, (), trial_attrs, study_attrs)
         return Proposal(coordinates, seed, trial_attrs=trial_attrs, study_attrs=study_attrs)
+
+    def _coordinate(self, path: str, drawn: Any) -> Any:
+        """The coordinate that a draw of Optuna's means."""
+        return drawn
 
     def exhausted(self, number: int) -> str:
         return ""

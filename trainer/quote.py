@@ -1,0 +1,30 @@
+"""Quotes values in messages, those that are long shortened."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+MOST = 200  # characters of a value
+_LONG = re.compile(rf"'[^']{{{MOST},}}'|\"[^\"]{{{MOST},}}\"|\S{{{2 * MOST},}}")  # a quoted text, or a word
+
+
+def shortened(text: str, most: int = MOST) -> str:
+    """`text`, or its first quarter and its length where it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most // 4]}... ({len(text)} characters)"
+
+
+def quoted(value: Any, most: int = MOST) -> str:
+    """`repr(value)`, shortened; of a whole number with more digits than Python writes, how many it has."""
+    try:
+        return shortened(repr(value), most)
+    except ValueError:  # Python's limit on digits
+        return (
+            f"a number of some {round(math.log10(2) * value.bit_length())} digits" if isinstance(value, int) else "..."
+        )
+
+
+def shorten_quoted(sentence: str) -> str:
+    """A sentence with what it quotes at length shortened, in quotation marks or as one word."""
+    return _LONG.sub(lambda match: shortened(match[0]), sentence)
