@@ -8,11 +8,13 @@ import os
 import pkgutil
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
 from hashlib import sha256
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -140,7 +142,8 @@ def _load_shipped(name: str) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     """Import a file under a name of its own; again only if its text has changed.
 
-    The name is the same in every process, and the file's directory is importable, so that its siblings are.
+    The name is the same in every process, and the file's directory is importable, so that its siblings are. Raises
+    StudyError where one of those that are imported has the name of a library.
     """
     try:
         text = path.read_bytes()
@@ -150,8 +153,8 @@ def _load_file(path: Path) -> ModuleType:
     version = sha256(text).hexdigest()
     if getattr(loaded := sys.modules.get(name), "__hpo_version__", None) == version and loaded is not None:
         return loaded
-    if (directory := str(path.parent)) not in sys.path:
-        sys.path.insert(0, directory)
+    _check_siblings(path)
+    _make_importable(str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -166,6 +169,41 @@ def _load_file(path: Path) -> ModuleType:
         _importing.reset(before)
     module.__dict__["__hpo_version__"] = version
     return module
+
+
+def _make_importable(directory: str) -> None:
+    """Have modules of `directory` found after all others: a `queue.py` beside a study is not what libraries import."""
+    if sys.path[:1] == [directory]:  # `python -m hpo` has put the current directory there
+        sys.path.append(sys.path.pop(0))
+    if directory not in sys.path:
+        sys.path.append(directory)
+
+
+def _check_siblings(file: Path) -> None:
+    clashing = [place for place in _modules(file.parent) if place != file and _is_library(place.stem)]
+    if not clashing:
+        return
+    sources = [path for path in source_parts(file).values() if path.suffix == ".py"]
+    imported = {name.partition(".")[0] for source in sources for name in _imports(source)}
+    for place in clashing:
+        if place.stem in imported:
+            raise StudyError(
+                f"{place} has the name of a library, which is what `import {place.stem}` in the study finds: rename it."
+            )
+
+
+def _modules(directory: Path) -> list[Path]:
+    """The modules and packages of a directory."""
+    there = sorted(directory.iterdir()) if directory.is_dir() else []
+    return [place for place in there if place.suffix == ".py" or (place / "__init__.py").is_file()]
+
+
+def _is_library(name: str) -> bool:
+    """Whether Python, what is installed, or this platform has a module of the name."""
+    if name in sys.stdlib_module_names or name in (*_PLATFORM, _PACKAGE):
+        return True
+    installed = [sysconfig.get_path(scheme) for scheme in ("purelib", "platlib")]
+    return PathFinder.find_spec(name, installed) is not None
 
 
 def _explained(error: BaseException, file: Path) -> HpoError:
