@@ -85,12 +85,14 @@ def plot(
         raise typer.Exit(1)
     if save:
         with options.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
-            files = figures.draw(of, drawn, Path(save))
+            files, failed = figures.draw(of, drawn, Path(save))
+        drawn = _say_failed(drawn, failed)
         print(f"drawn in {save}: {', '.join(files)}")
         return
     with tempfile.TemporaryDirectory() as directory:
         with options.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
-            files = figures.draw(of, drawn, Path(directory))
+            files, failed = figures.draw(of, drawn, Path(directory))
+        drawn = _say_failed(drawn, failed)
         with ledger.read() as connection:
             study_id = queries.study_row(connection, name)["id"]
         artifacts.leave(ledger, at.files(name, None), study_id, {f"plots/{file}": files[file] for file in files})
@@ -98,6 +100,15 @@ def plot(
         where = at.files(name, None) / artifacts.of_study(connection, study_id)[f"plots/{figures.PAGE}"]
     print(f"drawn: {', '.join(drawn)}\npage: {where}")
     print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
+
+
+def _say_failed(kinds: list[str], failed: dict[str, str]) -> list[str]:
+    """Say why the plots that failed are not there; those that are. Exits with 1 where none is."""
+    for kind, why in failed.items():
+        print(f"no {kind}: {why}.", file=sys.stderr)
+    if len(failed) == len(kinds):
+        raise typer.Exit(1)
+    return [kind for kind in kinds if kind not in failed]
 
 
 @app.command()

@@ -139,25 +139,35 @@ def _varied(of: Subject) -> set[str]:
     return {name for name, count in times.items() if count > 1}
 
 
-def draw(of: Subject, kinds: Sequence[str], directory: Path) -> dict[str, Path]:
-    """Write `<kind>.png` for each of `kinds` and the page of all of them; the files by name.
+def draw(of: Subject, kinds: Sequence[str], directory: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Write `<kind>.png` for each of `kinds` and the page of all of them: (the files by name, why a kind has none).
 
-    Raises UserError where matplotlib or plotly is missing, or the directory cannot be written.
+    What fails to be drawn takes no other along. Raises UserError where matplotlib or plotly is missing, or the
+    directory cannot be written.
     """
     _check_installed()
     params = _by_importance(of)
-    files = {f"{kind}.png": directory / f"{kind}.png" for kind in kinds} | {PAGE: directory / PAGE}
+    parts, failed = dict[str, str](), dict[str, str]()
     with quiet_optuna():
         warnings.filterwarnings("ignore", "Attempt(ing)? to set", UserWarning)  # of axes on which all trials are alike
         quiet()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for kind in kinds:
-                _picture(of, kind, params, files[f"{kind}.png"])
-            files[PAGE].write_text(_page(of, kinds, params), encoding="utf-8")
+                try:
+                    _picture(of, kind, params, directory / f"{kind}.png")
+                    parts[kind] = _figure(of, kind, params).to_html(
+                        full_html=False, include_plotlyjs=not parts, div_id=kind
+                    )
+                except OSError:
+                    raise
+                except Exception as error:  # of libraries, which have no class of their own for it
+                    reason = " ".join(str(error).split())
+                    failed[kind] = f"{type(error).__name__}{f': {reason}' if reason else ''} while it was drawn"
+            (directory / PAGE).write_text(_page(of, parts), encoding="utf-8")
         except OSError as error:
             raise UserError(f"{directory} cannot be written ({error.strerror}): name another by --save.") from error
-    return files
+    return {name: directory / name for name in (*(f"{kind}.png" for kind in parts), PAGE)}, failed
 
 
 def _check_installed() -> None:
@@ -232,7 +242,7 @@ def _contour(panels: Any, of: Subject) -> None:
     from matplotlib.contour import ContourSet
 
     drawn = [one for panel in panels.flat for one in panel.collections if isinstance(one, ContourSet) and one.filled]
-    if not drawn:
+    if not drawn or of.span[0] == of.span[1]:  # a scale without extent
         return
     scale, bar = Normalize(*of.span), drawn[0].figure.axes[-1]
     for one in drawn:
@@ -266,14 +276,12 @@ def _parallel(panel: Any, names: Sequence[str], whole: ticks.Whole) -> None:
         ticks.clear(panel.figure.axes[1], panel.figure.axes[-1])
 
 
-def _page(of: Subject, kinds: Sequence[str], params: Sequence[str]) -> str:
+def _page(of: Subject, drawn: Mapping[str, str]) -> str:
     """One page for all, which needs nothing from elsewhere: plotly's own script stands in it once."""
     title = escape(f"{of.study.study_name}: {of.metric}")
     parts = [f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title></head>"]
     parts.append(f"<body style='font-family: sans-serif; max-width: 1150px; margin: 2em auto'><h1>{title}</h1>")
-    for place, kind in enumerate(kinds):
-        body = _figure(of, kind, params).to_html(full_html=False, include_plotlyjs=place == 0, div_id=kind)
-        parts.append(f"<h2>{kind}</h2><p>{KINDS[kind].caption}</p>{body}")
+    parts += [f"<h2>{kind}</h2><p>{KINDS[kind].caption}</p>{body}" for kind, body in drawn.items()]
     return "\n".join([*parts, "</body></html>\n"])
 
 
