@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from hpo.study.references import load
 from rounds import rounds
 
 from hpo.errors import StudyError
-from hpo.study.references import load
 
 BASE = """
 import random
