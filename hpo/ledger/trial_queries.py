@@ -44,6 +44,7 @@ _CHECKPOINTS = _of_trial(
     checkpoints.c.best,
     checkpoints.c.size,
     checkpoints.c.sha256,
+    checkpoints.c.metrics,
 ).order_by(checkpoints.c.step, checkpoints.c.id)
 _DECISIONS = (
     _of_trial(

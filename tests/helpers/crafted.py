@@ -86,3 +86,10 @@ def put_trial(
 def change_trial(ledger: Ledger, number: int, **columns: Any) -> None:
     with ledger.write() as connection:
         connection.execute(update(tables.trials).where(tables.trials.c.number == number).values(**columns))
+
+
+def config_of(ledger: Ledger, trial_id: int, config: Mapping[str, Any]) -> None:
+    """Give a trial this configuration."""
+    with ledger.write() as connection:
+        mine = tables.asks.c.trial_id == trial_id
+        connection.execute(update(tables.asks).where(mine).values(config=dict(config)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.format import judgement, number
-from hpo.analysis.results.trial import detail, kept_checkpoint
+from hpo.analysis.results.trial import checkpoint_at, detail, kept_checkpoint, of_checkpoint
 from hpo.declaration import preflight
 from hpo.errors import HpoError, UserError
 from hpo.ledger import queries
@@ -60,6 +60,7 @@ def _best_trial(connection: Connection, home: Home, study: RowMapping, found: qu
         "folds": len(trial["folds"]),
         "checkpoint": checkpoint["path"] if checkpoint and there else None,
         "checkpoint_epoch": checkpoint["epoch"] if checkpoint and there else None,
+        "checkpoint_at": checkpoint_at(trial, checkpoint) if checkpoint and there else None,
         "metrics": str(metrics) if metrics.is_file() else None,
         "missing_checkpoint": checkpoint["path"] if checkpoint and not there else None,
         "overrides": overrides,
@@ -114,28 +115,24 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     options = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
     options = f"--config {shlex.quote(saved)}" if saved else options
     gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
+    taken = f" ({of_checkpoint(best['checkpoint_at'], _precise)})" if best["checkpoint"] else ""
     at = best["judged"] and queries.Judged(**best["judged"])
-    judged = judgement(best["values"], at, best["epoch"], lambda value: f"{value:.6g}")
+    judged = judgement(best["values"], at, best["epoch"], _precise, saved=best["checkpoint_epoch"])
     train = command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
     return "\n".join(
         [
             f"{best['study']}, trial {best['number']}: {judged}",
             *(f"  {key} {number(value)}" for key, value in best["beside"].items()),
             *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
-            f"checkpoint: {best['checkpoint'] or gone}{_of_epoch(best)}",
+            f"checkpoint: {best['checkpoint'] or gone}{taken}",
             *([f"metrics: {best['metrics']}"] if best["metrics"] else []),
             f"train it: {saving}{train}",
         ]
     )
 
 
-def _of_epoch(best: Mapping[str, Any]) -> str:
-    """Of which epoch the checkpoint is, where that is not the last: train.checkpoint.monitor holds it for the best."""
-    if best["checkpoint"] and best["folds"]:
-        return f" (of one fold; the value is the mean over {best['folds']})"
-    if best["checkpoint"] is None or best["checkpoint_epoch"] == best["epoch"]:
-        return ""
-    return f" (of epoch {best['checkpoint_epoch']}, the best of {best['epoch']} by train.checkpoint.monitor)"
+def _precise(value: float) -> str:
+    return f"{value:.6g}"
 
 
 def overrides_of(params: Mapping[str, Any]) -> list[str]:

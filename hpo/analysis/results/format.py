@@ -22,15 +22,26 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def judgement(values: Mapping[str, Any], judged: Judged | None, last: int, shown: Callable[[Any], str] = number) -> str:
+def judgement(
+    values: Mapping[str, Any],
+    judged: Judged | None,
+    last: int,
+    shown: Callable[[Any], str] = number,
+    *,
+    saved: int | None = None,
+) -> str:
     """`val/loss 0.21, test/loss 0.23 (epoch 3 of 4)`: a trial's values, beside each what was held out where that was
-    measured, and of which of its epochs they are, if not of the last."""
+    measured, and of which of its epochs they are, if not of the last, or if the checkpoint shown with them was
+    `saved` at another.
+    """
     beside = filter(None, map(hold_out_of, values))
     found = {**values, **({key: judged.metrics.get(key) for key in beside} if judged else {})}
     text = ", ".join(
         f"{metric} {shown(value)}" for metric, value in found.items() if value is not None and value == value
     )
-    return text if judged is None or judged.epoch == last else f"{text} (epoch {judged.epoch} of {last})"
+    if judged is None or judged.epoch == last == (saved or last):
+        return text
+    return f"{text} (epoch {judged.epoch} of {last})"
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.compare import headline
@@ -12,9 +12,10 @@ from hpo.analysis.results.format import duration, judgement, number, sparkline
 from hpo.declaration.user_code import own_part
 from hpo.errors import UserError
 from hpo.ledger import queries, trial_queries
+from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.text import aligned, counted
+from hpo.text import aligned, counted, megabytes
 
 if TYPE_CHECKING:
     from hpo.ledger.rows import Connection
@@ -98,6 +99,33 @@ def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
     return next(iter(kept_checkpoints(trial)), None)
 
 
+def checkpoint_at(trial: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a checkpoint was taken: its `epoch` of `epochs`, in one of so many `folds`, and what was measured there.
+
+    `metrics` holds what train.checkpoint monitors, then each objective, as far as there is a value; `kept_for` is
+    `the largest val/accuracy` of the checkpoint that is kept as the best, else None.
+    """
+    keep = flatten(trial["config"])
+    monitor, largest = keep.get("train.checkpoint.monitor"), keep.get("train.checkpoint.mode") == "max"
+    names = dict.fromkeys([*([monitor] if monitor else []), *trial["values"]])
+    return {
+        "epoch": checkpoint["epoch"],
+        "epochs": trial["epoch"],
+        "folds": len(trial["folds"]),
+        "metrics": {name: value for name in names if (value := checkpoint["metrics"].get(name)) is not None},
+        "kept_for": f"the {'largest' if largest else 'least'} {monitor}" if checkpoint["best"] else None,
+    }
+
+
+def of_checkpoint(at: Mapping[str, Any], shown: Callable[[Any], str] = number) -> str:
+    """`epoch 1 of 6: val/loss 0.31, val/accuracy 0.9; kept for the least val/loss`."""
+    text = f"epoch {at['epoch']} of {at['epochs']}"
+    text += f" of one fold of {at['folds']}" if at["folds"] else ""
+    text += ": " if at["metrics"] else ""
+    text += ", ".join(f"{name} {shown(value)}" for name, value in at["metrics"].items())
+    return text + (f"; kept for {at['kept_for']}" if at["kept_for"] else "")
+
+
 def base_config(connection: Connection, name: str) -> dict[str, Any]:
     """The study's configuration as its trials start from it, before their own parameters; loads the declaration."""
     from hpo.declaration.references import load
@@ -140,7 +168,8 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     if skipped := _skipped(trial):
         yield f"{skipped} skipped, whose loss or gradient was not finite"
     if values := {metric: value for metric, value in trial["values"].items() if value is not None}:
-        yield judgement(values, trial["judged"] and queries.Judged(**trial["judged"]), trial["epoch"])
+        kept, judged = kept_checkpoint(trial), trial["judged"] and queries.Judged(**trial["judged"])
+        yield judgement(values, judged, trial["epoch"], saved=kept["epoch"] if kept else None)
     yield from _section("parameters", _parameters(trial, base))
     if isinstance(base, str):
         yield f"  ({base})"
@@ -171,7 +200,7 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     yield from _section(
         "checkpoints",
         (
-            [f"step {c['step']}", "best" if c["best"] else "", c["state"], f"{c['size'] / 1e6:.2f} MB", c["path"]]
+            [f"step {c['step']}", of_checkpoint(checkpoint_at(trial, c)), c["state"], megabytes(c["size"]), c["path"]]
             for c in there
         ),
     )

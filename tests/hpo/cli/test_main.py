@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from crafted import open_crafted, put_trial
+from crafted import config_of, open_crafted, put_trial
 from places import HARNESS
 from sqlalchemy import insert, update
 from typer.main import get_command
@@ -256,6 +256,7 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
             row = {"trial_id": trial, "step": step, "epoch": 1, "path": f"step-{step}", "sha256": "", "size": 1}
             row |= {"state": state, "best": best, "metrics": {}, "fence": 1, "revision": 1, "at": 0.0}
             connection.execute(insert(checkpoints).values(row))
+    config_of(crafted, trial, {"train": {"checkpoint": {"monitor": "val/accuracy", "mode": "max"}}})
     saved = tmp_path / "best.yaml"
     kept = home.checkpoints("crafted", 1) / "step-20"
     result = hpo("best", home=home)
@@ -265,8 +266,8 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
     assert "metrics:" not in result.stdout
     (metrics := kept.parent / "metrics.json").touch()
     result = hpo("best", home=home)
-    of_epoch = "of epoch 1, the best of 2 by train.checkpoint.monitor"
-    assert f"checkpoint: {kept} ({of_epoch})\nmetrics: {metrics}\n" in result.stdout
+    at = "epoch 1 of 2; kept for the largest val/accuracy"
+    assert f"checkpoint: {kept} ({at})\nmetrics: {metrics}\n" in result.stdout
     command = shlex.split(result.stdout.splitlines()[-1].removeprefix("train it: "))
     assert command[:6] == ["hpo", "run", "--study", "mlp", "--name", "crafted-best"]
     assert command[-2:] == ["--home", str(home.root)]
@@ -279,6 +280,33 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
     beyond = refused(hpo("best", "--study", "crafted", "--save", str(tmp_path / "mis" / "spelt.yaml"), home=home), 2)
     assert "mis/spelt.yaml cannot be written" in beyond and not (tmp_path / "mis").exists()
     assert json.loads(hpo("best", "--json", home=home).stdout)["overrides"] == params
+
+
+def test_a_checkpoint_stands_with_its_own_epoch_and_values(crafted, home):
+    """The value is the last epoch's, the checkpoint the first one's: neither may be read as the other."""
+    from sqlalchemy import insert
+
+    from hpo.ledger.tables import checkpoints
+
+    measured = {1: {"val/accuracy": 0.7, "val/loss": 0.4}, 2: {"val/accuracy": 0.9, "val/loss": 0.6}}
+    trial = put_trial(crafted, 0, "complete", (0.7, 0.9), metrics={"val/loss": (0.4, 0.6)})
+    config_of(crafted, trial, {"train": {"checkpoint": {"monitor": "val/loss", "mode": "min"}}})
+    for epoch, metrics in measured.items():
+        row = {"trial_id": trial, "step": 10 * epoch, "epoch": epoch, "path": f"step-{epoch}", "sha256": "", "size": 1}
+        row |= {"state": "kept", "best": epoch == 1, "metrics": metrics, "fence": 1, "revision": 1, "at": 0.0}
+        with crafted.write() as connection:
+            connection.execute(insert(checkpoints).values(row))
+        (home.checkpoints("crafted", 0) / f"step-{epoch}").mkdir(parents=True)
+    best = hpo("best", home=home).stdout.splitlines()
+    assert best[0] == "crafted, trial 0: val/accuracy 0.9 (epoch 2 of 2)"
+    [line] = [line for line in best if line.startswith("checkpoint: ")]
+    assert line.endswith("/step-1 (epoch 1 of 2: val/loss 0.4, val/accuracy 0.7; kept for the least val/loss)")
+    at = json.loads(hpo("best", "--json", home=home).stdout)["checkpoint_at"]
+    assert (at["epoch"], at["epochs"], at["metrics"]) == (1, 2, measured[1])
+    shown = hpo("show", "0", home=home).stdout
+    assert "val/accuracy 0.9 (epoch 2 of 2)\n" in shown
+    assert "step 10  epoch 1 of 2: val/loss 0.4, val/accuracy 0.7; kept for the least val/loss  kept" in shown
+    assert re.search(r"step 20  epoch 2 of 2: val/loss 0.6, val/accuracy 0.9 +kept", shown)
 
 
 def test_best_of_nothing_complete_is_refused(crafted, home):
