@@ -65,6 +65,13 @@ def study_names(connection: Connection) -> list[str]:
     return list(connection.execute(select(studies.c.name).order_by(studies.c.id)).scalars())
 
 
+def derived(connection: Connection) -> dict[str, str]:
+    """Name -> the study whose configurations it trains again, of the studies that `confirm` and `ablate` have made."""
+    of = studies.c.spec["listed_of"].as_string()
+    rows = connection.execute(select(studies.c.name, of).where(of.is_not(None), of != "").order_by(studies.c.id))
+    return dict(map(tuple, rows))
+
+
 @dataclass(frozen=True)
 class Best:
     """A complete trial that none is better than: `value` by the first objective, `values` by metric."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -47,23 +47,46 @@ def study_names(ledger: Ledger, study: str | None) -> list[str]:
 def open_study(
     home: str, storage: str | None, study: str | None, *, upgrade: bool = False, told: bool = True
 ) -> tuple[Ledger, str, Home]:
-    """The ledger, and the study that is meant: the one named, else the only one there is, which the user is `told`."""
-    ledger, names, at = open_studies(home, storage, study, upgrade=upgrade, told=told)
-    if len(names) > 1:
-        where = ledger.shown if storage else at.root
+    """The ledger, and the study that is meant: the one named, else the only one that is derived from no other, which the
+    user is `told`.
+
+    Studies that `confirm` and `ablate` derive from another never stand for it: without a name the other is meant.
+    """
+    ledger, at = open_ledger(home, storage, upgrade=upgrade)
+    if study:
+        return ledger, study_names(ledger, check_name(study))[0], at
+    where = ledger.shown if storage else at.root
+    with ledger.read() as connection:
+        names, derived = queries.study_names(connection), queries.derived(connection)
+    own = [name for name in names if name not in derived] or names
+    if not own:
+        raise _no_study(where)
+    if len(own) > 1:
         raise UserError(f"{where} holds {', '.join(names)}: name one with --study.")
-    return ledger, names[0], at
+    if told:
+        _say(own[0], where, [name for name in names if name not in own])
+    return ledger, own[0], at
 
 
 def open_studies(
-    home: str, storage: str | None, study: str | None, *, upgrade: bool = False, told: bool = True
+    home: str, storage: str | None, study: str | None, *, told: bool = True
 ) -> tuple[Ledger, list[str], Home]:
     """The ledger, and the study named, else all there are; UserError where there is none."""
-    ledger, at = open_ledger(home, storage, upgrade=upgrade)
+    ledger, at = open_ledger(home, storage)
     names = study_names(ledger, study and check_name(study))
     where = ledger.shown if storage else at.root
     if not names:
-        raise UserError(f"{where} holds no study: begin one with `hpo run`.")
+        raise _no_study(where)
     if told and study is None and len(names) == 1:
-        print(f"study {names[0]}, the only one in {where}", file=sys.stderr)
+        _say(names[0], where, [])
     return ledger, names, at
+
+
+def _no_study(where: object) -> UserError:
+    return UserError(f"{where} holds no study: begin one with `hpo run`.")
+
+
+def _say(name: str, where: object, beside: Sequence[str]) -> None:
+    """Say which study is meant, where none was named."""
+    others = f" beside {', '.join(beside)}, derived from it" if beside else ""
+    print(f"study {name}, the only one in {where}{others}", file=sys.stderr)

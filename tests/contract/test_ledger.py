@@ -186,6 +186,16 @@ def test_the_same_ask_twice_is_one_trial(ledger):
     assert count(ledger, tables.trials) == count(ledger, tables.asks) == 3
 
 
+def test_studies_derived_from_others_are_told_apart(ledger):
+    """A null, an absent and a given `listed_of`, as ledgers of any age have them."""
+    for name, more in (("s", {"listed_of": None}), ("s-confirm", {"listed_of": "s"}), ("old", {})):
+        with ledger.write() as connection:
+            row = {"name": name, "uid": "u" * 32, "created_at": 0.0, "state": "open", "requested": 4}
+            connection.execute(insert(tables.studies).values(**row, spec=SPEC | more, identity={}, environment={}))
+    with ledger.read() as connection:
+        assert queries.derived(connection) == {"s-confirm": "s"}
+
+
 def test_floats_come_back_to_the_last_bit(ledger):
     ask(ledger, new_study(ledger), 0)
     taken = claim(ledger)

@@ -7,20 +7,21 @@ import json
 import re
 import shlex
 import time
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from crafted import config_of, open_crafted, put_trial
 from places import HARNESS
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from hpo.cli import options
 from hpo.cli.main import app
 from hpo.driver.loop import Driver
-from hpo.ledger import Ledger, queries
+from hpo.ledger import Ledger, queries, tables
 from hpo.ledger.tables import attempts, trials
 from hpo.space.config import flatten, load_yaml, parse_override
 from hpo.storage.home import Home
@@ -206,6 +207,24 @@ def test_one_of_several_studies_must_be_named(home):
     assert line == f"error: {ledger.url} holds first, second: name one with --study."
     assert hpo("status", "--study", "second", home=home).stdout.startswith("second: ")
     ledger.close()
+
+
+@pytest.mark.parametrize("command", [("best",), ("show", "0"), ("compare",), ("importance",), ("gc",)], ids=" ".join)
+def test_a_derived_study_never_makes_a_command_ambiguous(home, command):
+    home.create()
+    with closing(open_crafted(home.root / "ledger.db", ("mine", "mine-confirm", "mine-ablate"))) as ledger:
+        put_trial(ledger, 0, "complete", (0.5,))
+        for derived in ("mine-confirm", "mine-ablate"):
+            with ledger.write() as connection:
+                row = tables.studies.c.name == derived
+                spec = connection.execute(select(tables.studies.c.spec).where(row)).scalar_one()
+                connection.execute(update(tables.studies).where(row).values(spec=spec | {"listed_of": "mine"}))
+    result = hpo(*command, home=home)
+    said = f"study mine, the only one in {home.root} beside mine-confirm, mine-ablate, derived from it"
+    assert result.stderr.splitlines()[0] == said
+    assert "name one with --study" not in result.stderr
+    assert hpo("status", home=home).stdout.count("\n") == 3
+    assert hpo("status", "--study", "mine-ablate", home=home).stdout.startswith("mine-ablate: ")
 
 
 def test_status_without_a_name_lists_every_study(home):
