@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from hpo import text
-from hpo.cli import models, options, results, training
+from hpo.cli import models, options, removal, results, training
 from hpo.cli import workers as cli_workers
 from hpo.cli.options import (
     MOST,
@@ -378,6 +378,7 @@ def sync(
 
 app.add_typer(results.app)
 app.add_typer(models.app)
+app.add_typer(removal.app)
 app.add_typer(training.app)
 app.add_typer(cli_workers.app)
 

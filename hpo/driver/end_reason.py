@@ -62,11 +62,15 @@ def none_complete(study: str, failed: Sequence[int], again: str) -> str:
     return f"no trial is complete, and {counted(len(failed), 'trial')} failed, `{why}` says why: {again}"
 
 
-def mend(study: str, budget: Budget, trials: int, epochs: int) -> str:
-    """How a study goes on whose code is to be mended; what failed has used up the budget, since it counts."""
+def mend(study: str, budget: Budget, trials: int, epochs: int, *, scored: bool) -> str:
+    """How a study goes on whose code is to be mended; what failed has used up the budget, since it counts, unless no
+    trial is `scored`, when a changed declaration begins anew."""
     more = ""
     for flag, given, gone in (("trials", budget.trials, trials), ("epochs", budget.epochs, epochs)):
         if given is not None and gone >= given:
             more += f" --{flag} {2 * given}"
+    if not scored:
+        anew, on = command(f"resume --study {study}"), command(f"resume --study {study}{more}")
+        return f"mend the study, then `{anew}` begins it anew; where the cause lay outside of it, `{on}` goes on."
     again = command(f"resume --study {study} --allow-drift{more}")
     return f"mend the study, then `{again}` goes on; with another -o run it as another, by --name."

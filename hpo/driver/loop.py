@@ -9,10 +9,11 @@ from hpo.declaration.budget import Budget
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
 from hpo.driver import end_reason, failure_streak
-from hpo.driver.open import check_home, continued, open_study, write_changes
+from hpo.driver.open import continued, open_study, write_changes
 from hpo.driver.proposer import LedgerProposer, ListProposer
 from hpo.driver.reclaim import Reclaimer
 from hpo.driver.request import DriverOptions
+from hpo.driver.set_aside import take_over
 from hpo.driver.stopwatch import Stopwatch
 from hpo.ledger import Ledger, driver_queries, transactions
 from hpo.ledger.driver_queries import trained
@@ -53,7 +54,7 @@ class Driver:
 
     def acquire(self) -> None:
         """Become the study's driver; raise Busy if another one lives."""
-        row = open_study(self._ledger, self._study, self._spec, self._options)
+        row = open_study(self._ledger, self._study, self._spec, self._options, anew=True)
         self._id, name = row["id"], f"driver:{row['id']}"
         me, timeout = Process.current(), self._options.lease_timeout
         self._lease: Lease = acquire(self._ledger, name, self._spec.name, me, self._clock, timeout)
@@ -68,8 +69,7 @@ class Driver:
 
     def _take_over(self) -> None:
         """As the study's only driver: rebuild what memory holds, and note what the user wants now."""
-        row = open_study(self._ledger, self._study, self._spec, self._options)  # as the last driver left it
-        check_home(self._ledger, row, self._options.home)
+        row = take_over(self._ledger, self._study, self._spec, self._options, self._lease, self._clock)
         self._state = row["state"]
         self._time = Stopwatch(self._clock, row["seconds_used"])
         stored = Budget.of(dict(row))
@@ -378,14 +378,14 @@ class Driver:
 
     def _end(self) -> str:
         """The state the study is left in, written unless trials wait; `reason` says what a user has to know of it."""
-        name = self._spec.name
+        name, used = self._spec.name, (self._used.trials or 0, round(sum(self._epochs.values())))
         if not self._done:
             if self._expired:
                 self.reason = end_reason.time_used_up(name, self._budget.seconds or 0.0, self._time.seconds)
             elif self._only_paused and not self._stopping:
                 self.reason = end_reason.only_paused(name, len(self._paused))
             return "interrupted"
-        again = end_reason.mend(name, self._budget, self._asked - len(self._lost), round(sum(self._epochs.values())))
+        again = end_reason.mend(name, self._budget, *used, scored=self._scored)
         self.reason = self._streak.explain(again) if self._streak.full else ""
         if not self.reason and self._asked:
             lacking = (self._asked, self._scored, again)

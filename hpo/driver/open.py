@@ -15,21 +15,29 @@ from hpo.driver.request import DriverOptions
 from hpo.errors import DriftError
 from hpo.ledger import Ledger, driver_queries, queries, transactions
 from hpo.ledger.leases import Lease
+from hpo.ledger.removal import check_whole
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.text import command
 from hpo.tracking.uri import tracker_name
 
 _AS_BEGUN = ("tracking_uri", "checkpoints")  # of the environment: where a study began to be written
 
 
-def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: DriverOptions) -> RowMapping:
-    """The study's row, made if there is none; DriftError, naming what changed, if the ledger knows another one."""
+def open_study(
+    ledger: Ledger, study: Study, spec: StudySpec, options: DriverOptions, *, anew: bool = False
+) -> RowMapping:
+    """The study's row, made if there is none; DriftError, naming what changed, if the ledger knows another one.
+
+    With `anew` a study that has nothing to lose is returned all the same: the driver sets its trials aside.
+    """
     row = ledger.look(lambda connection: queries.find_study(connection, spec.name))
     if row is None:
         new = _new_row(study, spec, options)
         row = ledger.transact(lambda connection: driver_queries.create_study(connection, new))
+    check_whole(row)
     now = identity(study, spec)
     if row["identity"].get("objectives") != now["objectives"] and _judged(ledger, row):
         raise DriftError(
@@ -38,12 +46,18 @@ def open_study(ledger: Ledger, study: Study, spec: StudySpec, options: DriverOpt
             "--name NAME`."
         )
     changed = drift(row["identity"], now)
-    if changed and not options.allow_drift:
+    if changed and not options.allow_drift and not (anew and _without_value(ledger, row["id"])):
+        again = command(f"rm --study {spec.name}")
         raise DriftError(
             f"study {spec.name!r} is in the ledger already, and {'; '.join(changed)}: undo that, continue with "
-            f"--allow-drift, or start another study by `hpo run --study {spec.reference} --name NAME`."
+            f"--allow-drift, start another study by `hpo run --study {spec.reference} --name NAME`, or delete what "
+            f"there is by `{again}`."
         )
     return row
+
+
+def _without_value(ledger: Ledger, study_id: int) -> bool:
+    return ledger.look(lambda connection: driver_queries.without_value(connection, study_id))
 
 
 def _judged(ledger: Ledger, row: RowMapping) -> bool:

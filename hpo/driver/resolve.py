@@ -18,6 +18,7 @@ from hpo.driver import warm_start
 from hpo.driver.request import RunRequest
 from hpo.errors import StudyError, UserError
 from hpo.ledger import Ledger, queries
+from hpo.ledger.removal import check_whole
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
 from hpo.search.strategies.base import STRATEGIES, by_default, make_strategy
 from hpo.space.config import as_json, flatten
@@ -137,7 +138,9 @@ def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
     if not wanted and not begun(ledger, name):
         return None
     with ledger.read() as connection:
-        return StudySpec.from_json(queries.study_row(connection, name)["spec"])
+        row = queries.study_row(connection, name)
+    check_whole(row)
+    return StudySpec.from_json(row["spec"])
 
 
 def _strategy(name: str, study: Study) -> dict[str, Any]:

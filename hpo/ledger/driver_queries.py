@@ -172,6 +172,13 @@ def rows(connection: Connection, study_id: int, numbers: Sequence[int]) -> list[
     return [row for one in where for row in connection.execute(_SOME, one).mappings()]
 
 
+def without_value(connection: Connection, study_id: int) -> bool:
+    """Whether no trial has ended with a value, and none that is to go on has trained an epoch."""
+    rows = connection.execute(select(trials).where(trials.c.study_id == study_id)).mappings().all()
+    valued = any(value is not None for row in rows for value in row["values"] or ())
+    return not valued and not any(row["state"] in OPEN_STATES and row["epoch"] > row["from_epoch"] for row in rows)
+
+
 def thaw(connection: Connection, study_id: int, numbers: Sequence[int]) -> None:
     """Let paused trials wait for a worker again; what is not paused stays as it is."""
     connection.execute(sql.THAW, {"study": study_id, "numbers": list(numbers)})

@@ -71,7 +71,7 @@ studies = Table(
     Column("name", String(64), nullable=False, unique=True),
     Column("uid", String(32), nullable=False),  # random; names the study's runs in trackers
     Column("created_at", Double, nullable=False),
-    Column("state", String(16), nullable=False),  # open | complete | stopped (after equal tracebacks)
+    Column("state", String(16), nullable=False),  # open | complete | stopped (after equal tracebacks) | removing
     # The budget, for the study over all its resumptions; see hpo.declaration.budget.
     Column("requested", Integer, nullable=False),  # trials; 0 is no bound
     Column("max_epochs", Integer),

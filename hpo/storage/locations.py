@@ -39,7 +39,11 @@ def has_results(home: Home, study: Mapping[str, Any] | RowMapping) -> bool:
 
 
 def _bucket(at: str, study: Mapping[str, Any] | RowMapping) -> Bucket:
-    return Bucket(at).below(f"{study['name']}.{study['uid']}")
+    return Bucket(at).below(_folder(study))
+
+
+def _folder(study: Mapping[str, Any] | RowMapping) -> str:
+    return f"{study['name']}.{study['uid']}"
 
 
 def settled(given: str | None, study: Mapping[str, Any] | RowMapping | None, executor: str) -> str:
@@ -68,6 +72,13 @@ def mark(home: Home, study: RowMapping) -> None:
     home.mark(study["name"], study["uid"])
     if at := url(study):
         _bucket(at, study).put_new(MARKER, study["uid"].encode())
+
+
+def clear(study: Mapping[str, Any] | RowMapping) -> None:
+    """Remove all that the study has in its bucket, if it has one; of other studies nothing, since each has a folder of
+    its own. Raises CheckpointError."""
+    if at := url(study):
+        Bucket(at).remove(_folder(study))
 
 
 def check(home: Home, study: Mapping[str, Any] | RowMapping, host: str = "") -> None:

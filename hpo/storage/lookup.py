@@ -47,8 +47,8 @@ def study_names(ledger: Ledger, study: str | None) -> list[str]:
 def open_study(
     home: str, storage: str | None, study: str | None, *, upgrade: bool = False, told: bool = True
 ) -> tuple[Ledger, str, Home]:
-    """The ledger, and the study that is meant: the one named, else the only one that is derived from no other, which the
-    user is `told`.
+    """The ledger, and the study that is meant: the one named, else the only one that is derived from no other, of which
+    the user is `told`.
 
     Studies that `confirm` and `ablate` derive from another never stand for it: without a name the other is meant.
     """

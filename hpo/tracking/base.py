@@ -133,6 +133,11 @@ class Tracker(Protocol):
         """Delete a run that another one stands for, and its models."""
         ...
 
+    def remove(self, study: str, uid: str) -> None:
+        """Remove every run that stands under `uid` or `uid/...`, its models and files, and what held them if nothing
+        else is in it. What another study of that name has stays."""
+        ...
+
     def points(self, runs: Sequence[RunView]) -> Iterator[tuple[str, Point]]:
         """(run id, point) for every point stored."""
         ...

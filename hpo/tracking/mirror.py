@@ -14,7 +14,7 @@ from typing import Any
 
 from hpo.clock import Clock, SystemClock
 from hpo.errors import DamagedLedger, StorageError
-from hpo.ledger import Ledger, leases, mirror_queries, queries
+from hpo.ledger import Ledger, leases, mirror_queries, queries, removal
 from hpo.ledger.mirror_queries import STUDY, Cursor
 from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
@@ -110,6 +110,7 @@ class Mirror:
 
     def _study_and_cursor(self, connection: Connection) -> tuple[RowMapping, Cursor | None]:
         study = queries.study_row(connection, self._study)
+        removal.check_whole(study)
         return study, mirror_queries.study_cursor(connection, self._tracker.name, study["id"])
 
     def _send_all_trials(self, study: RowMapping, parent: str) -> bool:
@@ -128,6 +129,7 @@ class Mirror:
     def _open_study(self, study: RowMapping, recorded: str | None) -> str:
         """The id of the study's run: recorded, found by its tag, or new."""
         if self._parent is None:
+            self._discard_set_aside(study)
             found = [view.run_id for view in self._tracker.find(self._study, study["uid"])]
             self._parent = recorded if recorded in found else next(iter(found), None)
             self._discard([run_id for run_id in found if run_id != self._parent])
@@ -140,6 +142,14 @@ class Mirror:
             if self._parent != recorded:
                 self._commit(study, [(STUDY, self._parent, -1)])
         return self._parent
+
+    def _discard_set_aside(self, study: RowMapping) -> None:
+        """Delete the runs of trials that a change of the declaration has replaced; they had no value."""
+        _, *before = self._ledger.look(lambda connection: removal.uids(connection, study))
+        for uid in before:
+            trials = self._tracker.find(self._study, uid, children=True)
+            for view in [*trials, *self._tracker.find(self._study, uid)]:
+                self._tracker.discard(view.run_id)
 
     def _send_trials(self, study: RowMapping, parent: str, trials: Sequence[projection.Pending]) -> None:
         """Send each; commit the cursors of those sent, also when one of them fails."""

@@ -26,6 +26,7 @@ from hpo.text import command
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.files import digests, link
 from hpo.tracking.mlflow_models import Models
+from hpo.tracking.mlflow_removal import remove_study
 from hpo.tracking.mlflow_store import initialise, location, locked
 from hpo.tracking.uri import DATABASES, check_uri, tracker_name
 from trainer.files.durable import write_text
@@ -148,6 +149,12 @@ class MlflowTracker:
         with self._speaking():
             self._models.discard(self._client.get_run(run_id).info.experiment_id, run_id)
             self._client.delete_run(run_id)
+
+    def remove(self, study: str, uid: str) -> None:
+        own = self._artifacts if self._is_database else None
+        with self._speaking():
+            remove_study(self._client, self._models, _directory, study, uid, own=own)
+        self._experiments.pop(study, None)
 
     def points(self, runs: Sequence[RunView]) -> Iterator[tuple[str, Point]]:
         store = self._client._tracking_client.store

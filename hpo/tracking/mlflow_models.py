@@ -107,6 +107,16 @@ class Models:
         for one in self._search(experiment, run_id):
             self._client.delete_logged_model(one.model_id)
 
+    def remove(self, experiment: str, run_id: str, *, own: Path | None) -> None:
+        """Remove the models of a run; from a database their rows as well, and of their files those that lie in `own`,
+        the artifacts of this home."""
+        for one in self._search(experiment, run_id):
+            root = self._directory(one.artifact_location)
+            if own is None or root is None or root.is_relative_to(own):
+                self._remove(one)
+            if own is not None:
+                self._client._tracking_client.store._hard_delete_logged_model(one.model_id)
+
     def _search(self, experiment: str, run_id: str | None = None) -> list[Any]:
         """Oldest first."""
         which = None if run_id is None else f"source_run_id = '{run_id}'"

@@ -11,7 +11,9 @@ stand there as it should, or stands there without having been sent. Nothing is w
 from __future__ import annotations
 
 from hpo.ledger import Ledger, queries
+from hpo.ledger.removal import REMOVING
 from hpo.storage.home import Home
+from hpo.text import command
 from hpo.tracking.uri import tracking_uri_of
 from hpo.verify import disk, rules, tracker
 from hpo.verify.report import Report
@@ -32,6 +34,10 @@ def verify(home: Home, storage: str, tracking_uri: str | None = None, study: str
         names = [study] if study else ledger.look(queries.study_names)
         for name in names:
             row = ledger.look(lambda connection, name=name: queries.study_row(connection, name))
+            if row["state"] == REMOVING:
+                again = command(f"rm --study {name}")
+                report.differences.append(f"{name}: its removal was cut short: `{again}` finishes it")
+                continue
             # Rows that break the ledger's own rules are nothing to hold a tracker against.
             if rules.check(ledger, row, report):
                 disk.check(ledger, row, home, report)

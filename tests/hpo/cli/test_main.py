@@ -47,6 +47,7 @@ SURFACE = {
     "--tracking-uri",
     "ablate": "--study --trial --seeds --name --workers --executor --json --home --storage --tracking-uri",
     "gc": "--study --keep-best --max-bytes --dry-run --home --storage --tracking-uri",
+    "rm": "--study --dry-run --yes --leave-mlflow --home --storage --tracking-uri",
     "soup": "--study --top --trial --save --home --storage --tracking-uri",
     "export": "number --to --format --study --home --storage",
     "schedule": "--study -o --config --steps-per-epoch --save --home --storage",

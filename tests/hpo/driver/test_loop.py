@@ -280,11 +280,10 @@ def test_a_stopped_study_goes_on_as_it_says_once_the_task_is_mended(home, fragil
     _, _, state, reason = drive(home, trials=trials, reference=str(fragile), window=1)
     assert state == "stopped"
     [command] = re.findall(r"`hpo (resume [^`]*)` goes on", reason)
-    assert command == f"resume --study fragile --allow-drift{more}"
+    assert command == f"resume --study fragile{more}"
     if more:
         assert drive(home, name="fragile")[2:] == ("stopped", reason), "nothing has changed"
-    broken.unlink()
-    fragile.write_text(FRAGILE + "# mended\n")
+    broken.unlink()  # which is no part of the declaration: with that, the study would begin anew
     result = hpo(*shlex.split(command), "--executor", "inline", home=home)
     assert result.exit_code == 0, result.output
     states = known(home)[1].trials
@@ -298,7 +297,8 @@ def test_a_study_without_a_value_has_failed(home, fragile):
     text = refused(hpo(*run, home=home), 1)
     at = f" --home {shlex.quote(str(home.root))}`"
     assert f"none of 2 trials gave a value, `hpo show 0 --study fragile{at} says why" in text
-    assert f"--allow-drift --trials 4{at} goes on" in text
+    assert f"mend the study, then `hpo resume --study fragile{at} begins it anew" in text
+    assert f"where the cause lay outside of it, `hpo resume --study fragile --trials 4{at} goes on" in text
     assert known(home)[1].state == "stopped"
 
 
@@ -345,7 +345,7 @@ def test_failed_configurations_are_tried_again_once_the_task_is_mended(home, fra
     (fragile.parent / "broken").touch()
     _, status, state, reason = drive(home, trials=20, reference=str(fragile), window=1)
     assert (state, status.trials["failed"]) == ("stopped", min(size, 3))
-    assert "--allow-drift` goes on" in re.sub(r" --home \S+`", "`", reason)
+    assert "`hpo resume --study fragile` goes on" in re.sub(r" --home \S+`", "`", reason)
     (fragile.parent / "broken").unlink()
     _, status, state, reason = drive(home, name="fragile")
     assert (state, lrs(home)) == ("complete", [0.1, 0.2, 0.3, 0.4][:size])
@@ -374,7 +374,7 @@ def test_what_is_not_given_again_is_as_it_was_and_what_differs_is_named(home, fr
         given = dict(parse_override(text) for text in same)
         assert drive(home, reference=str(fragile), overrides=given)[2] == "complete"
     text = refused(hpo(*run, "-o", "lr=0.25", home=home), 2)
-    assert "lr changed from 0.5 to 0.25: undo that, continue with --allow-drift, or start another study by" in text
+    assert "lr changed from 0.5 to 0.25: undo that, continue with --allow-drift, start another study by" in text
     assert f"`hpo run --study {fragile} --name NAME`" in text
     assert "pause" not in text
     fragile.write_text(FRAGILE + "# changed\n")
@@ -603,10 +603,8 @@ def test_an_objective_never_reported_is_mended_under_the_same_name(home, fragile
     assert error.startswith("no epoch has reported 'val/los', by which the study judges; did you mean 'val/loss'?")
     assert "Reported were val/loss: name one of them in the study, or report it with the others." in error
     fragile.write_text(FRAGILE)
-    with pytest.raises(DriftError, match="the objectives changed: undo that, continue with --allow-drift"):
-        drive(home, trials=4, name="fragile")
-    _, status, state, _ = drive(home, trials=4, name="fragile", allow_drift=True)
-    assert (state, status.trials["failed"], status.trials["complete"]) == ("complete", 2, 2)
+    _, status, state, _ = drive(home, trials=4, name="fragile")
+    assert (state, status.trials["failed"], status.trials["complete"]) == ("complete", 0, 4)
 
 
 @pytest.mark.usefixtures("process")

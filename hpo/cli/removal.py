@@ -1,0 +1,51 @@
+"""The command that deletes a study: rm."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hpo.cli.options import HomeOption, StorageOption, TrackingOption
+from hpo.errors import UserError
+
+app = typer.Typer()
+
+
+def asked() -> bool:
+    """Whether somebody is there to be asked."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+@app.command()
+def rm(
+    study: Annotated[str, typer.Option("--study", help="The study's name.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    leave_mlflow: Annotated[
+        bool, typer.Option("--leave-mlflow", help="Leave its runs in MLflow, such as on a server that is gone.")
+    ] = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Delete a study: trials, checkpoints, files, and its runs in MLflow. Refused while it is driven."""
+    from hpo.driver import removal
+    from hpo.storage.lookup import open_ledger
+    from hpo.study.naming import check_name
+
+    ledger, at = open_ledger(home, storage)
+    found = removal.contents(ledger, at, check_name(study)).describe()
+    if dry_run:
+        print(f"would delete {found}")
+        return
+    if not yes:
+        if not asked():
+            raise UserError(f"{found}: give --yes to delete it, since nobody can be asked here.")
+        print(found)
+        if not typer.confirm("delete all of it for good?"):
+            print("nothing is deleted.")
+            raise typer.Exit(1)
+    removal.remove(ledger, at, study, tracking_uri, leave_mlflow=leave_mlflow)
+    print(f"deleted {found}")

@@ -1,0 +1,95 @@
+"""Sets trials aside that came to no value, where the declaration has changed since: the study begins anew.
+
+Until a trial has a value, nothing has been learnt that another declaration could spoil. The trials leave the ledger in
+one transaction, with a new uid for the study; their files go after it, before anything new is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpo.clock import Clock
+from hpo.driver.open import check_home, open_study
+from hpo.driver.reclaim import Reclaimer
+from hpo.driver.request import DriverOptions
+from hpo.errors import DriftError
+from hpo.ledger import Ledger, removal
+from hpo.ledger.leases import Lease, acquire
+from hpo.ledger.process_id import Process
+from hpo.ledger.rows import Connection, RowMapping
+from hpo.storage.home import Home
+from hpo.storage.removal import remove_trials
+from hpo.study.declaration import Study
+from hpo.study.identity import drift, identity
+from hpo.study.spec import StudySpec
+from hpo.text import counted
+from hpo.tracking.mirror import LEASE_TIMEOUT
+from trainer.runtime.failpoint import failpoint
+
+
+def take_over(
+    ledger: Ledger, study: Study, spec: StudySpec, options: DriverOptions, lease: Lease, clock: Clock
+) -> RowMapping:
+    """The study's row for the driver that holds `lease`, as the last one left it and in its home; begun anew where the
+    declaration has changed and no trial has a value. Raises as `open_study` and `check_home` do."""
+    row = open_study(ledger, study, spec, options, anew=True)
+    check_home(ledger, row, options.home)
+    now = identity(study, spec)
+    changed = [] if options.allow_drift else drift(row["identity"], now)
+    if changed:
+        _set_aside(ledger, lease, row, {"spec": spec.to_json(), "identity": now}, changed, clock, options.lease_timeout)
+    if _clear(ledger, lease, row, options.home) or changed:
+        row = open_study(ledger, study, spec, options)
+        check_home(ledger, row, options.home)
+    return row
+
+
+def _set_aside(
+    ledger: Ledger,
+    lease: Lease,
+    row: RowMapping,
+    values: Mapping[str, Any],
+    changed: Sequence[str],
+    clock: Clock,
+    timeout: float,
+) -> None:
+    """Begin the study anew with the `values` of its row. Raises DriftError where a worker that lives still trains one
+    of its trials, and Busy while its mirror does."""
+    Reclaimer(ledger, row["id"], clock, timeout).reclaim(counted=False)
+    if going := ledger.look(lambda connection: removal.running(connection, row["id"])):
+        one = going[0]
+        raise DriftError(
+            f"study {row['name']!r} has changed ({'; '.join(changed)}), and trial {one['number']} is still being "
+            f"trained by host {one['host']}, pid {one['pid']}: wait for it or stop it."
+        )
+    new = {**values, "uid": uuid.uuid4().hex}
+    mirror = acquire(ledger, f"mirror:{row['id']}", row["name"], Process.current(), clock, LEASE_TIMEOUT)
+
+    def body(connection: Connection) -> int:
+        lease.check(connection)
+        mirror.check(connection)
+        return removal.set_aside(connection, row, new, list(changed))
+
+    try:
+        count = ledger.transact(body)
+    finally:
+        mirror.release()
+    failpoint("removal.after_set_aside")
+    if count:
+        print(
+            f"study {row['name']!r} has no trial with a value, and {'; '.join(changed)}: {counted(count, 'trial')} "
+            f"set aside, and it begins anew with trial 0.",
+            file=sys.stderr,
+        )
+
+
+def _clear(ledger: Ledger, lease: Lease, row: RowMapping, home: Home) -> bool:
+    """Remove the files of what was set aside, also by a driver that was killed before it did; whether there was any."""
+    uids = ledger.look(lambda connection: removal.uncleared(connection, row["id"]))
+    for uid in uids:
+        remove_trials(home, {**row, "uid": uid})
+        lease.write(lambda connection, uid=uid: removal.cleared(connection, row["id"], uid))
+    return bool(uids)
