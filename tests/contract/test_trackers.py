@@ -328,3 +328,29 @@ print(tracker.find("s", "u")[0].tags["mlflow.user"])
     words = ["unshare", "--map-user=54321", sys.executable, "-c", code]
     ran = subprocess.run(words, env=unnamed, capture_output=True, text=True, timeout=120)
     assert ran.stdout.splitlines()[-1:] == ["54321"], ran.stderr
+
+
+def test_a_study_is_removed_and_another_of_its_name_stays(tracker, tmp_path):
+    """Runs, models and files of one uid go, however often that is asked; of an empty experiment the name is free."""
+    (tmp_path / "weights").write_bytes(b"\x00\x01")
+    uids, parents = ("a" * 32, "b" * 32), []
+    for uid in uids:
+        run = Run(uid, "twice", 5, {"hpo.run_uid": uid, "hpo.study": "twice"})
+        parents.append(tracker.open_study("twice", run))
+        child = tracker.open_trial(
+            parents[-1], replace(run, uid=f"{uid}/0", tags=run.tags | {"hpo.run_uid": f"{uid}/0"})
+        )
+        model = Model("m", 1, {"hpo.trial": "0"}, files={"weights": tmp_path / "weights"})
+        tracker.send(
+            child, Batch(files={"weights": tmp_path / "weights"}, models=[model], status="FINISHED", ended_at=9)
+        )
+    tracker.remove("twice", uids[0])
+    tracker.remove("twice", uids[0])
+    assert [len(tracker.find("twice", uid)) + len(tracker.find("twice", uid, children=True)) for uid in uids] == [0, 2]
+    [left] = tracker.models("twice")
+    assert tracker.model_digests(left.model_id).keys() == {"weights"}
+    [child] = tracker.find("twice", uids[1], children=True)
+    assert tracker.digests(child.run_id).keys() == {"weights"}
+    tracker.remove("twice", uids[1])
+    assert tracker.find("twice", uids[1]) == [] and tracker.models("twice") == []
+    assert tracker.open_study("twice", Run(uids[0], "twice", 5, {"hpo.run_uid": uids[0], "hpo.study": "twice"}))
