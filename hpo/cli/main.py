@@ -312,16 +312,20 @@ def compare(
 
 @app.command()
 def ui(
+    study: AllStudiesOption = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port on 127.0.0.1.")] = 5000,
     browser: Annotated[bool, typer.Option("--open", help="Open a browser too.")] = False,
     home: HomeOption = ".hpo",
+    storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Serve MLflow's pages on this machine."""
+    """Serve MLflow's pages: each study's trials, best first."""
     from hpo.storage.home import Home
+    from hpo.storage.lookup import own_first
     from hpo.tracking.ui import serve
 
-    raise typer.Exit(serve(Home.at(home), tracking_uri, port, open_browser=browser))
+    rows = own_first(home, storage, study)
+    raise typer.Exit(serve(Home.at(home), tracking_uri, port, open_browser=browser, studies=rows))
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import and_, bindparam, func, not_, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -164,6 +164,18 @@ def last_end(connection: Connection, study_id: int) -> float | None:
 
 
 # Trials, many in one query: trial id -> rows
+
+
+def counts(connection: Connection, study_id: int) -> dict[str, int]:
+    """State -> how many trials of the study are in it."""
+    query = select(trials.c.state, func.count().label("trials")).where(trials.c.study_id == study_id)
+    return {row.state: row.trials for row in connection.execute(query.group_by(trials.c.state))}
+
+
+def first_params(connection: Connection, study_id: int, n: int) -> Sequence[dict[str, Any]]:
+    """The parameters of the first `n` trials."""
+    query = select(asks.c.params).join(trials).where(trials.c.study_id == study_id).order_by(trials.c.number).limit(n)
+    return connection.execute(query).scalars().all()
 
 
 def values(connection: Connection, tracker: str, trial_ids: Sequence[int]) -> dict[int, list[RowMapping]]:

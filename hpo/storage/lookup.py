@@ -10,6 +10,7 @@ from typing import Any
 from hpo.declaration.naming import check_name
 from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger, queries
+from hpo.ledger.rows import RowMapping
 from hpo.storage.home import Home
 
 
@@ -80,6 +81,22 @@ def open_studies(
     if told and study is None and len(names) == 1:
         _say(names[0], where, [])
     return ledger, names, at
+
+
+def own_first(home: str, storage: str | None, study: str | None) -> list[RowMapping]:
+    """The rows of the study named, else of all there are, those derived from others last; none where there is no
+    ledger, which only matters for a study that is named."""
+    try:
+        ledger, _ = open_ledger(home, storage)
+    except NoLedger:
+        if study:
+            raise
+        return []
+    with closing(ledger):
+        names = study_names(ledger, study and check_name(study))
+        with ledger.read() as connection:
+            derived = queries.derived(connection)
+            return [queries.study_row(connection, name) for name in sorted(names, key=lambda name: name in derived)]
 
 
 def _no_study(where: object) -> UserError:

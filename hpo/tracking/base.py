@@ -117,6 +117,10 @@ class Tracker(Protocol):
         """Create the run of a study named `study`; its id. Look for it with `find` first."""
         ...
 
+    def describe(self, study: str, tags: Mapping[str, str]) -> None:
+        """Set tags of what holds the runs of a study, such as what its page shows first."""
+        ...
+
     def open_trial(self, parent: str, run: Run) -> str:
         """Create the run of a trial under the study's run `parent`; its id. Look for it with `find` first."""
         ...

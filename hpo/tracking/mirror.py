@@ -69,6 +69,7 @@ class Mirror:
         self._parent: str | None = None
         self._unrecorded: dict[str, str] | None = None  # uid -> run id of runs that no cursor names
         self._shown: dict[str, tuple[dict[str, str], str | None]] = {}  # run id -> tags and status it shows
+        self._described: dict[str, str] = {}  # the tags of what holds the runs
         self._refused: dict[int, tuple[int, str]] = {}  # number -> revision that was refused, and why
         self._without: dict[int, int] = {}  # number -> revision that was sent but for its files
         self._unfetched, self._fetch_at = "", -math.inf  # why not, and when it is tried again
@@ -245,6 +246,9 @@ class Mirror:
 
     def _send_study(self, study: RowMapping, parent: str, leaving: bool, whole: bool) -> None:
         batch = self._ledger.look(lambda connection: self._study_batch(connection, study, leaving))
+        if (tags := self._ledger.look(lambda c: projection.experiment_tags(c, study))) != self._described:
+            self._tracker.describe(self._study, {k: v for k, v in tags.items() if self._described.get(k) != v})
+            self._described = tags
         if whole or self._shown.get(parent) != (batch.tags, batch.status):
             self._send(parent, batch if whole else replace(batch, texts={}, files={}))
         if whole:

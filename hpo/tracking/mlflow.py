@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -101,6 +101,12 @@ class MlflowTracker:
 
     def open_study(self, study: str, run: Run) -> str:
         return self._create(self._experiment(study), run, {})
+
+    def describe(self, study: str, tags: Mapping[str, str]) -> None:
+        experiment = self._experiment(study)
+        with self._speaking():
+            for key, value in tags.items():
+                self._client.set_experiment_tag(experiment, key, value)
 
     def open_trial(self, parent: str, run: Run) -> str:
         return self._create(self._experiment(run.tags["hpo.study"]), run, {"mlflow.parentRunId": parent})

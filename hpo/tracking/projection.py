@@ -5,11 +5,12 @@ what ought to be there. A state of the ledger and what the tracker shows:
 
     running              RUNNING
     waiting, paused      SCHEDULED     a trial that is to go on
-    complete             FINISHED
-    pruned               KILLED        stopped on purpose before its end
+    complete, pruned     FINISHED      a trial that was stopped on purpose has not failed
     infeasible, failed   FAILED
 
-The tag `hpo.state` holds the ledger's own word. A trial gets its run when a worker first claims it.
+The tag `hpo.state` holds the ledger's own word, and the description why a trial is not complete. The metric `objective`
+is of complete trials alone, so that an order by it has the best first: what was stopped was stopped early. A trial gets
+its run when a worker first claims it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import math
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +28,10 @@ from typing import Any
 from hpo.ledger import mirror_queries, queries
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.search.population.base import breeding
-from hpo.space.trial_state import TERMINAL_STATES
+from hpo.space.trial_state import STATES, TERMINAL_STATES
 from hpo.storage import artifacts, locations, metrics_json
 from hpo.storage.home import Home
-from hpo.tracking import run_files
+from hpo.tracking import pages, run_files
 from hpo.tracking.base import Batch, Model, Point, Run, Status
 from hpo.tracking.rows import LARGEST, Facts, finite
 from hpo.tracking.run_files import checkpoint_name
@@ -42,7 +44,7 @@ TRIAL_STATUS: dict[str, Status] = {
     "running": "RUNNING",
     "paused": "SCHEDULED",
     "complete": "FINISHED",
-    "pruned": "KILLED",
+    "pruned": "FINISHED",
     "infeasible": "FAILED",
     "failed": "FAILED",
 }
@@ -55,7 +57,10 @@ STUDY_STATUS: dict[str, Status] = {
 
 # Limits that every release of MLflow 3 keeps.
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 5000
-LATER = ("hpo.preemptions", "hpo.micro_batch_size")  # tags that runs of earlier releases are without
+_LOOKED_AT = 100  # trials, for the parameters that they have
+# Tags that runs of earlier releases are without; a person may have written a description of their own.
+LATER = ("hpo.preemptions", "hpo.micro_batch_size", "hpo.train_seed", pages.NOTE)
+EARLIER_STATUS = {"pruned": "KILLED"}  # of runs that ended under an earlier release
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,9 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     tags["hpo.spec.strategy"] = study["spec"].get("strategy", {}).get("name", "none")
     described = {**_environment(study), **study["environment"].get("versions", {})}
     tags |= {f"hpo.env.{key}": _text(value, MAX_TAG) for key, value in described.items() if _scalar(value)}
-    tags |= _best_tags(study, queries.bests(connection, study))
+    best = queries.bests(connection, study)
+    tags |= _best_tags(study, best)
+    tags[pages.NOTE] = _study_note(connection, study, best)
     ended = None
     if STUDY_STATUS[state] in ("FINISHED", "FAILED"):
         ended = mirror_queries.last_end(connection, study["id"])
@@ -138,6 +145,20 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     files = run_files.of_study(home, study["name"], artifacts.of_study(connection, study["id"]))
     ended_at = None if ended is None else _ms(ended)
     return Batch(tags=tags, texts=texts, files=files, status=STUDY_STATUS[state], ended_at=ended_at)
+
+
+def experiment_tags(connection: Connection, study: RowMapping) -> dict[str, str]:
+    """What the experiment of a study says of it; the parameters shown are those that most trials have."""
+    first = mirror_queries.first_params(connection, study["id"], _LOOKED_AT)
+    known = Counter(path for params in first for path in params)
+    note = _study_note(connection, study, queries.bests(connection, study))
+    return pages.experiment_tags(study, [path for path, _ in known.most_common()], note)
+
+
+def _study_note(connection: Connection, study: RowMapping, best: Sequence[queries.Best]) -> str:
+    found = mirror_queries.counts(connection, study["id"])
+    counts = {state: found[state] for state in STATES if state in found and state in TERMINAL_STATES}
+    return pages.study_note(study, counts, best)[:MAX_TAG]
 
 
 def _best_tags(study: RowMapping, best: Sequence[queries.Best]) -> dict[str, str]:
@@ -155,9 +176,11 @@ def trial_run(study: RowMapping, trial: RowMapping) -> Run:
         "hpo.kind": "trial",
         "hpo.study": study["name"],
         "hpo.trial": str(trial["number"]),
-        "hpo.seed": str(trial["seed"]),
+        "hpo.seed": str(trial["seed"]),  # of the proposal
         "hpo.config_hash": trial["config_hash"],
     }
+    if (seed := (trial["config"].get("train") or {}).get("seed")) is not None:
+        tags["hpo.train_seed"] = str(seed)
     if trial["parent"] is not None:
         tags["hpo.parent"] = str(trial["parent"])
     if trial["parent"] is not None or breeding(study["spec"].get("strategy", "none")):
@@ -167,7 +190,7 @@ def trial_run(study: RowMapping, trial: RowMapping) -> Run:
     if trial["ranks"] > 1:
         tags["hpo.ranks"] = str(trial["ranks"])
     started = _ms(trial["started_at"] or trial["created_at"])
-    name = f"{study['name']}-{trial['number']:04d}"
+    name = pages.run_name(study["name"], trial["number"])
     return Run(tags["hpo.run_uid"], name, started, tags, *_provenance(study))
 
 
@@ -228,16 +251,16 @@ def _reported(values: Sequence[RowMapping]) -> list[Point]:
 
 
 def _points(study: RowMapping, trial: RowMapping, values: Sequence[RowMapping]) -> list[Point]:
-    """Every value with its own time, the epoch a step closed, and at the end the value of each objective."""
+    """Every value with its own time, the epoch a step closed, and at the end of a complete trial the value of each
+    objective."""
     points = []
     for row in values:
         value = math.nan if row["value"] is None else row["value"]
         points.append(Point(metric_key(row["key"], row["fold"]), row["step"], _ms(row["at"]), value))
         if row["epoch"] is not None and row["first"]:
             points.append(Point(metric_key("epoch", row["fold"]), row["step"], _ms(row["at"]), float(row["epoch"])))
-    if trial["state"] in TERMINAL_STATES and trial["values"]:
-        metrics = [one["metric"] for one in study["spec"]["objectives"]]
-        names = [metric_key(f"objective/{one}") for one in metrics] if len(metrics) > 1 else ["objective"]
+    if trial["state"] == "complete" and trial["values"]:
+        names = map(metric_key, pages.objective_keys(study["spec"]["objectives"]))
         ended = _ms(trial["ended_at"])
         points += [
             Point(name, trial["step"], ended, v)
@@ -259,6 +282,8 @@ def _tags(trial: RowMapping, facts: Facts) -> dict[str, str]:
         tags["hpo.error"] = trial["error"][:MAX_TAG]
     for stop in facts.stops.get(trial["id"], [])[-1:]:
         tags["hpo.stopped_by"] = f"{stop['strategy']} at step {stop['step']}: {stop['reason']}"[:MAX_TAG]
+    if note := pages.trial_note(trial["state"], tags.get("hpo.stopped_by", ""), tags.get("hpo.error", "")):
+        tags[pages.NOTE] = note
     odd = sorted({metric_key(row["key"], row["fold"]) for row in facts.nonfinite.get(trial["id"], [])})
     if odd:
         tags["hpo.nonfinite"] = ", ".join(odd)[:MAX_TAG]

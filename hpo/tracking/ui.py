@@ -14,16 +14,19 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
 from hpo.child_process import spawn
 from hpo.errors import HpoError, StorageError, UserError
+from hpo.ledger.rows import RowMapping
 from hpo.ledger.sqlite_url import path_of
 from hpo.storage.home import Home
 from hpo.tracking.gate import PARAMETER, opening_page, token_of
-from hpo.tracking.uri import check_uri
+from hpo.tracking.pages import study_page
+from hpo.tracking.uri import check_uri, of_rows, tracker_name
 
 START_SECONDS = 120.0
 
@@ -37,14 +40,24 @@ _HARDENED = {
 
 
 def serve(
-    home: Home, tracking_uri: str | None = None, port: int = 5000, host: str = "127.0.0.1", open_browser: bool = False
+    home: Home,
+    tracking_uri: str | None = None,
+    port: int = 5000,
+    host: str = "127.0.0.1",
+    open_browser: bool = False,
+    studies: Sequence[RowMapping] = (),
 ) -> int:
-    """Serve until Ctrl-C; the exit code. Raises HpoError in one sentence when it cannot be started."""
-    uri = tracking_uri or home.tracking_uri
+    """Serve until Ctrl-C; the exit code. The pages of `studies` are named, and the first one is opened. Raises HpoError
+    in one sentence when it cannot be started."""
+    own = (home.root / "mlflow.db").exists() or not studies
+    uri = tracking_uri or (home.tracking_uri if own else of_rows(studies, home))
     if tracking_uri:
         check_uri(tracking_uri)
     if urlsplit(uri).scheme in ("http", "https"):
-        raise UserError(f"--tracking-uri {uri} is a server already: open it in a browser.")
+        shown = tracker_name(uri)
+        there = study_page(shown, studies[0]) if studies else shown
+        raise UserError(f"MLflow at {shown} is a server already: open {there} in a browser.")
+    base = f"http://{host}:{port}"
     stopped: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -56,7 +69,7 @@ def serve(
         try:
             answered = _wait(server, host, port, home, stopped)
             if answered:
-                _show(home, f"http://{host}:{port}/?{PARAMETER}={token_of(home)}", open_browser)
+                _show(home, base, studies, open_browser)
             while not stopped and server.poll() is None:
                 time.sleep(0.1)
             if not stopped:
@@ -69,12 +82,18 @@ def serve(
     return 0 if stopped[0] == signal.SIGINT else 128 + stopped[0]
 
 
-def _show(home: Home, address: str, open_browser: bool) -> None:
+def _show(home: Home, base: str, studies: Sequence[RowMapping], open_browser: bool) -> None:
+    """Say where the pages are, and open the first."""
+    token = token_of(home)
+    address = f"{base}/?{PARAMETER}={token}"
     print(f"MLflow shows this home at {address} (Ctrl-C stops it)", flush=True)
+    there = {study["name"]: study_page(base, study, token) for study in studies}
+    for name, page in there.items():
+        print(f"  trials of {name}, best first: {page}", flush=True)
     if open_browser:
         import webbrowser
 
-        webbrowser.open(opening_page(home, address).as_uri())
+        webbrowser.open(opening_page(home, next(iter(there.values()), address)).as_uri())
 
 
 def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
@@ -91,7 +110,7 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
     if check_uri(uri) == "sqlite" and not (path_of(uri) or Path()).exists():
         raise UserError(f"there is nothing to show at {uri}: run a study first, or name the right --home.")
     _check_free(host, port)
-    arguments = ["hpo.tracking.pages", "--home", str(home.root), "--host", host, "--port", str(port)]
+    arguments = ["hpo.tracking.gated_server", "--home", str(home.root), "--host", host, "--port", str(port)]
     try:
         token_of(home)
         return spawn("hpo.tracking.supervise", arguments, _log(home), MLFLOW_BACKEND_STORE_URI=uri, **_HARDENED)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
+from hpo.ledger.rows import RowMapping
 from hpo.ledger.sqlite_url import path_of
 from hpo.storage.home import Home
 from trainer.redaction import ENCODE, redacted_url, unclear
@@ -18,13 +20,23 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) -> str:
     """Where the study is tracked: as given, else where it was begun, else in the home."""
     with ledger.read() as connection:
-        begun = queries.study_row(connection, name)["environment"]
-    # A home that was moved takes its own MLflow store along.
-    own = begun["tracking_uri"] == tracker_name(Home(Path(begun["home"])).tracking_uri)
+        begun = queries.study_row(connection, name)
     if given:
         check_uri(given)
-        return given
-    return home.tracking_uri if own else begun["tracking_uri"]
+    return given or of_rows([begun], home)
+
+
+def of_rows(studies: Sequence[RowMapping], home: Home) -> str:
+    """Where all of `studies` were begun to be tracked, if that is one place, else in the home."""
+    begun = [study["environment"] for study in studies]
+    # A home that was moved takes its own MLflow store along.
+    places = {
+        home.tracking_uri
+        if one["tracking_uri"] == tracker_name(Home(Path(one["home"])).tracking_uri)
+        else one["tracking_uri"]
+        for one in begun
+    }
+    return places.pop() if len(places) == 1 else home.tracking_uri
 
 
 def tracker_name(uri: str) -> str:

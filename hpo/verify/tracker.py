@@ -11,7 +11,7 @@ from hpo.ledger.mirror_queries import STUDY, Cursor
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.tracking import projection, run_files
+from hpo.tracking import pages, projection, run_files
 from hpo.tracking.base import Batch, ModelView, Point, Refused, RunView, Tracker, Unreachable
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.uri import tracker_name
@@ -123,8 +123,11 @@ class _Comparison:
         for point in trial.batch.points:
             if _exact(point) not in have and (point.key, point.step) not in unsent:
                 self._differ(f"trial {trial.number}: MLflow lacks {point.key} = {point.value!r} at step {point.step}")
+        complete = trial.batch.tags["hpo.state"] == "complete"
         for exact, count in have.items():
             key, step, _, value = exact
+            if exact not in known and not complete and key.partition("/")[0] == "objective":
+                continue  # earlier releases gave it to every trial with a value
             if exact not in known:
                 self._differ(f"trial {trial.number}: MLflow has {key} = {value} at step {step}, the ledger has not")
             elif count > 1:
@@ -137,8 +140,10 @@ class _Comparison:
     def _check_run(self, at: str, view: RunView, batch: Batch, opened_with: Mapping[str, str]) -> None:
         tags = {**opened_with, **batch.tags}
         shown = {key: view.tags.get(key) for key in tags if key in view.tags or key not in projection.LATER}
+        shown.pop(pages.NOTE, None)  # which people may write themselves
+        earlier = projection.EARLIER_STATUS.get(batch.tags["hpo.state"])
         for what, value, wanted in (
-            ("status", view.status, batch.status),
+            ("status", batch.status if view.status == earlier else view.status, batch.status),
             ("end", view.ended_at, batch.ended_at),
             *((f"tag {key}", shown[key], tags[key]) for key in shown),
         ):

@@ -56,7 +56,7 @@ SURFACE = {
     "lr-find": "--study -o --config --low --high --steps --save --home --storage",
     "diagnose": "trial --study -o --config --steps --points --profile --print-only --save --json --home --storage "
     "--tracking-uri",
-    "ui": "--port --open --home --tracking-uri",
+    "ui": "--study --port --open --home --storage --tracking-uri",
     "verify": "--study --home --storage --tracking-uri",
     "sync": "--study --home --storage --tracking-uri",
     "worker": "--storage --home --study",

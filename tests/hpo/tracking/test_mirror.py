@@ -22,7 +22,7 @@ from hpo.errors import Busy, UserError
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
-from hpo.tracking import mirror_process, projection
+from hpo.tracking import mirror_process, pages, projection
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mirror import Mirror
 from hpo.tracking.mirror_process import Mirroring
@@ -78,7 +78,7 @@ def test_states_are_told_apart(made, tracker):
     made.ask(8)
     for kind, values, error in (
         ("complete", [0.5], ""),
-        ("pruned", None, ""),
+        ("pruned", [0.1], ""),
         ("paused", None, ""),
         ("nonfinite", None, "loss is NaN at step 3"),
         ("user_error", None, "ZeroDivisionError: division by zero"),
@@ -97,7 +97,7 @@ def test_states_are_told_apart(made, tracker):
     found = shown(made, tracker)
     assert {number: view[:2] for number, view in found.items()} == {
         0: ("FINISHED", "complete"),
-        1: ("KILLED", "pruned"),
+        1: ("FINISHED", "pruned"),  # it has not failed
         2: ("SCHEDULED", "paused"),
         3: ("FAILED", "infeasible"),
         4: ("FAILED", "failed"),
@@ -105,17 +105,46 @@ def test_states_are_told_apart(made, tracker):
         6: ("RUNNING", "running"),
     }
     assert found[1][2]["hpo.stopped_by"] == "asha at step 1: third of 3 at epoch 1"
+    assert found[1][2][pages.NOTE] == "Pruned: asha at step 1: third of 3 at epoch 1"
+    assert found[4][2][pages.NOTE] == "Failed: ZeroDivisionError: division by zero"
+    assert pages.NOTE not in found[0][2]
+    # The least value is that of a trial that was stopped early; an order by the objective has the complete one first.
+    values = {view.uid: view.keys for view in tracker.find(made.name, made.uid, children=True)}
+    assert [uid.split("/")[1] for uid, keys in values.items() if "objective" in keys] == ["0"]
     assert found[3][2]["hpo.outcome"] == "nonfinite"
     assert found[4][2]["hpo.error"] == "ZeroDivisionError: division by zero"
     assert found[5][2]["hpo.fence"] == "2"
     [parent] = tracker.find(made.name, made.uid)
     assert (parent.status, parent.tags["hpo.state"]) == ("SCHEDULED", "interrupted")
     assert parent.tags["hpo.best.value"] == "0.5"
+    best = ["**Best: trial 0, val/loss 0.5** (run s-0000)", "", "| parameter | value |", "|---|---|"]
+    ended = "Trials: 1 complete, 1 pruned, 1 infeasible, 1 failed."
+    assert parent.tags[pages.NOTE].splitlines() == [*best, "| train.optim.lr | 0.1 |", "| opt | adamw |", "", ended]
     assert parent.tags["hpo.spec.strategy"] == "asha"
     assert (parent.tags["hpo.env.torch"], parent.tags["hpo.env.python"]) == ("2.13.0", "3.11.7")
     assert "hunter2" not in str(parent.tags)
     assert {view[2]["mlflow.parentRunId"] for view in found.values()} == {parent.run_id}
     assert found[0][2]["mlflow.source.git.commit"] == "c0ffee"
+
+
+def test_the_experiment_says_what_its_page_shows_first(made, tracker):
+    """Its kind, its description, and the columns and the order of the view that `hpo ui` names."""
+    made.complete()
+    drained(made, tracker)
+    tags = client(made.home).get_experiment_by_name(made.name).tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    assert tags[pages.NOTE].startswith("**Best: trial 0, ")
+    view = json.loads(tags[f"mlflow.sharedViewState.{pages.VIEW}"])
+    assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`objective`", True)
+    assert "params.`train.optim.lr`" in view["selectedColumns"]
+
+
+def test_the_seed_of_the_proposal_and_of_the_training_are_tagged(made, tracker):
+    made.ask(1, train={"seed": 41})
+    made.claim()
+    drained(made, tracker)
+    [(_, _, tags)] = shown(made, tracker).values()
+    assert (tags["hpo.seed"], tags["hpo.train_seed"]) == ("7", "41")
 
 
 def test_params_configuration_and_artifacts(made, tracker):
