@@ -31,9 +31,9 @@ def rm(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Delete a study: trials, checkpoints, files, and its runs in MLflow. Refused while it is driven."""
+    from hpo.declaration.naming import check_name
     from hpo.driver import removal
     from hpo.storage.lookup import open_ledger
-    from hpo.study.naming import check_name
 
     ledger, at = open_ledger(home, storage)
     found = removal.contents(ledger, at, check_name(study)).describe()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.clock import Clock, SystemClock
+from hpo.declaration.study import RESUME_FROM
 from hpo.driver.reclaim import Reclaimer
 from hpo.errors import Busy, UserError
 from hpo.ledger import Ledger, queries, removal
@@ -22,7 +23,6 @@ from hpo.storage import locations
 from hpo.storage.gc import LEASE_TIMEOUT
 from hpo.storage.home import Home
 from hpo.storage.removal import remove_study
-from hpo.study.declaration import RESUME_FROM
 from hpo.text import counted, megabytes
 from hpo.tracking.mirror import LEASE_TIMEOUT as MIRROR_TIMEOUT
 from hpo.tracking.mlflow import MlflowTracker

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpo.clock import Clock
+from hpo.declaration.identity import drift, identity
+from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.driver.open import check_home, open_study
 from hpo.driver.reclaim import Reclaimer
 from hpo.driver.request import DriverOptions
@@ -22,9 +25,6 @@ from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
 from hpo.storage.removal import remove_trials
-from hpo.study.declaration import Study
-from hpo.study.identity import drift, identity
-from hpo.study.spec import StudySpec
 from hpo.text import counted
 from hpo.tracking.mirror import LEASE_TIMEOUT
 from trainer.runtime.failpoint import failpoint

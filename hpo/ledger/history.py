@@ -103,7 +103,7 @@ class Curves:
     """The curves of one study's objectives. What was read is kept in memory until its trial changes.
 
     `curves` and `states`, by number, ascending, are as of the last `refresh`. Under `bounded` the loss of a trial that
-    breaks constraints, by what was reported of them so far, ranks behind those that break none (`domination.beyond`).
+    breaks constraints, by what was reported of them so far, ranks behind those that break none (`pareto.beyond`).
     """
 
     def __init__(

@@ -135,11 +135,11 @@ class Worker:
             finish=self._finish,
             say=self._say,
         )
-        fusion = LaneGroup(hands, first)
+        group = LaneGroup(hands, first)
         try:
-            fusion.train(partial(self._open, first.study_id))
+            group.train(partial(self._open, first.study_id))
         finally:
-            self.trained += fusion.taken
+            self.trained += group.taken
 
     def _open(self, study_id: int) -> StudySession:
         """The study as it is driven now, anew where a resume has changed it; DriftError where its code is new."""

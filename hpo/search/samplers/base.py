@@ -18,7 +18,7 @@ from typing import Any, Protocol
 class TrialRecord:
     """A trial as a sampler knows it; plain JSON from the ledger.
 
-    state        a state of hpo.ledger.tables
+    state        a state of hpo.space.trial_state
     coordinates  of the space's dimensions, as they are now; a trial older than a change of the space may lack some
     values       one per objective, in the objectives' own direction; None where none stands. With several objectives
                  of a paused trial those of its rung

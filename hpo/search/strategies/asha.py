@@ -25,7 +25,7 @@ class Asha(BaseModel):
     whose loss is not finite stops at its rung and counts there as the worst. Trials that do not report at every epoch
     meet a rung at their first report from it on, and are compared with those that reported at that same epoch.
 
-    Several objectives: trials are ranked by fronts of non-dominated losses and within one as `domination.spread` has
+    Several objectives: trials are ranked by fronts of non-dominated losses and within one as `pareto.spread` has
     it (Schmucker et al. 2021, "Multi-objective Asynchronous Successive Halving").
     """
 

@@ -4,7 +4,7 @@ A strategy is a frozen pydantic model, its options are its fields, and its JSON 
 state: a decision is a function of the history alone, so it is the same after any restart. Values are losses
 (lower is better); a NaN is a value that is not finite and ranks behind every other. With several objectives a loss
 is a tuple, one for each; a strategy takes that which has `several`. Where it has `rungs`, the losses of a trial that
-breaks constraints at their epoch rank behind those of all that break none (`domination.beyond`).
+breaks constraints at their epoch rank behind those of all that break none (`pareto.beyond`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class History(Protocol):
 
     def order(self, epoch: int, beyond: float, group: Group | None = None) -> Sequence[int]:
         """The trials that have reported within [epoch, beyond), this one among them, by the first loss there, the best
-        first, as `domination.ranked` has it; or those of a group that this one is of."""
+        first, as `pareto.ranked` has it; or those of a group that this one is of."""
         ...
 
     def curves(self, states: Collection[str] = ("complete",)) -> Mapping[int, Curve]:
