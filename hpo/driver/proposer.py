@@ -24,7 +24,7 @@ from hpo.text import counted
 
 
 class LedgerProposer:
-    """Asks for trials of a study. `rows` are those there are, by number, each with what was asked (`driver_queries.rows`);
+    """Asks for trials of a study. `rows` are those there are, by number, each with its ask (`driver_queries.rows`);
     of them the sampler knows the ends of `told`, in that order. Of failed ones below `forgiven` it takes the
     configurations for untried."""
 

@@ -55,8 +55,8 @@ class LaneGroup:
     fault, and not a trial, all lanes are saved and given up before that is raised.
     """
 
-    def __init__(self, hands: WorkerServices, first: Claim) -> None:
-        self._hands, self._first = hands, first
+    def __init__(self, services: WorkerServices, first: Claim) -> None:
+        self._services, self._first = services, first
         self.taken = 0  # trials
         self._id = uuid.uuid4().hex
         self._held = {first.trial_id: first}  # those whose leases are renewed
@@ -74,14 +74,14 @@ class LaneGroup:
                 self._opened = opening()
             except (CheckpointError, UserError) as error:
                 # This place is at fault, its disk or its home, and not the trial: it waits for another worker.
-                self._hands.finish(first, Outcome("preempted", error=str(error)), None)
+                self._services.finish(first, Outcome("preempted", error=str(error)), None)
                 raise
             with ExitStack() as stack:
                 try:
                     self._fields = getattr(self._opened.study.task_class(), "lane_fields", ())
                     self._check_fields()
                     self._key = self._key_of(first.config, first.changes)
-                    self._hands.ledger.transact(lambda c: join(c, first, self._id))
+                    self._services.ledger.transact(lambda c: join(c, first, self._id))
                     train: Any = self._configured(first.config, first.changes).train
                     stack.enter_context(limited(train.num_threads))
                     group = stack.enter_context(Group(train, self._commit))
@@ -119,11 +119,11 @@ class LaneGroup:
 
     def _more(self, room: int) -> list[Claim]:
         """Waiting trials that are alike, as many as there is room for."""
-        hands = self._hands
-        if room < 1 or self._first.alone or self._leaving() or not hands.worth_while(0.0):
+        services = self._services
+        if room < 1 or self._first.alone or self._leaving() or not services.worth_while(0.0):
             return []
-        opened, token, worker = self._opened, uuid.uuid4().hex, hands.worker_id
-        if not hands.ledger.look(lambda connection: any_waiting(connection, opened.id)):
+        opened, token, worker = self._opened, uuid.uuid4().hex, services.worker_id
+        if not services.ledger.look(lambda connection: any_waiting(connection, opened.id)):
             return []
         # At a rung a trial waits for those before it, and would for one that this group passes over.
         in_order = opened.spec.order == "ordered" and opened.strategy.name != "none"
@@ -134,23 +134,23 @@ class LaneGroup:
         def body(connection: Connection) -> list[Claim]:
             return claim_alike(connection, worker, token, opened.id, self._id, room, alike, in_order)
 
-        found = hands.ledger.transact(body)
+        found = services.ledger.transact(body)
         self._held |= {claim.trial_id: claim for claim in found}  # the last one waits while the first is made
         return found
 
     def _reporter(self, claim: Claim) -> LedgerReporter:
-        hands = self._hands
-        asked = (hands.ledger, hands.home, self._opened, claim, partial(self._preempted, claim), hands.system)
-        return LedgerReporter(*asked, hands.worth_while)
+        services = self._services
+        asked = (services.ledger, services.home, self._opened, claim, partial(self._preempted, claim), services.system)
+        return LedgerReporter(*asked, services.worth_while)
 
     def _admit(self, group: Group, claim: Claim) -> None:
-        hands, opened = self._hands, self._opened
+        services, opened = self._services, self._opened
         self.taken += 1
         reporter = self._reporter(claim)
-        hands.say(f"{opened.name}: trial {claim.number} begins, attempt {claim.fence}, as one of several lanes")
+        services.say(f"{opened.name}: trial {claim.number} begins, attempt {claim.fence}, as one of several lanes")
         try:
             config = config_of(opened.study, claim)
-            task = task_of(opened.study, hands.home, config)
+            task = task_of(opened.study, services.home, config)
             if lack := lacking(task, claim.config):
                 raise ConfigError(lack)
             reporter.sweep_files()
@@ -175,7 +175,7 @@ class LaneGroup:
     def _committed(self, asking: Sequence[tuple[LedgerReporter, TrialReport]], wait: bool) -> Sequence[Answer]:
         """The answer to each, or what it raises: then each is committed by itself, so that it is not of all of them."""
         try:
-            return commit(self._hands.ledger, asking, wait) if asking else ()
+            return commit(self._services.ledger, asking, wait) if asking else ()
         except HpoError:
             raise
         except Exception as error:
@@ -190,17 +190,17 @@ class LaneGroup:
                 outcome = how if isinstance(how, Outcome) else outcome_of(how)
             except (CheckpointError, UserError) as error:  # it waits for another worker, as the others will
                 self._fault = self._fault or error
-                self._hands.finish(claim, Outcome("preempted", error=str(error)), None)
+                self._services.finish(claim, Outcome("preempted", error=str(error)), None)
             else:
                 failpoint("worker.before_finish")
-                ended = self._hands.finish(claim, outcome, self._opened)
+                ended = self._services.finish(claim, outcome, self._opened)
                 failpoint("worker.after_finish")
-                self._hands.say(
+                self._services.say(
                     f"{self._opened.name}: trial {claim.number} {ended.kind}{ended.error and ': '}{ended.error}"
                 )
         except Fenced as error:
             self._fenced = error
-            known = self._hands.ledger.look(lambda connection: committed_paths(connection, claim))
+            known = self._services.ledger.look(lambda connection: committed_paths(connection, claim))
             reporter.store().sweep(known)  # what it has saved and not committed
         except Exception as error:
             self._fault = self._fault or error
@@ -212,7 +212,7 @@ class LaneGroup:
         def body(connection: Connection) -> set[tuple[int, int]]:
             return {(one.trial_id, one.fence) for one in held if not renewed(connection, one)}
 
-        self._lost |= self._hands.ledger.transact(body)
+        self._lost |= self._services.ledger.transact(body)
 
     def _preempted(self, claim: Claim) -> bool:
         self._heartbeat.check()
@@ -221,4 +221,4 @@ class LaneGroup:
         return self._leaving()
 
     def _leaving(self) -> bool:
-        return self._fault is not None or self._hands.leaving()
+        return self._fault is not None or self._services.leaving()

@@ -125,7 +125,7 @@ class Worker:
     def _train_lanes(self, first: Claim) -> None:
         """Train the trial and others like it as lanes of one model."""
         worth_while = partial(self._worth_while, first.study_id)
-        hands = WorkerServices(
+        services = WorkerServices(
             ledger=self._ledger,
             home=self._home,
             worker_id=self._process.id,
@@ -135,7 +135,7 @@ class Worker:
             finish=self._finish,
             say=self._say,
         )
-        group = LaneGroup(hands, first)
+        group = LaneGroup(services, first)
         try:
             group.train(partial(self._open, first.study_id))
         finally:
