@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from hpo import text as phrases
 from hpo.cli import secret_files
 from hpo.errors import HpoError, UserError
 from trainer import redaction
+from trainer.quote import quoted, shorten_quoted, shortened
 from trainer.redaction import redacted
 
 if TYPE_CHECKING:
@@ -41,13 +42,14 @@ class Commands(TyperGroup):
             if callable(before):  # from here on what was begun is undone on the way out
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             _check_working_directory()
+            _check_text([*ctx._protected_args, *ctx.args, *(v for k, v in os.environ.items() if k.startswith("HPO_"))])
             secret_files.read_into(os.environ)
             return super().invoke(ctx)
         except (HpoError, TrainerError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {shorten_quoted(str(error))}", file=sys.stderr)
             code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
         except _UsageError as error:
-            print(f"error: {redacted(_misuse(error))}", file=sys.stderr)
+            print(f"error: {shorten_quoted(redacted(_misuse(error)))}", file=sys.stderr)
             code = 2
         except KeyboardInterrupt:
             print("interrupted.", file=sys.stderr)
@@ -64,9 +66,9 @@ def _misuse(error: Any) -> str:
     wrong = getattr(error.__cause__, "errors", list)()
     if wrong and (allowed := _allowed(error.param.get_runtime_param().adapter.json_schema())):
         name = next((opt for opt in error.param.opts if opt.startswith("-")), error.param.opts[0].upper())
-        return f"{name} {wrong[0]['input']}: give {allowed}."
+        return f"{name} {shortened(str(wrong[0]['input']))}: give {allowed}."
     path = error.ctx.command_path if error.ctx else "hpo"
-    given = f" (given: {wrong[0]['input']!r})" if wrong else ""
+    given = f" (given: {quoted(wrong[0]['input'])})" if wrong else ""
     said = error.format_message().rstrip(".") + given
     return f"{said}{'' if said.endswith('?') else ':'} `{path} --help` shows what there is."
 
@@ -85,6 +87,15 @@ def _check_working_directory() -> None:
         os.getcwd()
     except OSError as error:
         raise UserError("the working directory is gone: change to one that exists.") from error
+
+
+def _check_text(words: Sequence[str]) -> None:
+    """Refuse bytes that are no text: no database takes them."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{quoted(word)} is not UTF-8: write names, paths and values in UTF-8.") from error
 
 
 class _Unprinted(Exception):
@@ -241,6 +252,15 @@ EpochsOption = Annotated[
 TimeOption = Annotated[
     str | None, typer.Option("--time", metavar="90m|2h|SECONDS", help="How long in total, over all resumptions.")
 ]
+BytesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--max-bytes",
+        metavar="10GB",
+        help="Drop older checkpoints of ended trials, the worst trials first, while the study's take more.  "
+        "[default: as last time, else no bound]",
+    ),
+]
 DriftOption = Annotated[
     bool, typer.Option("--allow-drift", help="Continue although the space, the data, the seed or the code has changed.")
 ]
@@ -251,6 +271,19 @@ OverrideOption = Annotated[
 ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE.yaml", help="Fields to set, as YAML.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Show every metric.")]
+
+
+def size(text: str | None) -> int | None:
+    """The bytes of `--max-bytes`."""
+    from trainer.config.fields import size as bytes_of
+
+    try:
+        found = bytes_of(text)
+    except ValueError as error:
+        raise UserError(f"--max-bytes {quoted(text)} is no size: {error}.") from error
+    if found == 0:
+        raise UserError(f"--max-bytes {quoted(text)} leaves room for nothing: give a number of bytes, or such as 10GB.")
+    return found
 
 
 def overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:

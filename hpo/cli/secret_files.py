@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from hpo.errors import UserError
+from trainer.quote import shortened
 
 SECRETS = (
     "HPO_STORAGE",
@@ -32,15 +33,16 @@ def read_into(environ: MutableMapping[str, str]) -> None:
 
 
 def _value(setting: str, path: Path) -> str:
+    shown = shortened(str(path))
     fix = f"write the value of {setting.removesuffix('_FILE')} into that file, on one line."
     try:
         text = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise UserError(f"{setting}: {path} cannot be read ({error.strerror}): {fix}") from error
+        raise UserError(f"{setting}: {shown} cannot be read ({error.strerror}): {fix}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{setting}: {path} is no text: {fix}") from error
+        raise UserError(f"{setting}: {shown} is no text: {fix}") from error
     if not text:
-        raise UserError(f"{setting}: {path} is empty: {fix}")
+        raise UserError(f"{setting}: {shown} is empty: {fix}")
     if len(text.splitlines()) > 1:
-        raise UserError(f"{setting}: {path} holds {len(text.splitlines())} lines: {fix}")
+        raise UserError(f"{setting}: {shown} holds {len(text.splitlines())} lines: {fix}")
     return text

@@ -124,7 +124,7 @@ def _part(directory: Path, module: str) -> list[tuple[str, Path]]:
 
 def _load_shipped(name: str) -> ModuleType:
     if name not in (known := shipped()):
-        if name and Path(f"{name}.py").is_file():
+        if name and os.path.isfile(f"{name}.py"):
             raise StudyError(f"unknown study {name!r}: the file {name}.py is meant by its whole name.")
         is_path = "/" in name or "\\" in name
         hint = " (a file's name ends in .py)" if is_path else ""

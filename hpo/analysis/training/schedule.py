@@ -12,6 +12,7 @@ from hpo.declaration.references import load
 from hpo.declaration.user_code import own_code
 from hpo.errors import UserError
 from hpo.text import counted
+from trainer.report import trains_itself
 
 if TYPE_CHECKING:
     from trainer.runtime.epochs import Epochs
@@ -42,6 +43,8 @@ def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | N
     if not isinstance(getattr(config, "train", None), TrainConfig):
         raise UserError(f"study {study.name!r} has no TrainConfig in its field train, so no schedule of ours.")
     train = config.train
+    if trains_itself(study.task_class()):
+        raise UserError(f"the task of study {study.name!r} trains itself, so no schedule of ours.")
     task = study.task_class()(config)
     samples = steps_per_epoch * train.batch_size if steps_per_epoch else len(task.train_set())
     epochs = Epochs.of(samples, train)
