@@ -21,6 +21,7 @@ from hpo.cli.options import (
     AllOption,
     AllStudiesOption,
     BestTrialOption,
+    BytesOption,
     CheckpointsOption,
     ConfigOption,
     CpusOption,
@@ -114,6 +115,7 @@ def run(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     checkpoints: CheckpointsOption = None,
+    max_bytes: BytesOption = None,
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
 ) -> None:
@@ -147,6 +149,7 @@ def run(
             overrides=options.overrides(config, override),
             storage=storage,
             checkpoints=checkpoints,
+            max_bytes=options.size(max_bytes),
             tracking_uri=tracking_uri,
             allow_drift=allow_drift,
         )
@@ -166,6 +169,7 @@ def resume(
     scheduler: SchedulerOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
+    max_bytes: BytesOption = None,
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
 ) -> None:
@@ -189,6 +193,7 @@ def resume(
         resources=Resources(cpus_per_worker, gpus_per_worker),
         scheduler=scheduler,
         storage=storage,
+        max_bytes=options.size(max_bytes),
         tracking_uri=tracking_uri_of(ledger, name, at, tracking_uri),
         allow_drift=allow_drift,
     )

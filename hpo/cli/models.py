@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpo.cli.options import MOST, HomeOption, StorageOption, StudyOption, TrackingOption
+from hpo.cli.options import MOST, HomeOption, StorageOption, StudyOption, TrackingOption, size
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
     from hpo.storage.home import Home
 
 app = typer.Typer()
-
-
-def _size(text: str | None) -> Any:
-    from hpo.errors import UserError
-    from trainer.config.fields import size
-
-    try:
-        return size(text)
-    except ValueError as error:
-        raise UserError(f"--max-bytes {text!r} is no size: {error}.") from error
 
 
 def _mirror(ledger: Ledger, name: str, home: Home, tracking_uri: str | None) -> None:
@@ -52,7 +42,7 @@ def gc(
     from hpo.storage.gc import collect
     from hpo.storage.lookup import open_study
 
-    bound = _size(max_bytes)
+    bound = size(max_bytes)
     ledger, name, at = open_study(home, storage, study)
     found = collect(ledger, at, name, keep_best, bound, dry_run=dry_run)
     if not dry_run:

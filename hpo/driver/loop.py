@@ -13,6 +13,7 @@ from hpo.driver.open import continued, open_study, write_changes
 from hpo.driver.proposer import LedgerProposer, ListProposer
 from hpo.driver.reclaim import Reclaimer
 from hpo.driver.request import DriverOptions
+from hpo.driver.retention import Retention
 from hpo.driver.set_aside import take_over
 from hpo.driver.stopwatch import Stopwatch
 from hpo.ledger import Ledger, driver_queries, transactions
@@ -77,6 +78,7 @@ class Driver:
         bounded = has_rungs(make_strategy(self._spec.strategy))
         self._curves = Curves(self._id, self._study.objectives, self._study.constraints, bounded=bounded)
         self._promoting, self._breeding = promoting(self._spec.strategy), breeding(self._spec.strategy)
+        self._retention = Retention(self._ledger, self._spec.name, self._options, self._lease)
         self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
         self._adopt()
         self._options.budget.check(self._spec.name, stored, self._used)
@@ -123,6 +125,7 @@ class Driver:
         self._ledger.transact(self._renew)
         self._time.stop()
         self._fill(ask=False)  # a trial may have ended while the workers were leaving
+        self._retention.keep()
         return self._end()
 
     def _drive(self, on_tick: Callable[[], None]) -> None:
@@ -133,6 +136,7 @@ class Driver:
                 self._reclaimer.reclaim()
                 next_look = self._clock.monotonic() + min(1.0, self._options.lease_timeout / 3)
                 self._looked = None  # a trial that trains may have passed a rung, so that another may go on
+            self._retention.keep()
             if not self._executor.step():
                 self._clock.sleep(0.02)
             on_tick()
@@ -320,6 +324,7 @@ class Driver:
         return driver_queries.halted(connection, self._id, min(self._open), self._paused, self._ended_rows, going)
 
     def _note_end(self, row: RowMapping) -> None:
+        self._retention.note_end()
         self._ended_rows[row["number"]] = row
         self._epochs[row["number"]] = trained(row)
         self._scored |= end_reason.has_value(row)

@@ -82,6 +82,7 @@ def _new_row(study: Study, spec: StudySpec, options: DriverOptions) -> dict[str,
 def _environment(study: Study, options: DriverOptions) -> dict[str, Any]:
     data = {"data": dict(options.data)} if options.data else {}
     driving = {"allow_drift": options.allow_drift} | options.placement.to_json()
+    driving |= {"max_bytes": options.max_bytes} if options.max_bytes else {}
     return describe(study) | driving | data
 
 

@@ -22,6 +22,7 @@ class DriverOptions:
     data                      the study's report on its data
     placement                 where trials run, and in how many processes; what a resume does again
     checkpoints               the URL of the bucket they go to; empty: into the home
+    max_bytes                 what the study's checkpoints may take; None: no bound
     """
 
     home: Home
@@ -34,6 +35,7 @@ class DriverOptions:
     data: Mapping[str, Any] | None = None
     placement: Placement = INLINE
     checkpoints: str = ""
+    max_bytes: int | None = None
     lease_timeout: float = LEASE_SECONDS
 
     @property
@@ -68,6 +70,7 @@ class RunRequest:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     storage: str | None = None
     checkpoints: str | None = None  # the URL of a bucket
+    max_bytes: int | None = None  # what the study's checkpoints may take
     tracking_uri: str | None = None
     allow_drift: bool = False
     lease_timeout: float | None = None

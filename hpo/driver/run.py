@@ -68,6 +68,7 @@ def _run(
     if not (request.trials or request.epochs or request.seconds or (known and begun(known, spec.name))):
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     checkpoints = locations.settled(request.checkpoints, _row(known, spec.name), placement.executor)
+    max_bytes = _max_bytes(request, known, spec.name, placement.executor)
     placement.check(study)
     one_by_one = [path for path, value in request.overrides.items() if isinstance(value, Raw)]
     preflight.check(study, spec, options=one_by_one, here=not elsewhere(placement.executor))
@@ -86,6 +87,7 @@ def _run(
         data=data,
         placement=placement,
         checkpoints=checkpoints,
+        max_bytes=max_bytes,
         lease_timeout=lease_timeout,
     )
     driver = _driver_of(placement)(ledger, study, spec, options, placement.make())
@@ -216,6 +218,16 @@ def _row(ledger: Ledger | None, name: str) -> Mapping[Any, Any] | None:
         return None
     with ledger.read() as connection:
         return queries.study_row(connection, name)
+
+
+def _max_bytes(request: RunRequest, known: Ledger | None, name: str, executor: str) -> int | None:
+    """What the study's checkpoints may take: as given, else as last time."""
+    row = _row(known, name)
+    if executor == "ray-tune" and request.max_bytes:
+        raise UserError("--max-bytes has no effect under --executor ray-tune, which keeps checkpoints itself.")
+    if executor == "ray-tune":
+        return None
+    return request.max_bytes or (row["environment"].get("max_bytes") if row else None)
 
 
 def _tracking_uri(request: RunRequest, ledger: Ledger, name: str) -> str:

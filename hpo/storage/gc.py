@@ -37,7 +37,7 @@ Rows = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class Plan:
     """Rows of checkpoints: `dropped`, trial by trial, and the others that are kept. `size` is what each takes on the
-    disk besides those of its trial before it, which may share files with it."""
+    disk besides those of its trial after it, which may share files with it."""
 
     dropped: Rows
     left: Rows
@@ -62,17 +62,41 @@ def collect(
     lease = leases.acquire(ledger, f"driver:{row['id']}", row["name"], Process.current(), SystemClock(), LEASE_TIMEOUT)
     try:
         planned = ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
-        uid = uuid.uuid4().hex
-        needed = ledger.transact(lambda connection: _mark(connection, lease, row, planned.dropped, uid))
-        failpoint("retention.after_row")
-        _tidy(ledger, home, row)
+        return _free(ledger, home, row, lease, planned)
     finally:
         lease.release()
+
+
+def keep_within(ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int) -> Plan:
+    """Under a driver's own lease: drop older checkpoints of ended trials, the worst trials first, until the study's
+    take no more than `max_bytes`. The last of each trial stays, and all that `collect` leaves.
+
+    What a kill has left undone is finished, also where nothing is to go.
+    """
+    row = ledger.look(lambda connection: queries.study_row(connection, name))
+    planned = ledger.look(lambda connection: plan(connection, home, row, 1, max_bytes, spare_last=True))
+    return _free(ledger, home, row, lease, planned)
+
+
+def _free(ledger: Ledger, home: Home, row: RowMapping, lease: leases.Lease, planned: Plan) -> Plan:
+    """Mark what is to go and remove its files; what has gone, and what stays."""
+    uid = uuid.uuid4().hex
+    needed = ledger.transact(lambda connection: _mark(connection, lease, row, planned.dropped, uid))
+    failpoint("retention.after_row")
+    _tidy(ledger, home, row)
     spared = [one for one in planned.dropped if one["number"] in needed]
     return Plan([one for one in planned.dropped if one["number"] not in needed], [*planned.left, *spared])
 
 
-def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, max_bytes: int | None) -> Plan:
+def plan(
+    connection: Connection,
+    home: Home,
+    study: RowMapping,
+    keep_best: int,
+    max_bytes: int | None,
+    *,
+    spare_last: bool = False,
+) -> Plan:
     """What would go now."""
     kept = _measured(home, study, file_queries.kept_of_study(connection, study["id"]))
     order = queries.ranked(connection, study)
@@ -82,27 +106,29 @@ def plan(connection: Connection, home: Home, study: RowMapping, keep_best: int, 
         row for row in kept if row["trial_state"] in TERMINAL_STATES and row["number"] not in protected
     ]  # an open trial's checkpoints are its own affair
     total = sum(row["size"] for row in kept)
-    gone: set[int] = set()
+    gone: set[int] = set()  # ids of rows
     positions = {number: position for position, number in enumerate(order)}
-    for number, rows in sorted(
+    for _, rows in sorted(
         _by_trial(ended), key=lambda one: (positions.get(one[0], len(positions)), one[0]), reverse=True
     ):
         if max_bytes is not None and total <= max_bytes:
             break
-        total -= sum(row["size"] for row in rows)
-        gone.add(number)
-    return Plan([row for row in kept if row["number"] in gone], [row for row in kept if row["number"] not in gone])
+        going = rows[:-1] if spare_last else rows
+        total -= sum(row["size"] for row in going)
+        gone |= {row["id"] for row in going}
+    return Plan([row for row in kept if row["id"] in gone], [row for row in kept if row["id"] not in gone])
 
 
 def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping]) -> list[dict[str, Any]]:
-    """The rows with the bytes that their files add to what the disk holds."""
+    """The rows with the bytes that their files add to what the disk holds: those that several share are the last's,
+    since older ones go first."""
     seen: set[Any] = set()
-    measured, place = [], locations.place(home, study)
-    for row in rows:
+    measured, place = list[dict[str, Any]](), locations.place(home, study)
+    for row in reversed(list(rows)):
         files = place.sizes(home.checkpoints(study["name"], row["number"]) / row["path"], row["size"])
         measured.append({**row, "size": sum(size for file, size in files.items() if file not in seen)})
         seen |= files.keys()
-    return measured
+    return measured[::-1]
 
 
 def _by_trial(rows: Rows) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:

@@ -1,0 +1,28 @@
+"""Keeps the checkpoints of a study within a number of bytes while it is driven."""
+
+from __future__ import annotations
+
+from hpo.driver.request import DriverOptions
+from hpo.ledger import Ledger
+from hpo.ledger.leases import Lease
+from hpo.storage.gc import keep_within
+
+
+class Retention:
+    """Under the driver's lease. Nothing is looked at unless a trial has ended since; the first look finishes what an
+    earlier driver was killed in."""
+
+    def __init__(self, ledger: Ledger, study: str, options: DriverOptions, lease: Lease) -> None:
+        self._ledger, self._study, self._home, self._lease = ledger, study, options.home, lease
+        self._max_bytes = options.max_bytes
+        self._due = True
+
+    def note_end(self) -> None:
+        """A trial has ended."""
+        self._due = True
+
+    def keep(self) -> None:
+        """Drop what is too much, if anything may be."""
+        if self._max_bytes is not None and self._due:
+            self._due = False
+            keep_within(self._ledger, self._home, self._study, self._lease, self._max_bytes)

@@ -1,0 +1,137 @@
+"""A study's checkpoints within a number of bytes while it is driven: what goes, what stays, and kills in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from driven import driven
+from rounds import rounds
+from typer.testing import CliRunner
+
+from hpo.cli.main import app
+from hpo.driver.request import RunRequest
+from hpo.ledger import Ledger, file_queries, queries
+from hpo.storage.home import Home
+from hpo.verify import verify
+
+TRIALS = 5
+STUDY = """
+import torch
+from hpo import Float, Objective, Study
+from trainer.config import Frozen, TrainConfig
+from trainer.report import Outcome
+
+class Config(Frozen):
+    x: float = 0.5
+    train: TrainConfig = TrainConfig(num_epochs=3)
+
+class Loop:
+    def __init__(self, config):
+        self.config = config
+
+    def fit(self, reporter, checkpoints):
+        for step in (1, 2, 3):
+            loss = self.config.x / step
+            state = {"model": {"w": torch.full((1000,), float(step))}, "step": step}
+            ref = checkpoints.save(state, step=step, epoch=step, metrics={"val/loss": loss})
+            reporter.report(step, {"val/loss": loss}, epoch=step, checkpoint=ref)
+        return Outcome("complete", 3, 3)
+
+SPACE = {"x": Float(0.0, 1.0)}
+STUDY = Study("kept", Config(), Loop, SPACE, [Objective("val/loss")], strategy="none", sampler="random")
+"""
+
+
+@pytest.fixture
+def file(tmp_path) -> str:
+    (tmp_path / "kept.py").write_text(STUDY)
+    return str(tmp_path / "kept.py")
+
+
+def on_disk(home: Home) -> int:
+    files = {
+        path.stat().st_ino: path.stat().st_size for path in (home.root / "checkpoints").rglob("*") if path.is_file()
+    }
+    return sum(files.values())
+
+
+def run(home: Home, file: str, max_bytes: int | None) -> tuple[str, dict[int, list[int]], int]:
+    """(the digest, trial number -> steps of its kept checkpoints, the best trial) of a study of five trials."""
+    ledger = Ledger(home.create().storage)
+    driven(ledger, RunRequest(home, file), trials=TRIALS, max_bytes=max_bytes)
+    found = seen(ledger)
+    ledger.close()
+    return found
+
+
+def seen(ledger: Ledger) -> tuple[str, dict[int, list[int]], int]:
+    with ledger.read() as connection:
+        row = queries.study_row(connection, "kept")
+        steps: dict[int, list[int]] = {}
+        for one in file_queries.kept_of_study(connection, row["id"]):
+            steps.setdefault(one["number"], []).append(one["step"])
+        return queries.digest(connection, row), steps, queries.ranked(connection, row)[0]
+
+
+def test_older_checkpoints_go_worst_first_and_the_last_of_each_stays(tmp_path, file):
+    free = run(Home.at(tmp_path / "free"), file, None)
+    assert free[1] == {number: [1, 2, 3] for number in range(TRIALS)}
+    size = on_disk(Home.at(tmp_path / "free")) // (3 * TRIALS)
+    tight = run(Home.at(tmp_path / "tight"), file, 1)
+    best = tight[2]
+    assert tight[1] == {number: [1, 2, 3] if number == best else [3] for number in range(TRIALS)}
+    bounded = run(Home.at(tmp_path / "bounded"), file, 11 * size + size // 2)
+    assert on_disk(Home.at(tmp_path / "bounded")) <= 11 * size + size // 2
+    assert free[0] == tight[0] == bounded[0]
+    assert best == bounded[2] and bounded[1][best] == [1, 2, 3]
+    assert sum(map(len, bounded[1].values())) == 11 and all(steps[-1] == 3 for steps in bounded[1].values())
+    for name in ("tight", "bounded"):
+        home = Home.at(tmp_path / name)
+        differences = verify(home, home.storage).differences  # nobody has written metrics.json here
+        assert [one for one in differences if "metrics.json is missing" not in one] == []
+
+
+@pytest.mark.usefixtures("process")
+@rounds("point", ["retention.after_row", "retention.after_files"])
+def test_killed_between_the_rows_and_the_files_nothing_is_lost_or_left(tmp_path, file, point):
+    home = Home.at(tmp_path / point)
+    words = [
+        "run",
+        "--study",
+        file,
+        "--trials",
+        str(TRIALS),
+        "--executor",
+        "inline",
+        "--max-bytes",
+        "1B",
+        "--home",
+        str(home.root),
+    ]
+    environment = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{point}=kill@2"}
+    killed = subprocess.run([sys.executable, "-m", "hpo", *words], env=environment, capture_output=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = CliRunner().invoke(app, ["resume", "--home", str(home.root)])
+    assert resumed.exit_code == 0, resumed.output
+    ledger = Ledger(home.storage)
+    digest, steps, best = seen(ledger)
+    ledger.close()
+    assert steps == {number: [1, 2, 3] if number == best else [3] for number in range(TRIALS)}
+    assert len(list(Path(home.root, "checkpoints").rglob("step-*/manifest.json"))) == TRIALS + 2
+    assert (verify(home, home.storage).differences, digest) == (
+        [],
+        run(Home.at(tmp_path / f"{point}-free"), file, None)[0],
+    )
+
+
+def test_a_bound_that_is_none_is_refused(home):
+    for value, words in [("0", "leaves room for nothing"), ("10XB", "is no size"), ("-1", "is no size")]:
+        result = CliRunner().invoke(
+            app, ["run", "--study", "mlp", "--max-bytes", value, "--trials", "1", "--home", str(home.root)]
+        )
+        assert result.exit_code == 2 and words in result.stderr and value in result.stderr
