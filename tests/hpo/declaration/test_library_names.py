@@ -67,7 +67,7 @@ def test_what_libraries_import_late_is_never_the_users(beside, tmp_path):
     there = [name for name in taken if name not in imported and importlib.util.find_spec(name)]  # not those of Windows
     files = {name: f"raise SystemExit('the {name} of the user')" for name in there}
     beside(mine="from base_of_all import study\nSTUDY = study('m')", base_of_all=BASE, **files)
-    code = "import sys; import hpo; hpo.load(sys.argv[1]); import torch, optuna, queue, pandas"
+    code = "import sys; from hpo.declaration.references import load; load(sys.argv[1]); import torch, optuna, queue"
     ran = subprocess.run(
         [sys.executable, "-P", "-c", code, "mine.py"], cwd=tmp_path, env=os.environ, capture_output=True, text=True
     )
