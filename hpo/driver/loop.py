@@ -78,9 +78,9 @@ class Driver:
         bounded = has_rungs(make_strategy(self._spec.strategy))
         self._curves = Curves(self._id, self._study.objectives, self._study.constraints, bounded=bounded)
         self._promoting, self._breeding = promoting(self._spec.strategy), breeding(self._spec.strategy)
-        self._retention = Retention(self._ledger, self._spec.name, self._options, self._lease)
         self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
         self._adopt()
+        self._retention = Retention(self._ledger, self._spec.name, self._options, self._lease)
         self._options.budget.check(self._spec.name, stored, self._used)
         values = self._budget.columns()
         if not self.idle:

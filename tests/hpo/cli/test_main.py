@@ -34,9 +34,9 @@ SURFACE = {
     "init": "name",
     "run": "--study --trials --epochs --time --name --workers --executor --cpus-per-worker --gpus-per-worker "
     "--scheduler --sampler --strategy --order --window --seed --tier --enqueue --warm-start -o "
-    "--config --home --storage --checkpoints --tracking-uri --allow-drift",
+    "--config --home --storage --checkpoints --max-bytes --tracking-uri --allow-drift",
     "resume": "--study --trials --epochs --time --workers --executor --cpus-per-worker --gpus-per-worker "
-    "--scheduler --home --storage --tracking-uri --allow-drift",
+    "--scheduler --home --storage --max-bytes --tracking-uri --allow-drift",
     "status": "--study --json --home --storage",
     "best": "--study --trial --json --save --home --storage",
     "show": "number --study --all --json --home --storage",
