@@ -23,6 +23,7 @@ from hpo.storage.home import Home
 from hpo.tracking import ui
 from hpo.tracking.base import Batch, Model, Point, Refused, Run, Tracker, Unreachable
 from hpo.tracking.files import link
+from hpo.tracking.gate import token_of
 from hpo.tracking.mlflow import MlflowTracker, silence
 from hpo.tracking.mlflow_store import initialise
 from hpo.tracking.uri import check_uri
@@ -46,7 +47,9 @@ def _server(path: Path) -> Iterator[str]:
     while not ui.answers("127.0.0.1", port):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.2)
-    yield f"http://127.0.0.1:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_TOKEN", token_of(home))
+        yield f"http://127.0.0.1:{port}"
     ui.halt(process)
 
 
