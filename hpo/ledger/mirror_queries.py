@@ -138,9 +138,12 @@ def move(connection: Connection, tracker: str, study_id: int, to: Sequence[tuple
     connection.execute(insert.on_conflict_do_update(index_elements=list(mirrors.primary_key), set_=new), rows)
 
 
-def forget(connection: Connection, tracker: str, study_id: int) -> None:
-    """Drop the cursors of the study and of its trials."""
-    connection.execute(mirrors.delete().where(mirrors.c.tracker == tracker, mirrors.c.study_id == study_id))
+def forget(connection: Connection, tracker: str, study_id: int, numbers: Sequence[int] | None = None) -> None:
+    """Drop the cursors of the study and of its trials, or of those trials alone that have these `numbers`."""
+    which = (mirrors.c.tracker == tracker) & (mirrors.c.study_id == study_id)
+    if numbers is not None:
+        which &= mirrors.c.number.in_(numbers)
+    connection.execute(mirrors.delete().where(which))
 
 
 def behind(connection: Connection, tracker: str, study_id: int) -> int:
@@ -153,6 +156,11 @@ def pending(connection: Connection, tracker: str, study_id: int, after: int, n: 
     asked, its `run_id`, None where no run is recorded, and the revision up to which it was `sent`."""
     where = {"tracker": tracker, "study": study_id, "after": after, "n": n}
     return connection.execute(_PENDING, where).mappings().all()
+
+
+def all_trials(connection: Connection, study_id: int) -> Sequence[RowMapping]:
+    """Every trial of the study, by number."""
+    return connection.execute(select(trials).where(trials.c.study_id == study_id)).mappings().all()
 
 
 # The study
@@ -182,6 +190,19 @@ def values(connection: Connection, tracker: str, trial_ids: Sequence[int]) -> di
     """The reported values that the tracker has not got, by step; `first` where none before has closed its epoch."""
     rows = connection.execute(_VALUES, {"tracker": tracker, "trials": list(trial_ids)}).mappings()
     return by_trial(rows)
+
+
+def last_reports(connection: Connection, trial_ids: Sequence[int]) -> dict[int, float]:
+    """When each trial reported last, in seconds since the epoch; without those that have not."""
+    last = select(reports.c.trial_id, func.max(reports.c.at)).group_by(reports.c.trial_id)
+    rows = connection.execute(last.where(reports.c.trial_id.in_(list(trial_ids))))
+    return {row[0]: row[1] for row in rows}
+
+
+def last_report(connection: Connection, trial_id: int, revision: int) -> float | None:
+    """When a trial had last reported at `revision`; None where it had not."""
+    until = (reports.c.trial_id == trial_id) & (reports.c.revision <= revision)
+    return connection.execute(select(func.max(reports.c.at)).where(until)).scalar_one()
 
 
 def unsent(connection: Connection, trial_id: int, revision: int) -> list[tuple[str, int, int]]:

@@ -21,6 +21,7 @@ from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
 from hpo.text import command, counted
 from hpo.tracking import projection, run_files
+from hpo.tracking.ahead import ahead
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
 from trainer.runtime.failpoint import failpoint
 
@@ -103,6 +104,8 @@ class Mirror:
         are files in a bucket that is away."""
         self._fetch_at = -math.inf if leaving else self._fetch_at
         study, cursor = self._ledger.look(self._study_and_cursor)
+        if self._parent is None:
+            self._discard_what_is_ahead(study)
         parent = self._open_study(study, cursor.run_id if cursor else None)
         changed = cursor is None or cursor.revision < study["revision"] or parent not in self._shown
         ended = self._send_all_trials(study, parent)
@@ -126,6 +129,23 @@ class Mirror:
             after = found[-1].number
             ended = ended or any(trial.batch.ended_at is not None for trial in found)
             self._send_trials(study, parent, [p for p in found if self._refused.get(p.number, (0,))[0] < p.revision])
+
+    def _discard_what_is_ahead(self, study: RowMapping) -> None:
+        """Delete the runs that show what the ledger does not know, with their cursors: they are made anew."""
+        views = self._tracker.find(self._study, study["uid"], children=True)
+        found = self._ledger.look(lambda connection: ahead(connection, study, views))
+        if not found:
+            return
+        numbers = sorted({*found.values()})
+        print(
+            f"MLflow is ahead of the ledger, which was taken back, in {counted(len(numbers), 'trial')} "
+            f"({', '.join(map(str, numbers))}): their runs are made anew.",
+            flush=True,
+        )
+        where = (self._tracker.name, study["id"], numbers)
+        self._lease.write(lambda connection: mirror_queries.forget(connection, *where))
+        for run_id in found:
+            self._tracker.discard(run_id)
 
     def _open_study(self, study: RowMapping, recorded: str | None) -> str:
         """The id of the study's run: recorded, found by its tag, or new."""

@@ -32,8 +32,9 @@ from hpo.space.trial_state import STATES, TERMINAL_STATES
 from hpo.storage import artifacts, locations, metrics_json
 from hpo.storage.home import Home
 from hpo.tracking import pages, run_files
+from hpo.tracking.ahead import MARK, mark
 from hpo.tracking.base import Batch, Model, Point, Run, Status
-from hpo.tracking.rows import LARGEST, Facts, finite
+from hpo.tracking.rows import LARGEST, Facts, finite, milliseconds
 from hpo.tracking.run_files import checkpoint_name
 from trainer.checkpoint.location import DISK, Disk
 
@@ -59,7 +60,7 @@ STUDY_STATUS: dict[str, Status] = {
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 5000
 _LOOKED_AT = 100  # trials, for the parameters that they have
 # Tags that runs of earlier releases are without; a person may have written a description of their own.
-LATER = ("hpo.preemptions", "hpo.micro_batch_size", "hpo.train_seed", pages.NOTE)
+LATER = ("hpo.preemptions", "hpo.micro_batch_size", "hpo.train_seed", pages.NOTE, MARK)
 EARLIER_STATUS = {"pruned": "KILLED"}  # of runs that ended under an earlier release
 
 
@@ -121,7 +122,7 @@ def unsent(connection: Connection, trial: Pending, revision: int) -> set[tuple[s
 def study_run(study: RowMapping) -> Run:
     """What opens the study's own run."""
     tags = {"hpo.run_uid": study["uid"], "hpo.kind": "study", "hpo.study": study["name"]}
-    return Run(study["uid"], study["name"], _ms(study["created_at"]), tags, *_provenance(study))
+    return Run(study["uid"], study["name"], milliseconds(study["created_at"]), tags, *_provenance(study))
 
 
 def study_batch(connection: Connection, study: RowMapping, home: Home, state: str) -> Batch:
@@ -143,7 +144,7 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     shown = {"study.json": declared} | ({"soup.json": soup} if soup else {})
     texts = {name: json.dumps(content, indent=2, sort_keys=True) + "\n" for name, content in shown.items()}
     files = run_files.of_study(home, study["name"], artifacts.of_study(connection, study["id"]))
-    ended_at = None if ended is None else _ms(ended)
+    ended_at = None if ended is None else milliseconds(ended)
     return Batch(tags=tags, texts=texts, files=files, status=STUDY_STATUS[state], ended_at=ended_at)
 
 
@@ -189,7 +190,7 @@ def trial_run(study: RowMapping, trial: RowMapping) -> Run:
         tags["hpo.start"] = trial["start"]
     if trial["ranks"] > 1:
         tags["hpo.ranks"] = str(trial["ranks"])
-    started = _ms(trial["started_at"] or trial["created_at"])
+    started = milliseconds(trial["started_at"] or trial["created_at"])
     name = pages.run_name(study["name"], trial["number"])
     return Run(tags["hpo.run_uid"], name, started, tags, *_provenance(study))
 
@@ -237,14 +238,14 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
         models=models,
         removed_models=[run_files.model_name(trial["number"], name) for name in removed] if ended else (),
         status=TRIAL_STATUS[trial["state"]],
-        ended_at=_ms(trial["ended_at"]) if ended else None,
+        ended_at=milliseconds(trial["ended_at"]) if ended else None,
     )
 
 
 def _reported(values: Sequence[RowMapping]) -> list[Point]:
     """Finite values alone: MLflow stores a model's NaN as 0."""
     return [
-        Point(metric_key(row["key"], row["fold"]), row["step"], _ms(row["at"]), row["value"])
+        Point(metric_key(row["key"], row["fold"]), row["step"], milliseconds(row["at"]), row["value"])
         for row in values
         if finite(row["value"])
     ]
@@ -256,12 +257,13 @@ def _points(study: RowMapping, trial: RowMapping, values: Sequence[RowMapping]) 
     points = []
     for row in values:
         value = math.nan if row["value"] is None else row["value"]
-        points.append(Point(metric_key(row["key"], row["fold"]), row["step"], _ms(row["at"]), value))
+        at = milliseconds(row["at"])
+        points.append(Point(metric_key(row["key"], row["fold"]), row["step"], at, value))
         if row["epoch"] is not None and row["first"]:
-            points.append(Point(metric_key("epoch", row["fold"]), row["step"], _ms(row["at"]), float(row["epoch"])))
+            points.append(Point(metric_key("epoch", row["fold"]), row["step"], at, float(row["epoch"])))
     if trial["state"] == "complete" and trial["values"]:
         names = map(metric_key, pages.objective_keys(study["spec"]["objectives"]))
-        ended = _ms(trial["ended_at"])
+        ended = milliseconds(trial["ended_at"])
         points += [
             Point(name, trial["step"], ended, v)
             for name, v in zip(names, trial["values"], strict=True)
@@ -272,6 +274,7 @@ def _points(study: RowMapping, trial: RowMapping, values: Sequence[RowMapping]) 
 
 def _tags(trial: RowMapping, facts: Facts) -> dict[str, str]:
     tags = {"hpo.state": trial["state"], "hpo.fence": str(trial["fence"]), "hpo.losses": str(trial["losses"])}
+    tags[MARK] = mark(trial, facts.reported.get(trial["id"]))
     tags["hpo.preemptions"] = str(facts.preemptions.get(trial["id"], 0))
     for shrunk in facts.shrunk.get(trial["id"], [])[-1:]:
         tags["hpo.micro_batch_size"] = str(shrunk["fields"]["micro_batch_size"])
@@ -308,7 +311,3 @@ def _text(value: Any, limit: int) -> str:
     """A value exactly, floats by their shortest representation; longer text is cut, `config.json` has it whole."""
     text = value if isinstance(value, str) else repr(value)
     return text[:limit]
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)

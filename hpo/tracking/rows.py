@@ -18,6 +18,7 @@ class Facts:
     def __init__(self, connection: Connection, tracker: str, study: RowMapping, rows: Sequence[RowMapping]) -> None:
         ids = [row["id"] for row in rows]
         self.values = mirror_queries.values(connection, tracker, ids)
+        self.reported = mirror_queries.last_reports(connection, ids)
         self.checkpoints = mirror_queries.all_checkpoints(connection, ids)
         told = mirror_queries.shown_events(connection, ids)
         self.artifacts = by_trial(row for row in told if row["kind"] == "artifact")
@@ -32,6 +33,10 @@ class Facts:
         self.stops = mirror_queries.stops(connection, pruned) if pruned else {}
         odd = [trial for trial, values in self.values.items() if any(not finite(row["value"]) for row in values)]
         self.nonfinite = mirror_queries.nonfinite(connection, odd, LARGEST) if odd else {}
+
+
+def milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def finite(value: float | None) -> bool:

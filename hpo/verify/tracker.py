@@ -11,7 +11,9 @@ from hpo.ledger.mirror_queries import STUDY, Cursor
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.text import command
 from hpo.tracking import pages, projection, run_files
+from hpo.tracking.ahead import ahead
 from hpo.tracking.base import Batch, ModelView, Point, Refused, RunView, Tracker, Unreachable
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.uri import tracker_name
@@ -56,8 +58,14 @@ class _Comparison:
             study = queries.study_row(connection, name)
             state = queries.study_state(connection, study)
             self._check_study(connection, parents, cursors[STUDY], study, state)
+            later = {*ahead(connection, study, views.values()).values()}
+            for number in sorted(later):
+                self._differ(
+                    f"trial {number}: MLflow shows what the ledger does not know, which was taken back: "
+                    f"`{command('sync')}` makes its run anew"
+                )
             for trial in projection.everything(connection, study, self._home):
-                if trial.number in cursors:
+                if trial.number in cursors.keys() - later:
                     self._check_trial(connection, trial, cursors[trial.number], views, stored, state == "running")
 
     # The study's own run
