@@ -96,9 +96,8 @@ def plot(
         with ledger.read() as connection:
             study_id = queries.study_row(connection, name)["id"]
         artifacts.leave(ledger, at.files(name, None), study_id, {f"plots/{file}": files[file] for file in files})
-    with ledger.read() as connection:
-        where = at.files(name, None) / artifacts.of_study(connection, study_id)[f"plots/{figures.PAGE}"]
-    print(f"drawn: {', '.join(drawn)}\npage: {where}")
+        artifacts.publish(at.plots(name), files)
+    print(f"drawn: {', '.join(drawn)}\npage: {at.plots(name) / figures.PAGE}")
     print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
 
 

@@ -92,6 +92,16 @@ def leave(ledger: Ledger, root: Path, study_id: int, files: Mapping[str, Path]) 
     _remove(root, [where for name, where in before.items() if name in files])
 
 
+def publish(directory: Path, files: Mapping[str, Path]) -> None:
+    """Let `files` be seen in `directory` by their names, in place of those that were: a copy for people, of which
+    nothing depends."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, source in files.items():
+        partial = directory / f"{name}.tmp"
+        shutil.copyfile(source, partial)
+        partial.replace(directory / name)
+
+
 def _remove(root: Path, stored: Iterable[str], place: Disk = DISK) -> None:
     for where in stored:
         place.remove(root / where)

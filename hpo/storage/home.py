@@ -7,6 +7,7 @@
   checkpoints/      <study>/<trial number>/step-<step>.f<fence>.<random>/
   files/            <study>/<trial number>/f<fence>.<random>/: what trials handed over by Reporter.artifact;
                     <study>/study/: what is of the whole study, such as its plots
+  plots/            <study>/: the plots drawn last, by their names
   shared/           what tasks keep for all trials (Task.shared), such as tokens; may be removed when nothing runs
   logs/             what workers and the mirror print
   ray_tune/         what Ray Tune keeps of its experiments, its own copies of checkpoints among it
@@ -110,6 +111,10 @@ class Home:
 
     def checkpoints(self, study: str, number: int) -> Path:
         return self.root / "checkpoints" / check_name(study) / f"{number:05d}"
+
+    def plots(self, study: str) -> Path:
+        """Where the plots drawn last are to be looked at."""
+        return self.root / "plots" / check_name(study)
 
     def mark(self, study: str, uid: str) -> None:
         """Leave the study's uid beside its checkpoints, by which a worker knows that it sees this very directory."""

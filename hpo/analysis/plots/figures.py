@@ -16,18 +16,19 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.analysis.plots import ticks
+from hpo.analysis.plots import stopped, ticks
 from hpo.analysis.plots.importance import Target, importances, lacking_importances, quiet
+from hpo.analysis.results.format import duration, number
 from hpo.errors import UserError
 from hpo.search.samplers.optuna_sampler import quiet_optuna
-from hpo.text import endings, near
+from hpo.text import counted, endings, near
 
 PAGE = "plots.html"
 WIDTH = 1150  # of the page's plots, in pixels
 PAIRS = ("contour", "rank")  # a row of panels for each parameter
 MOST_NAMED = 15  # curves in a legend
 LIGHTEST = 0.8  # of a line's colour, where 1 is white
-MOST_PARAMS = {"contour": 4, "slice": 5, "rank": 4, "parallel": 10}  # the most important ones; more cannot be read
+MOST_PARAMS = {"contour": 3, "slice": 5, "rank": 3, "parallel": 10}  # the most important ones; more cannot be read
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,8 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
     panels = np.atleast_1d(axes)
     rows, columns = panels.shape if panels.ndim == 2 else (1, len(panels))
     drawn = panels.flat[0].figure
+    for panel in panels.flat if panels.size > 1 else ():
+        panel.minorticks_off()  # each of which takes longer than a line
     drawn.set_size_inches(*((3.2 * columns + 1, 3.2 * rows + 1) if panels.size > 1 else (10, 6)))
     if kind == "curves":
         _curves(panels[0], of)
@@ -213,11 +216,13 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
         _contour(panels, of)
     if kind == "timeline":
         ticks.clock(panels[0].xaxis)
+    if kind in stopped.KINDS:
+        stopped.on_picture(list(panels.flat), kind, stopped.trials(of.study, of.index))
     whole = ticks.whole_numbers(of.study)
     if kind == "parallel":
         _parallel(panels[0], _parallel_names(of, params), whole)
     ticks.tidy(drawn, panels, whole)
-    drawn.savefig(path, dpi=110, bbox_inches="tight")
+    drawn.savefig(path, dpi=100, bbox_inches="tight")
     plt.close(drawn)
 
 
@@ -281,8 +286,27 @@ def _page(of: Subject, drawn: Mapping[str, str]) -> str:
     title = escape(f"{of.study.study_name}: {of.metric}")
     parts = [f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title></head>"]
     parts.append(f"<body style='font-family: sans-serif; max-width: 1150px; margin: 2em auto'><h1>{title}</h1>")
+    parts += [f"<p>{escape(line)}</p>" for line in heading(of)]
     parts += [f"<h2>{kind}</h2><p>{KINDS[kind].caption}</p>{body}" for kind, body in drawn.items()]
     return "\n".join([*parts, "</body></html>\n"])
+
+
+def heading(of: Subject) -> list[str]:
+    """The best trial, how many trials came to what, and what they cost."""
+    trials = of.study.get_trials(deepcopy=False)
+    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE and trial.values]
+    lines: list[str] = []
+    if complete:
+        pick = min if of.study.directions[of.index] is StudyDirection.MINIMIZE else max
+        first = pick(complete, key=of.value)
+        params = ", ".join(f"{name} {number(value)}" for name, value in first.params.items())
+        lines.append(f"best: trial {first.number}, {of.metric} {of.value(first):.6g} ({params})")
+    counts = Counter(trial.user_attrs.get("state", trial.state.name.lower()) for trial in trials)
+    lines.append(f"{counted(len(trials), 'trial')}: " + ", ".join(f"{n} {state}" for state, n in counts.most_common()))
+    epochs = sum(max(trial.intermediate_values, default=0) for trial in trials)
+    took = [trial.duration.total_seconds() for trial in trials if trial.duration is not None]
+    lines.append(f"cost: {counted(epochs, 'epoch')}, {duration(sum(took))} from begin to end of all trials together")
+    return lines
 
 
 def figure(of: Subject, kind: str) -> Any:
@@ -316,6 +340,8 @@ def _figure(of: Subject, kind: str, params: Sequence[str]) -> Any:
         ticks.on_page(drawn, whole)
     if kind == "contour":
         drawn.update_traces(zmin=of.span[0], zmax=of.span[1], selector={"type": "contour"})
+    if kind in stopped.KINDS:
+        stopped.on_page(drawn, kind, stopped.trials(of.study, of.index))
     if kind == "curves":
         drawn.update_layout(xaxis_title="epoch", yaxis_title=of.metric)
     return drawn

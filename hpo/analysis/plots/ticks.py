@@ -46,7 +46,7 @@ def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
     from matplotlib.ticker import FixedLocator
 
     _whole_ticks(panels, whole)
-    drawn.canvas.draw()
+    drawn.draw_without_rendering()
     for axes in drawn.axes:
         for axis in (axes.xaxis, axes.yaxis):
             if axis.get_scale() == "log":
@@ -136,7 +136,7 @@ def _fold(label: Any, room: float, long: float) -> None:
 def clear(bar: Any, axes: Any) -> None:
     """Move the bar of colours out of the way of what stands along the last of parallel axes."""
     figure = axes.figure
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     ends = [label.get_window_extent().x1 for label in axes.get_yticklabels() if label.get_text()]
     place = bar.get_position()
     over = figure.transFigure.inverted().transform((max(ends, default=0.0), 0.0))[0] + _GAP - place.x0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import re
 import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -413,6 +415,40 @@ def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
         plots.draw(of, ["history"], tmp_path)
 
 
+def test_stopped_trials_are_marked_below_a_header_within_bounds(tmp_path):
+    """A hundred trials, sixty of 2 epochs and forty stopped after 4: best, counts, cost and each stopped one."""
+    study = known(60)
+    for i in range(40):
+        curve = dict.fromkeys(range(1, 5), 9.0 + i)
+        params, spaces = study.trials[i].params, study.trials[i].distributions
+        state = optuna.trial.TrialState.PRUNED
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state, values=[9.0 + i], params=params, distributions=spaces, intermediate_values=curve
+            )
+        )
+    of = plots.subject(study, None)
+    best = max(study.trials[:60], key=lambda trial: trial.value)
+    head = plots.heading(of)
+    assert head[0].startswith(f"best: trial {best.number}, val/0 {best.value:.6g} (x ")
+    assert head[1:2] == ["100 trials: 60 complete, 40 pruned"] and head[2].startswith("cost: 280 epochs, ")
+    for kind, panels in (("history", 1), ("slice", 3)):
+        crosses = [one for one in plots.figure(of, kind).data if one.name == "stopped early"]
+        assert len(crosses) == panels and sum(one.showlegend is not False for one in crosses) == 1
+        assert set(crosses[0].y) == {9.0 + i for i in range(40)}
+    before = time.process_time()
+    files = plots.draw(of, [kind for kind in plots.KINDS if not plots.lacking(kind, of)], tmp_path)
+    took = time.process_time() - before
+    page = files[plots.PAGE].read_text()
+    assert all(line in html.unescape(page) for line in head)
+    script = re.search(r"<script[^>]*>/\*\*\n\* plotly\.js.*?</script>", page, re.DOTALL)
+    assert script is not None and len(page) - len(script[0]) < 2e6
+    # No bound in seconds holds on every machine: the same picture by itself is the measure.
+    before = time.process_time()
+    plots.draw(of, ["history"], tmp_path)
+    assert took < 40 * (time.process_time() - before)
+
+
 def test_plots_are_left_with_the_study_and_shown_in_its_run(home):
     for _ in range(2):  # the second in place of the first
         shown = hpo(home, "plot", "history", "importances")
@@ -420,7 +456,11 @@ def test_plots_are_left_with_the_study_and_shown_in_its_run(home):
         assert "shows them below plots/" in shown.stdout
     page = Path(next(line for line in shown.stdout.splitlines() if line.startswith("page: "))[len("page: ") :])
     files = {path.name: path for path in home.files("mlp", None).rglob("*.*") if path.is_file()}
-    assert set(files) == {"history.png", "importances.png", "plots.html"} and files["plots.html"] == page
+    assert set(files) == {"history.png", "importances.png", "plots.html"} and page == home.plots("mlp") / "plots.html"
+    assert {path.name: path.read_bytes() for path in page.parent.iterdir()} == {
+        name: path.read_bytes() for name, path in files.items()
+    }
+    page = files["plots.html"]
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
         uid = queries.study_row(connection, "mlp")["uid"]
