@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -95,6 +95,9 @@ class View:
         if notice:
             self.stop()
             self._line(notice)
+            if going := [trial for trial in self.progress.trials.values() if trial.state == "running"]:
+                named = ", ".join(f"{trial.number} (epoch {epochs(trial)})" for trial in going)
+                self._line(f"waiting for {counted(len(going), 'trial')} to save and leave: {named}")
         now = self._clock.monotonic()
         if now < self._due:
             return
@@ -111,8 +114,8 @@ class View:
             begins = self.progress.begins and not self._said_begins
             if not halted and now > self._told + (FIRST_SILENCE if begins else SILENCE):
                 self._said_begins = True
-                epochs = counted(self.progress.epochs, "epoch")
-                self._line(f"{doing(self.progress)}, {epochs} trained  ({self.progress.counts()})")
+                trained = counted(self.progress.epochs, "epoch")
+                self._line(f"{doing(self.progress)}, {trained} trained  ({self.progress.counts()})")
 
     def _heading(self) -> str:
         spec = self.progress.spec
@@ -130,12 +133,12 @@ class View:
         text = f"trial {trial.number} {trial.state}  epoch {epochs(trial)}{value}{best}{why}"
         if not left:
             return text
-        per_minute, _ = self.progress.rates()
-        return f"{text}  ({self.progress.counts()}, {per_minute:.1f} trials/min, ETA {_eta(self.progress)})"
+        return f"{text}  ({', '.join([self.progress.counts(), *_rates(self.progress)])})"
 
     def _line(self, text: str) -> None:
+        """On a terminal lines break between words; what is piped stays in one line."""
         self._told = self._clock.monotonic()
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
 def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> str:
@@ -206,11 +209,7 @@ def screen(progress: Progress, heading: str, width: int, height: int) -> Constra
     line that wraps would not be taken away.
     """
     width = max(width - 3, 20)
-    per_minute, per_second = progress.rates()
-    counts = progress.counts(noun=True)
-    rates = [f"{per_minute:.1f} trials/min", f"{per_second:.1f} epochs/s", f"ETA {_eta(progress)}"]
-    if width < WIDE:
-        del rates[1]
+    counts, rates = progress.counts(noun=True), _rates(progress, epochs=width >= WIDE)
     head = Text.assemble((progress.name, "bold"), "  ", (heading, "dim"), no_wrap=True, overflow="ellipsis")
     text = Text.assemble((counts, "bold"), "   ".join(["", *rates]), no_wrap=True, overflow="ellipsis")
     total, done = (progress.requested, progress.ended) if progress.requested else (progress.max_epochs, progress.epochs)
@@ -229,7 +228,8 @@ def _table(progress: Progress, width: int, rows: int) -> Table:
     judged = len(progress.metrics)
     names = ["trial", "epoch", "state", *progress.metrics, "curve"]
     held = progress.at_rung
-    cells = [_cells(trial, trial in progress.best, judged, trial.number in held) for trial in newest]
+    order = by_difference([trial.params for trial in progress.trials.values()])
+    cells = [_cells(trial, trial in progress.best, judged, trial.number in held, order) for trial in newest]
     if width < WIDE:  # where there is no room for curves there is still some for parameters
         names, cells = names[:-1], [[*row[:-2], row[-1]] for row in cells]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -238,13 +238,15 @@ def _table(progress: Progress, width: int, rows: int) -> Table:
         table.add_column(
             name, justify="right" if i in (0, 1, *range(3, 3 + judged)) else "left", no_wrap=True, min_width=widest
         )
-    table.add_column("parameters")  # rich narrows only columns that may wrap; the text itself never does
+    used = sum(max(len(text) for text in [name, *(row[i].plain for row in cells)]) + 2 for i, name in enumerate(names))
+    table.add_column("parameters")
     for row in cells:
+        row[-1].plain = whole_words(row[-1].plain, max(width - used, 1))
         table.add_row(*row)
     return table
 
 
-def _cells(trial: Trial, best: bool, judged: int, held: bool) -> list[Text]:
+def _cells(trial: Trial, best: bool, judged: int, held: bool, order: Sequence[str]) -> list[Text]:
     marked = "bold green" if best else ""
     shown = [number(value) for value in trial.shown]
     return [
@@ -253,7 +255,7 @@ def _cells(trial: Trial, best: bool, judged: int, held: bool) -> list[Text]:
         Text("at rung" if held else trial.state, style="dim" if held else _STYLE[trial.state]),
         *(Text(text, style=marked) for text in [*shown, *[""] * judged][:judged]),
         Text(sparkline(trial.curve)),
-        Text(trial.why or short_params(trial.params), "red" if trial.why else "dim", no_wrap=True, overflow="ellipsis"),
+        Text(trial.why or short_params(trial.params, order), "red" if trial.why else "dim", no_wrap=True),
     ]
 
 
@@ -292,12 +294,36 @@ def summary(progress: Progress, result: RunResult) -> str:
     return "\n".join([*lines, *(f"{command:<{width}}  {what}" for command, what in following.items())])
 
 
-def short_params(params: dict[str, Any]) -> str:
-    """`lr=0.003 batch_size=32`: as much of each path as tells it apart."""
+def short_params(params: Mapping[str, Any], order: Sequence[str] = ()) -> str:
+    """`lr=0.003 batch_size=32`: as much of each path as tells it apart, those of `order` first."""
     ends = endings(params)
-    return " ".join(f"{ends[path]}={number(value)}" for path, value in params.items())
+    paths = [*(path for path in order if path in params), *(path for path in params if path not in order)]
+    return " ".join(f"{ends[path]}={number(params[path])}" for path in paths)
 
 
-def _eta(progress: Progress) -> str:
+def by_difference(params: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The parameters in which trials differ, those first that have the most values for their trials."""
+    values: dict[str, list[str]] = {}
+    for one in params:
+        for path, value in one.items():
+            values.setdefault(path, []).append(json.dumps(value))
+    share = {path: len(set(found)) / len(found) for path, found in values.items() if len(set(found)) > 1}
+    return sorted(share, key=lambda path: -share[path])
+
+
+def whole_words(text: str, width: int) -> str:
+    """As many whole words as fit, and an ellipsis for the rest; of a single long word what fits."""
+    if len(text) <= width:
+        return text
+    cut = text[: max(width - 1, 0)]
+    kept = cut if text[len(cut) : len(cut) + 1] == " " else cut.rpartition(" ")[0]
+    return f"{(kept or cut).rstrip()}…"
+
+
+def _rates(progress: Progress, *, epochs: bool = False) -> list[str]:
+    """How fast it goes, and when it ends at this rate; nothing before there is a rate."""
+    per_minute, per_second = progress.rates()
+    rates = [f"{per_minute:.1f} trials/min"] if per_minute else []
+    rates += [f"{per_second:.1f} epochs/s"] if epochs and per_second else []
     left = progress.eta()
-    return "-" if left is None else duration(left)
+    return rates if left is None else [*rates, f"ETA {duration(left)}"]

@@ -46,7 +46,10 @@ def test_it_opens_with_the_status_and_digest_it_had(unpacked, name):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_its_trials_compare_as_they_did(unpacked, name):
-    assert said("compare", "--study", name, home=unpacked) == SAID[name]["compare"]
+    """Later versions may have more columns."""
+    then = SAID[name]["compare"]
+    now = said("compare", "--study", name, home=unpacked)
+    assert [{key: row[key] for key in was} for row, was in zip(now, then, strict=True)] == then
 
 
 def test_it_verifies(unpacked):

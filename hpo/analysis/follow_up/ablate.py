@@ -16,6 +16,7 @@ from hpo.errors import SpaceError, UserError
 from hpo.space.config import as_json, flatten
 from hpo.text import aligned, command, counted
 
+ROUNDING = 2.0**-21  # of a value: four units in the last place of a float32
 FOUND, DEFAULTS = "as found", "all defaults"
 
 
@@ -165,7 +166,7 @@ def _described(found: Ablation) -> str:
     table = [["at its default", "found", "default", found.metric, "worse by"]]
     for row in found.rows:
         own = ["", ""] if row.label in (FOUND, DEFAULTS) else [_short(row.found), _short(row.default)]
-        table.append([row.label, *own, str(row.value or "no value"), f"{row.worse}" if row.worse else ""])
+        table.append([row.label, *own, str(row.value or "no value"), _worse(row)])
     lines = aligned(table)
     if any(row.value is None and not row.refused for row in found.rows):
         lines.append(f"what came to no value: `{command(f'compare --study {found.name}')}` says why")
@@ -179,6 +180,13 @@ def _described(found: Ablation) -> str:
     if seeds == 1:
         lines.append("One seed cannot tell a small difference from chance: --seeds 3 can.")
     return "\n".join(lines)
+
+
+def _worse(row: Ablated) -> str:
+    """By how much; 0 for what is no more than the rounding of a float32, in which most metrics are computed."""
+    if row.worse is None or row.value is None:
+        return ""
+    return "0" if abs(row.worse.mean) <= ROUNDING * abs(row.value.mean) and not row.worse.error else str(row.worse)
 
 
 def _short(value: Any) -> str:

@@ -1,8 +1,9 @@
 """Lays trials side by side: one row per trial, best first; as text, JSON, CSV or Parquet.
 
-Column names follow MLflow's `search_runs`: `metrics.<key>` and `params.<path>`, and `values.<metric>` for what
-the trial was judged by, at the end of epoch `judged_epoch`, of which its metrics are, too; `epoch` and `step` are how
-far it was trained. With several objectives `front` is 0 for what no other trial is better than.
+Column names follow MLflow's `search_runs`: `metrics.<key>` and `params.<path>`, and `values.<metric>` for what the
+trial was judged by, at the end of epoch `judged_epoch`, of which its metrics are, too; `epoch` and `step` are how far
+it was trained, `seconds` how long it took from its start to its end. With several objectives `front` is 0 for what no
+other trial is better than.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ def headline(
     by name instead of by a pattern, then what comes of validation, eight at most; or every one."""
     ranks, held_out = {"val": 0, "train": 1, "test": 2}, [*map(hold_out_of, objectives)]
 
-    def rank(key: str) -> tuple[bool, bool, bool, bool, int]:
+    def rank(key: str) -> tuple[bool, bool, int, bool, int]:
         source = ranks.get(key.partition("/")[0], 3)
-        return key not in objectives, key not in held_out, not key.endswith("/loss"), key not in declared, source
+        loss = 0 if key == "val/loss" else 1 if key.endswith("/loss") else 2
+        return key not in objectives, key not in held_out, loss, key not in declared, source
 
     ranked = sorted(keys, key=rank)
     return ranked if every else [key for key in ranked if not machine_dependent(key)][:HEADLINES]
@@ -112,6 +114,9 @@ def _row(
         "state": trial["state"],
         "epoch": trial["epoch"],
         "step": trial["step"],
+        "seconds": None
+        if None in (trial["started_at"], trial["ended_at"])
+        else trial["ended_at"] - trial["started_at"],
         "judged_epoch": judged.epoch if judged else None,
         **({"front": front} if len(objectives) > 1 else {}),
         **{f"values.{objective['metric']}": value for objective, value in zip(objectives, values, strict=True)},

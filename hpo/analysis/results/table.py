@@ -30,7 +30,7 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     front = ["front"] if "front" in found.columns else []
     earlier = any(row["judged_epoch"] not in (None, row["epoch"]) for row in found.rows)
     epochs = ["epoch", "judged_epoch"] if earlier else ["epoch"]
-    leading = ["number", "state", *epochs, *front, *_judged(found), *held_out]
+    leading = ["number", "state", *epochs, *front, *_judged(found), *held_out, "seconds"]
     params = [column for column in found.columns if column.startswith("params.")]
     columns = [*leading, *params, *metrics]
     if every:
@@ -38,7 +38,7 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     always = {"number", "front", *_judged(found)}
     varied = [c for c in columns if c in always or len(found.rows) == 1 or _distinct(found, c) > 1]
     by_worth = [column for column in varied if column in always]
-    by_worth += [column for column in (*held_out, "state", *epochs) if column in varied]
+    by_worth += [column for column in (*held_out, "state", *epochs, "seconds") if column in varied]
     by_worth += sorted(
         (c for c in varied if c in params), key=lambda c: (-_distinct(found, c), _width(found, titles, c))
     )

@@ -478,6 +478,14 @@ def test_plots_are_left_with_the_study_and_shown_in_its_run(home):
     assert not verify(home, home.storage, None, None).differences
 
 
+@pytest.mark.parametrize(
+    ("worse", "shown"), [(3e-8, "0"), (-(2.0**-22), "0"), (0.0, "0"), (1e-5, "1e-05"), (0.25, "0.25")]
+)
+def test_what_float32_rounds_away_is_no_difference(worse, shown):
+    row = ablate.Ablated("lr", 0.1, 0.2, Spread(1.0, None, 1), Spread(worse, None, 1), (), "")
+    assert ablate._worse(row) == shown
+
+
 def test_a_condition_that_goes_takes_along_all_that_hangs_on_it():
     class Config(BaseModel):
         a: str = "x"

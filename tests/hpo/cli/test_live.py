@@ -18,6 +18,7 @@ from hpo.analysis.results.format import duration, sparkline
 from hpo.analysis.results.progress import Progress
 from hpo.analysis.results.status import line
 from hpo.analysis.results.trial import describe, detail
+from hpo.cli import live
 from hpo.cli.live import REFRESH_SECONDS, View, data_report, kept_overrides, screen, short_params, summary, unasked
 from hpo.clock import FakeClock
 from hpo.driver.request import RunResult
@@ -510,3 +511,43 @@ def test_a_run_names_the_overrides_the_study_keeps():
     assert 'kept from before: train.optim.name="sgd";' in kept_overrides(spec, {"train.num_epochs": 2})
     assert kept_overrides(spec, spec["overrides"]) == ""
     assert kept_overrides(spec, {"preset": "small"}) == kept_overrides(spec, None) == ""  # replaced; nothing was named
+
+
+def test_of_parameters_those_that_differ_most_stand_first():
+    params = [{"same": 1, "few": n % 2, "train.optim.lr": n / 7} for n in range(6)]
+    order = live.by_difference(params)
+    assert order == ["train.optim.lr", "few"]
+    assert live.short_params(params[3], order) == "lr=0.4286 few=1 same=1"
+
+
+@pytest.mark.parametrize("width", range(1, 40))
+def test_a_line_is_never_cut_inside_a_word(width):
+    text = "lr=0.4286 batch_size=32 hidden_size=256"
+    shown = live.whole_words(text, width)
+    assert len(shown) <= width
+    kept = shown.removesuffix("…").split(" ")
+    assert shown == text or kept == text.split(" ")[: len(kept)] or width < len("lr=0.4286") + 1
+
+
+def test_there_is_no_rate_before_there_is_one(tmp_path):
+    clock = FakeClock()
+    ledger = open_crafted(tmp_path / "ledger.db")
+    progress = Progress(ledger, "crafted", clock)
+    assert live._rates(progress, epochs=True) == []
+    put_trial(ledger, 0, "complete", (0.5, 0.6))
+    clock.sleep(30.0)
+    progress.refresh()
+    assert live._rates(progress, epochs=True) == ["2.0 trials/min", "0.1 epochs/s", "ETA 4:30"]
+    ledger.close()
+
+
+def test_a_notice_says_which_trials_are_waited_for(tmp_path):
+    ledger, clock, stream = open_crafted(tmp_path / "ledger.db"), FakeClock(), io.StringIO()
+    put_trial(ledger, 0, "running", (0.5,))
+    put_trial(ledger, 1, "complete", (0.5,))
+    console = Console(file=stream, force_terminal=True, width=80, color_system=None)
+    view = live.View(ledger, "crafted", console, workers=1, clock=clock).start()
+    view.tick()
+    view.tick("stopping: trials are saved")
+    assert "waiting for 1 trial to save and leave: 0 (epoch 1/4)\n" in stream.getvalue()
+    ledger.close()

@@ -142,7 +142,7 @@ def test_a_table_fits_its_terminal_and_names_all_that_it_leaves_out(ledger, widt
     assert max(map(len, lines)) <= width
     head, below = lines[0].split(), " ".join(line.strip() for line in lines[4:])
     same = below.partition("left out: ")[0]
-    assert f"the same in all: state complete, epoch 1, {next(iter(given))} same" in same
+    assert f"the same in all: state complete, epoch 1, seconds 90, {next(iter(given))} same" in same
     out = below.partition("left out: ")[2]
     for path, end in list(endings(given).items())[1:]:
         assert (end in head) != (end in out.replace(",", "").split()), f"{path} is neither shown nor named"
@@ -203,8 +203,8 @@ def test_one_trial_shows_all_its_parameters_and_none_a_sentence(ledger):
     assert printed(ledger, 80) == ["crafted has no trials yet"]
     put_trial(ledger, 0, "complete", (0.5,))
     head, row = printed(ledger, 80)
-    assert head.split() == ["number", "state", "epoch", "val/accuracy", "lr"]
-    assert row.split() == ["0", "complete", "1", "0.5", "0.1"]
+    assert head.split() == ["number", "state", "epoch", "val/accuracy", "seconds", "lr"]
+    assert row.split() == ["0", "complete", "1", "0.5", "90", "0.1"]
 
 
 def test_json_is_strict_even_with_values_that_are_not_finite(ledger):
