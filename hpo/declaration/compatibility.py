@@ -105,8 +105,8 @@ def check(study: Study, spec: StudySpec) -> None:
             f"choose one of {', '.join(MODELS)}."
         )
     breeds, sampling = breeding(spec.strategy), spec.sampling()
-    if breeds and spec.sampler == "grid" and (size := study.space.grid_size(sampling["points"])) < breeds.population:
+    if breeds and spec.sampler == "grid" and study.space.grid_ends(breeds.population - 1, sampling["points"]):
         raise UserError(
-            f"--sampler grid: it has {size} points, and a population of {breeds.population} needs as many to begin "
-            "with: choose another sampler."
+            f"--sampler grid: it has {study.space.grid_size(sampling['points'])} points, and a population of "
+            f"{breeds.population} needs as many to begin with: choose another sampler."
         )

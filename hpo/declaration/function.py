@@ -43,6 +43,7 @@ def study(
     maximize: str | Sequence[str] = (),
     objectives: Sequence[Objective] = (),
     constants: Mapping[str, Any] | None = None,
+    rules: Sequence[str] = (),
     constraints: Sequence[Constraint] = (),
     metrics: Sequence[str] = ("val/*",),
     num_epochs: int | None = None,
@@ -59,6 +60,7 @@ def study(
     maximize         those to be made large
     objectives       instead of both, in full: `Objective("val/loss", "minimize", select="best")`
     constants        parameter -> value of what is not searched, but may be set by `-o`
+    rules            relations that the parameters keep to, such as "low <= high" (hpo.space.rules)
     constraints      Constraints on reported metrics
     metrics          names and patterns of metrics that belong to the study's digest, besides the objectives
     num_epochs       the last epoch of a trial, for strategies that divide it: hyperband, freeze-thaw
@@ -91,6 +93,7 @@ def study(
             task=task,
             space=space,
             objectives=judged,
+            rules=rules,
             constraints=constraints,
             metrics=metrics,
             sampler=sampler,

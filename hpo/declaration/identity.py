@@ -20,6 +20,7 @@ _MISSING = object()
 _LOADED = ("code", "versions", "trainer", "search")  # what stays in a process that has loaded it
 # Where a component is a mapping, what one of its entries is called.
 _ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}", "code": "the code of {}"}
+_ENTRIES |= {"rules": "rule {!r}"}
 
 _UNNAMED = {"": "the study", ".": "its package"}
 # What can be said of code that releases up to 0.1 have hashed by files and their places.

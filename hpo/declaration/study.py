@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from hpo.declaration import place
 from hpo.declaration.code_digest import digest
 from hpo.declaration.enqueue import fitting, within
 from hpo.declaration.loading import file_of, source_parts
@@ -27,8 +26,10 @@ from hpo.declaration.naming import check_name
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.search.samplers.registry import sampler_spec
 from hpo.search.strategies.base import DEFAULT, make_strategy
+from hpo.space import fit
 from hpo.space.config import as_json, assign, check_path, config_hash, flatten, from_json, holds, resolve
-from hpo.space.dimensions import Choice, Dimension
+from hpo.space.dimension import Dimension
+from hpo.space.dimensions import Choice
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.space.objective import Constraint, Objective, check_judged
 from hpo.space.space import Space
@@ -55,6 +56,7 @@ class Study:
     config       a frozen pydantic model, the base every trial changes; JSON must hold it exactly
     task         the task's class, or "package.module:Class", or ".module:Class" beside the declaration
     space        dotted path -> dimension
+    rules        relations that every trial's fields keep to, such as "model.low <= model.high" (hpo.space.rules)
     objectives   a list of Objectives, one or several; the first one's `select` chooses the epoch for all
     constraints  a list of Constraints: a trial that breaks one is infeasible, and never the best
     metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives; those that
@@ -101,6 +103,7 @@ class Study:
         space: Space | Mapping[str, Dimension],
         objectives: Sequence[Objective],
         *,
+        rules: Sequence[str] = (),
         constraints: Sequence[Constraint] = (),
         metrics: Sequence[str] = ("train/loss", "val/*"),
         presets: Mapping[str, Mapping[str, Any]] | None = None,
@@ -121,6 +124,7 @@ class Study:
         if not isinstance(task, type | str):
             raise StudyError(f"{where}: task={task!r} must be a class, or its name as 'package.module:name'.")
         lists = {
+            "rules": rules,
             "objectives": objectives,
             "constraints": constraints,
             "metrics": metrics,
@@ -140,7 +144,7 @@ class Study:
             name=name,
             config=config,
             task=task,
-            space=space if isinstance(space, Space) else Space(dict(space)),
+            space=_ruled(space if isinstance(space, Space) else Space(dict(space)), rules),
             objectives=tuple(objectives),
             constraints=tuple(constraints),
             metrics=tuple(metrics),
@@ -163,7 +167,7 @@ class Study:
             *(path for preset in self.presets.values() for path in flatten(preset)),
         ]:
             check_path(type(config), path)
-        self.space.check(config)
+        fit.check(self.space, config)
 
     # --- What is run
 
@@ -193,7 +197,7 @@ class Study:
                 values[path] = str(expanded(value).absolute())
         config = from_json(config_type, assign(config_type, as_json(self.config), values))
         space = self.space.pinned(values)
-        space.check(config)
+        fit.check(space, config)
         bound = space.bound(config)
         entries = self.enqueue if enqueue is None else enqueue
         study = replace(
@@ -216,9 +220,10 @@ class Study:
         return tuple(replace(objective, select="last") for objective in self.objectives)
 
     def tried(self) -> Iterator[BaseModel]:
-        """Some configurations of the space: its ends, its middle, and there each option of each choice.
+        """Some configurations of the space: its ends, its middle, and there each option of each choice, but for those
+        that break a rule of the space.
 
-        Raises SpaceError where the configuration's own rules refuse one, so that no trial has to meet it.
+        Raises SpaceError where the configuration's own rules refuse one, so that few trials have to meet it.
         """
         space, size = self.space, len(self.space)
         low, middle, high = (space.from_unit([u] * size) for u in (0.0, 0.5, 1.0))
@@ -226,7 +231,11 @@ class Study:
         options = [{**middle, path: i} for path, one in choices.items() for i in range(len(one.options))]
         entries = [space.encode(entry, middle) for entry in self.enqueue]
         for coordinates in (low, middle, high, *options, *entries):
-            yield self.build(space.decode(coordinates))
+            params = space.decode(coordinates)
+            if not space.fault(params):
+                yield self.build(params)
+            elif coordinates in entries:
+                raise SpaceError(f"study {self.name!r}: of what is enqueued, {space.fault(params)}.")
 
     def fixed(self) -> Mapping[str, Any]:
         """Values of the fields that conditions and divisors of the space name and that are not searched."""
@@ -241,7 +250,21 @@ class Study:
         try:
             return from_json(type(self.config), assign(type(self.config), self._base, params))
         except SpaceError as error:
-            raise SpaceError(f"the space of study {self.name!r} leads to a refused configuration: {error}") from error
+            raise SpaceError(
+                f"the space of study {self.name!r} leads to a refused configuration: {error} Narrow the space, or "
+                "state how its fields are related, as in rules=['model.low <= model.high']."
+            ) from error
+
+    def resolved(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """The whole configuration of a trial as JSON and, where none can be trained with it, why, in a sentence."""
+        if fault := self.space.fault(params):
+            why = f"{fault}, and nothing was drawn in its place at which all rules hold."
+        else:
+            try:
+                return as_json(self.build(params)), ""
+            except SpaceError as error:
+                why = str(error.__cause__)
+        return assign(type(self.config), self._base, params), why
 
     def rebuild(self, config: Mapping[str, Any], expected_hash: str) -> BaseModel:
         """The configuration stored with a trial, in which fields that its type has gained since have their defaults.
@@ -258,25 +281,21 @@ class Study:
 
     def task_class(self) -> type:
         """The class of the task, imported now. Raises StudyError where the name leads nowhere."""
-        return self._named("task", self.task, type) if isinstance(self.task, str) else self.task
+        return place.load(self.name, self.module, "task", self.task, type) if isinstance(self.task, str) else self.task
 
     def check_data(self) -> Mapping[str, Any] | None:
         """Have the study look at its data, before anything is written; its report, plain JSON, if it gives one."""
-        return None if self.check is None else self._named("check", self.check, FunctionType)(self.config)
+        if self.check is None:
+            return None
+        return place.load(self.name, self.module, "check", self.check, FunctionType)(self.config)
 
     def check_task(self) -> None:
         """Raise StudyError if no module of the task's name can be found, of which nothing is imported but its packages,
         or where the task, given as a class, lacks a method that the trainer calls."""
-        if not isinstance(self.task, str):
-            self._check_written(self.task)
+        if isinstance(self.task, str):
+            place.check_module(self.name, self.module, "task", self.task)
         else:
-            where, _ = self._place("task", self.task)
-            try:
-                found = where in sys.modules or find_spec(where)
-            except ModuleNotFoundError as error:
-                raise self._no_module("task", self.task, where, error) from error
-            if not found:
-                raise StudyError(f"study {self.name!r}: task={self.task!r}: there is no module {where!r}.")
+            self._check_written(self.task)
 
     def _check_written(self, task: type) -> None:
         from trainer.task import Task
@@ -287,37 +306,6 @@ class Study:
                     f"study {self.name!r}: task {task.__name__} needs a method {name}(), as trainer.task.Task has it, "
                     "or a loop of its own, fit()."
                 )
-
-    def _named(self, what: str, given: str, kind: type) -> Any:
-        """What "package.module:name" names, absolute or relative to the declaring module."""
-        where, name = self._place(what, given)
-        try:
-            module = import_module(where)
-        except ModuleNotFoundError as error:
-            raise self._no_module(what, given, where, error) from error
-        if not isinstance(found := getattr(module, name, None), kind):
-            noun = "class" if kind is type else "function"
-            hint = near(name, (key for key, value in vars(module).items() if isinstance(value, kind))) or "."
-            raise StudyError(f"study {self.name!r}: {what}={given!r}: {where} has no {noun} {name!r}{hint}")
-        return found
-
-    def _no_module(self, what: str, given: str, where: str, error: ModuleNotFoundError) -> Exception:
-        """A sentence where the module itself is missing; a bug in its own imports stays one, with its traceback."""
-        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-            return error
-        return StudyError(f"study {self.name!r}: {what}={given!r}: there is no module {where!r}.")
-
-    def _place(self, what: str, given: str) -> tuple[str, str]:
-        """The module and the name in it that "package.module:name" means."""
-        where, colon, name = given.partition(":")
-        if not colon or not name:
-            raise StudyError(f"study {self.name!r}: {what}={given!r} must read 'package.module:name'.")
-        if where.startswith(".") or not where:
-            if not self.module:
-                raise StudyError(f"study {self.name!r}: {what}={given!r} is relative; load the study with hpo.load.")
-            package = getattr(sys.modules[self.module], "__package__", None)
-            where = (package + where if package else where.lstrip(".")) if where.strip(".") else self.module
-        return where, name
 
     # --- What it is
 
@@ -334,7 +322,7 @@ class Study:
             "config": flatten(as_json(self.config)),
             "data": self.data_sha256(),
             "code": self.code_sha256(),
-        }
+        } | ({"rules": dict.fromkeys(self.space.rules, True)} if self.space.rules else {})
 
     def data_sha256(self) -> dict[str, str]:
         """Path -> sha256 of the files it names; of a checkpoint to start from, its manifest's, which names the rest."""
@@ -384,3 +372,7 @@ class Study:
         from hpo.declaration.load_model import load_model
 
         return load_model(self.name, self.task_class, Path(path), config or self.rebuild)
+
+
+def _ruled(space: Space, rules: Sequence[str]) -> Space:
+    return replace(space, rules=(*space.rules, *rules)) if rules else space

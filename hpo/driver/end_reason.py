@@ -43,6 +43,7 @@ def without_best(connection: Connection, study_id: int, study: str, asked: int, 
 
 
 _ALIKE = (  # what all trials may have come to that no mend of the code would change
+    ("refused", "has a configuration that can be", "state how its fields are related by rules, or search elsewhere"),
     ("infeasible", "is feasible", "loosen the constraints, or search where they hold"),
     ("out_of_memory", "fits into memory", "search smaller models and batches"),
     ("nonfinite", "gave a finite value", "search lower learning rates, or whatever keeps the training stable"),

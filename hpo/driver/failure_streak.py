@@ -8,18 +8,22 @@ from collections.abc import Iterable
 from hpo.declaration.user_code import own_part
 from hpo.ledger import queries
 from hpo.ledger.rows import Connection, RowMapping
+from hpo.ledger.transactions import REFUSED
 
 MAX_EQUAL_FAILURES = 3  # in a row, with one and the same traceback
+MAX_REFUSED = 20  # configurations in a row that the study's own rules refuse: no trial of them is trained
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")  # of an object: another one in every process
 FORGIVEN = "failures_forgiven"  # the event of a resume after such an end
 
 
 class FailureStreak:
-    """The failures in a row, in the order of tells, that share one traceback; trials below `forgiven` do not count."""
+    """The failures in a row, in the order of tells, that share one traceback, and the configurations in a row that were
+    refused; trials below `forgiven` do not count."""
 
     def __init__(self, forgiven: int, rows: Iterable[RowMapping] = ()) -> None:
         self.forgiven = forgiven
         self.traces: list[str] = []
+        self.refusals: list[str] = []
         for row in rows:
             self.note(row)
 
@@ -27,6 +31,10 @@ class FailureStreak:
         """Take in how a trial ended; once the streak is full it stays so."""
         if row["number"] < self.forgiven or self.full:
             return
+        if row["outcome"] == REFUSED:
+            self.refusals.append(row["error"])
+            return
+        self.refusals = []
         trace = {
             "user_error": row["traceback"] or row["error"],
             "bad_config": row["error"],
@@ -38,9 +46,12 @@ class FailureStreak:
 
     @property
     def full(self) -> bool:
-        return len(self.traces) >= MAX_EQUAL_FAILURES
+        return len(self.traces) >= MAX_EQUAL_FAILURES or len(self.refusals) >= MAX_REFUSED
 
     def explain(self, resume: str) -> str:
+        if len(self.refusals) >= MAX_REFUSED:
+            refused = f"{len(self.refusals)} configurations in a row were refused, as no such can be:"
+            return f"{refused}\n{self.refusals[-1]}\n{resume}"
         return f"{len(self.traces)} trials in a row failed in the same way:\n{own_part(self.traces[-1])}\n{resume}"
 
 

@@ -18,7 +18,7 @@ from hpo.search.population.base import breeding
 from hpo.search.promotion.base import Featuring, Point, promoting
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers.registry import make_sampler
-from hpo.space.config import as_json, config_hash
+from hpo.space.hashing import json_sha256
 from hpo.space.trial_config import parallel_of
 from hpo.text import counted
 
@@ -164,8 +164,7 @@ def _asked(
     params: Mapping[str, Any],
     descent: Mapping[str, Any] | None = None,
 ) -> transactions.Ask:
-    config = study.build(params)
-    resolved = as_json(config)
+    resolved, refused = study.resolved(params)
     return transactions.Ask(
         number=number,
         draw=proposal.draw,
@@ -174,9 +173,10 @@ def _asked(
         params=params,
         coordinates=proposal.coordinates,
         config=resolved,
-        ranks=parallel_of(resolved).ranks,
-        config_hash=config_hash(config),
+        ranks=1 if refused else parallel_of(resolved).ranks,
+        config_hash=json_sha256(resolved),
         trial_attrs=proposal.trial_attrs,
         study_attrs=proposal.study_attrs,
         descent=descent or {},
+        refused=refused,
     )

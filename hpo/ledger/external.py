@@ -82,7 +82,7 @@ def begin(
 ) -> Claim | None:
     """The trial that is to be trained now, claimed by `worker` (id, token): the chain's last, or a new one.
 
-    None where the last one has ended, and nothing has changed since.
+    None where the last one has ended, and nothing has changed since, or where no such configuration can be.
     """
     if (again := claims.taken(connection, worker[1], study_id)) is not None:
         return again
@@ -97,10 +97,12 @@ def begin(
     if last is not None:
         reason = f"it goes on as trial {number}, from a checkpoint of trial {parent}"
         decide(connection, study_id, last["number"], "stop", who, reason, curves)
-    claim = _take(connection, study_id, number, worker)
-    assert claim is not None, "it is new"
     if parent is not None:
-        _descend(connection, claim, parent, last)
+        _descend(connection, study_id, number, parent)
+    claim = _take(connection, study_id, number, worker)
+    if parent is not None and claim is not None:
+        fields = {"parent": parent, "params": claim.params, "instead_of": None if last is None else last["number"]}
+        transactions.record(connection, claim, "restarted", fields, f"{claim.trial_id}.descends")
     return claim
 
 
@@ -127,13 +129,12 @@ def _take(connection: Connection, study_id: int, number: int, worker: tuple[str,
     return claims.take(connection, *worker, row["id"])
 
 
-def _descend(connection: Connection, child: Claim, parent: int, before: RowMapping | None) -> None:
-    mine = (trials.c.study_id == child.study_id) & (trials.c.number == parent)
-    generation = connection.execute(select(trials.c.generation).where(mine)).scalar_one() + 1
-    lineage = update(trials).where(trials.c.id == child.trial_id).values(parent=parent, generation=generation)
+def _descend(connection: Connection, study_id: int, child: int, parent: int) -> None:
+    mine = trials.c.study_id == study_id
+    above = select(trials.c.generation).where(mine, trials.c.number == parent)
+    generation = connection.execute(above).scalar_one() + 1
+    lineage = update(trials).where(mine, trials.c.number == child).values(parent=parent, generation=generation)
     connection.execute(lineage)
-    fields = {"parent": parent, "params": child.params, "instead_of": None if before is None else before["number"]}
-    transactions.record(connection, child, "restarted", fields, f"{child.trial_id}.descends")
 
 
 def decide(

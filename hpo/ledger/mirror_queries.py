@@ -20,7 +20,8 @@ _cursor = and_(
 )
 _sent = func.coalesce(mirrors.c.revision, 0)
 _with_cursor = trials.outerjoin(mirrors, _cursor)
-_pending = and_(trials.c.study_id == bindparam("study"), trials.c.fence > 0, trials.c.revision > _sent)
+_begun = or_(trials.c.fence > 0, trials.c.ended_at.is_not(None))  # or ended without an attempt, as what was refused
+_pending = and_(trials.c.study_id == bindparam("study"), _begun, trials.c.revision > _sent)
 
 _BEHIND = select(func.coalesce(func.sum(trials.c.revision - _sent), 0)).select_from(_with_cursor).where(_pending)
 _STUDY_CURSOR = select(mirrors.c.run_id, mirrors.c.revision).where(

@@ -105,7 +105,7 @@ trials = Table(
     Column("epoch", Integer, nullable=False, server_default="0"),  # highest closed
     Column("values", Json(list)),  # one per objective, once terminal; null where none stands
     Column("violations", Json(list)),  # one per constraint, how far beyond its bounds; null where none stands
-    Column("outcome", String(16)),  # trainer.report.OutcomeKind
+    Column("outcome", String(16)),  # trainer.report.OutcomeKind, or "refused" where no attempt was made
     Column("error", Text),
     Column("traceback", Text),
     Column("losses", Integer, nullable=False, server_default="0"),  # attempts lost to infrastructure

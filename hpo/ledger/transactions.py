@@ -25,6 +25,7 @@ from hpo.space.trial_state import OPEN_STATES
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 
+REFUSED = "refused"  # the outcome of a trial that was never begun: its configuration cannot be
 MAX_LOSSES = 5  # attempts of one trial that may be lost to infrastructure; one more and it fails
 
 # What an ended attempt makes of its trial.
@@ -63,6 +64,7 @@ class Ask:
     study_attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     ranks: int = 1
     descent: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of `trials`, where it begins from another
+    refused: str = ""  # why no such configuration can be: the trial ends as it is asked for
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ def ask(connection: Connection, study_id: int, proposals: Sequence[Ask], told: S
     for proposal in proposals:
         row = {"study_id": study_id, "number": proposal.number, "state": "waiting", "revision": 1, "created_at": now}
         row |= {"ranks": proposal.ranks, **proposal.descent}
+        if proposal.refused:
+            row |= {"state": "infeasible", "outcome": REFUSED, "error": text(proposal.refused), "ended_at": now}
         trial_id = connection.execute(sql.insert_trial(connection), row).scalar()
         if trial_id is not None:
             connection.execute(

@@ -1,149 +1,23 @@
-"""The dimensions of a search space: Float, Int, Choice, Bool.
-
-A dimension has a coordinate, which a sampler draws, and a value, which a configuration gets. They differ where the
-coordinate has a scale of its own: the exponent of a power of two, the index of an option, a point of the unit
-interval for values that depend on another dimension.
-"""
+"""The dimensions of a search space: Float, Int, Choice, Bool."""
 
 from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from statistics import NormalDist
 from typing import Any
 
+from hpo.space.dimension import Coordinate, Dimension
 from hpo.space.values import LARGEST, among, cell, identity, is_number, log_integer, log_place, plain, same
 from trainer.quote import quoted, shortened
-from trainer.report import Json
-
-# What a sampler sees of a dimension: ("float", low, high, log, step), ("int", low, high, log, step),
-# ("choice", n) for 0 .. n-1, or ("unit",) for the interval [0, 1].
-Coordinate = tuple[Any, ...]
-
-_SPREAD = 0.1  # the standard deviation of draws around a prior, as a share of the range
 
 
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-@dataclass(frozen=True)
-class Dimension(ABC):
-    """What all dimensions share.
-
-    tier       1 matters most; `--tier N` searches the dimensions up to N and leaves the others as they are configured.
-    when       {path: value or several values}: active only while every named dimension or field has one of them.
-    prior      the value that is believed to be good, around which random draws gather; see `guided`.
-    strength   the share of draws that follow the prior, the others being uniform: above 0, at most 1.
-    """
-
-    tier: int = field(default=1, kw_only=True)
-    when: Mapping[str, Json | set[Any] | frozenset[Any]] | None = field(default=None, kw_only=True)
-    prior: Any = field(default=None, kw_only=True)
-    strength: float = field(default=0.5, kw_only=True)
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            object.__setattr__(self, one.name, plain(getattr(self, one.name)))
-
-    @cached_property
-    def conditions(self) -> dict[str, tuple[Any, ...]]:
-        return {
-            path: tuple(values) if isinstance(values, set | frozenset | tuple | list) else (values,)
-            for path, values in (self.when or {}).items()
-        }
-
-    @property
-    def divisor(self) -> str | None:
-        """The path of what every value must be a multiple of."""
-        return None
-
-    @property
-    @abstractmethod
-    def coordinate(self) -> Coordinate: ...
-
-    @property
-    @abstractmethod
-    def count(self) -> float:
-        """How many values there are, divisors apart; infinite without a step."""
-
-    def faults(self) -> Iterator[str]:
-        """What is wrong with the declaration itself, in words that follow the dimension's name."""
-        if not is_number(self.tier, int) or self.tier < 1:
-            yield f"tier={quoted(self.tier)} must be a whole number from 1"
-        yield from (f"when names no value for {path!r}" for path, values in self.conditions.items() if not values)
-        if not is_number(self.strength, (int, float)) or not 0 < self.strength <= 1:
-            yield f"strength={quoted(self.strength)} must be above 0 and at most 1"
-
-    @abstractmethod
-    def from_unit(self, u: float) -> Any:
-        """The coordinate at `u` in [0, 1]."""
-
-    def guided(self, u: float) -> Any:
-        """The coordinate at `u` in [0, 1] where the prior counts: a mixture, as in Mallik et al. 2023 ("PriorBand").
-
-        With probability `strength` the prior's option, or a normal draw around the prior, its standard deviation a
-        tenth of the (logarithmic) range, cut off at the ends; else uniform.
-        """
-        if self.prior is None:
-            return self.from_unit(u)
-        if u >= self.strength:
-            return self.from_unit((u - self.strength) / (1 - self.strength))
-        return self.from_unit(self._around(self.to_unit(self.at(self.prior)), u / self.strength))
-
-    def _around(self, centre: float, v: float) -> float:  # below which a share `v` of the draws around it lies
-        normal = NormalDist(centre, _SPREAD)
-        low, high = normal.cdf(0.0), normal.cdf(1.0)
-        return min(max(normal.inv_cdf(min(low + v * (high - low), 1 - 1e-12)), 0.0), 1.0)
-
-    @abstractmethod
-    def to_unit(self, coordinate: Any) -> float:
-        """A point of [0, 1] that `from_unit` takes to the coordinate: the middle of those that it does."""
-
-    @abstractmethod
-    def value(self, coordinate: Any, divisor: int = 1) -> Any:
-        """The parameter at a coordinate."""
-
-    def holds(self, coordinate: Any) -> bool:
-        """Whether a sampler could draw it."""
-        kind, *rest = self.coordinate
-        if kind == "choice":
-            return coordinate in range(rest[0])
-        low, high, _, step = (0.0, 1.0, False, None) if kind == "unit" else rest
-        return low <= coordinate <= high and (kind != "int" or (coordinate - low) % step == 0)
-
-    def locate(self, coordinate: Any, value: Any, divisor: int = 1) -> Any:
-        """The coordinate of `value`, which an older form of the dimension had at `coordinate`; None if it has none."""
-        return coordinate if self.holds(coordinate) and self.value(coordinate, divisor) == value else None
-
-    @abstractmethod
-    def at(self, value: Any, divisor: int = 1) -> Any:
-        """A coordinate of `value`; None where the dimension does not hold it."""
-
-    @abstractmethod
-    def extremes(self, divisor: int = 1) -> Sequence[Any]:
-        """Values that the field must accept for all to be acceptable."""
-
-    @abstractmethod
-    def grid(self, points: int, divisor: int = 1) -> Sequence[Any]:
-        """Coordinates of a grid: every value where there is a step, else `points` evenly spread ones."""
-
-    @abstractmethod
-    def may_be(self, value: Any) -> bool:
-        """Whether the dimension can take `value`; asked of what a condition names."""
-
-    def describe(self) -> dict[str, Any]:
-        """The declaration as JSON values."""
-        shared = [f.name for f in fields(Dimension)]
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
-        when = {path: sorted(values, key=repr) for path, values in sorted(self.conditions.items())}
-        prior = {} if self.prior is None else {"prior": self.prior, "strength": self.strength}
-        return {"type": type(self).__name__, **own, "tier": self.tier, "when": when, **prior}
 
 
 @dataclass(frozen=True)
@@ -157,7 +31,7 @@ class Float(Dimension):
 
     @property
     def coordinate(self) -> Coordinate:
-        return "float", float(self.low), float(self.high), self.log, self.step
+        return ("unit",) if self.relative else ("float", float(self.low), float(self.high), self.log, self.step)
 
     def faults(self) -> Iterator[str]:
         yield from super().faults()
@@ -191,7 +65,21 @@ class Float(Dimension):
         """low + k step in decimal, so that 0.1 + 2 * 0.1 is 0.3."""
         return float(Decimal(repr(self.low)) + k * Decimal(repr(self.step)))
 
+    def between(self, low: float, high: float) -> Float | None:
+        """The part of the range within [low, high], by the same steps; None where nothing is left."""
+        slack = 1e-12 * max(abs(self.low), abs(self.high))  # what rounding may have put beyond an end
+        low = max(low, float(self.low)) if not self.high < low <= self.high + slack else float(self.high)
+        high = min(high, float(self.high)) if not self.low - slack <= high < self.low else float(self.low)
+        if self.step is not None:
+            first = math.ceil((low - self.low) / self.step - 1e-9)
+            last = math.floor((high - self.low) / self.step + 1e-9)
+            low, high = self._at(first), self._at(last)
+        return self._changed(self.relative, low=low, high=high, prior=None) if low <= high else None
+
     def from_unit(self, u: float) -> float:
+        return u if self.relative else self._placed(u)
+
+    def _placed(self, u: float) -> float:  # the value at `u` in [0, 1]
         if self.step is not None:
             return self._at(cell(u, int(self._steps) + 1))
         if self.log:
@@ -200,28 +88,46 @@ class Float(Dimension):
         return min(self.low + u * (self.high - self.low), float(self.high))
 
     def to_unit(self, coordinate: float) -> float:
+        return float(coordinate) if self.relative else self._place(coordinate)
+
+    def _place(self, coordinate: float) -> float:  # the middle of what `_placed` takes to a value
         if self.step is not None:
             return (round((coordinate - self.low) / self.step) + 0.5) / (int(self._steps) + 1)
         low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, coordinate))
         return 0.5 if low == high else min(max((at - low) / (high - low), 0.0), 1.0)
 
     def value(self, coordinate: Any, divisor: int = 1) -> float:
+        if self.relative:
+            return self._rounded(self._placed(coordinate))
         return float(coordinate) if self.step is None else self._at(round((coordinate - self.low) / self.step))
+
+    def _rounded(self, value: float) -> float:
+        """To 12 digits, within the range, so that a value with as many has a coordinate which leads back to it."""
+        return min(max(float(f"{value:.12g}"), float(self.low)), float(self.high)) if self.step is None else value
 
     def at(self, value: Any, divisor: int = 1) -> float | None:
         value = plain(value)
-        found = self.value(float(value)) if self.may_be(value) else None
-        return found if found == value else None
+        if not self.may_be(value):
+            return None
+        coordinate = self._place(float(value)) if self.relative else float(value)
+        found = self.value(coordinate)
+        alike = math.isclose(found, value, rel_tol=1e-11) if self.relative else found == value
+        return (coordinate if self.relative else found) if alike else None
 
     def extremes(self, divisor: int = 1) -> Sequence[float]:
         return float(self.low), float(self.high)
 
     def grid(self, points: int, divisor: int = 1) -> Sequence[float]:
         if self.step is not None:
-            return [self._at(k) for k in range(int(self._steps) + 1)]
+            values = [self._at(k) for k in range(int(self._steps) + 1)]
+            return [self._place(value) for value in values] if self.relative else values
         if self.low == self.high or points == 1:
             return [self.from_unit(0.5)]
         return [self.from_unit(k / (points - 1)) for k in range(points)]
+
+    @property
+    def span(self) -> str:
+        return f"{self.low} to {self.high}{'' if self.step is None else f' in steps of {self.step}'}"
 
     def may_be(self, value: Any) -> bool:
         return is_number(value, (int, float)) and self.low <= value <= self.high
@@ -250,8 +156,12 @@ class Int(Dimension):
         return len(self.allowed())
 
     @property
+    def _in_unit(self) -> bool:  # whether the coordinate is a point of the unit interval
+        return self.relative or self.multiple_of is not None
+
+    @property
     def coordinate(self) -> Coordinate:
-        if self.multiple_of is not None:
+        if self._in_unit:
             return ("unit",)
         if self.powers_of_two:
             return "int", self.low.bit_length() - 1, self.high.bit_length() - 1, False, 1
@@ -293,8 +203,15 @@ class Int(Dimension):
             return range(-(-self.low // divisor) * divisor, self.high + 1, divisor)
         return range(self.low, self.high + 1, self.step)
 
+    def between(self, low: float, high: float) -> Int | None:
+        """The part of the range within [low, high], by the same steps; None where nothing is left."""
+        allowed = self.allowed()
+        first, last = bisect_left(allowed, low - 1e-9 * abs(low)), bisect_right(allowed, high + 1e-9 * abs(high))
+        found = allowed[first:last]
+        return self._changed(self.relative, low=found[0], high=found[-1], prior=None) if found else None
+
     def from_unit(self, u: float) -> Any:
-        if self.multiple_of is not None:
+        if self._in_unit:
             return u
         if self.log:
             return log_integer(u, self.low, self.high)
@@ -302,14 +219,14 @@ class Int(Dimension):
         return self.coordinate[1] + index * self.coordinate[4]
 
     def to_unit(self, coordinate: Any) -> float:
-        if self.multiple_of is not None:
+        if self._in_unit:
             return float(coordinate)
         if self.log:
             return log_place(coordinate, self.low, self.high)
         return ((coordinate - self.coordinate[1]) // self.coordinate[4] + 0.5) / len(self.allowed())
 
     def value(self, coordinate: Any, divisor: int = 1) -> int:
-        if self.multiple_of is None:
+        if not self._in_unit:
             return 1 << int(coordinate) if self.powers_of_two else int(coordinate)
         allowed = self.allowed(divisor)
         if self.log:  # over the factors, so that the multiples are log-uniform
@@ -321,7 +238,7 @@ class Int(Dimension):
         if not self.may_be(value) or value % divisor:
             return None
         allowed = self.allowed(divisor)
-        if self.multiple_of is None:
+        if not self._in_unit:
             return value.bit_length() - 1 if self.powers_of_two else value
         if self.log:
             return log_place(value // divisor, allowed[0] // divisor, allowed[-1] // divisor)
@@ -341,6 +258,13 @@ class Int(Dimension):
             units = [(k + 0.5) / count for k in range(count)]
         first_of = {self.value(self.from_unit(u), divisor): self.from_unit(u) for u in reversed(units)}
         return [first_of[value] for value in sorted(first_of)]
+
+    @property
+    def span(self) -> str:
+        step = f" in steps of {self.step}" if self.step != 1 else ""
+        step += ", powers of two" if self.powers_of_two else ""
+        step += f", multiples of {self.multiple_of}" if self.multiple_of else ""
+        return f"{self.low} to {self.high}{step}"
 
     def may_be(self, value: Any) -> bool:
         return is_number(value, int) and self.low <= value <= self.high and value in self.allowed()
@@ -399,6 +323,10 @@ class Choice(Dimension):
 
     def grid(self, points: int, divisor: int = 1) -> Sequence[int]:
         return range(len(self.options))
+
+    @property
+    def span(self) -> str:
+        return ", ".join(map(repr, self.options))
 
     def may_be(self, value: Any) -> bool:
         return among(value, self.options)

@@ -2,7 +2,8 @@
 
 A sampler sees one fixed coordinate per dimension, whether or not the dimension is active, so its space never
 changes from trial to trial. `decode` turns coordinates into parameters: it drops inactive dimensions and reads a
-dependent one (`multiple_of`) from the unit interval among the values its divisor allows. Nothing is ever redrawn.
+dependent one (`multiple_of`, or named by a linear rule) from the unit interval among the values that are left there.
+Nothing is ever redrawn but where a rule that is not linear does not hold (hpo.search.samplers.reject).
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from hpo.errors import SpaceError
-from hpo.space.config import as_json, check_path, flatten, misfit
-from hpo.space.dimensions import Bool, Choice, Coordinate, Dimension, Float, Int
+from hpo.space.config import as_json, flatten
+from hpo.space.dimension import Coordinate, Dimension
+from hpo.space.dimensions import Bool, Choice, Float, Int
+from hpo.space.mistakes import told
+from hpo.space.rules import Rule, members, narrowed, nearest, parsed
 from hpo.space.values import LISTED, among
 from hpo.text import near
 
@@ -30,29 +34,43 @@ __all__ = ["Bool", "Choice", "Coordinate", "Dimension", "Float", "Int", "Space"]
 
 @dataclass(frozen=True)
 class Space:
-    """Dimensions by dotted path, in any order, and the values of the fields their conditions and divisors name.
+    """Dimensions by dotted path, in any order, the values of the fields their conditions, divisors and rules name, and
+    rules between fields (hpo.space.rules). A rule that names an inactive dimension asks nothing there.
 
-    Raises SpaceError where a dimension is declared wrongly or references form a cycle. Whether the dimensions fit
-    a configuration is asked with `check`; `bound` then fixes the fields that are no dimensions.
+    Raises SpaceError, which names every mistake, where dimensions or rules are declared wrongly or references form a
+    cycle. Whether the dimensions fit a configuration is asked with `hpo.space.fit.check`; `bound` then fixes the fields
+    that are no dimensions.
     """
 
     dimensions: Mapping[str, Dimension]
     fixed: Mapping[str, Any] = _field(default_factory=dict[str, Any])
+    rules: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        told(self._mistakes())
+        dimensions = {path: one.set_relative(path in self._solved) for path, one in self.dimensions.items()}
+        object.__setattr__(self, "dimensions", dimensions)
+        _ = self.order
+
+    def _mistakes(self) -> Iterator[str]:
         for path, dimension in dict[str, object](self.dimensions).items():
             if not isinstance(dimension, Dimension):
-                raise SpaceError(f"{path}: {dimension!r} is not a dimension; use Float, Int, Choice or Bool.")
-            for fault in dimension.faults():
-                raise SpaceError(f"{path}: {fault}.")
-            if dimension.prior is not None and dimension.at(dimension.prior) is None:
-                raise SpaceError(f"{path}: prior={dimension.prior!r} is not among its values.")
+                yield f"{path}: {dimension!r} is not a dimension; use Float, Int, Choice or Bool."
+                continue
+            faults = list(dimension.faults())
+            yield from (f"{path}: {fault}." for fault in faults)
+            if not faults and dimension.prior is not None and dimension.at(dimension.prior) is None:
+                yield f"{path}: prior={dimension.prior!r} is not among its values."
         for path in self.dimensions:
             parts = path.split(".")
             for end in range(1, len(parts)):
                 if (parent := ".".join(parts[:end])) in self.dimensions:
-                    raise SpaceError(f"{path} is a part of {parent}, which is a dimension too; keep one of them.")
-        _ = self._order
+                    yield f"{path} is a part of {parent}, which is a dimension too; keep one of them."
+        for text in self.rules:
+            try:
+                parsed(text)
+            except SpaceError as error:
+                yield str(error)
 
     def __len__(self) -> int:
         return len(self.dimensions)
@@ -65,10 +83,19 @@ class Space:
     @cached_property
     def _references(self) -> dict[str, set[str]]:
         """Path -> the paths of dimensions and fields it depends on."""
-        return {
-            path: {*dimension.conditions, *([dimension.divisor] if dimension.divisor else [])}
-            for path, dimension in self.dimensions.items()
-        }
+        found = {path: dimension.named for path, dimension in self.dimensions.items()}
+        for path, rules in self._solved.items():  # on what stands before it in the order of `paths`
+            found[path] |= {other for rule in rules for other in rule.paths if other < path and other in self._solved}
+        return found
+
+    @cached_property
+    def rules_read(self) -> tuple[Rule, ...]:
+        return tuple(parsed(text) for text in self.rules)
+
+    @cached_property
+    def _solved(self) -> dict[str, list[Rule]]:
+        """Path -> the rules that are kept to where the dimension there is decoded."""
+        return members(self.rules_read, self.dimensions)
 
     def references(self, path: str) -> set[str]:
         """The dimensions and fields that the dimension at `path` depends on."""
@@ -79,7 +106,7 @@ class Space:
         return any(dimension.prior is not None for dimension in self.dimensions.values())
 
     @cached_property
-    def _order(self) -> tuple[str, ...]:
+    def order(self) -> tuple[str, ...]:
         """Paths, what is referred to before what refers to it."""
         graph = {path: sorted(self._references[path]) for path in self.paths}
         try:
@@ -93,77 +120,7 @@ class Space:
         """Path -> what a sampler sees, for every dimension in the order of `paths`; the same for every trial."""
         return {path: self.dimensions[path].coordinate for path in self.paths}
 
-    # --- Fitting a configuration
-
-    def check(self, config: BaseModel) -> None:
-        """Raise SpaceError unless every path, reference and reachable value fits the configuration's type."""
-        config_type, fixed = type(config), flatten(as_json(config))
-        for path in self.paths:
-            check_path(config_type, path)
-        for path in self._order:
-            dimension = self.dimensions[path]
-            for reference in sorted(self._references[path]):
-                self._check_reference(config_type, path, reference, fixed)
-            for divisor in self._divisors(path, fixed):
-                self._check_values(config_type, path, dimension, divisor)
-
-    def _check_reference(
-        self, config_type: type[BaseModel], path: str, reference: str, fixed: Mapping[str, Any]
-    ) -> None:
-        if reference not in self.dimensions:
-            try:
-                check_path(config_type, reference)
-            except SpaceError as error:
-                raise SpaceError(f"{path} depends on an {error}") from error
-        for value in self.dimensions[path].conditions.get(reference, ()):
-            if reference in self.dimensions:
-                possible = self.dimensions[reference].may_be(value)
-            else:
-                possible = misfit(config_type, reference, value) is None
-            if not possible:
-                options = getattr(self.dimensions.get(reference), "options", ())
-                hint = near(str(value), map(str, options))
-                raise SpaceError(f"{path} asks for {reference}={value!r}, which never holds{hint or '.'}")
-
-    def _check_values(self, config_type: type[BaseModel], path: str, dimension: Dimension, divisor: int) -> None:
-        if isinstance(dimension, Int) and not len(dimension.allowed(divisor)):
-            raise SpaceError(
-                f"{path}: no value in [{dimension.low}, {dimension.high}] is a multiple of "
-                f"{dimension.multiple_of}={divisor}; widen the range or narrow {dimension.multiple_of}."
-            )
-        for value in dimension.extremes(divisor):
-            if reason := misfit(config_type, path, value):
-                raise SpaceError(f"{path}: its value {value!r} does not fit the configuration: {reason}.")
-
-    def _divisors(self, path: str, fixed: Mapping[str, Any]) -> Iterator[int]:
-        """Every divisor that may meet the dimension; 1 where it has none. Raises SpaceError where one is no divisor."""
-        reference = self.dimensions[path].divisor
-        if reference is None:
-            yield 1
-            return
-        source = self.dimensions.get(reference)
-        values: list[Iterable[Any]] = []
-        if isinstance(source, Int):
-            if source.count > LISTED:
-                raise SpaceError(
-                    f"{path}: multiple_of={reference!r} may be any of {source.count} numbers, and each is looked at: "
-                    f"narrow it to {LISTED}."
-                )
-            values.extend(source.allowed(divisor) for divisor in self._divisors(reference, fixed))
-        elif isinstance(source, Choice):
-            values.append(source.options)
-        elif source is not None:
-            raise SpaceError(
-                f"{path}: multiple_of={reference!r} must name whole numbers, not a {type(source).__name__}."
-            )
-        # The field's own value counts where no dimension sets it, also while that dimension is inactive.
-        own = {**self.dimensions[path].conditions}
-        if source is None or any(own.get(key) != allowed for key, allowed in source.conditions.items()):
-            values.append([fixed.get(reference)])
-        for value in (value for group in values for value in group):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SpaceError(f"{path}: multiple_of needs {reference} to be a whole number from 1, not {value!r}.")
-            yield value
+    # --- A part of the space
 
     def pinned(self, paths: Iterable[str]) -> Space:
         """The space without the dimensions at `paths`, below them or above them."""
@@ -172,7 +129,9 @@ class Space:
         def meets(path: str) -> bool:
             return any(f"{path}.".startswith(pin) or pin.startswith(f"{path}.") for pin in fixed)
 
-        return Space({path: dimension for path, dimension in self.dimensions.items() if not meets(path)}, self.fixed)
+        return Space(
+            {path: dimension for path, dimension in self.dimensions.items() if not meets(path)}, self.fixed, self.rules
+        )
 
     def upto(self, tier: int) -> Space:
         """The space without the dimensions of a higher tier. Raises SpaceError where none is left, or there is no such
@@ -184,7 +143,7 @@ class Space:
         highest = max((dimension.tier for dimension in self.dimensions.values()), default=tier)
         if tier > highest:
             raise SpaceError(f"tier {tier} has no dimension: the highest of this space is {highest}.")
-        return Space(kept, self.fixed)
+        return Space(kept, self.fixed, self.rules)
 
     def bound(self, config: BaseModel) -> Space:
         """The space within one configuration: fields that are no dimensions have the configuration's values.
@@ -194,7 +153,7 @@ class Space:
         """
         values = flatten(as_json(config))
         live: dict[str, Dimension] = {}
-        for path in self._order:
+        for path in self.order:
             conditions = self.dimensions[path].conditions
             if all(
                 reference in live if reference in self.dimensions else among(values.get(reference, _NOTHING), allowed)
@@ -202,9 +161,15 @@ class Space:
             ):
                 live[path] = self.dimensions[path]
         named = set[str]().union(*(self._references[path] for path in live))
+        fields = values.keys() - self.dimensions.keys() | live.keys()
+        rules = [
+            rule for rule in self.rules_read if fields.issuperset(rule.paths) and not live.keys().isdisjoint(rule.paths)
+        ]
+        named = named.union(*(rule.paths for rule in rules))
         return Space(
             {path: dimension for path, dimension in self.dimensions.items() if path in live},
             {path: values[path] for path in sorted(named) if path in values},
+            tuple(rule.text for rule in rules),
         )
 
     # --- Coordinates and parameters
@@ -223,20 +188,20 @@ class Space:
         Raises SpaceError for a value that its dimension does not hold, and, if `strict`, where one is inactive there.
         """
         coordinates, known = dict(rest), dict[str, Any]()
-        for path in self._order:
+        for path in self.order:
             dimension = self.dimensions[path]
             if not self._active(dimension, known, self.fixed):
                 if strict and path in params:
                     raise SpaceError(f"{path} is not active there: it needs {_conditions(dimension)}.")
                 continue
-            divisor = self._divisor(dimension, known, self.fixed)
+            dimension, divisor = self._there(path, known, self.fixed)
             if path in params:
                 coordinates[path] = dimension.at(params[path], divisor)
                 if coordinates[path] is None:
                     options = getattr(dimension, "options", ())
-                    hint = near(str(params[path]), map(str, options)) or f": {_span(dimension)}."
+                    hint = near(str(params[path]), map(str, options)) or f": {dimension.span}."
                     raise SpaceError(f"{path}={params[path]!r} is not among the values that the space has there{hint}")
-            known[path] = dimension.value(coordinates[path], divisor)
+            known[path] = self._value(path, coordinates[path], known, self.fixed)
         return {path: coordinates[path] for path in self.paths}
 
     def decode(self, coordinates: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -246,10 +211,10 @@ class Space:
         """
         fixed = self.fixed if fixed is None else fixed
         params: dict[str, Any] = {}
-        for path in self._order:
+        for path in self.order:
             dimension = self.dimensions[path]
             if self._active(dimension, params, fixed):
-                params[path] = dimension.value(coordinates[path], self._divisor(dimension, params, fixed))
+                params[path] = self._value(path, coordinates[path], params, fixed)
         return {path: params[path] for path in self.paths if path in params}
 
     def retained(self, coordinates: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +230,9 @@ class Space:
             if self._active(dimension, known, self.fixed) != (path in known):
                 continue
             if path in known:
-                coordinate = dimension.locate(coordinate, known[path], self._divisor(dimension, known, self.fixed))
+                before = {other: known[other] for other in self._references[path] & known.keys()}
+                there, divisor = self._there(path, before, self.fixed)
+                coordinate = there.locate(coordinate, known[path], divisor)
             if coordinate is not None and dimension.holds(coordinate):
                 found[path] = coordinate
         return found
@@ -280,21 +247,89 @@ class Space:
         path = dimension.divisor
         return 1 if path is None else params[path] if path in params else fixed[path]
 
-    def divisor(self, path: str, params: Mapping[str, Any]) -> int:
-        """What the values of the dimension at `path` are multiples of where `params` stand; 1 where it has none."""
-        return self._divisor(self.dimensions[path], params, self.fixed)
+    def there(self, path: str, params: Mapping[str, Any]) -> tuple[Dimension, int]:
+        """The dimension at `path` with the values that rules leave it where `params` stand, and their divisor, 1 where
+        they are no multiples."""
+        before = {other: params[other] for other in self._references[path] & params.keys()}
+        return self._there(path, before, self.fixed)
+
+    def _there(self, path: str, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Dimension, int]:
+        """`before` has no parameter that stands behind the dimension in `order`."""
+        dimension = self.dimensions[path]
+        divisor = self._divisor(dimension, before, fixed)
+        if (rules := self._solved.get(path)) is None:
+            return dimension, divisor
+        named = {other for rule in rules for other in rule.paths}
+        numbers: dict[str, Any] = {other: self.dimensions[other] for other in named & self.dimensions.keys()}
+        return narrowed(path, rules, numbers, self._fields(before, fixed)) or dimension, divisor
+
+    def _value(self, path: str, coordinate: Any, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
+        """The parameter at a coordinate, where `before` stands."""
+        dimension, divisor = self._there(path, before, fixed)
+        value, rules = dimension.value(coordinate, divisor), self._solved.get(path, ())
+        if not rules or not isinstance(dimension, Float) or dimension.step is not None:
+            return value
+        known = self._fields(before, fixed)
+
+        def keeps(tried: float) -> bool:
+            return not any(rule.fault(known | {path: tried}) for rule in rules)
+
+        return nearest(value, dimension.low, dimension.high, keeps)
+
+    def fault(self, params: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> str:
+        """A clause that says which rule parameters, as `decode` gives them, break; empty where they keep to all."""
+        values = self._fields(params, self.fixed if fixed is None else fixed)
+        return next((fault for rule in self.rules_read if (fault := rule.fault(values))), "")
+
+    def _fields(self, params: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+        return {**{path: value for path, value in fixed.items() if path not in self.dimensions}, **params}
+
+    def broken(self, coordinates: Mapping[str, Any]) -> list[str]:
+        """The dimensions that the rules broken at `coordinates` name, and those that share one with them, sorted."""
+        params = self.decode(coordinates)
+        values = self._fields(params, self.fixed)
+        found = {path for rule in self.rules_read if rule.fault(values) for path in rule.paths}
+        for _ in self.rules_read:
+            found = found.union(*(rule.paths for rule in self.rules_read if not found.isdisjoint(rule.paths)))
+        return [path for path in self.paths if path in found]
 
     # --- Grid
 
     def grid_size(self, points: int = 5) -> int:
         """How many distinct configurations the grid has; `points` per dimension without steps of its own."""
-        return self._blocks(points)[-1][0]
+        whole = self._blocks(points)[-1][0]
+        return len(self._kept(whole, points)) if self.rejects else whole
+
+    def grid_ends(self, number: int, points: int = 5) -> bool:
+        """Whether the grid has no point `number`; of a large one with rules quicker than its size."""
+        return len(self._kept(number, points)) <= number if self.rejects else number >= self.grid_size(points)
 
     def grid(self, number: int, points: int = 5) -> dict[str, Any]:
         """Coordinates of grid point `number` in 0 .. grid_size - 1; inactive dimensions never multiply points."""
+        if number < 0 or self.grid_ends(number, points):
+            raise IndexError(f"grid point {number} of {self.grid_size(points)}")
+        return self._grid_point(self._kept(number, points)[number] if self.rejects else number, points)
+
+    def _kept(self, number: int, points: int) -> list[int]:
+        """The points of the whole grid at which all rules hold, up to the one that is `number` among them."""
+        kept, rest = self._kept_points.setdefault(points, ([], iter(range(self._blocks(points)[-1][0]))))
+        last = kept[-1] if kept else 0
+        while len(kept) <= number and (place := next(rest, None)) is not None:
+            if not self.fault(self.decode(self._grid_point(place, points))):
+                kept.append(place)
+                last = place
+            if place - last > LISTED:
+                raise SpaceError(f"of {LISTED} points of the grid none keeps to the rules: choose another sampler.")
+        return kept
+
+    @cached_property
+    def rejects(self) -> bool:
+        """Whether a point of the space may break a rule: one that is not kept to by construction."""
+        solved = {rule.text for rules in self._solved.values() for rule in rules}
+        return any(rule.text not in solved for rule in self.rules_read) or len(solved) > 1
+
+    def _grid_point(self, number: int, points: int) -> dict[str, Any]:
         blocks = self._blocks(points)
-        if not 0 <= number < blocks[-1][0]:
-            raise IndexError(f"grid point {number} of {blocks[-1][0]}")
         end, decided, axes = blocks[bisect_right(blocks, number, key=lambda block: block[0])]
         rest = number - (end - math.prod(len(axis) for axis in axes.values()))
         coordinates = {path: dimension.from_unit(0.0) for path, dimension in self.dimensions.items()} | decided
@@ -302,6 +337,10 @@ class Space:
             rest, index = divmod(rest, len(axes[path]))
             coordinates[path] = axes[path][index]
         return {path: coordinates[path] for path in self.paths}
+
+    @cached_property
+    def _kept_points(self) -> dict[int, tuple[list[int], Iterator[int]]]:
+        return {}
 
     @cached_property
     def _grids(self) -> dict[int, list[tuple[int, dict[str, Any], dict[str, Sequence[Any]]]]]:
@@ -312,13 +351,13 @@ class Space:
         if points not in self._grids:
             deciding = set[str]().union(*self._references.values())
             parts: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {})]  # coordinates and parameters so far
-            for path in (path for path in self._order if path in deciding):
+            for path in (path for path in self.order if path in deciding):
                 parts = list(self._split(path, parts, points))
-                if len(parts) > 100_000:
+                if len(parts) > LISTED:
                     raise SpaceError(f"the grid branches {len(parts)} times by {path}; use steps or another sampler.")
             axes = [
                 {
-                    path: self._axis(path, params, points)[1]
+                    path: self._axis(path, params, points)
                     for path in self.paths
                     if path not in deciding and self._active(self.dimensions[path], params, self.fixed)
                 }
@@ -330,14 +369,6 @@ class Space:
             ]
         return self._grids[points]
 
-    def _axis(self, path: str, params: Mapping[str, Any], points: int) -> tuple[int, Sequence[Any]]:
-        """(what divides the values, the coordinates of the grid) of the dimension at `path` where `params` stand."""
-        dimension = self.dimensions[path]
-        if getattr(dimension, "step", 1) not in (None, 1) and dimension.count > LISTED:
-            raise SpaceError(f"{path} has {dimension.count} values, too many for a grid: widen its step, or drop it.")
-        divisor = self._divisor(dimension, params, self.fixed)
-        return divisor, dimension.grid(points, divisor)
-
     def _split(
         self, path: str, parts: list[tuple[dict[str, Any], dict[str, Any]]], points: int
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -346,25 +377,19 @@ class Space:
             if not self._active(dimension, params, self.fixed):
                 yield coordinates, params
                 continue
-            divisor, axis = self._axis(path, params, points)
-            for coordinate in axis:
-                value = dimension.value(coordinate, divisor)
+            for coordinate in self._axis(path, params, points):
+                value = self._value(path, coordinate, params, self.fixed)
                 yield {**coordinates, path: coordinate}, {**params, path: value}
+
+    def _axis(self, path: str, params: Mapping[str, Any], points: int) -> Sequence[Any]:
+        dimension, divisor = self._there(path, params, self.fixed)
+        if getattr(dimension, "step", 1) not in (None, 1) and dimension.count > LISTED:
+            raise SpaceError(f"{path} has {dimension.count} values, too many for a grid: widen its step, or drop it.")
+        return dimension.grid(points, divisor)
 
     def describe(self) -> dict[str, Any]:
         """The declaration as JSON values, the same however it was ordered."""
         return {path: self.dimensions[path].describe() for path in self.paths}
-
-
-def _span(dimension: Dimension) -> str:  # what it can be, in words
-    if isinstance(dimension, Choice):
-        return ", ".join(map(repr, dimension.options))
-    assert isinstance(dimension, Int | Float)
-    step = f" in steps of {dimension.step}" if dimension.step not in (None, 1) else ""
-    if isinstance(dimension, Int):
-        step += ", powers of two" if dimension.powers_of_two else ""
-        step += f", multiples of {dimension.multiple_of}" if dimension.multiple_of else ""
-    return f"{dimension.low} to {dimension.high}{step}"
 
 
 def _conditions(dimension: Dimension) -> str:

@@ -110,8 +110,9 @@ def stored(record):
 class Run:
     """A driver in miniature: what was asked and told, in the order it happened."""
 
-    def __init__(self, spec, objectives, seed=3, window=3):
-        self.make = lambda: make_sampler(spec, SPACE, objectives, seed)
+    def __init__(self, spec, objectives, seed=3, window=3, space=SPACE, end=None):
+        self.make = lambda: make_sampler(spec, space, objectives, seed)
+        self.end = end or (lambda number, proposal: outcome(number, proposal, objectives))
         self.sampler, self.objectives, self.window = self.make(), objectives, window
         self.asked, self.told = [], []
 
@@ -120,7 +121,7 @@ class Run:
         self.asked.append(self.sampler.ask(number))
 
     def tell(self, number):
-        record = outcome(number, self.asked[number], self.objectives)
+        record = self.end(number, self.asked[number])
         self.told.append(record)
         self.sampler.tell(record)
 
@@ -157,13 +158,50 @@ def test_rebuild_at_any_ask_repeats_the_ordered_study(name, spec, length):
             assert_repeated(name, spec, objectives, length)
 
 
-def assert_repeated(name, spec, objectives, length):
-    golden = Run(spec, objectives)
+RULED = Space(
+    {
+        "lr": Float(1e-4, 1e-1, log=True),
+        "low": Float(0.0, 1.0),
+        "high": Float(0.0, 1.0),
+        "share": Float(0.0, 1.0),
+        "layers": Int(1, 6),
+        "heads": Int(1, 8),
+        "dim": Int(8, 64),
+        "kind": Choice(["a", "b"]),
+    },
+    rules=["low < high", "share + low <= 0.9", "dim % heads == 0"],
+)
+
+
+def refused_at_times(number, proposal):
+    """How a trial ends where the configuration refuses every fifth: nothing is known of that one."""
+    record = outcome(number, proposal, ONE)
+    return replace(record, state="infeasible", values=None, curve=()) if number % 5 == 2 else record
+
+
+def test_rules_hold_at_every_ask_and_a_rebuild_repeats_it(name, spec, length):
+    golden = assert_repeated(name, spec, ONE, length, space=RULED, end=refused_at_times)
+    for proposal in golden.asked:
+        params = RULED.decode(proposal.coordinates)
+        assert params["low"] < params["high"] and params["share"] + params["low"] <= 0.9
+        assert params["dim"] % params["heads"] == 0 and RULED.decode(RULED.encode(params, {})) == params
+    assert any(proposal.draw for proposal in golden.asked) or name == "grid", "some were drawn anew"
+
+
+def test_what_is_enqueued_keeps_what_it_says_under_rules(name, spec):
+    queue = [{"dim": 60, "low": 0.25}]
+    sampler = make_sampler(spec, RULED, ONE, 0, queue)
+    params = RULED.decode(sampler.ask(0).coordinates)
+    assert (params["dim"], params["low"]) == (60, 0.25) and 60 % params["heads"] == 0 and params["high"] > 0.25
+
+
+def assert_repeated(name, spec, objectives, length, **of):
+    golden = Run(spec, objectives, **of)
     for number in range(length):
         golden.ordered(number)
     rng = random.Random(0)
     for cut in [cut for cut in (0, 3, 4, 8, 11, 12, 17, 25) if cut < length]:
-        run = Run(spec, objectives)
+        run = Run(spec, objectives, **of)
         run.asked, run.told = golden.asked[:cut], golden.told[: max(cut - run.window, 0)]
         run.sampler = run.rebuilt(rng)
         for number in range(cut, min(cut + (2 if name == "gp" else 8), length)):
@@ -172,6 +210,7 @@ def assert_repeated(name, spec, objectives, length):
                 run.sampler = run.rebuilt(rng)
         where = f"{len(objectives)} objectives, after a restart before ask {cut}"
         assert run.asked == golden.asked[: len(run.asked)], where
+    return golden
 
 
 def test_rebuild_repeats_the_next_ask_in_whatever_order_trials_ended(name, spec, length):

@@ -15,7 +15,8 @@ from hpo.errors import StudyError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.rows import RowMapping
 from hpo.search.samplers.optuna_sampler import quiet_study
-from hpo.space.dimensions import Choice, Dimension, Float, Int
+from hpo.space.dimension import Dimension
+from hpo.space.dimensions import Choice, Float, Int
 from hpo.storage.home import Home
 
 if TYPE_CHECKING:

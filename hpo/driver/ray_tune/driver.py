@@ -161,15 +161,18 @@ class TuneDriver(Driver):
         """The parameters of a new trial, which the ledger has; None where the sampler has nothing left to propose, or
         failures end the study."""
         self._note_ends()
-        while not self._streak.full:
+        while not self._streak.full and self._remaining():
             self._catch_up()
             if self._asking.exhausted(self._asked):
                 return None
             ask = self._asking.ask(self._asked, told=self._told)
-            if self._lease.write(lambda c, ask=ask: external.insert(c, self._id, lambda _: ask, key)) is not None:
-                self._asked += 1
+            if self._lease.write(lambda c, ask=ask: external.insert(c, self._id, lambda _: ask, key)) is None:
+                self._adopt()  # a trial has gone on as a new one meanwhile; the sampler believes that number its own
+                continue
+            self._asked += 1
+            if not ask.refused:
                 return dict(ask.params)
-            self._adopt()  # a trial has gone on as a new one meanwhile, and the sampler believes that number its own
+            self._note_ends()  # it has ended as it was asked for, and the next one takes its place
         return None
 
     def _catch_up(self) -> None:

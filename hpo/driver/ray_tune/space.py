@@ -9,7 +9,10 @@ from typing import Any
 from ray import tune
 
 from hpo.declaration.study import Study
-from hpo.space.dimensions import Choice, Dimension, Float, Int
+from hpo.search.samplers.reject import redrawn
+from hpo.space.dimension import Dimension
+from hpo.space.dimensions import Choice, Float, Int
+from hpo.space.hashing import json_sha256
 from hpo.space.values import LISTED
 
 
@@ -42,19 +45,23 @@ def _integers(dimension: Int) -> Any:
 
 
 def params_of(study: Study, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(coordinates, parameters) of what Tune asks for, each value brought to the nearest that the space has."""
+    """(coordinates, parameters) of what Tune asks for, each value brought to the nearest that the space has there, and
+    drawn anew where a rule does not hold."""
     space = study.space
     fitted: dict[str, Any] = {}
-    for path, dimension in space.dimensions.items():
+    for path in space.order:
         if path in config:
-            divisor = fitted.get(dimension.divisor or "", space.fixed.get(dimension.divisor or "", 1))
-            fitted[path] = _nearest(dimension, config[path], divisor)
+            fitted[path] = _nearest(*space.there(path, fitted), config[path])
     coordinates = space.encode(fitted, space.from_unit([0.5] * len(space)), strict=False)
+    if space.rejects:
+        seed = int(json_sha256(coordinates)[:15], 16)
+        _, coordinates = redrawn(space, coordinates, seed, 0)
     return coordinates, space.decode(coordinates)
 
 
-def _nearest(dimension: Dimension, value: Any, divisor: int) -> Any:
+def _nearest(dimension: Dimension, divisor: int, value: Any) -> Any:
     """A scheduler that perturbs knows no bounds."""
+    dimension = dimension.set_relative(False)
     if isinstance(dimension, Float):
         inside = min(max(float(value), dimension.low), dimension.high)
         return inside if dimension.step is None else dimension.from_unit(dimension.to_unit(inside))

@@ -52,7 +52,8 @@ from hpo.ledger.process_id import Process
 from hpo.ledger.rows import RowMapping
 from hpo.ledger.store import PATIENCE
 from hpo.search.samplers.base import ask_seed
-from hpo.space.config import as_json, config_hash
+from hpo.space.config import as_json
+from hpo.space.hashing import json_sha256
 from hpo.space.trial_config import last_epoch, parallel_of
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
@@ -178,15 +179,15 @@ def _begin(
     mine = ledger.look(lambda c: external.newest(c, opened.id, tune.get_context().get_trial_id()))
     if origin is not None and mine is not None and mine["number"] != origin.trial:
         compatibility.whole("this scheduler of Ray Tune's", as_json(study.config))
-    if origin is not None and origin.ref.epoch >= last_epoch(as_json(study.build(params))):
+    if origin is not None and origin.ref.epoch >= last_epoch(study.resolved(params)[0]):
         return None
     origin_of = (origin.trial, origin.ref.sha256) if origin else None
     start = external.Start(tune.get_context().get_trial_id(), params, origin_of, config.get(ALIAS, ""))
 
     def make(number: int) -> transactions.Ask:
-        whole = study.build(params)
-        parts = params, coordinates, as_json(whole), config_hash(whole)
-        return transactions.Ask(number, 0, ask_seed(spec.seed, number), 0, *parts)
+        resolved, refused = study.resolved(params)
+        parts = params, coordinates, resolved, json_sha256(resolved)
+        return transactions.Ask(number, 0, ask_seed(spec.seed, number), 0, *parts, refused=refused)
 
     process, token = Process.current(), uuid.uuid4().hex
     ledger.transact(lambda c: transactions.register(c, process, "ray-tune"))

@@ -228,7 +228,9 @@ class Population(ABC):
             return Proposal(self._whole(own), seed, parent=own.number)
         rng = default_rng(seed)
         donor = donors[int(rng.integers(len(donors)))]
-        return Proposal(self._explore(number, donor, rng), seed, parent=donor.number)
+        explored = (self._explore(number, donor, rng) for _ in range(_TRIES if self._space.rejects else 1))
+        tried = next((one for one in explored if not self._space.fault(self._space.decode(one))), None)
+        return Proposal(self._whole(donor) if tried is None else tried, seed, parent=donor.number)
 
     def _whole(self, record: TrialRecord) -> dict[str, Any]:
         """The trial's coordinates, and the middle of dimensions that are newer than it."""
@@ -236,3 +238,4 @@ class Population(ABC):
 
 
 _OPEN = ("waiting", "running", "paused")
+_TRIES = 16  # of a change that keeps to the rules; else the donor goes on unchanged

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpo.search.population.base import Generations, Population
 from hpo.search.samplers.base import Sampler, TrialRecord
-from hpo.space.dimensions import Dimension, Float, Int
+from hpo.space.dimension import Dimension
+from hpo.space.dimensions import Float, Int
 from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class Perturbed(Population):
             if anew < resample:
                 coordinates[path] = dimension.guided(place)
             else:
-                divisor = self._space.divisor(path, params)
-                value = perturbed(dimension, params[path], FACTORS[int(up < 0.5)], divisor)
-                coordinates[path] = dimension.at(value, divisor)
+                there, divisor = self._space.there(path, params)
+                value = perturbed(there.set_relative(False), params[path], FACTORS[int(up < 0.5)], divisor)
+                coordinates[path] = there.at(value, divisor)
         return coordinates
 
 

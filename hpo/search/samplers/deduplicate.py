@@ -25,6 +25,19 @@ def is_few(space: Space) -> bool:
     return 1 < math.prod(dimension.count for dimension in space.dimensions.values()) <= FEW
 
 
+def distance(space: Space, at: Mapping[str, Any], to: Mapping[str, Any]) -> float:
+    """How far coordinates are from others, in the dimensions that are active there: the sum of the differences in the
+    unit cube, a choice by 1."""
+    active = space.decode(to)
+    return sum(
+        float(at[path] != to[path])
+        if isinstance(dimension, Choice)
+        else abs(dimension.to_unit(at[path]) - dimension.to_unit(to[path]))
+        for path, dimension in space.dimensions.items()
+        if path in active
+    )
+
+
 class DeduplicatingSampler:
     """Where `sampler` proposes what a trial before had, the nearest configuration that none had takes its place.
 
@@ -77,18 +90,7 @@ class DeduplicatingSampler:
         return [at for key, at in self._all.items() if key not in tried]
 
     def _nearest(self, to: Mapping[str, Any], left: list[dict[str, Any]], number: int) -> dict[str, Any]:
-        space, active = self._space, self._space.decode(to)
-
-        def distance(at: Mapping[str, Any]) -> float:
-            return sum(
-                float(at[path] != to[path])
-                if isinstance(dimension, Choice)
-                else abs(dimension.to_unit(at[path]) - dimension.to_unit(to[path]))
-                for path, dimension in space.dimensions.items()
-                if path in active
-            )
-
-        far = [round(distance(at), 9) for at in left]
+        far = [round(distance(self._space, at, to), 9) for at in left]
         least = min(far)
         nearest = [at for at, by in zip(left, far, strict=True) if by == least]
         return Random(ask_seed(self._seed, number, 1)).choice(nearest)

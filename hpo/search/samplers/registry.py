@@ -10,6 +10,7 @@ from hpo.errors import UserError
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers.deduplicate import DeduplicatingSampler, is_few
 from hpo.search.samplers.initial import InitialTrialsSampler
+from hpo.search.samplers.reject import RejectingSampler
 from hpo.space.objective import Objective
 from hpo.text import counted, near
 
@@ -92,6 +93,8 @@ def make_sampler(
     if queue or guided:
         sequence = name in ("grid", "qmc")
         sampler = InitialTrialsSampler(sampler, Random(space, objectives, seed), space, queue, guided, sequence)
+    if space.rejects:
+        sampler = RejectingSampler(sampler, space, seed, queue, near=name not in ("random", "qmc"))
     return DeduplicatingSampler(sampler, space, seed, len(queue)) if is_few(space) else sampler
 
 
@@ -171,5 +174,6 @@ class Grid(_Memoryless):
         return Proposal(self._space.grid(number, self._points), ask_seed(self._seed, number))
 
     def exhausted(self, number: int) -> str:
-        size = self._space.grid_size(self._points)
-        return f"the grid has {counted(size, 'point')} and no more" if number >= size else ""
+        if not self._space.grid_ends(number, self._points):
+            return ""
+        return f"the grid has {counted(self._space.grid_size(self._points), 'point')} and no more"

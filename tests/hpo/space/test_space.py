@@ -13,6 +13,7 @@ from rounds import rounds
 from hpo import Bool, Choice, Float, Int
 from hpo.errors import SpaceError
 from hpo.space.config import apply, as_json, flatten
+from hpo.space.fit import check
 from hpo.space.space import Space
 
 
@@ -68,7 +69,7 @@ FULL = {
 
 def bound(dimensions, config=CONFIG):
     space = Space(dimensions)
-    space.check(config)
+    check(space, config)
     return space.bound(config)
 
 
@@ -109,9 +110,9 @@ def test_dependent_dimension_is_divisible_or_refused_when_declared(pair, u, v):
     possible = all(any(k % n == 0 for k in range(dimension.low, dimension.high + 1)) for n in heads)
     if not possible:
         with pytest.raises(SpaceError, match=r"model\.hidden_size: no value in"):
-            space.check(CONFIG)
+            check(space, CONFIG)
         return
-    space.check(CONFIG)
+    check(space, CONFIG)
     params = space.bound(CONFIG).decode(space.from_unit([u, v]))
     assert params["model.hidden_size"] % params["model.num_heads"] == 0
     assert dimension.low <= params["model.hidden_size"] <= dimension.high
@@ -127,7 +128,7 @@ def test_dependent_dimension_reaches_every_multiple(log):
 def test_dependent_dimension_follows_a_pinned_divisor():
     space = Space(FULL).pinned(["model.num_heads"])
     config = apply(CONFIG, {"model.num_heads": 6})
-    space.check(config)
+    check(space, config)
     space = space.bound(config)
     assert "model.num_heads" not in space.coordinates and space.fixed["model.num_heads"] == 6
     values = {space.decode(space.from_unit([k / 50] * len(space)))["model.hidden_size"] for k in range(51)}
@@ -145,7 +146,7 @@ def test_inactive_divisor_leaves_the_field_its_own_value():
         config = apply(CONFIG, space.decode(space.from_unit([k / 199, 0.5, (k * 7 % 200) / 199])))
         assert config.model.hidden_size % config.model.num_heads == 0
     with pytest.raises(SpaceError, match=r"multiple of model\.num_heads=100"):
-        Space(dimensions).check(apply(CONFIG, {"model.num_heads": 100}))
+        check(Space(dimensions), apply(CONFIG, {"model.num_heads": 100}))
 
 
 def test_bound_space_drops_what_can_never_be_active():
@@ -220,7 +221,7 @@ def brute_force_grid(space, points):
         for coordinate in dimension.grid(points, divisor):
             descend({**coordinates, rest[0]: coordinate}, rest[1:])
 
-    descend({}, list(space._order))
+    descend({}, list(space.order))
     return found
 
 
@@ -301,7 +302,7 @@ def test_grid_axis_of_integers_is_spread_and_distinct(low, width, log, points):
 )
 def test_a_wrong_space_is_refused_naming_the_dimension(dimensions, words):
     with pytest.raises(SpaceError) as caught:
-        Space(dimensions).check(CONFIG)
+        check(Space(dimensions), CONFIG)
     message = str(caught.value)
     assert all(word in message for word in words), message
     assert "\n" not in message and message.endswith((".", "?"))

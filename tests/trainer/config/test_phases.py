@@ -51,11 +51,12 @@ def test_mistakes_are_refused(given, message):
 
 def test_factors_are_found_by_their_path_in_a_space():
     from hpo.space.config import apply
+    from hpo.space.fit import check
     from hpo.space.space import Float, Space
     from trainer.config import Frozen
 
     class Config(Frozen):
         loss: LossWeights = LossWeights(phases=TWO)
 
-    Space({"loss.scale.rank_ic": Float(0.1, 3.0, log=True)}).check(Config())
+    check(Space({"loss.scale.rank_ic": Float(0.1, 3.0, log=True)}), Config())
     assert apply(Config(), {"loss.scale.rank_ic": 2.0}).loss.at(1.0) == {"mse": 0.4, "rank_ic": 1.2}

@@ -1,0 +1,58 @@
+"""Finds what a declaration names by a string, "package.module:name", absolute or relative to the declaring module."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from hpo.errors import StudyError
+from hpo.text import near
+
+
+def load(study: str, module: str, what: str, given: str, kind: type) -> Any:
+    """What `given` names, imported now, as the field `what` of a study that `module` declares; of type `kind`.
+
+    Raises StudyError where the name leads nowhere."""
+    where, name = _split(study, module, what, given)
+    try:
+        loaded = import_module(where)
+    except ModuleNotFoundError as error:
+        raise _no_module(study, what, given, where, error) from error
+    if not isinstance(found := getattr(loaded, name, None), kind):
+        noun = "class" if kind is type else "function"
+        hint = near(name, (key for key, value in vars(loaded).items() if isinstance(value, kind))) or "."
+        raise StudyError(f"study {study!r}: {what}={given!r}: {where} has no {noun} {name!r}{hint}")
+    return found
+
+
+def check_module(study: str, module: str, what: str, given: str) -> None:
+    """Raise StudyError if no module of the name can be found, of which nothing is imported but its packages."""
+    where, _ = _split(study, module, what, given)
+    try:
+        found = where in sys.modules or find_spec(where)
+    except ModuleNotFoundError as error:
+        raise _no_module(study, what, given, where, error) from error
+    if not found:
+        raise StudyError(f"study {study!r}: {what}={given!r}: there is no module {where!r}.")
+
+
+def _no_module(study: str, what: str, given: str, where: str, error: ModuleNotFoundError) -> Exception:
+    """A sentence where the module itself is missing; a bug in its own imports stays one, with its traceback."""
+    if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+        return error
+    return StudyError(f"study {study!r}: {what}={given!r}: there is no module {where!r}.")
+
+
+def _split(study: str, module: str, what: str, given: str) -> tuple[str, str]:
+    """The module and the name in it that "package.module:name" means."""
+    where, colon, name = given.partition(":")
+    if not colon or not name:
+        raise StudyError(f"study {study!r}: {what}={given!r} must read 'package.module:name'.")
+    if where.startswith(".") or not where:
+        if not module:
+            raise StudyError(f"study {study!r}: {what}={given!r} is relative; load the study with hpo.load.")
+        package = getattr(sys.modules[module], "__package__", None)
+        where = (package + where if package else where.lstrip(".")) if where.strip(".") else module
+    return where, name

@@ -1,0 +1,250 @@
+"""Rules between the fields of a configuration, such as `model.low <= model.high`, as text.
+
+A rule is a comparison of dotted paths and numbers by + - * / // % ** and abs, min, max, or several joined by `and`,
+`or`, `not`. One that is linear, as an order or a bounded sum is, tells between which values a field lies once those
+before it are known (`narrowed`), so that a space keeps to it by construction. Any other can only be asked (`fault`).
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpo.errors import SpaceError
+from hpo.space.dimensions import Float, Int
+
+Number = Float | Int
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max}
+_WORDS = {"and", "or", "not", "in", "True", "False", "None", *_FUNCTIONS}
+_TOKEN = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)*""")
+_NODES = (
+    *(ast.Expression, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Constant, ast.Name, ast.Call, ast.Load),
+    *(ast.Tuple, ast.List, ast.cmpop, ast.boolop, ast.unaryop, ast.operator),
+)
+_SWEEPS = 64  # over linear rules; a chain of n fields needs n
+_GAP = 1e-6  # by how much of a step a strict bound is passed
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """sum of coefficients[path] * value <= bound, or < where it is strict."""
+
+    coefficients: Mapping[str, float]
+    bound: float
+    strict: bool
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that was read: the paths it names, in their order, and what it says where it is linear, else nothing."""
+
+    text: str
+    paths: tuple[str, ...]
+    inequalities: tuple[Inequality, ...]
+    code: Any
+
+    def fault(self, values: Mapping[str, Any]) -> str:
+        """A clause that says how `values`, by path, break the rule; empty where they keep to it, or lack a field that
+        it names: then it asks nothing."""
+        if not all(path in values for path in self.paths):
+            return ""
+        named = {_placeholder(place): values[path] for place, path in enumerate(self.paths)}
+        shown = ", ".join(f"{path}={values[path]!r}" for path in self.paths)
+        try:
+            holds = eval(self.code, {"__builtins__": {}, **_FUNCTIONS}, named)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            return f"rule {self.text!r} cannot be computed with {shown} ({type(error).__name__}: {error})"
+        return "" if holds else f"rule {self.text!r} does not hold with {shown}"
+
+
+def parsed(text: object) -> Rule:
+    """The rule that a text states. Raises SpaceError in one sentence where it states none."""
+    if not isinstance(text, str) or not text.strip():
+        raise SpaceError(f"rule {text!r} must be a text such as 'model.low <= model.high'.")
+    paths: dict[str, str] = {}
+
+    def placed(match: re.Match[str]) -> str:
+        token = match[0]
+        if token[0] in "'\"" or token in _WORDS:
+            return token
+        return paths.setdefault(token, _placeholder(len(paths)))
+
+    try:
+        tree = ast.parse(_TOKEN.sub(placed, text.strip()), mode="eval")
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise SpaceError(f"rule {text!r} cannot be read: write it as in 'model.low <= model.high'.") from error
+    for node in ast.walk(tree):
+        names = {*paths.values(), *_FUNCTIONS}
+        called = not isinstance(node, ast.Call) or (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
+        if not isinstance(node, _NODES) or not called or (isinstance(node, ast.Name) and node.id not in names):
+            raise SpaceError(
+                f"rule {text!r} may compare paths and numbers by + - * / // % **, abs, min and max, and join such "
+                "comparisons by and, or, not; leave anything else out."
+            )
+    if not isinstance(tree.body, ast.Compare | ast.BoolOp) and not _negated(tree.body):
+        raise SpaceError(f"rule {text!r} compares nothing: write it as in 'model.low <= model.high'.")
+    if not paths:
+        raise SpaceError(f"rule {text!r} names no field: write it as in 'model.low <= model.high'.")
+    known = {placeholder: path for path, placeholder in paths.items()}
+    linear = _inequalities(tree.body, known)
+    return Rule(text, tuple(paths), tuple(linear or ()), compile(tree, f"<rule {text}>", "eval"))
+
+
+def _placeholder(place: int) -> str:
+    return f"_{place}"
+
+
+def _negated(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+
+
+# --- Linear rules
+
+
+def _inequalities(node: ast.expr, known: Mapping[str, str]) -> list[Inequality] | None:
+    """What a comparison, or several joined by `and`, says; None where it is not linear."""
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        parts = [_inequalities(value, known) for value in node.values]
+        return None if None in parts else [one for part in parts for one in part or ()]
+    if not isinstance(node, ast.Compare):
+        return None
+    found: list[Inequality] = []
+    sides = [node.left, *node.comparators]
+    for left, right, op in zip(sides, sides[1:], node.ops, strict=False):
+        less, more = _terms(left, known), _terms(right, known)
+        if less is None or more is None or not isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq):
+            return None
+        strict = isinstance(op, ast.Lt | ast.Gt)
+        if not isinstance(op, ast.Gt | ast.GtE):
+            found.append(_at_most(less, more, strict))
+        if not isinstance(op, ast.Lt | ast.LtE):
+            found.append(_at_most(more, less, strict))
+    return found
+
+
+_ONE = ""  # the path of the constant among the terms of a sum
+_Terms = dict[str, float]
+
+
+def _at_most(less: _Terms, more: _Terms, strict: bool) -> Inequality:
+    terms = _sum(less, more, -1.0)
+    bound = -terms.pop(_ONE, 0.0)
+    return Inequality({path: factor for path, factor in terms.items() if factor}, bound, strict)
+
+
+def _sum(first: _Terms, second: _Terms, factor: float) -> _Terms:
+    return {path: first.get(path, 0.0) + factor * second.get(path, 0.0) for path in {**first, **second}}
+
+
+def _terms(node: ast.expr, known: Mapping[str, str]) -> _Terms | None:
+    """A sum as path -> factor; None where it is none."""
+    if isinstance(node, ast.Constant):
+        value = node.value
+        return {_ONE: float(value)} if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(node, ast.Name):
+        return {known[node.id]: 1.0} if node.id in known else None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        inner = _terms(node.operand, known)
+        return None if inner is None else _sum({}, inner, -1.0 if isinstance(node.op, ast.USub) else 1.0)
+    if not isinstance(node, ast.BinOp):
+        return None
+    left, right = _terms(node.left, known), _terms(node.right, known)
+    if left is None or right is None:
+        return None
+    if isinstance(node.op, ast.Add | ast.Sub):
+        return _sum(left, right, 1.0 if isinstance(node.op, ast.Add) else -1.0)
+    if isinstance(node.op, ast.Mult) and left.keys() <= {_ONE}:
+        left, right = right, left
+    if not right.keys() <= {_ONE} or not isinstance(node.op, ast.Mult | ast.Div):
+        return None
+    factor = right.get(_ONE, 0.0)
+    if isinstance(node.op, ast.Div) and not factor:
+        return None
+    return _sum({}, left, factor if isinstance(node.op, ast.Mult) else 1.0 / factor)
+
+
+def narrowed(
+    path: str, rules: Sequence[Rule], dimensions: Mapping[str, Number], known: Mapping[str, Any]
+) -> Number | None:
+    """The part of the dimension at `path` from which every other one that is not `known` can still keep to the linear
+    rules; None where nothing is left.
+
+    By bounds propagation (Apt 2003, "Principles of Constraint Programming", section 6.4), exact for orders and for a
+    sum by itself."""
+    free: dict[str, Number] = {other: one for other, one in dimensions.items() if other not in known}
+    inequalities = [
+        one
+        for rule in rules
+        for one in rule.inequalities
+        if all(other in free or isinstance(known.get(other), int | float) for other in one.coefficients)
+    ]
+    for _ in range(_SWEEPS):
+        before = dict(free)
+        for one in inequalities:
+            for other, low, high in _bounds(one, free, known):
+                if (part := free[other].between(low, high)) is None:
+                    return None
+                if (part.low, part.high) != (free[other].low, free[other].high):
+                    free[other] = part
+        if free == before:
+            break
+    return free[path]
+
+
+def _bounds(
+    one: Inequality, free: Mapping[str, Number], known: Mapping[str, Any]
+) -> Iterator[tuple[str, float, float]]:
+    """Of each free field of an inequality the values that the others leave it."""
+    least = {
+        path: factor * (known[path] if path not in free else free[path].low if factor > 0 else free[path].high)
+        for path, factor in one.coefficients.items()
+    }
+    for path, factor in one.coefficients.items():
+        if path not in free:
+            continue
+        limit = (one.bound - sum(value for other, value in least.items() if other != path)) / factor
+        if one.strict:
+            limit = _inside(free[path], limit, -math.inf if factor > 0 else math.inf)
+        yield (path, -math.inf, limit) if factor > 0 else (path, limit, math.inf)
+
+
+def _inside(dimension: Number, limit: float, towards: float) -> float:
+    """The next value to `limit` on one side of it, as far as the dimension's steps tell values apart."""
+    if dimension.step is None:
+        return math.nextafter(limit, towards)
+    return limit + math.copysign(_GAP * max(dimension.step, abs(limit) * 1e-2), towards)
+
+
+def members(rules: Sequence[Rule], dimensions: Mapping[str, Any]) -> dict[str, list[Rule]]:
+    """Path -> the linear rules that are kept to by construction and decide over the dimension there, its own and those
+    that hang together with them. Of such a rule each dimension is a range of numbers, not the multiple of another
+    field, and all are active under the same conditions.
+    """
+    found: dict[str, list[Rule]] = {}
+    for rule in rules:
+        own = [path for path in rule.paths if path in dimensions]
+        plain = all(isinstance(dimensions[path], Float | Int) and dimensions[path].divisor is None for path in own)
+        same = all(dimensions[path].conditions == dimensions[own[0]].conditions for path in own)
+        if rule.inequalities and plain and same and own:
+            together = [rule, *(other for path in own for other in found.get(path, ()))]
+            together = list({id(other): other for other in together}.values())
+            for path in {path for other in together for path in other.paths if path in dimensions}:
+                found[path] = together
+    return found
+
+
+def nearest(value: float, low: float, high: float, keeps: Callable[[float], bool]) -> float:
+    """`value`, or one that differs from it by some of its last bits and `keeps` what rounding has broken; itself where
+    none does."""
+    for towards in (low, high):
+        tried = value
+        for _ in range(16):
+            if keeps(tried):
+                return tried
+            tried = math.nextafter(tried, towards)
+    return value
