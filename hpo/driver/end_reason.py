@@ -35,11 +35,15 @@ def has_value(row: RowMapping) -> bool:
 
 
 def without_best(connection: Connection, study_id: int, study: str, asked: int, scored: bool, again: str) -> str:
-    """Why a study has no best trial after so many, of which one has a value or, if not `scored`, none; else empty."""
+    """Why a study has no best trial after so many, of which one has a value or, if not `scored`, none; else empty.
+
+    `again` says how the study goes on whose code is to be mended."""
     if not scored:
         return nothing_scored(study, asked, again, driver_queries.outcomes(connection, study_id))
-    failed = driver_queries.failed_to_the_last(connection, study_id)
-    return none_complete(study, failed, again) if failed else ""
+    if driver_queries.complete(connection, study_id):
+        return ""
+    failed = driver_queries.failed(connection, study_id)
+    return none_complete(study, failed, again) if failed else none_whole(study, asked)
 
 
 _ALIKE = (  # what all trials may have come to that no mend of the code would change
@@ -58,16 +62,25 @@ def nothing_scored(study: str, asked: int, again: str, outcomes: Collection[str]
     return f"{none} gave a value, `{why}` says why: {again}"
 
 
+def none_whole(study: str, asked: int) -> str:
+    shows, more = command(f"compare --study {study}"), command(f"resume --study {study} --trials {2 * asked}")
+    return (
+        f"no trial is complete: of {counted(asked, 'trial')} each was stopped before its end, `{shows}` shows them; "
+        f"`{more}` goes on, and `--strategy none --name NAME` lets a study's trials train to their end."
+    )
+
+
 def none_complete(study: str, failed: Sequence[int], again: str) -> str:
     why = command(f"show {failed[0]} --study {study}")
     return f"no trial is complete, and {counted(len(failed), 'trial')} failed, `{why}` says why: {again}"
 
 
-def mend(study: str, budget: Budget, trials: int, epochs: int, *, scored: bool) -> str:
+def mend(study: str, budget: Budget, trials: int, epochs: Collection[float], *, scored: bool) -> str:
     """How a study goes on whose code is to be mended; what failed has used up the budget, since it counts, unless no
-    trial is `scored`, when a changed declaration begins anew."""
-    more = ""
-    for flag, given, gone in (("trials", budget.trials, trials), ("epochs", budget.epochs, epochs)):
+    trial is `scored`, when a changed declaration begins anew. `epochs` are those of each trial, infinite where an open
+    one's cannot be told."""
+    more, trained = "", sum(one for one in epochs if one < math.inf)
+    for flag, given, gone in (("trials", budget.trials, trials), ("epochs", budget.epochs, trained)):
         if given is not None and gone >= given:
             more += f" --{flag} {2 * given}"
     if not scored:

@@ -200,11 +200,16 @@ def outcomes(connection: Connection, study_id: int) -> set[str]:
     return set(connection.execute(mine.distinct()).scalars())
 
 
-def failed_to_the_last(connection: Connection, study_id: int) -> list[int]:
-    """The trials that have failed, by number, where none is complete."""
-    states = select(trials.c.number, trials.c.state).where(trials.c.study_id == study_id).order_by(trials.c.number)
-    found = connection.execute(states.where(trials.c.state.in_(("complete", "failed")))).all()
-    return [] if any(row.state == "complete" for row in found) else [row.number for row in found]
+def complete(connection: Connection, study_id: int) -> bool:
+    """Whether a trial is complete."""
+    mine = (trials.c.study_id == study_id) & (trials.c.state == "complete")
+    return connection.execute(select(trials.c.id).where(mine).limit(1)).first() is not None
+
+
+def failed(connection: Connection, study_id: int) -> list[int]:
+    """The trials that have failed, by number."""
+    mine = (trials.c.study_id == study_id) & (trials.c.state == "failed")
+    return list(connection.execute(select(trials.c.number).where(mine).order_by(trials.c.number)).scalars())
 
 
 def end(connection: Connection, lease: Lease, study_id: int, state: str, asked: int, why: str) -> None:

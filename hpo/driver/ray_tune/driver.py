@@ -261,6 +261,7 @@ def make_scheduler(name: str | None, study: Study) -> Any:
             f"--scheduler {name} perturbs every Float that may change in the middle of training, and the space "
             f"({', '.join(study.space.paths) or 'which is empty'}) has none: choose another scheduler."
         )
+    # A bracket of Tune's HyperBand ends at eta^k epochs, which may be short of the last: who survives it trains on.
     population = {"time_attr": "epoch", "perturbation_interval": max(1, epochs // 5)}
     match name:
         case "fifo":
@@ -268,9 +269,9 @@ def make_scheduler(name: str | None, study: Study) -> Any:
         case "asha":
             return schedulers.ASHAScheduler(time_attr="epoch", max_t=epochs)
         case "hyperband":
-            return schedulers.HyperBandScheduler(time_attr="epoch", max_t=epochs)
+            return schedulers.HyperBandScheduler(time_attr="epoch", max_t=epochs, stop_last_trials=False)
         case "bohb":
-            return schedulers.HyperBandForBOHB(time_attr="epoch", max_t=epochs)
+            return schedulers.HyperBandForBOHB(time_attr="epoch", max_t=epochs, stop_last_trials=False)
         case "median":
             return schedulers.MedianStoppingRule(time_attr="epoch", grace_period=1)
         case "pbt":

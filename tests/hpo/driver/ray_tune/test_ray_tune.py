@@ -170,6 +170,34 @@ def driving_tune(home: Home, reference: str | None, **options: Any) -> Iterator[
         ledger.close()
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("scheduler", ["bohb", pytest.param("hyperband", marks=pytest.mark.slow)])
+def test_who_survives_its_bracket_trains_to_its_end(tmp_path, ray_cluster, scheduler):
+    """Of ten epochs a bracket of Tune's ends at nine, 3^2. What the configuration refuses is not given to Tune."""
+    text = STUDY.with_name("kept_study.py").read_text()
+    checked = 'if self.x > 0.8:\n            raise ValueError("x is above 0.8")\n        return self'
+    rule = f'    y: float = 0.5\n\n    @model_validator(mode="after")\n    def rule(self):\n        {checked}\n'
+    text = text.replace("    y: float = 0.5\n", rule).replace("import BaseModel", "import model_validator, BaseModel")
+    file = tmp_path / "kept.py"
+    file.write_text(text.replace('"x": Float(0.0, 1.0)', '"x": Float(0.0, 1.0)').replace("EVERY = 3", "EVERY = 1"))
+    declared = {"overrides": {"train.num_epochs": 10}}
+    home = Home(tmp_path / "home")
+    with pytest.raises(UserError, match=r"x is above 0\.8\. Narrow the space, or state how its fields are related"):
+        declare(RunRequest(home, str(file)), None, workers=1)
+    file.write_text(file.read_text().replace("if self.x > 0.8", "if self.x > 0.8 and self.x != 1.0"))
+    with driving_tune(home, str(file), trials=8, scheduler=scheduler, declared=declared) as driver:
+        assert driver.run() == "complete", driver.reason
+    found = rows(tmp_path / "home", select(trials, asks.c.params).join(asks, asks.c.trial_id == trials.c.id))
+    assert len(found) == 8
+    for row in found:
+        assert (row.outcome == "refused") == (row.params["x"] > 0.8)
+    trained = {row.number: row for row in found if row.outcome != "refused"}
+    assert len(trained) < 8, "some were refused"
+    complete = [row for row in trained.values() if row.state == "complete"]
+    assert complete and all(row.epoch == 10 for row in complete)
+    assert max(row.epoch for row in trained.values() if row.state == "pruned") < 10
+
+
 GPUS = '__import__("ray").get_runtime_context().get_assigned_resources().get("GPU", 0)'
 CARRIED = 'float("/runtime_resources/" in __file__)'
 # Says when hpo.workers.attempt was imported by the process that reads the study.
