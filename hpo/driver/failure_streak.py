@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hpo.declaration.user_code import own_part
 from hpo.ledger import queries
@@ -43,6 +43,15 @@ class FailureStreak:
         trace = _ADDRESS.sub("0x...", trace) if trace else None
         same = trace is not None and self.traces[-1:] == [trace]
         self.traces = [*self.traces, trace] if same and trace else [trace] if trace else []
+
+    def ahead(self, ended: Mapping[int, RowMapping]) -> FailureStreak:
+        """The streak that trials which have ended, by number, fill although the sampler is not told of them yet; itself
+        where they do not."""
+        found = FailureStreak(self.forgiven)
+        found.traces, found.refusals = list(self.traces), list(self.refusals)
+        for number in sorted(ended):
+            found.note(ended[number])
+        return found if found.full else self
 
     @property
     def full(self) -> bool:

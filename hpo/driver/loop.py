@@ -214,30 +214,30 @@ class Driver:
         """Count on where the last driver stopped; a study that failures have ended, and that may go on, begins anew."""
         so_far = failure_streak.FailureStreak(self._forgiven_before, in_order)
         self._streak = failure_streak.FailureStreak(self._forgiven_before, (self._rows[number] for number in told))
-        if self._state == "stopped" and self._short():
-            self._streak = failure_streak.FailureStreak(self._asked)
+        if self._state == "stopped" and (self._short() or self._plans):
+            self._streak = failure_streak.FailureStreak(min(self._plans, default=self._asked))
         elif so_far.full and not self._short():
             self._streak = so_far
 
     # fill and tell
 
     def _fill(self, *, ask: bool = True) -> bool:
-        """Tell what has ended, ask what may be asked, commit both; True once everything asked for has ended."""
+        """Tell what has ended, ask what may be asked, commit both; True once all has ended or failures end it."""
         ended = self._ended() if self._open else {}
+        self._streak = self._streak.ahead(ended)
         told: list[tuple[int, int]] = []
         proposals: list[transactions.Ask] = []
         thawed = self._promoted() if ask and not self._expired else []
         while ask and not self._expired and self._wants_more() and self._may_ask(ended, told):
             proposals.append(self._ask(self._asked))
         waiting = self._paused if self._promoting else set()
-        if not self._wants_more() and self._open - waiting <= ended.keys():
+        if self._streak.full or (not self._wants_more() and self._open - waiting <= ended.keys()):
             self._tell_all(ended, told)
         if told or proposals or thawed:
             self._commit(proposals, told, thawed)
         elif ask and not self._expired and self._only_paused and not self._wants_more() and not self._streak.full:
             self._retire(sorted(waiting & self._open))
-        # What waits is kept where failures end a study: a resume lets it go on.
-        self._done = not self._wants_more() and self._open <= (waiting if self._streak.full else set())
+        self._done = self._streak.full or (not self._wants_more() and not self._open)
         return self._done
 
     def _wants_more(self) -> bool:
@@ -383,13 +383,14 @@ class Driver:
 
     def _end(self) -> str:
         """The state the study is left in, written unless trials wait; `reason` says what a user has to know of it."""
-        name, used = self._spec.name, (self._used.trials or 0, round(sum(self._epochs.values())))
+        name = self._spec.name
         if not self._done:
             if self._expired:
                 self.reason = end_reason.time_used_up(name, self._budget.seconds or 0.0, self._time.seconds)
             elif self._only_paused and not self._stopping:
                 self.reason = end_reason.only_paused(name, len(self._paused))
             return "interrupted"
+        used = self._used.trials or 0, self._epochs.values()
         again = end_reason.mend(name, self._budget, *used, scored=self._scored)
         self.reason = self._streak.explain(again) if self._streak.full else ""
         if not self.reason and self._asked:

@@ -127,7 +127,7 @@ def _complete(connection: Connection, study: RowMapping, rows: Rows) -> Iterator
     if study["state"] == "open":
         return
     for row in rows:
-        if row["state"] == "paused" and study["state"] == "stopped":
+        if row["state"] in ("waiting", "paused") and study["state"] == "stopped":
             continue  # failures ended the study; a resume lets it go on
         if row["state"] not in TERMINAL_STATES:
             yield f"trial {row['number']} is {row['state']}, but the study is {study['state']}"

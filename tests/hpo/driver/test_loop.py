@@ -30,6 +30,8 @@ from hpo.search.samplers.registry import SAMPLERS
 from hpo.space.config import parse_override
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
+from hpo.verify import rules
+from hpo.verify.report import Report
 from hpo.workers.executors.local import Local
 from hpo.workers.worker import Worker
 
@@ -270,6 +272,23 @@ def test_equal_failures_count_over_resumptions(tmp_path, fragile):
     assert "ValueError: the task is broken" in reason
     frames = [line for line in reason.splitlines() if line.startswith("  File ")]
     assert frames and all(str(fragile.parent) in frame for frame in frames)
+
+
+def test_the_third_equal_failure_ends_the_study_as_it_comes(home, fragile):
+    """With a window of five, four trials wait by then: they are not trained, and a resume begins with them."""
+    (fragile.parent / "broken").touch()
+    _, status, state, reason = drive(home, trials=9, reference=str(fragile), window=5)
+    assert (state, reason[:40]) == ("stopped", "3 trials in a row failed in the same way")
+    assert (status.trials["failed"], status.trials["waiting"], sum(status.trials.values())) == (3, 4, 7)
+    assert query(home, select(func.count()).select_from(attempts)) == [(3,)]
+    ledger, report = Ledger(home.storage), Report()
+    assert (
+        rules.check(ledger, ledger.look(lambda c: queries.study_row(c, "fragile")), report) and not report.differences
+    )
+    assert drive(home, name="fragile")[1].trials["failed"] == 6, "three more show that nothing was mended"
+    (fragile.parent / "broken").unlink()
+    _, status, state, _ = drive(home, name="fragile")
+    assert (state, status.trials["failed"], status.trials["complete"]) == ("complete", 6, 3)
 
 
 @pytest.mark.usefixtures("process")
