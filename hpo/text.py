@@ -85,6 +85,7 @@ def near(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'a' or 'b'?` for those of `known` that resemble `name` most, three at most; else an empty string.
 
     Paths resemble each other by their last parts first, of which `lr` stands for `learning_rate` too, then by parents.
+    A name that goes on from a known one by a word of its own, `atft_production` from `atft`, means that one.
     """
     parent, _, leaf = name.rpartition(".")
     short = "".join(word[:1] for word in leaf.split("_")) if "_" in leaf else leaf
@@ -92,7 +93,9 @@ def near(name: str, known: Iterable[str]) -> str:
     for path in known:
         above, _, end = path.rpartition(".")
         alike, whole = 1.0 if end == short else resemblance(leaf, end), resemblance(name, path)
-        if alike >= 0.6 or whole >= 0.7:
+        if len(path) > 2 and name.lower().startswith((f"{path}_".lower(), f"{path}-".lower())):
+            scores[path] = 2.0 + len(path)
+        elif alike >= 0.6 or whole >= 0.7:
             scores[path] = alike + whole - 0.1 * path.count(".") + 0.3 * (above == parent and alike >= 0.6)
     best = sorted(scores, key=lambda path: -scores[path])
     matches = [path for path in best[:3] if scores[path] > scores[best[0]] - 0.25]

@@ -384,6 +384,7 @@ def test_a_study_file_that_cannot_be_used_is_blamed_in_one_sentence(write, text,
     ("reference", "words"),
     [
         ("mpl", ["unknown study 'mpl'", "did you mean 'mlp'"]),
+        ("atft_production", ["unknown study 'atft_production'", "did you mean 'atft'?"]),  # of older scripts
         ("", ["give a name"]),
         ("nowhere/my_study.py", ["nowhere/my_study.py cannot be read: No such file"]),
         ("some/where", ["unknown study 'some/where'", "ends in .py"]),
