@@ -162,7 +162,8 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
             'strategy={"name": "threshold", "upper": 0.7}.'
         )
     if spec["sampler"] == "auto":
-        yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bool(spec['earlier']))}"
+        bare = bool(spec["earlier"]) and not any(one.get("curve") for one in spec["earlier"])
+        yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bare, spec.get('planned'))}"
     if spec["order"] == "ordered" and workers > spec["window"]:
         yield (
             f"of {workers} workers {spec['window']} can work at a time, since that is the study's window: a wider one, "

@@ -12,7 +12,7 @@ from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.search.population.base import breeding
 from hpo.search.promotion.base import promoting
-from hpo.search.samplers.registry import MODELS
+from hpo.search.samplers.registry import WARM
 from hpo.search.strategies.base import BRINGS, make_strategy
 from hpo.space.config import as_json
 from hpo.space.trial_config import last_epoch
@@ -99,10 +99,10 @@ def whole(name: str, config: Mapping[str, Any]) -> None:
 
 def check(study: Study, spec: StudySpec) -> None:
     """Raise UserError where the sampler cannot do what the strategy or the warm start asks of it."""
-    if spec.earlier and spec.sampler not in MODELS:
+    if spec.earlier and spec.sampler not in WARM:
         raise UserError(
             f"--warm-start {spec.warm_start}: sampler {spec.sampler!r} has no model that its trials could enter; "
-            f"choose one of {', '.join(MODELS)}."
+            f"choose one of {', '.join(WARM)}."
         )
     breeds, sampling = breeding(spec.strategy), spec.sampling()
     if breeds and spec.sampler == "grid" and study.space.grid_ends(breeds.population - 1, sampling["points"]):

@@ -36,6 +36,7 @@ class StudySpec(BaseModel):
     earlier: list[dict[str, Any]] = Field(
         default_factory=list
     )  # complete trials, as hpo.driver.warm_start has found them
+    planned: dict[str, int] = Field(default_factory=dict[str, int])  # for sampler auto: hpo.search.samplers.auto.plan
     listed: list[dict[str, Any]] = Field(default_factory=list)  # if any, just these are trained: {"label", "params"}
     listed_of: str | None = None  # the study they come from
 

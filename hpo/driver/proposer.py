@@ -52,6 +52,7 @@ class LedgerProposer:
             spec.seed,
             spec.enqueue,
             warm_start.records(spec.earlier, len(study.constraints)),
+            spec.planned,
         )
         if strategy := breeding(spec.strategy):
             sampler = strategy.sampler(sampler, study.space, study.objectives, spec.seed)

@@ -16,9 +16,11 @@ from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
 from hpo.driver import warm_start
 from hpo.driver.request import RunRequest
+from hpo.driver.tiers import below
 from hpo.errors import StudyError, UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.removal import check_whole
+from hpo.search.samplers import auto
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
 from hpo.search.strategies.base import STRATEGIES, by_default, make_strategy
 from hpo.space.config import as_json, flatten
@@ -42,7 +44,9 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> tuple[S
     if request.window is not None and request.window < 1:
         raise UserError(f"--window {request.window}: give 1 or more.")
     study = _load(request.reference, ledger) if request.reference else None
-    name = check_name(request.name if request.name is not None else (study.name if study else ""))
+    lower = below(request, study, ledger)
+    name = request.name if request.name is not None else lower.name if lower else study.name if study else ""
+    check_name(name)
     stored = _stored(ledger, name, wanted=study is None) if ledger else None
     if study is None:
         assert stored is not None
@@ -52,7 +56,12 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> tuple[S
     if tier is not None:
         declared, study = study.space, study.upto(tier)
         enqueue = None if enqueue is None else within(enqueue, declared, study.space)
-    study = study.configure(_overrides(request.overrides, stored), enqueue)
+    overrides = _overrides(request.overrides, stored or (lower.spec if lower else None))
+    bare, study = study, study.configure(overrides, enqueue)
+    if lower and not stored:
+        entry = lower.entry(study) if request.enqueue is None and request.warm_start is None else None
+        study = study if entry is None else bare.configure(overrides, [entry])
+        print(lower.notice(entry is not None), file=sys.stderr)
     strategy = request.strategy and _strategy(request.strategy, study)
     chosen = strategy or (stored.strategy if stored else study.strategy)
     if strategy or not stored:  # what was begun so goes on
@@ -94,6 +103,8 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> tuple[S
     if brought := compatibility.sampler(chosen, request.sampler):
         given |= _sampling(sampler_spec(brought))
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
+    if spec.sampler == "auto" and stored is None and not spec.earlier:
+        spec = spec.model_copy(update={"planned": auto.plan(study.space, request.trials)})
     compatibility.check(study, spec)
     return study, spec
 
@@ -102,7 +113,9 @@ def _earlier(name: str, study: Study, ledger: Ledger | None) -> list[dict[str, A
     if ledger is None:
         raise UserError(f"--warm-start {name}: this home holds no study yet; name the home of that one by --home.")
     earlier, complete = warm_start.found(ledger, name, study)
-    print(f"warm start: {len(earlier)} of {counted(complete, 'complete trial')} of study {name}", file=sys.stderr)
+    whole = sum(one["state"] == "complete" for one in earlier)
+    stopped = f", and {len(earlier) - whole} that stopped early" if len(earlier) > whole else ""
+    print(f"warm start: {whole} of {counted(complete, 'complete trial')} of study {name}{stopped}", file=sys.stderr)
     return earlier
 
 

@@ -654,6 +654,28 @@ def test_the_model_does_not_mind_how_a_task_has_left_torch():
         torch.set_grad_enabled(True)
 
 
+def test_auto_looks_at_the_space_and_the_budget():
+    few = Space({"a": Choice([1, 2, 3]), "b": Int(1, 4), "c": Bool()})
+    assert auto.plan(few, 24) == auto.plan(few, 500) == {"grid": 24} and auto.plan(few, 23) == {}
+    assert auto.plan(SPACE, 10) == {"qmc": 10} and auto.plan(SPACE, 11) == auto.plan(SPACE, None) == {}
+    assert auto.plan(Space({"x": Float(0.0, 1.0, prior=0.5)}), 5) == {}, "priors say where to begin"
+    sampler = make_sampler("auto", few, ONE, 0, [{"a": 2, "b": 3, "c": True}], planned={"grid": 24})
+    asked = [json.dumps(few.decode(sampler.ask(number).coordinates)) for number in range(24)]
+    assert len(set(asked)) == 24 and sampler.exhausted(24)
+    spread, model = (make_sampler(name, SPACE, ONE, 0, planned={"qmc": 8}) for name in ("auto", "auto"))
+    qmc = make_sampler("qmc", SPACE, ONE, 0)
+    assert [spread.ask(n).coordinates for n in range(8)] == [qmc.ask(n).coordinates for n in range(8)]
+    for number in range(8):  # a study that is given more goes on with the model, which knows these
+        proposal = qmc.ask(number)
+        model.tell(outcome(number, proposal, ONE, ("complete",)))
+    known = make_sampler("freeze-thaw", SPACE, ONE, 0)
+    for number in range(8):
+        known.tell(outcome(number, qmc.ask(number), ONE, ("complete",)))
+    assert model.ask(8) == known.ask(8)
+    assert auto.rule(1, False, {"grid": 24}) == "grid, since there are 24 configurations, and trials for each of them"
+    assert auto.rule(1, False, {"qmc": 8}).startswith("qmc for 8 trials, of which no model would learn in time, then f")
+
+
 def test_auto_goes_over_to_another_sampler_with_all_that_it_knows(monkeypatch):
     monkeypatch.setattr(auto, "FEW", 14)
     space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})

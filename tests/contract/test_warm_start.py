@@ -3,12 +3,13 @@
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
 from hpo import Float, Objective
 from hpo.search.samplers.base import TrialRecord
-from hpo.search.samplers.registry import MODELS, make_sampler
+from hpo.search.samplers.registry import MODELS, WARM, make_sampler
 from hpo.space.space import Space
 
 SPACE = Space({"x": Float(0.0, 1.0), "lr": Float(1e-4, 1e-1, log=True)})
@@ -45,6 +46,35 @@ def test_every_model_begins_where_the_earlier_trials_were_good(name, known, coun
     warm, cold = asked(name, earlier(known), count), asked(name, (), count)
     near, far = (statistics.median(map(off, found)) for found in (warm, cold))
     assert near < 0.7 * far, (near, far)
+
+
+def stopped(count):
+    """Trials that were stopped at epoch 4 at the latest, those that are far off before."""
+    found = []
+    for record in earlier(count):
+        loss = record.values[0]
+        curve = [(epoch, loss + 0.1 / epoch) for epoch in range(1, 3 if loss > 0.3 else 5)]
+        found.append(replace(record, state="pruned", values=(curve[-1][1],), curve=curve))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in WARM if name not in GENETIC])
+def test_every_model_learns_from_the_curves_of_stopped_trials(name):
+    known = stopped(6 * GENERATION if name == "bohb" else GENERATION)  # it learns from those at its rung alone
+    warm, cold = asked(name, known, 3 if name == "gp" else 12), asked(name, (), 12)
+    near, far = (statistics.median(map(off, found)) for found in (warm, cold))
+    assert near < 0.7 * far, (near, far)
+
+
+def test_what_a_model_of_curves_takes_over_is_no_trial_of_its_own():
+    """A strategy ranks this study's trials alone; a rebuild proposes the same."""
+    sampler = make_sampler("freeze-thaw", SPACE, ONE, 1, earlier=stopped(20))
+    first = [sampler.ask(number).coordinates for number in range(6)]
+    assert set(sampler.features()) == set(range(6))
+    again = make_sampler("freeze-thaw", SPACE, ONE, 1, earlier=stopped(20))
+    for number, coordinates in enumerate(first[:5]):
+        again.adopt(TrialRecord(number, "running", coordinates))
+    assert again.ask(5).coordinates == first[5]
 
 
 @pytest.mark.parametrize("name", GENETIC)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hpo.space.space import Space
 
 _GOING = ("waiting", "running")
+_EARLIER = -1_000_000  # the number of the first trial of another study; new configurations have -1, -2, ...
 STARTUP = 8  # trials that have been seen before the model is asked
 SHARE = 3  # one new trial of so many is drawn at random
 _ANYWHERE, _NEARBY = 192, 64  # configurations from which a new one is chosen
@@ -152,6 +154,11 @@ class FreezeThawSampler:
     def tell(self, record: TrialRecord) -> None:
         self._take(record)
 
+    def warm(self, records: Sequence[TrialRecord]) -> None:
+        """Have trials of another study in the model, each with every coordinate; it learns from their curves."""
+        for place, record in enumerate(records):
+            self._take(replace(record, number=_EARLIER - place))
+
     def _take(self, record: TrialRecord) -> None:
         self._records[record.number] = record
         self._points[record.number] = self._point(record.coordinates)
@@ -164,7 +171,7 @@ class FreezeThawSampler:
         return ""
 
     def features(self) -> Mapping[int, Point]:
-        return self._points
+        return {number: point for number, point in self._points.items() if number > _EARLIER}
 
     def ask(self, number: int) -> Proposal:
         proposal = self._random.ask(number)

@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, is_open
-from hpo.search.samplers.registry import alone, sampler_spec
+from hpo.search.samplers.deduplicate import FEW as VALUES
+from hpo.search.samplers.deduplicate import is_few
+from hpo.search.samplers.registry import WARM, alone, sampler_spec
 from hpo.space.objective import Objective
+from hpo.text import counted
 
 if TYPE_CHECKING:
     from hpo.space.space import Space
 
 FEW, MANY = 500, 250  # trials up to which freeze-thaw's model, or TPE for several objectives, is asked
+QUICK = 10  # trials: fewer end before a model has learned from any
 
 
-def choice(objectives: int, number: int, warm: bool = False) -> str:
-    """The sampler of a trial, a function of its number, of how many objectives there are, and of whether the start is
-    warm.
+def plan(space: Space, trials: int | None) -> dict[str, int]:
+    """What a new study's space and its budget of trials decide, which is kept with the study.
 
+    {"grid": n}   its n configurations are no more than its trials, so that each is tried
+    {"qmc": n}    its first n trials spread evenly, as no more were asked for and no priors say where to begin
+    """
+    if trials is None:
+        return {}
+    if is_few(space) and (size := space.grid_size(VALUES)) <= trials:
+        return {"grid": size}
+    return {"qmc": trials} if trials <= QUICK and len(space) and not space.has_priors else {}
+
+
+def choice(objectives: int, number: int, warm: bool = False, planned: Mapping[str, int] | None = None) -> str:
+    """The sampler of a trial, a function of its number, of how many objectives there are, of whether the start is
+    warm by trials without curves, and of the study's `plan`.
+
+    planned                      grid, or qmc for its first trials
     one objective                freeze-thaw, a model of curves and configurations, up to trial 500, then tpe
-    one objective, a warm start  tpe, since the trials of another study have no curves here
+    ... warm without curves      tpe
     several objectives           tpe up to trial 250, then nsga2, nsga3 from four on
 
     For several objectives as OptunaHub's AutoSampler chooses, but by trials asked instead of complete ones, and with no
     Gaussian process. The model's asks take longer with every trial, so that it is left at last.
     """
+    if planned and "grid" in planned:
+        return "grid"
+    if planned and number < planned.get("qmc", 0):
+        return "qmc"
     if objectives > 1:
         return "tpe" if number < MANY else "nsga2" if objectives < 4 else "nsga3"
     return "tpe" if warm or number >= FEW else "freeze-thaw"
 
 
-def rule(objectives: int, warm: bool) -> str:
-    """The same in words, for one study."""
-    first, then = choice(objectives, 0, warm), choice(objectives, max(FEW, MANY), warm)
-    return first if first == then else f"{first} up to trial {MANY if objectives > 1 else FEW}, then {then}"
+def rule(objectives: int, warm: bool, planned: Mapping[str, int] | None = None) -> str:
+    """The same in words, for one study, and why."""
+    if planned and "grid" in planned:
+        return f"grid, since there are {counted(planned['grid'], 'configuration')}, and trials for each of them"
+    first, then = choice(objectives, QUICK, warm), choice(objectives, max(FEW, MANY), warm)
+    later = first if first == then else f"{first} up to trial {MANY if objectives > 1 else FEW}, then {then}"
+    if planned and (count := planned.get("qmc")):
+        return f"qmc for {counted(count, 'trial')}, of which no model would learn in time, then {later}"
+    return later
+
+
+def without_curves(earlier: Sequence[TrialRecord]) -> bool:
+    """Whether a warm start has trials, and none with a curve: so it was of studies begun before curves were kept."""
+    return bool(earlier) and not any(record.curve for record in earlier)
 
 
 class Auto:
@@ -46,9 +78,14 @@ class Auto:
         self._earlier: Sequence[TrialRecord] = ()
         self._name = ""
         self._chosen: Sampler | None = None
+        self._planned: Mapping[str, int] = {}
+
+    def follow(self, planned: Mapping[str, int]) -> None:
+        """Choose by a study's `plan`."""
+        self._planned = planned
 
     def warm(self, records: Sequence[TrialRecord]) -> None:
-        """Have complete trials of another study in whatever model is asked."""
+        """Have trials of another study in whatever model is asked."""
         self._earlier = records
 
     def adopt(self, record: TrialRecord) -> None:
@@ -62,8 +99,9 @@ class Auto:
             self._chosen.tell(record)
 
     def ask(self, number: int) -> Proposal:
-        name = choice(len(self._objectives), number, bool(self._earlier))
-        proposal = self._sampler(name).ask(number)
+        name = choice(len(self._objectives), number, without_curves(self._earlier), self._planned)
+        place = number % self._planned["grid"] if name == "grid" else number  # what comes after is tried already
+        proposal = self._sampler(name).ask(place)
         self._records[number] = TrialRecord(
             number,
             "running",
@@ -79,10 +117,9 @@ class Auto:
     def _sampler(self, name: str) -> Sampler:
         """The sampler called so, which knows what this one does."""
         if self._chosen is None or name != self._name:
-            self._name, self._chosen = (
-                name,
-                alone(sampler_spec(name), self._space, self._objectives, self._seed, self._earlier),
-            )
+            spec = sampler_spec({"name": name, "points": VALUES} if name == "grid" else name)
+            earlier = self._earlier if name in WARM else ()
+            self._name, self._chosen = name, alone(spec, self._space, self._objectives, self._seed, earlier)
             for record in self._records.values():
                 (self._chosen.adopt if is_open(record) else self._chosen.tell)(record)
         return self._chosen

@@ -16,9 +16,9 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState
 
-from hpo.search.samplers.base import Proposal, TrialRecord, ask_seed, is_open, reached
+from hpo.search.samplers.base import Proposal, TrialRecord, ask_seed, is_open
 from hpo.space.objective import Objective
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class OptunaSampler(ABC):
         self._directions: list[Literal["minimize", "maximize"]] = [objective.direction for objective in objectives]
         self._distributions = {path: distribution(seen) for path, seen in space.coordinates.items()}
         self._records: dict[int, TrialRecord] = {}
-        self._earlier: list[FrozenTrial] = []
+        self._earlier: Sequence[TrialRecord] = ()
         self._clear()
 
     @abstractmethod
@@ -115,21 +115,14 @@ class OptunaSampler(ABC):
         self._storage = InMemoryStorage()
         self._study = quiet_study(self._directions, self._storage)
         self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
-        self._study.add_trials(self._earlier)
         self._trials: list[optuna.Trial] = []
+        for record in self._earlier:
+            self._replay(record)
+        self._trials = []
 
     def warm(self, records: Sequence[TrialRecord]) -> None:
-        """Have complete trials of another study in the model, each with every coordinate."""
-        self._earlier = [
-            create_trial(
-                values=reached(record, len(self._directions)),
-                params={path: record.coordinates[path] for path in self._distributions},
-                distributions=self._distributions,
-                system_attrs=self._attributes(record),
-                constraints=_constraints(record),
-            )
-            for record in records
-        ]
+        """Have trials of another study in the model, each with every coordinate, as if they had been tried here."""
+        self._earlier = records
         self._clear()
 
     def adopt(self, record: TrialRecord) -> None:
@@ -186,16 +179,19 @@ class OptunaSampler(ABC):
     def _catch_up(self, number: int) -> None:
         """Have the trials before `number` in Optuna's study."""
         while len(self._trials) < number:
-            record = self._records[len(self._trials)]
-            known = {path: self._distributions[path] for path in self._distributions if path in record.coordinates}
-            trial = self._ask(_Replay(record.coordinates), known)
-            for key, value in self._attributes(record).items():
-                self._storage.set_trial_system_attr(self._id(trial), key, value)
-            for key, value in self._kept(record.study_attrs).items():
-                self._storage.set_study_system_attr(self._study_id, key, value)
-            self._enter(trial, record)
+            self._replay(self._records[len(self._trials)])
         if len(self._trials) > number:
             raise ValueError(f"trial {number} has been asked for already")
+
+    def _replay(self, record: TrialRecord) -> None:
+        """Have a trial that was asked for earlier in Optuna's study."""
+        known = {path: self._distributions[path] for path in self._distributions if path in record.coordinates}
+        trial = self._ask(_Replay(record.coordinates), known)
+        for key, value in self._attributes(record).items():
+            self._storage.set_trial_system_attr(self._id(trial), key, value)
+        for key, value in self._kept(record.study_attrs).items():
+            self._storage.set_study_system_attr(self._study_id, key, value)
+        self._enter(trial, record)
 
     def _ask(self, sampler: BaseSampler, distributions: Mapping[str, BaseDistribution]) -> optuna.Trial:
         self._study.sampler = sampler

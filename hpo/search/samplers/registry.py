@@ -32,7 +32,15 @@ SAMPLERS: dict[str, dict[str, int]] = {
     "bohb": {},
 }
 
-MODELS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "auto")  # those that learn from trials, also another study's
+MODELS = (
+    "tpe",
+    "gp",
+    "cmaes",
+    "nsga2",
+    "nsga3",
+    "auto",
+)  # those that learn from trials, and draw the first around priors
+WARM = (*MODELS, "freeze-thaw", "bohb")  # those that take trials of another study
 ONE_OBJECTIVE = ("cmaes", "freeze-thaw")  # those that take no more
 _LEAST = {"population_size": 2}
 _PLACES = {
@@ -79,15 +87,17 @@ def make_sampler(
     seed: int,
     queue: Sequence[Mapping[str, Any]] = (),
     earlier: Sequence[TrialRecord] = (),
+    planned: Mapping[str, int] | None = None,
 ) -> Sampler:
     """The sampler of a specification, as `sampler_spec` takes it. Raises UserError as that does.
 
     queue     parameters to be tried first
-    earlier   complete trials of another study, which enter the model of a sampler in MODELS
+    earlier   trials of another study, which enter the model of a sampler in WARM
+    planned   what the study's space and budget decide for `auto` (hpo.search.samplers.auto.plan)
     """
     options = sampler_spec(spec)
     name = options["name"]
-    sampler = alone(options, space, objectives, seed, earlier)
+    sampler = alone(options, space, objectives, seed, earlier, planned if name == "auto" else None)
     start = options.get("n_startup_trials") or options.get("population_size") or 10
     guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
     if queue or guided:
@@ -104,6 +114,7 @@ def alone(
     objectives: Sequence[Objective],
     seed: int,
     earlier: Sequence[TrialRecord] = (),
+    planned: Mapping[str, int] | None = None,
 ) -> Sampler:
     """The sampler of a whole specification, without what `make_sampler` puts around it."""
     own = {key: value for key, value in options.items() if key != "name"}
@@ -111,6 +122,8 @@ def alone(
     sampler = getattr(import_module(module), attribute)(space, objectives, seed, **own)
     if earlier:
         sampler.warm(earlier)
+    if planned:
+        sampler.follow(planned)
     return sampler
 
 

@@ -51,7 +51,7 @@ class RungTpe(Tpe):
     def _highest(self) -> int | None:
         """The epoch the model is of."""
         known: Counter[int] = Counter()
-        for record in self._records.values():
+        for record in (*self._earlier, *self._records.values()):
             if len(self._directions) > 1:
                 known[0] += record.state == "complete" and is_scored(record)
             elif not is_open(record) and record.state != "failed":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from driven import driven
 from places import ROOT
 from sqlalchemy import select
 from typer.testing import CliRunner
@@ -73,6 +76,27 @@ def test_the_second_tier_is_searched_around_the_best_of_the_first(tmp_path, monk
         assert {path: row["config"][path] for path in best["params"]} == best["params"]
         assert SECOND <= row["params"].keys() <= SECOND | (FIRST - best["params"].keys())
     assert len({(row["params"]["num_heads"], row["params"]["hidden_size"]) for row in two}) > 3
+
+
+def test_a_higher_tier_begins_with_the_best_of_the_lower_one(home, capsys):
+    """Under a name of its own, with the overrides of the lower one; unless the user says otherwise."""
+    text = CURVES.read_text().replace("Choice([1, 2, 3, 4])", "Choice([1, 2, 3, 4], tier=2)")
+    file = home.create().root / "curves.py"
+    file.write_text(text.replace('multiple_of="num_heads"', 'multiple_of="num_heads", tier=2'))
+    request = RunRequest(home, reference=str(file), sampler="random", strategy="none", window=1)
+    with closing(Ledger(home.storage)) as ledger:
+        assert driven(ledger, replace(request, tier=1), trials=4) == ("curves", "complete")
+        assert driven(ledger, replace(request, tier=2), trials=3) == ("curves-tier2", "complete")
+        assert "this one is curves-tier2 (`hpo status --study curves-tier2`) and begins with" in capsys.readouterr().err
+        one, two = searched(home, "curves"), searched(home, "curves-tier2")
+        best = min(one, key=lambda row: row["values"][0])
+        assert two[0]["config"] == best["config"] and two[0]["params"].keys() >= SECOND
+        assert len({row["params"]["num_heads"] for row in two}) > 1
+        assert driven(ledger, replace(request, tier=2), trials=5) == ("curves-tier2", "complete"), "it goes on"
+        assert searched(home, "curves-tier2")[:3] == two and capsys.readouterr().err == ""
+        for name, change in (("other", {"name": "other"}), ("curves-tier2", {"enqueue": [{"lr": 0.25}]})):
+            study, spec = declare(replace(request, tier=2, **change), None if name == "other" else ledger, workers=1)
+            assert spec.name == name and [dict(one) for one in study.enqueue] == change.get("enqueue", [])
 
 
 def test_a_dimension_pinned_beyond_the_tier_keeps_its_value(tmp_path):

@@ -13,12 +13,14 @@ from places import HARNESS
 from rounds import rounds
 from sqlalchemy import select
 
+from hpo import Objective
 from hpo.declaration.enqueue import read
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.driver.warm_start import records
 from hpo.errors import DriftError, SpaceError, UserError
 from hpo.ledger import Ledger, queries
+from hpo.ledger.history import Curves
 from hpo.ledger.tables import asks
 from hpo.search.samplers.registry import MODELS, SAMPLERS
 from hpo.storage.home import Home
@@ -171,6 +173,28 @@ def test_warm_start_trials_are_held_against_this_studys_constraints(tmp_path, ca
     assert [one.state for one in told] == ["infeasible" if n > 2 else "complete" for n in heads]
 
 
+def test_a_warm_start_takes_the_curves_of_stopped_trials_too(tmp_path, capsys):
+    home = Home(tmp_path / "home")
+    drive(home, 14, name="source", sampler="random", strategy="asha")
+    with closing(Ledger(home.storage)) as ledger:
+        with ledger.read() as connection:
+            source = queries.study_row(connection, "source")
+            rows = queries.trial_rows(connection, source["id"])
+            curves = Curves(source["id"], [Objective("val/loss")])
+            known = {row["number"]: curves.of(connection, row["id"]) for row in rows}
+        request = RunRequest(home, reference=STUDY, name="new", warm_start="source", sampler="freeze-thaw")
+        study, spec = declare(request, ledger, workers=1)
+    states = [row["state"] for row in rows]
+    assert states.count("pruned") > 0 and [one["state"] for one in spec.earlier] == states
+    told = records(spec.earlier, len(study.constraints))
+    assert [list(one.curve) for one in told] == [list(known[row["number"]]) for row in rows]
+    said = f"warm start: {states.count('complete')} of {states.count('complete')} complete trials of study source"
+    assert f"{said}, and {states.count('pruned')} that stopped early" in capsys.readouterr().err
+    drive(home, 4, name="new", warm_start="source", sampler="freeze-thaw")
+    assert "warm start" in capsys.readouterr().err
+    drive(home, 6, name="new")
+
+
 def test_trials_of_a_warm_start_have_the_value_that_this_study_selects(tmp_path):
     home, rising = Home(tmp_path / "home"), ("c.num_heads / epoch", "(epoch - 4) ** 2")
     drive(
@@ -203,7 +227,11 @@ def test_a_warm_start_leaves_out_whose_parameters_changed_in_training(tmp_path, 
             line.append(of[line[-1]["parent"]])
         whole += [row] if all(one["params"] == row["params"] for one in line) else []
     assert 0 < len(whole) < len(complete)
-    assert [one["values"] for one in spec.earlier] == [row["values"] for row in whole]
+    taken = [one["values"] for one in spec.earlier if one["state"] == "complete"]
+    assert taken == [row["values"] for row in whole]
+    parents = {row["parent"] for row in rows}
+    ended = [row["values"] for row in rows if row["state"] == "pruned" and row["number"] not in parents]
+    assert all(one["values"] in ended for one in spec.earlier if one["state"] == "pruned")
     assert f"warm start: {len(whole)} of {len(complete)} complete trials of study bred" in capsys.readouterr().err
 
 
