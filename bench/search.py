@@ -223,6 +223,8 @@ def main() -> None:
     given.seeds = range(int(first or 0), int(last))
     print(f"{machine()}; {given.workers} workers, seeds {given.seeds}, {given.half or 'both halves'}")
     found = known(given.cache)
+    if cached and not found:
+        parser.error(f"--methods cached: {given.cache} has no cell; leave --methods out to run those that are compared")
     for kind in given.sets.split(","):
         chosen = halved(tables(given.tables, kind), given.half)[: given.tasks]
         if not cached:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from places import ROOT
 
-from bench.search import ratio, until, versus
+from bench.search import main, ratio, until, versus
 from bench.searchers import Ours, methods
 from bench.tables import SETS, Table, halved, replay
 
@@ -170,6 +171,19 @@ def test_seeds_drawn_whole_widen_the_interval_where_tasks_share_luck():
 
 def test_methods_can_be_named_on_the_command_line():
     assert not [name for name in methods(2, 12, 3) if "," in name]
+
+
+def test_the_commands_of_the_page_run_and_an_empty_cache_says_so(tmp_path, monkeypatch, capsys):
+    """Each --methods that docs/performance.md gives is taken; where a cache has nothing, no empty table is printed."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    given = re.findall(r"--methods ([\w,-]+)", page.replace("--methods NAME", ""))
+    assert set(given) == {"cached"} and "in the place of `all`" not in page
+    monkeypatch.setattr(
+        sys, "argv", ["search.py", "--tables", "no", "--methods", "cached", "--cache", str(tmp_path / "c")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "has no cell; leave --methods out" in capsys.readouterr().err
 
 
 def test_halves_part_the_tasks():

@@ -303,6 +303,30 @@ def test_plateau_equals_torch(values, mode, patience):
         assert ours.scale * LR == pytest.approx(o.param_groups[0]["lr"], rel=1e-12)
 
 
+@pytest.mark.parametrize(("mode", "first"), [("min", math.inf), ("max", -math.inf)])
+def test_plateau_that_begins_at_infinity_equals_torch(mode, first):
+    o, ours = optimizer(), Plateau(PlateauConfig(mode=mode, patience=1, factor=0.5, min_lr=0.0), LR)
+    expected = theirs.ReduceLROnPlateau(o, mode=mode, patience=1, factor=0.5, eps=0)
+    for value in [first, first, 3.0, 2.0, 2.0, 2.0, 2.0, 4.0, 1.0]:
+        ours.update(value)
+        expected.step(value)
+        assert ours.scale * LR == pytest.approx(o.param_groups[0]["lr"], rel=1e-12)
+    assert ours.best == expected.best
+
+
+def test_plateau_wants_a_negative_metric_to_get_better():
+    """Where torch does not: best (1 - threshold) is above a negative best, so that worse values improve on it."""
+    o, ours = optimizer(), Plateau(PlateauConfig(patience=0, factor=0.5, threshold=1e-3, min_lr=0.0), LR)
+    expected = theirs.ReduceLROnPlateau(o, patience=0, factor=0.5, threshold=1e-3, eps=0)
+    for value in [-1.0, -0.9995, -0.999, -0.9985]:
+        ours.update(value)
+        expected.step(value)
+    assert expected.best == -0.9985 and o.param_groups[0]["lr"] == LR, "torch has seen nothing but improvements"
+    assert ours.best == -1.0 and ours.scale == 0.125
+    ours.update(-1.002)
+    assert (ours.best, ours.scale) == (-1.002, 0.125), "better by more than the threshold"
+
+
 def test_plateau_counts_nan_as_no_improvement():
     ours = Plateau(PlateauConfig(patience=1), LR)
     for _ in range(2):

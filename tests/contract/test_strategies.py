@@ -530,6 +530,37 @@ def test_hyperband_is_optunas_hyperband_pruner(min_epochs, eta, max_epochs):
     assert_alike(strategy, lambda: optuna.pruners.HyperbandPruner(**options), studies, 50, name="5")
 
 
+def test_halving_where_reports_jump_over_a_rung_stops_less_than_optuna():
+    """Rungs at 3 and 9, reports at 1 and 9: the one at 9 is compared once, and by optuna at either rung."""
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=3, reduction_factor=3)
+    more = 0
+    for seed in range(6):
+        full = {n: [point for point in c if point[0] in (1, 9)] for n, c in curves(seed, 30, 9, nan=0.0).items()}
+        theirs = {key for key, pruned in optuna_decisions(pruner, full).items() if pruned}
+        ours = {key for key, verdict in simulate(Asha(min_epochs=3), full)[0].items() if verdict.kind == "stop"}
+        assert ours <= theirs and {epoch for _, epoch in theirs} == {9}
+        more += len(theirs - ours)
+    assert more > 0
+
+
+def test_a_trial_that_is_nan_at_a_rung_counts_there_and_not_for_optuna():
+    """Both stop it. Of six that have come to the rung two go on; to optuna only two have, of which one does."""
+    full = {n: [(1, math.nan)] for n in range(4)} | {4: [(1, 0.1)], 5: [(1, 0.2)]}
+    theirs = optuna_decisions(optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3), full)
+    ours = {key: verdict.kind == "stop" for key, verdict in simulate(Asha(), full)[0].items()}
+    assert [theirs[n, 1] for n in range(6)] == [True] * 4 + [False, True]
+    assert [ours[n, 1] for n in range(6)] == [True] * 4 + [False, False]
+
+
+def test_hyperbands_brackets_follow_the_longest_and_optunas_the_first():
+    """Without the full length: optuna adds one to the first complete trial's, and keeps to that."""
+    pruner = optuna.pruners.HyperbandPruner(min_resource=1, reduction_factor=3)
+    full = {n: [(epoch, 0.5) for epoch in range(1, length + 1)] for n, length in enumerate((8, 8, 27, 27))}
+    optuna_decisions(pruner, full)
+    assert pruner._n_brackets == 3 and pruner._max_resource == 9
+    assert [len(Hyperband().brackets(length)) for length in (8, 9, 27)] == [2, 3, 4]
+
+
 def test_hyperband_has_the_papers_brackets():
     """Li et al. 2018, algorithm 1: R = 81, eta = 3, n of s = 4 .. 0; the first rungs are at R eta^-s."""
     strategy = Hyperband(max_epochs=81)

@@ -274,7 +274,11 @@ SCHEDULES: dict[str, Callable[[ScheduleConfig, Run], Rate]] = {
 
 
 class Plateau:
-    """Scale the learning rate down when a metric stops improving: torch's ReduceLROnPlateau, relative threshold."""
+    """Scale the learning rate down when a metric stops improving, as torch's ReduceLROnPlateau with a relative
+    threshold does of positive metrics.
+
+    A negative one has to improve by threshold |best| too, where torch takes what is worse by less for an improvement. A
+    value that is not finite is none."""
 
     def __init__(self, config: PlateauConfig, lr: float) -> None:
         self.config = config
@@ -286,7 +290,7 @@ class Plateau:
     def update(self, value: float) -> None:
         """Take in the metric of one epoch."""
         margin = 0.0 if self.best is None else abs(self.best) * self.config.threshold
-        if improved(value, self.best, self.config.mode, margin):
+        if math.isfinite(value) and improved(value, self.best, self.config.mode, margin):
             self.best, self.bad_epochs = value, 0
             return
         self.bad_epochs += 1
