@@ -4,6 +4,7 @@ HpoError                exit code 1
 ├── UserError           a mistake of the user's: value, place and fix in one sentence; exit code 2
 │   ├── StudyError      a study that cannot be found, loaded or declared
 │   ├── SpaceError      a search space or an override that does not fit the configuration
+│   ├── Unreported      an objective that no task reports; ends the study at once
 │   ├── DriftError      a study that is not the one the ledger knows; names what changed
 │   ├── HomeError       a home that cannot be used as the one given
 │   └── NoLedger        there is none where one was looked for
@@ -40,6 +41,10 @@ class StudyError(UserError):
 
 class SpaceError(UserError):
     """A search space or an override that does not fit the configuration."""
+
+
+class Unreported(UserError):
+    """The task reports, and not what the study judges by."""
 
 
 class DriftError(UserError):

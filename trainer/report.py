@@ -36,6 +36,7 @@ OutcomeKind = Literal[
     "preempted",  # asked to leave; checkpointed; costs no budget
     "lost",  # worker, rank or node gone; retried
     "user_error",  # a bug in the study's code, with its traceback
+    "unreported",  # what the study judges by is not among what the task reports
     "bad_config",  # the configuration cannot be trained at all
 ]
 

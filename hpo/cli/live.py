@@ -22,6 +22,7 @@ from hpo.analysis.results.progress import Progress, Trial
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.search.samplers import auto
+from hpo.search.samplers.registry import SLOW_ASKS
 from hpo.search.strategies.base import by_default
 from hpo.space.trial_state import STATES
 from hpo.text import command, counted, endings, portion
@@ -152,7 +153,7 @@ def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> 
 
 def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
     """Where `asha` stops trials, by default or as a study declares it, that a threshold has no bounds, what `auto`
-    chooses, and which workers find nothing to do."""
+    chooses, which sampler takes seconds, and which workers find nothing to do."""
     strategy = spec["strategy"]
     if strategy["name"] == "asha":
         yield from _rungs(strategy, " before it" if spec["order"] == "ordered" else "")
@@ -164,6 +165,8 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
     if spec["sampler"] == "auto":
         bare = bool(spec["earlier"]) and not any(one.get("curve") for one in spec["earlier"])
         yield f"sampler: auto, which is {auto.rule(len(spec['objectives']), bare, spec.get('planned'))}"
+    if spec["sampler"] in SLOW_ASKS:
+        yield f"sampler: {spec['sampler']}, which takes {SLOW_ASKS[spec['sampler']]}: workers wait for it"
     if spec["order"] == "ordered" and workers > spec["window"]:
         yield (
             f"of {workers} workers {spec['window']} can work at a time, since that is the study's window: a wider one, "

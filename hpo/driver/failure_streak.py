@@ -24,6 +24,7 @@ class FailureStreak:
         self.forgiven = forgiven
         self.traces: list[str] = []
         self.refusals: list[str] = []
+        self.unreported = ""  # why no trial could be judged
         for row in rows:
             self.note(row)
 
@@ -35,6 +36,9 @@ class FailureStreak:
             self.refusals.append(row["error"])
             return
         self.refusals = []
+        if row["outcome"] == "unreported":
+            self.unreported = row["error"]
+            return
         trace = {
             "user_error": row["traceback"] or row["error"],
             "bad_config": row["error"],
@@ -48,16 +52,20 @@ class FailureStreak:
         """The streak that trials which have ended, by number, fill although the sampler is not told of them yet; itself
         where they do not."""
         found = FailureStreak(self.forgiven)
-        found.traces, found.refusals = list(self.traces), list(self.refusals)
+        found.traces, found.refusals, found.unreported = [*self.traces], [*self.refusals], self.unreported
         for number in sorted(ended):
             found.note(ended[number])
         return found if found.full else self
 
     @property
     def full(self) -> bool:
-        return len(self.traces) >= MAX_EQUAL_FAILURES or len(self.refusals) >= MAX_REFUSED
+        return (
+            bool(self.unreported) or max(len(self.traces) / MAX_EQUAL_FAILURES, len(self.refusals) / MAX_REFUSED) >= 1
+        )
 
     def explain(self, resume: str) -> str:
+        if self.unreported:
+            return f"{self.unreported}\n{resume}"
         if len(self.refusals) >= MAX_REFUSED:
             refused = f"{len(self.refusals)} configurations in a row were refused, as no such can be:"
             return f"{refused}\n{self.refusals[-1]}\n{resume}"

@@ -280,13 +280,16 @@ class Curves:
         metric = next((one for one in metrics if one not in reported), " with ".join(metrics))
         shown = [key for key in reported if not machine_dependent(key)]
         shown.sort(key=lambda key: key.startswith("train/"))
-        error = f"no epoch has reported {metric!r}, by which the study judges"
-        if metric in shown:
-            error += ": report it with epoch=, and of a step only once, since the first report of a step counts."
-        else:
-            error += f"{near(metric, shown) or '.'} Reported were {', '.join(shown) or 'nothing'}: "
-            error += "name one of them in the study, or report it with the others."
-        return _ended(outcome, "user_error", error)
+        return _ended(outcome, "user_error", unreported(metric, shown))
+
+
+def unreported(metric: str, reported: Sequence[str]) -> str:
+    """A sentence on what the study judges by and no epoch has reported, or none of those that were `reported` with."""
+    error = f"no epoch has reported {metric!r}, by which the study judges"
+    if metric in reported:
+        return f"{error}: report it with epoch=, and of a step only once, since the first report of a step counts."
+    error += f"{near(metric, reported) or '.'} Reported were {', '.join(reported) or 'nothing'}: "
+    return f"{error}name one of them in the study, or report it with the others."
 
 
 def _signed(sign: float, value: float | None) -> float:

@@ -167,6 +167,13 @@ def held(connection: Connection, process: Process) -> RowMapping | None:
     return connection.execute(query).mappings().first()
 
 
+def is_reported(connection: Connection, study_id: int, key: str) -> bool:
+    """Whether a trial of the study has ever reported a metric."""
+    mine = (trials.c.study_id == study_id) & (reports.c.key == key)
+    query = select(reports.c.step).join(trials, trials.c.id == reports.c.trial_id).where(mine).limit(1)
+    return connection.execute(query).first() is not None
+
+
 def bests(connection: Connection, study: RowMapping) -> list[Best]:
     """The best complete trial, the lowest number among equals; with several objectives the Pareto front, best first
     by the first objective."""

@@ -40,6 +40,7 @@ STATE_OF_OUTCOME = {
     "infeasible": "infeasible",
     "user_error": "failed",
     "bad_config": "failed",
+    "unreported": "failed",
 }
 
 # The verdict by which an attempt ends so; what is stopped on a value that is not finite is infeasible.

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from hpo.declaration.preflight import lacking
 from hpo.declaration.study import Study
 from hpo.declaration.user_code import place
-from hpo.errors import HpoError, UserError
+from hpo.errors import HpoError, Unreported, UserError
 from hpo.ledger.claims import Claim
 from hpo.space.config import apply
 from hpo.space.trial_config import lanes_of
@@ -81,6 +81,8 @@ def _fitted(
 
 def outcome_of(error: BaseException) -> Outcome:
     """What the attempt that raised `error` comes to; raises it where the trial is not to blame."""
+    if isinstance(error, Unreported):
+        return Outcome("unreported", error=str(error))
     if isinstance(error, (ConfigError, DataError, UserError)):
         return Outcome("bad_config", error=str(error))
     if isinstance(error, (Fenced, CheckpointError, OutOfMemory, HpoError)) or peer_lost(error):

@@ -30,7 +30,12 @@ from trainer.errors import CheckpointError, ConfigError, Fenced
 from trainer.report import Outcome
 
 _RANK = "hpo.workers.ranks:rank"  # what each rank calls, by its path
-_FAILED = ("user_error", "bad_config", "out_of_memory")  # what one rank may come to while the others wait for it
+_FAILED = (
+    "user_error",
+    "bad_config",
+    "unreported",
+    "out_of_memory",
+)  # what one rank may come to while the others wait for it
 # What is not the trial's fault, from the narrowest to the widest; by name in what a rank says.
 _RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, DriftError, UserError, HpoError)}
 

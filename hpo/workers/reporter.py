@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpo.ledger import Ledger, transactions
+from hpo.errors import Unreported
+from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim
-from hpo.ledger.history import Unsettled
+from hpo.ledger.history import Unsettled, unreported
 from hpo.ledger.json import text
-from hpo.ledger.names import MAX_EVENT_KIND, MAX_METRIC
+from hpo.ledger.names import MAX_EVENT_KIND, MAX_METRIC, machine_dependent
 from hpo.ledger.rows import Connection
 from hpo.ledger.transactions import TrialReport
 from hpo.space.trial_config import last_epoch
@@ -56,6 +57,7 @@ class LedgerReporter:
         self._home, self._place = home, locations.place(home, opened.row)
         self._files = home.files(opened.name, claim.number)
         self._told = CONTINUE  # the last verdict
+        self._heard = False  # whether what the study judges by has been reported
         self._last_epoch = last_epoch(claim.config, claim.changes)
 
     @property
@@ -106,6 +108,8 @@ class LedgerReporter:
         epoch = None if report.epoch is None else _count("epoch", report.epoch)
         self._check_obeyed(step)
         metrics = {_key(key): value for key, value in numbers(report.metrics).items()}
+        if epoch is not None and fold == 0 and not self._heard:
+            self._check_judged(metrics, epoch)
         system = {} if epoch is None else self._machine()
         return TrialReport(
             self._claim,
@@ -118,6 +122,27 @@ class LedgerReporter:
             decide=self._decider(metrics, epoch, fold),
             strategy=self._opened.strategy.name,
         )
+
+    def _check_judged(self, metrics: Mapping[str, float], epoch: int) -> None:
+        """Raise Unreported where an epoch comes without what the study judges by, and no trial has ever reported that.
+
+        A loop of one's own may report an epoch in parts, so that its first one counts once the second is reported. What
+        has only the trainer's own metrics comes before an evaluation.
+        """
+        judged = [one for one in self._opened.curves.metrics if not machine_dependent(one)]
+        missing = [one for one in judged if one not in metrics]
+        if not missing or self._claim.high_step > 0:
+            self._heard = True
+            return
+        if epoch < (2 if trains_itself(self._opened.study.task_class()) else 1):
+            return
+        reported = sorted((key for key in metrics if not machine_dependent(key)), key=lambda k: k.startswith("train/"))
+        evaluated = any(not key.startswith("train/") for key in reported)
+        study = self._claim.study_id
+        for one in missing:
+            ever = self._ledger.look(lambda connection, one=one: queries.is_reported(connection, study, one))
+            if not ever and (evaluated or one.startswith("train/")):
+                raise Unreported(unreported(one, reported))
 
     def told(self, answer: Verdict) -> None:
         if answer.kind != "continue":

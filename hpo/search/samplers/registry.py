@@ -42,6 +42,7 @@ MODELS = (
 )  # those that learn from trials, and draw the first around priors
 WARM = (*MODELS, "freeze-thaw", "bohb")  # those that take trials of another study
 ONE_OBJECTIVE = ("cmaes", "freeze-thaw")  # those that take no more
+SLOW_ASKS = {"gp": "2 to 9 s of processor time for each trial from about the tenth on"}  # those worth announcing
 _LEAST = {"population_size": 2}
 _PLACES = {
     "tpe": "hpo.search.samplers.tpe:Tpe",

@@ -24,6 +24,7 @@ from hpo.clock import FakeClock
 from hpo.driver.request import RunResult
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, reports, studies, trials
+from hpo.search.samplers.registry import SAMPLERS
 from hpo.search.strategies.base import make_strategy
 from hpo.storage.home import Home
 
@@ -263,6 +264,17 @@ def test_what_auto_chooses_is_said_first(objectives, earlier, said):
     spec = {"sampler": "auto", "objectives": [{}] * objectives, "earlier": [{}] * earlier}
     spec |= {"strategy": {"name": "none"}, "order": "ordered", "window": 4}
     assert [*unasked(spec)] == [f"sampler: auto, which is {said}"]
+
+
+def test_a_sampler_whose_asks_take_seconds_is_announced():
+    spec = {"objectives": [{}], "earlier": [], "strategy": {"name": "none"}, "order": "ordered", "window": 4}
+    [said] = unasked(spec | {"sampler": "gp"})
+    assert said.startswith("sampler: gp, which takes 2 to 9 s of processor time for each trial")
+    for name in SAMPLERS.keys() - {"gp", "auto"}:
+        assert not [*unasked(spec | {"sampler": name})], name
+    planned = spec | {"sampler": "auto", "planned": {"grid": 12}}
+    why = "since there are 12 configurations, and trials for each of them"
+    assert [*unasked(planned)] == [f"sampler: auto, which is grid, {why}"]
 
 
 def test_the_live_screen_fits_the_terminal_and_keeps_the_best_in_sight(ledger):
