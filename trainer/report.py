@@ -52,9 +52,6 @@ ENDS: Mapping[VerdictKind, OutcomeKind] = {
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics as plain floats. Raises TypeError for one that is no number, ValueError for one too large."""
-    found = {}
-
-    """Metrics as plain floats. Raises TypeError naming the one that is no number."""
     found: dict[str, float] = {}
     for key, value in metrics.items():
         try:
