@@ -26,7 +26,7 @@ def quoted(value: Any, most: int = MOST) -> str:
 
 
 def shorten_quoted(sentence: str) -> str:
-    """A sentence with what it quotes at length shortened, in quotation marks or as one word; one that is longer than six
-    such values all the same, as by a path with spaces, loses its middle."""
+    """A sentence with what it quotes at length shortened, in quotation marks or as one word; one that is longer than
+    six such values all the same, as by a path with spaces, loses its middle."""
     text = _LONG.sub(lambda match: shortened(match[0]), sentence)
     return text if len(text) <= 6 * MOST else f"{text[: 3 * MOST]} ... {text[-2 * MOST :]}"
