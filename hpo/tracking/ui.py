@@ -107,8 +107,9 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
         raise UserError(
             f"host {host!r} is not loopback, and these pages are not encrypted: docker/ shows a team's server."
         )
-    if check_uri(uri) == "sqlite" and not (path_of(uri) or Path()).exists():
+    if uri.startswith("sqlite:///") and not (path_of(uri) or Path()).exists():
         raise UserError(f"there is nothing to show at {uri}: run a study first, or name the right --home.")
+    check_uri(uri)
     _check_free(host, port)
     arguments = ["hpo.tracking.gated_server", "--home", str(home.root), "--host", host, "--port", str(port)]
     try:
