@@ -437,8 +437,9 @@ def test_stopped_trials_are_marked_below_a_header_within_bounds(tmp_path):
         assert len(crosses) == panels and sum(one.showlegend is not False for one in crosses) == 1
         assert set(crosses[0].y) == {9.0 + i for i in range(40)}
     before = time.process_time()
-    files = plots.draw(of, [kind for kind in plots.KINDS if not plots.lacking(kind, of)], tmp_path)
+    files, failed = plots.draw(of, [kind for kind in plots.KINDS if not plots.lacking(kind, of)], tmp_path)
     took = time.process_time() - before
+    assert not failed
     page = files[plots.PAGE].read_text()
     assert all(line in html.unescape(page) for line in head)
     script = re.search(r"<script[^>]*>/\*\*\n\* plotly\.js.*?</script>", page, re.DOTALL)
