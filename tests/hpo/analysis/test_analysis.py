@@ -122,7 +122,7 @@ def test_every_plot_is_drawn_of_one_objective_and_of_two(tmp_path, monkeypatch):
         of = plots.subject(study, None)
         kinds = [kind for kind in plots.KINDS if not plots.lacking(kind, of)]
         assert plots.KINDS.keys() - kinds <= ({"pareto"} if len(of.metrics) == 1 else {"curves", "timeline"})
-        files = plots.draw(of, kinds, tmp_path / str(len(of.metrics)))
+        files, _ = plots.draw(of, kinds, tmp_path / str(len(of.metrics)))
         page = files[plots.PAGE].read_text()
         assert page.count("function(") > 100, "plotly's own script stands in the page"
         figures = [line for line in page.split("<h2>") if line.startswith("contour")]
@@ -358,7 +358,10 @@ def test_a_parameter_that_no_complete_trial_has_is_left_out(tmp_path):
         create_trial(state=TrialState.PRUNED, params=params, distributions=dict.fromkeys(params, unit), values=None)
     )
     kinds = ["slice", "contour", "rank", "parallel"]
-    assert plots.draw(plots.subject(study, None), kinds, tmp_path).keys() == {*(f"{k}.png" for k in kinds), plots.PAGE}
+    assert plots.draw(plots.subject(study, None), kinds, tmp_path)[0].keys() == {
+        *(f"{k}.png" for k in kinds),
+        plots.PAGE,
+    }
 
 
 def test_what_optuna_logs_of_its_own_working_is_left_out(tmp_path, capfd):
