@@ -101,7 +101,7 @@ def test_a_home_is_shown_and_a_killed_server_costs_nothing(tmp_path, monkeypatch
         made.ask()
         assert "cannot be used now" in drain_or_away(made, f"http://{HOST}:{port}").why
     with page(shown.home, port) as process:
-        check_best_first(process, port)
+        check_best_first(process, shown.home, port)
         check_runs_are_listed_on_loopback_only(shown.home, port)
         if not killed:
             mirror_some(made, f"http://{HOST}:{port}")
@@ -128,17 +128,18 @@ def test_ctrl_c_while_the_server_starts_ends_both(tmp_path, empty_mlflow):
     check_nothing_is_left(leader, port)
 
 
-def check_best_first(process: subprocess.Popen[str], port: int) -> None:
+def check_best_first(process: subprocess.Popen[str], home: Home, port: int) -> None:
     """The page named is of the study's trials in the view for training, whose order has the best one first."""
     assert process.stdout is not None
     line = process.stdout.readline()
-    place = f"http://{HOST}:{port}/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=trials"
+    place = f"http://{HOST}:{port}/?token={gate.token_of(home)}#/experiments/1/runs"
+    place += "?workflowType=machine_learning&viewStateShareKey=trials"
     assert line == f"  trials of s, best first: {place}\n"
-    experiment = request(port, "/api/2.0/mlflow/experiments/get-by-name?experiment_name=s")["experiment"]
+    experiment = request(home, port, "/api/2.0/mlflow/experiments/get-by-name?experiment_name=s")["experiment"]
     [view] = [json.loads(tag["value"]) for tag in experiment["tags"] if "sharedViewState" in tag["key"]]
     order = [f"{view['orderByKey']} {'ASC' if view['orderByAsc'] else 'DESC'}"]
     body = {"experiment_ids": ["1"], "filter": view["searchFilter"], "order_by": order}
-    runs = request(port, "/api/2.0/mlflow/runs/search", body)["runs"]
+    runs = request(home, port, "/api/2.0/mlflow/runs/search", body)["runs"]
     found = [{one["key"]: one["value"] for one in run["data"]["metrics"]}["objective"] for run in runs]
     assert len(found) == 3 and found == sorted(found)
 
