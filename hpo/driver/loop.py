@@ -17,7 +17,6 @@ from hpo.driver.retention import Retention
 from hpo.driver.set_aside import take_over
 from hpo.driver.stopwatch import Stopwatch
 from hpo.ledger import Ledger, driver_queries, transactions
-from hpo.ledger.driver_queries import trained
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process_id import Process
@@ -93,9 +92,8 @@ class Driver:
             before = row["spec"]["strategy"]
             waited = promoting(before) or breeding(before)
             if not (waited and (self._promoting or self._breeding)):  # what Ray Tune has paused waits for nothing here
-                driver_queries.thaw(
-                    connection, self._id, [n for n, one in self._rows.items() if one["state"] == "paused"]
-                )
+                paused = [number for number, one in self._rows.items() if one["state"] == "paused"]
+                driver_queries.thaw(connection, self._id, paused)
             if self._streak.forgiven > self._forgiven_before:
                 uid = f"{self._lease.name}.{self._lease.fence}.forgiven"
                 transactions.note(connection, self._id, failure_streak.FORGIVEN, {"first": self._streak.forgiven}, uid)
@@ -105,8 +103,7 @@ class Driver:
     @property
     def _used(self) -> Budget:
         """How much of the budget is gone."""
-        counting = self._asked - len(self._lost)
-        return Budget(counting, self._epochs_ended, self._time.seconds)
+        return Budget(self._asked - len(self._lost), self._epochs_ended, self._time.seconds)
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> str:
         """Ask and tell until all is done; the state the study is left in: complete, stopped or interrupted."""
@@ -175,7 +172,7 @@ class Driver:
         rows, plans, self._forgiven_before = self._ledger.look(self._known)
         self._asked = len(rows)
         self._lost = {row["number"] for row in rows if row["outcome"] == "lost"}
-        self._epochs = {row["number"]: trained(row) for row in rows} | plans
+        self._epochs = {row["number"]: driver_queries.trained(row) for row in rows} | plans
         self._plans = plans
         self._epochs_ended = sum(map(trained, rows))
         self._scored = any(map(end_reason.has_value, rows))
@@ -247,9 +244,7 @@ class Driver:
     def _short(self) -> bool:
         """Whether trials and epochs are left in the budget, what is open counted in full."""
         trials = self._budget.trials
-        if trials is not None and self._asked - len(self._lost) >= trials:
-            return False
-        return self._epochs_short
+        return (trials is None or self._asked - len(self._lost) < trials) and self._epochs_short
 
     @property
     def _epochs_short(self) -> bool:
@@ -326,7 +321,7 @@ class Driver:
     def _note_end(self, row: RowMapping) -> None:
         self._retention.note_end()
         self._ended_rows[row["number"]] = row
-        self._epochs[row["number"]] = trained(row)
+        self._epochs[row["number"]] = driver_queries.trained(row)
         self._scored |= end_reason.has_value(row)
         if row["outcome"] == "lost":
             self._lost.add(row["number"])
