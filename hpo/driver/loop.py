@@ -174,7 +174,7 @@ class Driver:
         self._lost = {row["number"] for row in rows if row["outcome"] == "lost"}
         self._epochs = {row["number"]: driver_queries.trained(row) for row in rows} | plans
         self._plans = plans
-        self._epochs_ended = sum(map(trained, rows))
+        self._epochs_ended = sum(map(driver_queries.trained, rows))
         self._scored = any(map(end_reason.has_value, rows))
         seconds = self._budget.seconds
         self._expired = seconds is not None and self._time.seconds >= seconds
