@@ -54,6 +54,7 @@ def run(
     storage: str | None = None,
     checkpoints: str | None = None,
     tracking_uri: str | None = None,
+    max_bytes: int | str | None = None,
     allow_drift: bool = False,
     progress: bool = True,
 ) -> StudyHandle:
@@ -62,6 +63,7 @@ def run(
     study      what `hpo.study` has made of a function, a `Study`, or what `--study` takes: a name, FILE.py[:NAME]
     time       seconds, or text such as "90m"
     enqueue    configurations to be tried first: mappings of paths to values, or YAML files
+    max_bytes  what the study's checkpoints may take: bytes, or text such as "20GB"
     overrides  path -> value, as `-o` sets them
     progress   show how it is getting on
 
@@ -77,10 +79,10 @@ def run(
     >>> found.state, len(found.trials())
     ('complete', 2)
     """
-    if file := loading.importing():
+    if loading.importing():
         raise UserError(
-            f"{file} calls hpo.run while it is imported, as each worker imports it: put the call under "
-            'if __name__ == "__main__":'
+            "hpo.run is called while the study's file is imported, as each worker imports it: put the call under "
+            '`if __name__ == "__main__":`.'
         )
     reference, executor = _placed(study, executor, workers)
     return _drive(
@@ -107,6 +109,7 @@ def run(
             storage=storage or os.environ.get("HPO_STORAGE"),
             checkpoints=checkpoints or os.environ.get("HPO_CHECKPOINTS"),
             tracking_uri=tracking_uri or os.environ.get("HPO_TRACKING_URI"),
+            max_bytes=_size(max_bytes),
             allow_drift=allow_drift,
         ),
         progress,
@@ -127,6 +130,7 @@ def resume(
     home: PathLike | None = None,
     storage: str | None = None,
     tracking_uri: str | None = None,
+    max_bytes: int | str | None = None,
     allow_drift: bool = False,
     progress: bool = True,
 ) -> StudyHandle:
@@ -159,6 +163,7 @@ def resume(
         scheduler=scheduler,
         storage=storage,
         tracking_uri=tracking_uri,
+        max_bytes=_size(max_bytes),
         allow_drift=allow_drift,
     )
     return _drive(request, progress)
@@ -185,6 +190,9 @@ def open(study: str | None = None, *, home: PathLike | None = None, storage: str
 
 
 def _drive(request: RunRequest, progress: bool) -> StudyHandle:
+    for name in ("trials", "epochs", "workers", "window"):
+        if (value := getattr(request, name)) is not None and (type(value) is not int or value < 1):
+            raise UserError(f"{name}={value!r}: give a whole number from 1.")
     from rich.console import Console
 
     from hpo.analysis.study_handle import StudyHandle
@@ -230,6 +238,12 @@ def _placed(study: Study | str, executor: str | None, workers: int | None) -> tu
 
 def _seconds(time: str | float | None) -> float | None:
     return None if time is None else parse_time(time if isinstance(time, str) else str(time))
+
+
+def _size(given: int | str | None) -> int | None:
+    from hpo.cli.options import size
+
+    return given if given is None or isinstance(given, int) else size(given)
 
 
 def _entries(given: Sequence[Mapping[str, Any] | PathLike]) -> list[Mapping[str, Any]]:

@@ -37,8 +37,10 @@ class FunctionTrainConfig(Frozen):
 
 
 def study(
+    bare: object = None,
+    /,
     *,
-    space: Mapping[str, Dimension],
+    space: Mapping[str, Dimension] | None = None,
     minimize: str | Sequence[str] = (),
     maximize: str | Sequence[str] = (),
     objectives: Sequence[Objective] = (),
@@ -76,6 +78,9 @@ def study(
     >>> parabola.name, list(parabola.space.paths)
     ('parabola', ['x'])
     """
+
+    if bare is not None or space is None:
+        raise StudyError("@hpo.study needs a space and a metric: write @hpo.study(space={...}, minimize='val/loss').")
 
     def declare(function: Callable[[Any], Any]) -> Study:
         called = getattr(function, "__name__", repr(function))
@@ -130,8 +135,11 @@ def _config(where: str, space: Mapping[str, Dimension], constants: Mapping[str, 
         raise StudyError(f"{where}: space and constants map names of parameters to dimensions and values.")
     for name in (*space, *constants):
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-            raise StudyError(f"{where}: parameter {name!r} must be a name such as 'lr', since it is trial.params.lr.")
-        if name == TRAIN or hasattr(Frozen, name):
+            fix = f"call it '{name}_'" if keyword.iskeyword(name) else "take letters, digits and underscores"
+            raise StudyError(
+                f"{where}: parameter {name!r} must be a name such as 'lr', since it is trial.params.lr: {fix}."
+            )
+        if name == TRAIN or hasattr(Frozen, name) or hasattr(Mapping, name):
             raise StudyError(f"{where}: a parameter cannot be called {name!r}, which the configuration has: rename it.")
     if both := sorted(space.keys() & constants.keys()):
         raise StudyError(f"{where}: {both[0]!r} is searched and a constant: leave it out of one of them.")

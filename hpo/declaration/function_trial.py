@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.errors import TrainerError
 from trainer.files import scratch
+from trainer.quote import quoted
 from trainer.report import ENDS, Outcome, OutcomeKind, Reporter, numbers
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ class Trial:
         """
         if not metrics:
             raise TrainerError("trial.report() was given no metrics: write trial.report(epoch, {'val/loss': loss}).")
+        if not isinstance(metrics, Mapping):
+            raise TrainerError(
+                f"trial.report() takes metrics by name, not {quoted(metrics)}: write {{'val/loss': loss}}."
+            )
         step, closes = self._place(epoch, step)
         values = numbers(metrics)
         ref = None
@@ -158,8 +163,10 @@ class Trial:
             )
         for what, given, last in (("epoch", epoch, self.epoch), ("step", step, self.step)):
             if given is not None and (isinstance(given, bool) or int(given) != given or given <= last):
-                said = f"after {what} {last}" if self.reported else f"first, and {what}s count from 1"
-                raise TrainerError(f"trial.report({what}={given!r}) {said}: report {what}s as they grow.")
+                said = f"after {what} {last}: report {what}s as they grow"
+                if not self.reported:
+                    said = f"first: {what}s count from 1, as in `for {what} in range(1, n + 1)`"
+                raise TrainerError(f"trial.report({what}={given!r}) comes {said}.")
         if epoch is not None:
             each = self._steps_per_epoch or 1
             return int(epoch) * each, int(epoch)

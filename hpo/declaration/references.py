@@ -8,6 +8,7 @@ from dataclasses import replace
 from hpo.declaration.loading import file_of, load_module
 from hpo.declaration.study import Study
 from hpo.errors import StudyError
+from hpo.text import near
 
 NOTEBOOK = "notebook"  # stands for a file in the reference of a study that only this process knows
 _in_notebook: dict[str, Study] = {}
@@ -27,10 +28,12 @@ def load(reference: str) -> Study:
         stable = f"{stable}:{attribute}"
     study = getattr(module, attribute, None)
     if study is None:
-        hint = f"it has {', '.join(studies)}" if studies else f"write {attribute} = Study(...)"
+        hint = f"it has {', '.join(studies)}{near(attribute, studies)}".rstrip(".?")
+        if not studies:
+            hint = f"write {attribute} = Study(...), or @hpo.study(space=..., minimize=...) above a function"
         raise StudyError(f"{module.__file__} has no {attribute}; {hint}.")
     if not isinstance(study, Study):
-        raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not a hpo.Study.")
+        raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not an hpo.Study.")
     return replace(study, reference=stable, module=module.__name__)
 
 

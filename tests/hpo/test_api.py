@@ -182,7 +182,7 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
         script(tmp_path, guard="if True:"), env=environment(), capture_output=True, text=True, timeout=200
     )
     assert ran.returncode != 0
-    assert 'put the call under if __name__ == "__main__":' in ran.stderr
+    assert 'put the call under `if __name__ == "__main__":`.' in ran.stderr
 
 
 def test_ctrl_c_ends_a_script_gracefully_and_resume_goes_on(tmp_path):
@@ -253,5 +253,7 @@ def test_what_is_no_study_is_refused(tmp_path):
 
     with pytest.raises(UserError, match=r"train is no study: put @hpo.study\(space=..., minimize=...\) above it"):
         hpo.run(train, trials=1, home=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="trials='six': give a whole number from 1"):
+        hpo.run(STUDY, trials="six", home=tmp_path / "home")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is new: say how far it is to go"):
         hpo.run(STUDY, home=Home.at(tmp_path / "home").root, progress=False)

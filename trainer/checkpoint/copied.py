@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, TrainerError
 from trainer.files.durable import sync
 
 FILES = "files"  # the directory below a checkpoint's
@@ -21,8 +21,8 @@ Source = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 def found(source: Source) -> dict[str, Path]:
     """Name below `FILES` -> file, of a directory (all that lies in it), one file, or a mapping of names to files.
 
-    Links are followed, their targets copied. Raises CheckpointError for what is missing, no regular file, or badly
-    named, and where there is nothing.
+    Links are followed, their targets copied. Raises TrainerError, since that is the task's mistake, for what is
+    missing, no regular file, or badly named, and where there is nothing.
     """
     if isinstance(source, Mapping):
         files = {str(name): Path(path) for name, path in source.items()}
@@ -31,16 +31,17 @@ def found(source: Source) -> dict[str, Path]:
     else:
         files = {root.name: root}
     if not files:
-        raise CheckpointError(f"there is nothing to save in {source}: write the files first.")
+        raise TrainerError(f"there is nothing to save in {source}: write the files first.")
     for name, path in files.items():
-        check_name(name)
+        if not is_name(name):
+            raise TrainerError(_no_name(name))
         try:
             kind = path.stat().st_mode
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be saved: {error.strerror}.") from error
+            raise TrainerError(f"{path} cannot be saved ({error.strerror}): write it first.") from error
         if not stat.S_ISREG(kind):
             what = "a directory: give the names of its files, or it alone" if stat.S_ISDIR(kind) else "no regular file"
-            raise CheckpointError(f"{path} cannot be saved: it is {what}.")
+            raise TrainerError(f"{path} cannot be saved: it is {what}.")
     return files
 
 
@@ -54,9 +55,11 @@ def is_name(name: str) -> bool:
 def check_name(name: str) -> None:
     """Raise CheckpointError unless `is_name`."""
     if not is_name(name):
-        raise CheckpointError(
-            f"{name[:80]!r} cannot name a file of a checkpoint: give a relative path such as 'model.json'."
-        )
+        raise CheckpointError(_no_name(name))
+
+
+def _no_name(name: str) -> str:
+    return f"{name[:80]!r} cannot name a file of a checkpoint: give a relative path such as 'model.json'."
 
 
 def copy(files: Mapping[str, Path], directory: Path) -> Iterable[str]:

@@ -20,7 +20,7 @@ from hpo.errors import HpoError, StudyError
 from hpo.ledger.tables import asks, checkpoints, events, reports, trials
 from hpo.storage.home import Home
 from trainer.checkpoint.store import CheckpointStore
-from trainer.errors import CheckpointError, TrainerError
+from trainer.errors import TrainerError
 from trainer.report import Outcome, Verdict
 
 SPACE = {"lr": Float(1e-4, 1e-1, log=True), "width": Int(4, 64), "kind": Choice(["a", "b"])}
@@ -98,9 +98,10 @@ def test_a_function_declares_a_study_of_its_parameters():
         ({"minimize": ()}, "say what it is judged by: minimize='val/loss'"),
         ({"objectives": [Objective("a")]}, "say what it is judged by"),
         ({"space": {"optim.lr": Float(0.0, 1.0)}}, "parameter 'optim.lr' must be a name such as 'lr'"),
-        ({"space": {"lambda": Float(0.0, 1.0)}}, "parameter 'lambda' must be a name"),
+        ({"space": {"lambda": Float(0.0, 1.0)}}, "it is trial.params.lr: call it 'lambda_'"),
         ({"space": {"train": Float(0.0, 1.0)}}, "cannot be called 'train'"),
         ({"space": {"copy": Float(0.0, 1.0)}}, "cannot be called 'copy'"),
+        ({"space": {"items": Float(0.0, 1.0)}}, "cannot be called 'items'"),
         ({"space": {"lr": (1e-4, 1e-1)}}, "is no dimension: write hpo.Float"),
         ({"space": {"lr": Float(1.0, 0.1)}}, "low=1.0 is above high=0.1; swap them"),
         ({"constants": {"lr": 1.0}}, "'lr' is searched and a constant"),
@@ -123,6 +124,11 @@ def test_what_cannot_be_declared_is_refused_in_a_sentence(change, said):
 def test_what_is_no_training_function_is_refused(function, said):
     with pytest.raises(StudyError, match=said):
         study(space=SPACE, minimize="val/loss")(function)
+
+
+def test_a_bare_decorator_is_told_what_it_needs():
+    with pytest.raises(StudyError, match=r"write @hpo.study\(space=\{...\}, minimize='val/loss'\)"):
+        study(counting)
 
 
 def test_a_file_with_one_study_needs_no_name(tmp_path):
@@ -220,16 +226,25 @@ def back(trial):
         (lambda trial: "fine", TypeError, "metric 'val/loss' is no number but 'fine'"),
         (lambda trial: (1.0, 2.0), TrainerError, "returned (1.0, 2.0): return val/loss, in this order"),
         (both, TrainerError, "reported epochs and returned 1.0"),
-        (back, TrainerError, "trial.report(epoch=1) after epoch 2: report epochs as they grow"),
-        (lambda trial: trial.report(0, {"val/loss": 1.0}), TrainerError, "epochs count from 1"),
+        (back, TrainerError, "trial.report(epoch=1) comes after epoch 2: report epochs as they grow"),
+        (
+            lambda trial: trial.report(0, {"val/loss": 1.0}),
+            TrainerError,
+            "first: epochs count from 1, as in `for epoch in range(1, n + 1)`",
+        ),
+        (lambda trial: trial.report(1, 0.5), TrainerError, "takes metrics by name, not 0.5: write {'val/loss': loss}"),
         (lambda trial: trial.report(1), TrainerError, "was given no metrics"),
         (lambda trial: trial.report(metrics={"val/loss": 1.0}), TrainerError, "takes an epoch or a step"),
         (lambda trial: trial.report(1.5, {"val/loss": 1.0}), TrainerError, "trial.report(epoch=1.5)"),
-        (lambda trial: trial.save("/nowhere"), CheckpointError, "/nowhere cannot be saved: No such file"),
-        (lambda trial: trial.save(trial.directory), CheckpointError, "there is nothing to save in"),
-        (lambda trial: trial.save("/dev/null"), CheckpointError, "it is no regular file"),
-        (lambda trial: trial.save({"../x": __file__}), CheckpointError, "cannot name a file of a checkpoint"),
-        (lambda trial: trial.save({"/x": __file__}), CheckpointError, "cannot name a file of a checkpoint"),
+        (
+            lambda trial: trial.save("/nowhere"),
+            TrainerError,
+            "/nowhere cannot be saved (No such file or directory): write it first",
+        ),
+        (lambda trial: trial.save(trial.directory), TrainerError, "there is nothing to save in"),
+        (lambda trial: trial.save("/dev/null"), TrainerError, "it is no regular file"),
+        (lambda trial: trial.save({"../x": __file__}), TrainerError, "cannot name a file of a checkpoint"),
+        (lambda trial: trial.save({"/x": __file__}), TrainerError, "cannot name a file of a checkpoint"),
     ],
 )
 def test_what_a_function_gets_wrong_is_said_in_a_sentence(tmp_path, function, error, said):

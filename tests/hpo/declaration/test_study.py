@@ -362,7 +362,7 @@ def test_a_changed_file_is_loaded_anew_and_has_another_identity(write):
         ("import sys\nsys.exit(3)\n", ["my_study.py:2:", "SystemExit"]),
         ("raise ValueError('two\\nlines')\n", ["ValueError: two lines"]),
         ("x = 1\n", ["has no STUDY", "write STUDY = Study(...)"]),
-        ("STUDY = 3\n", ["STUDY in", "is a int, not a hpo.Study"]),
+        ("STUDY = 3\n", ["STUDY in", "is a int, not an hpo.Study"]),
         (BODY.format(extra="", task="x:Y").replace("STUDY", "MINE"), ["has no STUDY", "it has MINE, OTHER"]),
         (
             BODY.format(extra="", task="x:Y").replace("Float(0, 1)", "Float(2, 1)"),
