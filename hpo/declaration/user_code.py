@@ -14,6 +14,7 @@ from trainer.errors import TrainerError
 
 _HERE = Path(__file__).parents[2]
 _NOT_A_STUDYS = (_HERE / "hpo", _HERE / "trainer", *map(Path, set(sysconfig.get_paths().values())))
+_OF_PLATFORM = re.compile(r"(trainer|hpo)\.errors\.\w+: ")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line .*\n(?:    .*\n)*', re.MULTILINE)
 
 
@@ -44,9 +45,11 @@ def _studys(file: Path) -> bool:
 
 
 def own_part(trace: str) -> str:
-    """A traceback without the frames of this package and the trainer, unless it is there that it ends."""
+    """A traceback without the frames of this package and the trainer, unless it is there that it ends, by an error that
+    is none of theirs: a sentence of the platform's says what to do, and where in the study the frame above it is."""
     frames = list(_FRAME.finditer(trace))
-    for frame in reversed(frames[:-1]):
+    of_platform = _OF_PLATFORM.match(trace.rstrip().rpartition("\n")[2]) is not None and len(frames) > 1
+    for frame in reversed(frames if of_platform else frames[:-1]):
         if Path(frame["file"]).is_relative_to(_HERE / "hpo") or Path(frame["file"]).is_relative_to(_HERE / "trainer"):
             trace = trace[: frame.start()] + trace[frame.end() :]
     return trace.rstrip()

@@ -309,3 +309,16 @@ def test_the_platforms_run_is_the_function_called_by_hand(driven, tmp_path):
     task = declared.task_class()(declared.build({**params, "pause": 0.0}))
     task.fit(told, CheckpointStore(tmp_path, 1))
     assert ran == {epoch: metrics["val/loss"] for _, epoch, metrics in told.reports if epoch in ran}
+
+
+@pytest.mark.whole
+def test_a_mistake_is_shown_with_the_functions_frames_alone(tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text(
+        "import hpo\n@hpo.study(space={'x': hpo.Float(0.0, 1.0)}, minimize='loss')\n"
+        "def wrong(trial):\n    trial.report(2, {'loss': 1.0})\n    trial.report(1, {'loss': 1.0})\n"
+    )
+    _, _, state, reason = drive(Home(tmp_path / "home"), trials=5, reference=str(file))
+    assert state == "stopped"
+    assert 'wrong.py", line 5, in wrong' in reason and "trial.report(epoch=1) comes after epoch 2" in reason
+    assert "function_trial.py" not in reason and "attempt.py" not in reason
