@@ -87,4 +87,4 @@ def mend(study: str, budget: Budget, trials: int, epochs: Collection[float], *, 
         anew, on = command(f"resume --study {study}"), command(f"resume --study {study}{more}")
         return f"mend the study, then `{anew}` begins it anew; where the cause lay outside of it, `{on}` goes on."
     again = command(f"resume --study {study} --allow-drift{more}")
-    return f"mend the study, then `{again}` goes on; with another -o run it as another, by --name."
+    return f"mend the study, then `{again}` goes on; to set another option, run it under another --name."
