@@ -134,7 +134,7 @@ def test_what_is_asked_can_be_asked(target, study, asked):
         params = sub.make_context(name, rest).params
         if name == "run":
             known.add(params["name"] or params["study"])
-        elif "study" in params:
+        elif "study" in params and name != "ui":  # whose page has every study of the home
             assert params["study"] in known
 
 

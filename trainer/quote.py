@@ -7,7 +7,8 @@ import re
 from typing import Any
 
 MOST = 200  # characters of a value
-_LONG = re.compile(rf"'[^']{{{MOST},}}'|\"[^\"]{{{MOST},}}\"|\S{{{2 * MOST},}}")  # a quoted text, or a word
+# A quoted text, whose quotation marks stand at its ends where an apostrophe stands within a word; or a word.
+_LONG = re.compile(rf"(?<!\w)'[^']{{{MOST},}}'(?!\w)|\"[^\"]{{{MOST},}}\"|\S{{{2 * MOST},}}")
 
 
 def shortened(text: str, most: int = MOST) -> str:

@@ -30,7 +30,7 @@ def rm(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Delete a study: trials, checkpoints, files, and its runs in MLflow. Refused while it is driven."""
+    """Delete a study, its files and its runs in MLflow. Refused while it is driven."""
     from hpo.declaration.naming import check_name
     from hpo.driver import removal
     from hpo.storage.lookup import open_ledger

@@ -158,7 +158,7 @@ class Ledger:
 
 
 def _engine(url: str, create: bool) -> Engine:
-    shown = f"--storage {redacted_url(url)}"
+    shown = f"--storage {redacted_url(url)!r}"
     try:
         parsed = make_url(url)
     except (exc.ArgumentError, ValueError) as error:  # ValueError for a port that is no number
@@ -315,7 +315,10 @@ def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> HpoError:
             "--storage, HPO_STORAGE or HPO_STORAGE_FILE, where / : @ # and % in a password are percent-encoded."
         )
     code, unknown = _code(error), "check that the database runs and can be reached"
-    if code is None and (damaged := _misread(ledger)):  # of text that is no UTF-8 the driver repeats all
+    unread = code is None or "malformed JSON" in str(
+        error.orig
+    )  # None of text that is no UTF-8: the driver repeats all
+    if unread and (damaged := _misread(ledger)):
         return damaged
     fix = next((fix for codes, fix in _FIXES if code in codes), unknown)
     cause = _cause(Path(ledger.engine.url.database or "")) if code == sqlite3.SQLITE_IOERR else ""

@@ -63,8 +63,9 @@ def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) 
     with closing(Ledger(home.storage)) as ledger:
         study, state = driven(ledger, RunRequest(home, reference=file, seed=seed), workers=workers, **bound)
         declared = ledger.look(lambda c: queries.study_row(c, study))["spec"]
-        assert state == "complete" and declared["strategy"] == make_strategy(spec).model_dump()
+        assert declared["strategy"] == make_strategy(spec).model_dump()
         rows = ledger.look(lambda c: queries.trial_rows(c, 1))
+        assert state == ("complete" if any(row["state"] == "complete" for row in rows) else "stopped")
         return [row["epoch"] - row["from_epoch"] for row in rows]
 
 

@@ -7,6 +7,7 @@ import math
 import sys
 import types
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -411,7 +412,7 @@ def test_every_schedule_with_all_its_fields_is_searched_in_one_space():
     for field, dimension in DIMENSIONS.items():
         owners = [name for name in NAMES if field.partition(".")[0] in OWN_FIELDS[name]]
         when = {PATH + "name": [name for name in owners if (name, field) != ("cyclical", "gamma")]}
-        space[PATH + field] = type(dimension)(**vars(dimension) | {"when": when})
+        space[PATH + field] = replace(dimension, when=when)
     study = a_study(space)
     seen = set()
     generator = torch.Generator().manual_seed(0)

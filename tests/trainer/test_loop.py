@@ -643,7 +643,7 @@ def test_a_loss_that_is_a_bare_tensor_is_refused_by_name(tmp_path):
         def loss(self, model, batch):
             return super().loss(model, batch).sum
 
-    said = r"loss\(\) of Bare \(test_trainer_fit\.py:\d+\) returned a Tensor: return Loss\(sum, n\), .* Loss\(mean \*"
+    said = r"loss\(\) of Bare \(test_loop\.py:\d+\) returned a Tensor: return Loss\(sum, n\), .* Loss\(mean \*"
     with pytest.raises(TrainerError, match=said):
         Trial(tmp_path, Bare).attempt()
 
@@ -693,7 +693,7 @@ def test_a_model_that_is_not_returned_is_refused(tmp_path):
 @rounds(
     ("given", "said"),
     [
-        (None, r"evaluate\(\) of Odd \(test_trainer_fit\.py:\d+\) returned a NoneType: return numbers by name"),
+        (None, r"evaluate\(\) of Odd \(test_loop\.py:\d+\) returned a NoneType: return numbers by name"),
         ({"val/loss": torch.zeros(2)}, r"evaluate\(\) of Odd .* gave 'val/loss' a Tensor that is no number"),
         ({"val/loss": "low"}, r"gave 'val/loss' a str that is no number .*: return one for each name"),
     ],

@@ -257,6 +257,7 @@ def drawn(tmp_path_factory) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         without_page(patch)
         patch.setattr(Figure, "savefig", kept)
+        patch.setattr(plots, "MOST_PARAMS", plots.MOST_PARAMS | {"contour": 4, "rank": 4})  # the long names among them
         plots.draw(plots.subject(layered(), None), kinds, tmp_path_factory.mktemp("drawn"))
     assert set(figures) == set(kinds)
     return figures

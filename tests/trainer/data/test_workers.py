@@ -108,7 +108,7 @@ def test_a_worker_that_hangs_ends_the_wait_with_its_place(lost):
     assert f"loader worker {number % 2} (pid {pids[number % 2]}) has not answered" in sentence
     assert "train.data_timeout (1 s)" in sentence
     assert f"indices {indices} of epoch 0" in sentence
-    assert "test_data_workers.py" in sentence and "in sleep_for_ever" in sentence
+    assert "test_workers.py" in sentence and "in sleep_for_ever" in sentence
     assert "in __getitem__" in stack
     assert len(before) == 3 * number and "\n" not in sentence
 

@@ -254,4 +254,4 @@ def test_the_micro_batch_is_halved_until_the_estimate_fits():
         found = plan(task, config, limit, 256, lambda size: batch_of(perceptron, size))
         fits = next((n for n in sizes if peaks[n] <= limit), None)
         assert (found.fits, found.asked.peak) == (fits, peaks[256])
-    assert "not even a micro-batch of 1 fits" in found.refusal()
+    assert "not even 1 fits" in found.refusal()

@@ -48,7 +48,7 @@ def test_complete_trials_come_first_best_first_then_by_number(ledger):
 def test_minimised_objectives_are_sorted_ascending(tmp_path):
     objectives = [
         {"metric": "val/loss", "direction": "minimize", "select": "last"},
-        {"metric": "val/accuracy", "direction": "maximize"},
+        {"metric": "val/accuracy", "direction": "maximize", "select": "last"},
     ]
     ledger = open_crafted(tmp_path / "two.db", objectives=objectives)
     put_trial(ledger, 0, "complete", values=[0.5, 0.1])
