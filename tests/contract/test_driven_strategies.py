@@ -70,7 +70,7 @@ def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) 
 
 
 def assert_epochs_kept(trained: list[int], epochs: int, name: str) -> None:
-    """What docs/architecture.md says."""
+    """What docs/decisions/0004 says of a budget of epochs."""
     assert epochs <= sum(trained) < epochs + LENGTH, trained
     if not isinstance(make_strategy(name), PromotionStrategy):
         assert sum(trained[:-1]) < epochs, f"the last was asked for with nothing left: {trained}"
