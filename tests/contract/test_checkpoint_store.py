@@ -925,3 +925,18 @@ def test_a_killed_saves_leftovers_go_with_the_next_save_on_that_host(bucket, tmp
     os.close(held)
     put(other, 2)
     assert not list(study.glob("*/*.tmp"))
+
+
+def test_files_are_kept_whole_and_come_back(either, tmp_path):
+    """Of any format, in directories of their own; their names outlive the files that were given."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "deep").mkdir(parents=True)
+    held = {"model.bin": b"\x80\x04 no pickle of ours", "deep/config.json": b"{}"}
+    for name, data in held.items():
+        (source / name).write_bytes(data)
+    ref = either.save({"n": 1}, step=1, epoch=1, files=source)
+    shutil.rmtree(source)
+    target.mkdir()
+    assert sorted(either.copy_files(ref, target)) == sorted(held)
+    assert {name: (target / name).read_bytes() for name in held} == held
+    assert either.read(ref) == {"n": 1}
