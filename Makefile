@@ -139,7 +139,7 @@ format: $(READY)
 
 bench: $(READY)  ## what the README claims, measured on this machine
 	$(BIN)/python bench/overhead.py
-	$(BIN)/python bench/trainer.py
+	$(BIN)/python bench/training.py
 	$(BIN)/python bench/data.py
 
 clean:

@@ -2,7 +2,7 @@
 
     python bench/lanes.py [--widths 32 64 128 256] [--lanes 2 4 8 16 32 64] [--pairs 30] [--steps 20]
 
-The MLP and the loops of bench/trainer.py, at several widths, in batches of 64: every block of so many steps of the
+The MLP and the loops of bench/training.py, at several widths, in batches of 64: every block of so many steps of the
 group is followed by one of the loop by hand and one of `fit`, in one process and on one thread. Printed is the time of
 trials one after the other over that of the group, the median and its 95 % interval.
 """
@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
-# Run as a script, this file's own directory comes first, and bench/trainer.py would be the `trainer` that is imported.
+# Run as a script, this file's own directory comes first, and bench/training.py would be the `trainer` that is imported.
 sys.path[0] = str(Path(__file__).parents[1])
 
-from bench import trainer as base  # noqa: E402
+from bench import training as base  # noqa: E402
 from bench.machine import machine  # noqa: E402
-from bench.trainer import Enough, Stopwatch, Watched, by_hand, interval  # noqa: E402
+from bench.training import Enough, Stopwatch, Watched, by_hand, interval  # noqa: E402
 from trainer.checkpoint.store import CheckpointStore  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
 from trainer.lanes.group import Group  # noqa: E402

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-# Run as a script, this file's own directory comes first, which would hide the package trainer behind bench/trainer.py.
+# Run as a script, this file's own directory comes first, which would hide the package trainer behind bench/training.py.
 sys.path[0] = str(Path(__file__).parents[1])
 
 from bench.machine import machine  # noqa: E402

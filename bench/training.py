@@ -1,6 +1,6 @@
 """What the trainer costs: `fit` against a loop written by hand, in one process, in alternating blocks of steps.
 
-    python bench/trainer.py [--pairs 200] [--steps 100]
+    python bench/training.py [--pairs 200] [--steps 100]
 
 All train the same MLP, 64 wide, on the same loader with AdamW, clipping and a cosine schedule. `fit` also keeps its
 metrics, its guard against NaN, its seeds, its deterministic mode and its checkpoints (one per epoch of 1000 steps);
