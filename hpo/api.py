@@ -79,20 +79,14 @@ def run(
     >>> found.state, len(found.trials())
     ('complete', 2)
     """
-    if loading.importing():
-        raise UserError(
-            "hpo.run is called while the study's file is imported, as each worker imports it: put the call under "
-            '`if __name__ == "__main__":`.'
-        )
+    _check_guarded()
     reference, executor = _placed(study, executor, workers)
     return _drive(
         RunRequest(
             home=Home.at(home),
             reference=reference,
             name=name,
-            trials=trials,
-            epochs=epochs,
-            seconds=_seconds(time),
+            **_extent(trials, epochs, time, max_bytes),
             executor=executor,
             workers=workers,
             resources=Resources(cpus_per_worker, gpus_per_worker),
@@ -109,7 +103,6 @@ def run(
             storage=storage or os.environ.get("HPO_STORAGE"),
             checkpoints=checkpoints or os.environ.get("HPO_CHECKPOINTS"),
             tracking_uri=tracking_uri or os.environ.get("HPO_TRACKING_URI"),
-            max_bytes=_size(max_bytes),
             allow_drift=allow_drift,
         ),
         progress,
@@ -154,16 +147,13 @@ def resume(
     request = RunRequest(
         home=at,
         name=name,
-        trials=trials,
-        epochs=epochs,
-        seconds=_seconds(time),
+        **_extent(trials, epochs, time, max_bytes),
         executor=executor,
         workers=workers,
         resources=Resources(cpus_per_worker, gpus_per_worker),
         scheduler=scheduler,
         storage=storage,
         tracking_uri=tracking_uri,
-        max_bytes=_size(max_bytes),
         allow_drift=allow_drift,
     )
     return _drive(request, progress)
@@ -212,6 +202,21 @@ def _drive(request: RunRequest, progress: bool) -> StudyHandle:
         raise HpoError(result.reason)
     ledger = Ledger(request.storage or request.home.storage, create=False)
     return StudyHandle(ledger, result.study, request.home, "interrupted" if result.signal else result.state)
+
+
+def _check_guarded() -> None:
+    if loading.importing():
+        raise UserError(
+            "hpo.run is called while the study's file is imported, as each worker imports it: put the call under "
+            '`if __name__ == "__main__":`.'
+        )
+
+
+def _extent(
+    trials: int | None, epochs: int | None, time: str | float | None, max_bytes: int | str | None
+) -> dict[str, Any]:
+    """How far a study may go and what its checkpoints may take, as a request has it."""
+    return {"trials": trials, "epochs": epochs, "seconds": _seconds(time), "max_bytes": _size(max_bytes)}
 
 
 def _raise(number: int) -> NoReturn:

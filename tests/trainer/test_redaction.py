@@ -50,7 +50,7 @@ def test_what_is_given_as_a_url_and_is_none_hides_its_password_too(url):
         "http://127.0.0.1:5000).",
         "http://[::1]:5000/#/experiments/1",
         "sqlite:////home/a:b@c/ledger.db",
-        "postgresql+psycopg://me@h/db?host=/tmp/x&sslmode=require",
+        "postgresql+psycopg://me@h/db?host=/run/postgresql&sslmode=require",
         "use sqlite:///PATH or postgresql+psycopg://...",
         "/home/me@host/x: no such file",
         "https://sqlalche.me/e/20/e3q8",
