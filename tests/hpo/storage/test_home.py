@@ -51,6 +51,7 @@ def test_a_process_of_the_platform_imports_from_where_the_command_does(tmp_path,
     assert spawn("only_here", [], tmp_path / "log", PYTHONPATH=str(tmp_path)).wait(60) == 0
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(
     ("mode", "umask", "made"),
     [(None, 0o022, 0o600), (None, 0o002, 0o600), (0o755, 0o022, 0o644), (0o2770, 0o007, 0o660), (0o770, 0o077, 0o600)],
