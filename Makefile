@@ -31,7 +31,7 @@ COMPILE := $(BIN)/python -m compileall -q hpo trainer studies
 LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
-	train-integrated-safe up down smoke-docker images-offline test test-fast test-slow coverage golden mutations \
+	train-integrated-safe up down smoke-docker images-offline docs test test-fast test-slow coverage golden mutations \
 	lint format bench clean
 
 help:  ## list the targets
@@ -133,6 +133,9 @@ lint: $(READY)  ## style, types, imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
+docs: $(READY)  ## the documentation as a site, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -143,4 +146,4 @@ bench: $(READY)  ## what the README claims, measured on this machine
 	$(BIN)/python bench/data.py
 
 clean:
-	rm -rf .venv .coverage build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .coverage build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
