@@ -42,6 +42,7 @@ RUN_BY = {  # or begin with `...`, and so are fragments
     "first-study.md": "tests/studies/mlp/test_quickstart.py",
     "from-a-script.md": "tests/docs/test_from_a_script.py",
     "function.md": "tests/docs/test_doors.py",
+    "home.md": "",
     "own-loop.md": "tests/docs/test_own_loop.py",
     "python.md": "tests/docs/test_doors.py",
     "search.md": "",
