@@ -1,8 +1,9 @@
-"""Cross-validation inside one trial: the task is trained fold after fold, each from the beginning.
+"""Trains a task several times inside one trial, each time from the beginning: once for each fold or for each seed.
 
 Each fold reports under its own number, from 1. After each, the means over the folds so far are reported as those of
 the trial, where a fold takes the place of an epoch: so whatever compares trials by epoch compares them by folds, and
-may stop or pause one between two of them.
+may stop or pause one between two of them. What is said of folds here holds for seeds, which divide no data: the first
+is the configuration's own, so that it trains as the trial without others would.
 
 Steps go on from fold to fold. What the folds before have come to is saved with every checkpoint, so a trial resumes in
 the middle of any of them, as exactly as one that has none.
@@ -14,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from trainer.checkpoint.store import CheckpointStore
@@ -22,31 +23,63 @@ from trainer.config import CheckpointConfig, TrainConfig
 from trainer.loop import Watch, fit
 from trainer.report import ENDS, CheckpointRef, Outcome, Reporter, Verdict
 from trainer.runtime.compare import improved
+from trainer.runtime.seeding import derive
 from trainer.task import Task
 
 ITEM = "folds"  # of a saved state
+_SET_LATER = ("number", "shared")  # of a task, by who made it
 Metrics = dict[str, float]
 
 
 def fit_folds(
     task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore, watch: Watch | None = None
 ) -> Outcome:
-    """`fit` for each of `config.folds` folds of `task`. What a fold counts by are its metrics of the epoch that is the
-    best by `checkpoint.monitor`, of the last one where that is None. Raises what `fit` does."""
+    """`fit` for each of `config.folds` folds of `task`, or under each of `config.seeds` seeds. What a fold counts by
+    are its metrics of the epoch that is the best by `checkpoint.monitor`, of the last one where that is None. Raises
+    what `fit` does."""
     at = _Fold.of(checkpoints, config.checkpoint)
     while True:
-        fold = task.in_fold(len(at.before), config.folds)
-        outcome = fit(fold, config, _Reporter(reporter, at), _Store(checkpoints, at), watch)  # type: ignore[arg-type]
+        fold, own = _part(task, config, len(at.before))
+        outcome = fit(fold, own, _Reporter(reporter, at), _Store(checkpoints, at), watch)  # type: ignore[arg-type]
         ended = replace(outcome, step=at.offset + outcome.step, epoch=len(at.before))
         if outcome.kind != "complete":
             return ended
         at = at.next(outcome.step)
         done = len(at.before)
-        verdict = reporter.report(at.offset, _mean(at.before), epoch=done)
-        if done == config.folds:
+        judged = _mean(at.before) if config.seeds == 1 else {**_spread(at.before), **_mean(at.before)}
+        verdict = reporter.report(at.offset, judged, epoch=done)
+        if done == config.parts:
             return replace(ended, epoch=done)
         if verdict.kind in ENDS:
             return replace(ended, kind=ENDS[verdict.kind], epoch=done)
+
+
+def _part(task: Task, config: TrainConfig, number: int) -> tuple[Task, TrainConfig]:
+    """The task and configuration of one fold, or of one seed; counted from 0."""
+    if config.folds > 1:
+        return task.in_fold(number, config.folds), config
+    if number == 0:
+        return task, config
+    own = config.model_copy(update={"seed": derive(config.seed, "repeat", number)})
+    again = type(task)(task.config.model_copy(update={"train": own}))
+    vars(again).update({name: vars(task)[name] for name in _SET_LATER if name in vars(task)})
+    return again, own
+
+
+def _spread(seeds: Collection[Metrics]) -> Metrics:
+    """`NAME/std`, the sample standard deviation of each metric that every seed has, and `NAME/low` and `NAME/high`, the
+    mean less and plus its standard error; of one seed, whose spread is unknown, low and high are its value."""
+    spread: Metrics = {}
+    for key, mean in _mean(seeds).items():
+        if key.startswith(("time/", "system/")) or key.endswith("per_sec"):
+            continue
+        error = 0.0
+        if len(seeds) > 1:
+            values = [one[key] for one in seeds]
+            spread[f"{key}/std"] = stdev(values) if all(map(math.isfinite, values)) else math.nan
+            error = spread[f"{key}/std"] / math.sqrt(len(seeds))
+        spread |= {f"{key}/low": mean - error, f"{key}/high": mean + error}
+    return spread
 
 
 def _mean(folds: Collection[Metrics]) -> Metrics:

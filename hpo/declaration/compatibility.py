@@ -89,12 +89,13 @@ def generations(strategy: Spec, study: Study, order: str | None, window: int | N
 
 
 def whole(name: str, config: Mapping[str, Any]) -> None:
-    """Raise UserError where a trial, which is to go on from another's checkpoint under `name`, trains folds."""
-    if (folds := (config.get("train") or {}).get("folds", 1)) != 1:
-        raise UserError(
-            f"train.folds={folds}: under {name} a trial goes on from another's checkpoint, and each fold trains a "
-            "model of its own: leave the folds away, or choose another."
-        )
+    """Raise UserError where a trial, which is to go on from another's checkpoint under `name`, trains several times."""
+    for parts in ("folds", "seeds"):
+        if (number := (config.get("train") or {}).get(parts, 1)) != 1:
+            raise UserError(
+                f"train.{parts}={number}: under {name} a trial goes on from another's checkpoint, and each of the "
+                f"{parts} trains a model of its own: leave the {parts} away, or choose another."
+            )
 
 
 def check(study: Study, spec: StudySpec) -> None:

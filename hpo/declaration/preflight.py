@@ -74,6 +74,7 @@ def lacking(task: Any, config: Mapping[str, Any]) -> str:
         "train.lanes": (lanes_of(config) > 1, "which has no lanes"),
         "train.parallel": (parallel_of(config).ranks > 1, "which is one process"),
         "train.folds": ((config.get("train") or {}).get("folds", 1) > 1, "which trains no folds"),
+        "train.seeds": ((config.get("train") or {}).get("seeds", 1) > 1, "which trains under one seed"),
     }
     name = task.__name__ if isinstance(task, type) else type(task).__name__
     for path, (is_asked, why) in asked.items():
@@ -86,6 +87,7 @@ def lacking(task: Any, config: Mapping[str, Any]) -> str:
 _MOST = {
     "train.num_epochs": (2**31 - 1, "the ledger counts epochs in 32 bits"),
     "train.folds": (1000, "each fold trains a model from the beginning"),
+    "train.seeds": (1000, "each seed trains a model from the beginning"),
 }
 
 

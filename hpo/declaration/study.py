@@ -212,10 +212,14 @@ class Study:
         return study
 
     def _judged(self, config: BaseModel) -> tuple[Objective, ...]:
-        """The objectives, under cross-validation by their means over all folds: the last ones that are reported."""
-        if "train.folds" in self.space.paths:
-            raise SpaceError("train.folds cannot be searched, since trials of other folds cannot be compared: set it.")
-        if flatten(as_json(config)).get("train.folds", 1) == 1:
+        """The objectives, of folds and seeds by their means over all of them: the last ones that are reported."""
+        for parts in ("folds", "seeds"):
+            if f"train.{parts}" in self.space.paths:
+                raise SpaceError(
+                    f"train.{parts} cannot be searched, since trials of other {parts} cannot be compared: set it."
+                )
+        values = flatten(as_json(config))
+        if values.get("train.folds", 1) == values.get("train.seeds", 1) == 1:
             return self.objectives
         return tuple(replace(objective, select="last") for objective in self.objectives)
 

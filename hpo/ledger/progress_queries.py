@@ -31,6 +31,7 @@ def _those(which: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             asks.c.params,
             asks.c.config[("train", "num_epochs")].as_integer().label("num_epochs"),
             asks.c.config[("train", "folds")].as_integer().label("folds"),
+            asks.c.config[("train", "seeds")].as_integer().label("seeds"),
         )
         .join(asks, asks.c.trial_id == trials.c.id)
         .where(trials.c.study_id == bindparam("study"), which)
@@ -85,8 +86,8 @@ def fresh(
 ) -> Sequence[RowMapping]:
     """The trials from number `first` on, those of `going`, and those of `paused` that are so no more, by number.
 
-    Each with its parameters, its values as `objectives`, how many epochs and folds it is to train, and whether it is
-    `undecided`: its last report has closed an epoch with all of `metrics`, and no decision answers it.
+    Each with its parameters, its values as `objectives`, how many epochs, folds and seeds it is to train, and whether
+    it is `undecided`: its last report has closed an epoch with all of `metrics`, and no decision answers it.
     """
     where = {"study": study_id, "first": first, "going": list(going), "paused": list(paused)}
     where |= {"judged": list(metrics), "all_judged": len(metrics)}

@@ -12,13 +12,13 @@ from trainer.report import Json
 
 def last_epoch(config: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> float:
     """The epoch at which a trial ends at last; infinity where its configuration does not say. Of a trial that is
-    cross-validated a fold counts as an epoch.
+    trained several times, for folds or for seeds, each time counts as an epoch.
 
     `changes`, path -> value, go before the configuration."""
     train: Json = config.get("train")
     train = train if isinstance(train, Mapping) else {}
-    if (folds := train.get("folds", 1)) != 1:
-        return folds
+    if (parts := train.get("folds", 1) * train.get("seeds", 1)) != 1:
+        return parts
     found = (changes or {}).get("train.num_epochs", train.get("num_epochs"))
     return found if isinstance(found, int) else math.inf
 

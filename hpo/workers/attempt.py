@@ -65,7 +65,7 @@ def _fitted(
     if lanes_of(claim.config) > 1:
         raise ConfigError("train.lanes: Ray Tune trains each trial on its own: leave it out, or use another executor.")
     if not trains_itself(task):
-        return (fit_folds if config.train.folds > 1 else fit)(task, config.train, reporter, store, watch)
+        return (fit_folds if config.train.parts > 1 else fit)(task, config.train, reporter, store, watch)
     if lack := lacking(task, claim.config):
         raise ConfigError(lack)
     outcome = task.fit(reporter, store)

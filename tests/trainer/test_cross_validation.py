@@ -7,6 +7,7 @@ from contextlib import closing
 from statistics import fmean
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from driven import driven
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from trainer_runs import MemoryReporter, Toy, Trial, killed_at
 
 from hpo import Float, Int, Objective, Study
+from hpo.analysis.results.trial import describe, detail
 from hpo.driver.request import RunRequest
 from hpo.driver.run import run
 from hpo.errors import SpaceError
@@ -25,11 +27,13 @@ from studies.atft.config import Config as AtftConfig
 from studies.atft.task import AtftTask
 from studies.mlp.config import Config
 from studies.mlp.task import MlpTask
+from trainer.config import Frozen, TrainConfig
 from trainer.cross_validation import fit_folds
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError
 from trainer.loop import fit
 from trainer.report import Verdict
+from trainer.runtime.seeding import derive
 
 pytestmark = pytest.mark.whole
 
@@ -164,6 +168,73 @@ def test_a_damaged_checkpoint_is_told_once(tmp_path):
     assert trial.digest() == whole.digest()
 
 
+class WholeConfig(Frozen):
+    train: TrainConfig
+
+
+class Repeated(CrossValidated):
+    """Three seeds of the task that draws its data, its weights and its dropout."""
+
+    def __init__(self, directory, task=Toy, **config: Any) -> None:
+        super().__init__(directory, task, **{"folds": 1, "seeds": 3} | config)
+        self.task_class = lambda _: task(WholeConfig(train=self.config))
+
+    def values(self) -> dict[tuple[int, str], float]:
+        return {at: value for at, value in self.reporter.values.items() if not of_machine(at[1].split("|")[-1])}
+
+
+def test_each_seed_is_the_run_alone_under_it(tmp_path):
+    trial = Repeated(tmp_path / "all", num_epochs=2)
+    outcome = trial.attempt()
+    offset, counted = 0, []
+    for number in range(3):
+        seed = derive(0, "repeat", number) if number else 0
+        run = Trial(tmp_path / str(number), num_epochs=2, seed=seed)
+        steps = run.attempt().step
+        for (step, key), value in run.reporter.values.items():
+            if not of_machine(key):
+                assert trial.reporter.values[step + offset, f"{number + 1}|{key}"] == value
+        offset += steps
+        counted.append(run.reporter.values[steps, "val/loss"])
+        assert trial.of(0)[offset] == fmean(counted)
+        low, high = trial.of(0, "val/loss/low")[offset], trial.of(0, "val/loss/high")[offset]
+        if number:
+            error = numpy.std(counted, ddof=1) / numpy.sqrt(len(counted))  # of the mean
+            assert (low, high) == pytest.approx((fmean(counted) - error, fmean(counted) + error), rel=1e-12)
+            assert trial.of(0, "val/loss/std")[offset] == pytest.approx(numpy.std(counted, ddof=1), rel=1e-12)
+        else:
+            assert low == high == counted[0] and offset not in trial.of(0, "val/loss/std")
+    assert len(set(counted)) == 3 and (outcome.kind, outcome.step, outcome.epoch) == ("complete", offset, 3)
+
+
+def test_seeds_cut_anywhere_are_the_trial_that_was_not(tmp_path):
+    whole, cut = Repeated(tmp_path / "whole"), Repeated(tmp_path / "cut")
+    whole.attempt()
+    attempts = 1
+    while cut.attempt(killed_at(5)) is None:
+        attempts += 1
+    assert attempts > 3 and cut.values() == whole.values()
+
+
+def test_the_task_of_a_seed_is_given_that_seed(tmp_path):
+    seen = []
+
+    class Asking(Toy):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            seen.append(config.train.seed)
+
+    Repeated(tmp_path, Asking).attempt()
+    assert seen == [0, derive(0, "repeat", 1), derive(0, "repeat", 2)]
+
+
+def test_folds_and_seeds_at_once_are_refused():
+    with pytest.raises(ValidationError, match="folds=2 and seeds=3: a trial repeats by one of them"):
+        TrainConfig(folds=2, seeds=3)
+    with pytest.raises(ValidationError, match=r"seeds are trained by one process: leave parallel out, or seeds=1\."):
+        TrainConfig.model_validate({"seeds": 2, "parallel": {"data": 2}})
+
+
 def test_what_has_no_folds_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"train.folds=3: Toy does not divide its data; give it a method in_fold"):
         CrossValidated(tmp_path, Toy).attempt()
@@ -221,6 +292,24 @@ def test_a_study_is_pruned_across_folds(tmp_path):
         assert means == pytest.approx([fmean(of_folds[: i + 1]) for i in range(len(of_folds))])
         assert trial["values"][0] == means[-1]
     assert not verify(whole, whole.storage, None, None).differences
+
+
+@pytest.mark.usefixtures("process")
+def test_a_study_of_seeds_is_pruned_and_shown_by_seed(tmp_path):
+    home = Home.at(tmp_path / "home")
+    given = GIVEN | {"train.folds": 1, "train.seeds": 4}
+    request = RunRequest(home=home, trials=9, executor="inline", **SEARCH | {"overrides": given})
+    run(request, lambda *_: lambda notice="": None)
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        study = queries.study_row(connection, "mlp")
+        trials = queries.trial_rows(connection, study["id"])
+        shown = describe(detail(connection, home, "mlp", trials[0]["number"]), {})
+    ledger.close()
+    assert {trial["epoch"] for trial in trials if trial["state"] == "complete"} == {4}
+    assert {"complete", "pruned"} == {trial["state"] for trial in trials}
+    assert "\nseeds\n" in shown and "val/accuracy/low" in shown
+    assert not verify(home, home.storage, None, None).differences
 
 
 def test_folds_are_no_dimension_and_are_judged_by_their_mean():

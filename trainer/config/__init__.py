@@ -103,6 +103,7 @@ class TrainConfig(Frozen):
 
     num_epochs: Annotated[int, Field(ge=1)] = 10
     folds: Annotated[int, Field(ge=1)] = 1  # of cross-validation, each trained num_epochs; see trainer.cross_validation
+    seeds: Annotated[int, Field(ge=1)] = 1  # trainings of a trial, each num_epochs, by whose mean it is judged
     batch_size: Annotated[int, Field(ge=1)] = 32  # samples of one optimizer step
     drop_last: bool = False  # leave out the last window of an epoch where it is not full, unless it is the only one
     batch_growth: BatchGrowthConfig = BatchGrowthConfig()  # of batch_size, over the epochs
@@ -144,6 +145,11 @@ class TrainConfig(Frozen):
         return self.batch_growth.size(self.batch_size, epoch)
 
     @property
+    def parts(self) -> int:
+        """How often a trial trains from the beginning: its folds, or its seeds."""
+        return self.folds * self.seeds
+
+    @property
     def largest_batch_size(self) -> int:
         return self.batch_size_at(self.num_epochs - 1)
 
@@ -179,11 +185,17 @@ class TrainConfig(Frozen):
 
     @model_validator(mode="after")
     def _folds_are_possible(self) -> TrainConfig:
-        if self.folds > 1 and self.parallel.ranks > 1:
-            raise ValueError("folds are trained by one process: leave parallel out, or folds=1.")
-        if self.folds > 1 and self.checkpoint.keep_every is not None:
+        if self.folds > 1 and self.seeds > 1:
             raise ValueError(
-                "checkpoint.keep_every counts epochs, which each fold begins anew: leave it out, or folds=1."
+                f"folds={self.folds} and seeds={self.seeds}: a trial repeats by one of them, so leave one."
+            )
+        parts = "folds" if self.folds > 1 else "seeds"
+        if self.parts > 1 and self.parallel.ranks > 1:
+            raise ValueError(f"{parts} are trained by one process: leave parallel out, or {parts}=1.")
+        if self.parts > 1 and self.checkpoint.keep_every is not None:
+            raise ValueError(
+                f"checkpoint.keep_every counts epochs, which each of the {parts} begins anew: leave it out, or set "
+                f"{parts}=1."
             )
         return self
 
@@ -345,6 +357,7 @@ def _no_lanes(c: TrainConfig) -> str | None:
     alone = {
         f"parallel, {c.parallel.ranks} ranks": c.parallel.ranks > 1,
         f"folds={c.folds}": c.folds > 1,
+        f"seeds={c.seeds}": c.seeds > 1,
         "compile=true": c.compile,
         f"precision={c.precision}": c.precision in ("fp16", "fp8"),
         f"num_workers={c.num_workers}": c.num_workers != 0,

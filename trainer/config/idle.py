@@ -120,6 +120,7 @@ UNSEEN: dict[str, str] = {
     "deterministic": "chooses among kernels of a GPU; on a CPU there is one",
     "device": "where it runs",
     "folds": "read by trainer.cross_validation, around fit",
+    "seeds": "read by trainer.cross_validation, around fit",
     "lanes": "read by trainer.lanes, around fit: a lane trains as it does alone but for rounding",
     "num_threads": "where partial sums meet, which small tensors have none of",
     "num_workers": "reads ahead; any number gives the same weights",

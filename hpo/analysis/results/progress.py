@@ -254,7 +254,8 @@ class Progress:
 
 
 def _trial(row: RowMapping) -> Trial:
-    last = row["folds"] if (row["folds"] or 1) > 1 else row["num_epochs"]  # what a trial's epochs are counted to
+    parts = (row["folds"] or 1) * (row["seeds"] or 1)
+    last = parts if parts > 1 else row["num_epochs"]  # what a trial's epochs are counted to
     at = (row["epoch"], last, row["objectives"] or [])
     more = {"from_epoch": row["from_epoch"], "child": row["parent"] is not None, "undecided": row["undecided"]}
     return Trial(row["number"], row["state"], *at, row["params"], row["error"], **more)

@@ -88,6 +88,11 @@ def _folds(connection: Connection, trial_id: int, metrics: Sequence[str]) -> dic
     return found
 
 
+def _parts(trial: Mapping[str, Any]) -> str:
+    """What a trial that trains several times does so for: the reports of folds above 0."""
+    return "seeds" if flatten(trial["config"]).get("train.seeds", 1) > 1 else "folds"
+
+
 def kept_checkpoints(trial: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Those still kept: the best, then from the newest to the oldest."""
     kept = [checkpoint for checkpoint in trial["checkpoints"] if checkpoint["state"] == "kept"]
@@ -100,7 +105,8 @@ def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def checkpoint_at(trial: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a checkpoint was taken: its `epoch` of `epochs`, in one of so many `folds`, and what was measured there.
+    """Where a checkpoint was taken: its `epoch` of `epochs`, in one of so many `folds` (`fold_of` says whether they are
+    folds or seeds), and what was measured there.
 
     `metrics` holds what train.checkpoint monitors, then each objective, as far as there is a value; `kept_for` is
     `the largest val/accuracy` of the checkpoint that is kept as the best, else None.
@@ -112,6 +118,7 @@ def checkpoint_at(trial: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> di
         "epoch": checkpoint["epoch"],
         "epochs": trial["epoch"],
         "folds": len(trial["folds"]),
+        "fold_of": _parts(trial),
         "metrics": {name: value for name in names if (value := checkpoint["metrics"].get(name)) is not None},
         "kept_for": f"the {'largest' if largest else 'least'} {monitor}" if checkpoint["best"] else None,
     }
@@ -120,7 +127,7 @@ def checkpoint_at(trial: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> di
 def of_checkpoint(at: Mapping[str, Any], shown: Callable[[Any], str] = number) -> str:
     """`epoch 1 of 6: val/loss 0.31, val/accuracy 0.9; kept for the least val/loss`."""
     text = f"epoch {at['epoch']} of {at['epochs']}"
-    text += f" of one fold of {at['folds']}" if at["folds"] else ""
+    text += f" of one of {at['folds']} {at['fold_of']}" if at["folds"] else ""
     text += ": " if at["metrics"] else ""
     text += ", ".join(f"{name} {shown(value)}" for name, value in at["metrics"].items())
     return text + (f"; kept for {at['kept_for']}" if at["kept_for"] else "")
@@ -178,8 +185,9 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     yield from _section("curves", (_curve(key, curves[key]) for key in shown))
     if len(shown) < len(curves):
         yield f"  ({counted(len(curves) - len(shown), 'more curve')}: --all)"
-    of_folds = ((f"{fold}", *one) for fold, found in trial["folds"].items() for one in found.items())
-    yield from _section("folds", ([fold, *_curve(key, [[0, 0, v] for _, v in curve])] for fold, key, curve in of_folds))
+    folds = ((f"{fold}", *one) for fold, found in trial["folds"].items() for one in found.items())
+    rows = ([fold, *_curve(key, [[0, 0, value] for _, value in curve])] for fold, key, curve in folds)
+    yield from _section(_parts(trial), rows)
     yield from _section(
         "attempts",
         (

@@ -17,7 +17,7 @@ from trainer.task import Loss
 
 # A value of each field away from its default, of a run that would show it.
 PROBES: dict[str, Any] = {
-    "num_epochs": 3, "folds": 2, "batch_size": 8, "drop_last": True, "batch_growth.epochs": (1,),
+    "num_epochs": 3, "folds": 2, "seeds": 2, "batch_size": 8, "drop_last": True, "batch_growth.epochs": (1,),
     "batch_growth.factor": 3.0,
     "micro_batch_size": 4, "memory_limit": 1000, "seed": 1, "num_threads": 2, "num_workers": 1, "prefetch": 5,
     "data_timeout": 1.0, "validate_data": True, "data_retry": True, "precision": "bf16", "deterministic": False,
