@@ -104,8 +104,8 @@ def _study(directory: Path) -> tuple[Home, Ledger, Callable[[int], float]]:
     def drive(trials: int) -> float:
         nonlocal done
         done += trials
-        study, spec = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
-        driver = Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=done), Inline())
+        resolved = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
+        driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=done), Inline())
         driver.acquire()
         started = time.perf_counter()
         driver.run()

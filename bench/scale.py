@@ -81,11 +81,11 @@ def driven(
     from hpo.storage.metrics_json import Results
 
     ledger = Ledger(home.create().storage)
-    study, spec = declare(RunRequest(home, reference=STUDY, strategy=strategy, overrides=overrides), ledger, workers=1)
-    driver = Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=trials), executor)
+    resolved = declare(RunRequest(home, reference=STUDY, strategy=strategy, overrides=overrides), ledger, workers=1)
+    driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=trials), executor)
     driver.acquire()
-    view = View(ledger, spec.name, Console(file=io.StringIO()), workers=1)
-    results = Results(ledger, spec.name, home)
+    view = View(ledger, resolved.spec.name, Console(file=io.StringIO()), workers=1)
+    results = Results(ledger, resolved.spec.name, home)
 
     def tick() -> None:
         results.tick()
@@ -292,9 +292,9 @@ def reports(directory: Path, workers: int, seconds: float) -> None:
     count = "SELECT count(*) FROM (SELECT DISTINCT trial_id, step FROM reports) AS told"
     home = Home(directory / "reports")
     ledger = Ledger(home.create().storage)
-    study, spec = declare(RunRequest(home, reference=STUDY, strategy="asha", window=2 * workers), ledger, workers=1)
+    resolved = declare(RunRequest(home, reference=STUDY, strategy="asha", window=2 * workers), ledger, workers=1)
     driver = Driver(
-        ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=10**6), Elsewhere(workers)
+        ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=10**6), Elsewhere(workers)
     )
     driver.acquire()
     marks: list[tuple[float, float, float]] = []
@@ -314,7 +314,7 @@ def reports(directory: Path, workers: int, seconds: float) -> None:
     finally:
         driver.release()
     with ledger.read() as connection:
-        states = queries.status(connection, spec.name).trials
+        states = queries.status(connection, resolved.spec.name).trials
     wall, busy, steps = (marks[1][i] - marks[0][i] for i in range(3))
     ended = states["complete"] + states["pruned"]
     print(f"reports {workers} workers, {steps / wall:.1f} reports a second, {ended} trials have ended")

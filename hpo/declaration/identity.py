@@ -12,7 +12,7 @@ from hpo.declaration.environment import deciding_versions
 from hpo.errors import DriftError
 
 if TYPE_CHECKING:
-    from hpo.declaration.spec import StudySpec
+    from hpo.declaration.resolved import ResolvedStudy
     from hpo.declaration.study import Study
 
 MAX_CLAUSES = 6  # of one message
@@ -30,9 +30,9 @@ _REORGANISED = (
 )
 
 
-def identity(study: Study, spec: StudySpec) -> dict[str, Any]:
+def identity(resolved: ResolvedStudy) -> dict[str, Any]:
     """All that decides a study's results, by component: hashes, values, or mappings of either."""
-    return study.identity() | spec.identity() | _here(study)
+    return resolved.study.identity() | resolved.spec.identity() | _here(resolved.study)
 
 
 def _here(study: Study) -> dict[str, Any]:

@@ -8,15 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpo.declaration.spec import StudySpec
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.study import RESUME_FROM, Study
 from hpo.declaration.user_code import own_code
 from hpo.errors import UserError
 from hpo.search.samplers.registry import ONE_OBJECTIVE
-from hpo.search.strategies.base import check_several, make_strategy
+from hpo.search.strategies.base import check_several
 from hpo.space.config import as_json, flatten
 from hpo.space.dimensions import Choice
-from hpo.space.trial_config import lanes_of, parallel_of
+from hpo.space.trial_config import TrialShape
 from hpo.text import near
 from trainer.checkpoint import manifest
 from trainer.config import TrainConfig
@@ -24,25 +24,25 @@ from trainer.config.idle import Idle, rows_unread
 from trainer.config.optim import OPTIMIZERS
 from trainer.config.schedule import OWN_FIELDS
 from trainer.files.paths import expanded
-from trainer.report import trains_itself
 from trainer.runtime.dotted import check_call, named
 
 # What the trainer and the reporter add to what a task reports.
 _TRAINERS_OWN = ("train/*", "time/*")
 
 
-def check(study: Study, spec: StudySpec, *, options: Collection[str] = (), here: bool = True) -> None:
+def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool = True) -> None:
     """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with, and where
     no trial reads what one of `options`, the paths that were set one by one, sets. `here`: this host's devices are
     those of the workers."""
-    check_several(make_strategy(spec.strategy), len(spec.objectives))
+    study, spec = resolved.study, resolved.spec
+    check_several(resolved.strategy, len(spec.objectives))
     if len(spec.objectives) > 1 and spec.sampler in ONE_OBJECTIVE:
         raise UserError(
             f"sampler {spec.sampler!r} takes one objective and the study has {len(spec.objectives)}: choose nsga2, "
             "nsga3, tpe or auto."
         )
     study.check_task()
-    if not isinstance(study.task, str) and (lack := lacking(study.task, as_json(study.config))):
+    if not isinstance(study.task, str) and (lack := lacking(study, study.shape)):
         raise UserError(lack)
     values = flatten(as_json(study.config))
     _check_sizes(values)
@@ -63,23 +63,20 @@ def check(study: Study, spec: StudySpec, *, options: Collection[str] = (), here:
         pick_device(str(device))
 
 
-def lacking(task: Any, config: Mapping[str, Any]) -> str:
-    """What `config`, in JSON, asks of a task that has a loop of its own, and that has not, in a sentence; else empty.
-
-    task   the class, or an instance
-    """
-    if not trains_itself(task):
+def lacking(study: Study, shape: TrialShape) -> str:
+    """What a trial of this shape asks of a task that has a loop of its own, and that has not, in a sentence; else
+    empty. Imports the task."""
+    if not study.trains_itself:
         return ""
     asked = {
-        "train.lanes": (lanes_of(config) > 1, "which has no lanes"),
-        "train.parallel": (parallel_of(config).ranks > 1, "which is one process"),
-        "train.folds": ((config.get("train") or {}).get("folds", 1) > 1, "which trains no folds"),
-        "train.seeds": ((config.get("train") or {}).get("seeds", 1) > 1, "which trains under one seed"),
+        "train.lanes": (shape.lanes > 1, "which has no lanes"),
+        "train.parallel": (shape.ranks > 1, "which is one process"),
+        "train.folds": (shape.folds > 1, "which trains no folds"),
+        "train.seeds": (shape.seeds > 1, "which trains under one seed"),
     }
-    name = task.__name__ if isinstance(task, type) else type(task).__name__
     for path, (is_asked, why) in asked.items():
         if is_asked:
-            return f"{name} has a fit() of its own, {why}: leave {path}."
+            return f"{study.task_class().__name__} has a fit() of its own, {why}: leave {path}."
     return ""
 
 

@@ -33,6 +33,7 @@ from hpo.space.dimensions import Choice
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.space.objective import Constraint, Objective, check_judged
 from hpo.space.space import Space
+from hpo.space.trial_config import TrialShape
 from hpo.space.values import plain
 from hpo.text import near
 from trainer.checkpoint.manifest import MANIFEST
@@ -218,8 +219,7 @@ class Study:
                 raise SpaceError(
                     f"train.{parts} cannot be searched, since trials of other {parts} cannot be compared: set it."
                 )
-        values = flatten(as_json(config))
-        if values.get("train.folds", 1) == values.get("train.seeds", 1) == 1:
+        if TrialShape.of(as_json(config)).parts == 1:
             return self.objectives
         return tuple(replace(objective, select="last") for objective in self.objectives)
 
@@ -248,6 +248,11 @@ class Study:
     @cached_property
     def _base(self) -> dict[str, Any]:
         return as_json(self.config)
+
+    @cached_property
+    def shape(self) -> TrialShape:
+        """How its trials are trained, where none is searched."""
+        return TrialShape.of(self._base)
 
     def build(self, params: Mapping[str, Any]) -> BaseModel:
         """The whole configuration of a trial. Raises SpaceError where the configuration's own rules refuse it."""
@@ -287,6 +292,11 @@ class Study:
         """The class of the task, imported now. Raises StudyError where the name leads nowhere."""
         return place.load(self.name, self.module, "task", self.task, type) if isinstance(self.task, str) else self.task
 
+    @cached_property
+    def trains_itself(self) -> bool:
+        """Whether its task has a loop of its own; imports the task."""
+        return trains_itself(self.task_class())
+
     def check_data(self) -> Mapping[str, Any] | None:
         """Have the study look at its data, before anything is written; its report, plain JSON, if it gives one."""
         if self.check is None:
@@ -305,7 +315,7 @@ class Study:
         from trainer.task import Task
 
         for name in ("model", "train_set", "loss"):
-            if not trains_itself(task) and getattr(task, name, None) in (None, getattr(Task, name)):
+            if not self.trains_itself and getattr(task, name, None) in (None, getattr(Task, name)):
                 raise StudyError(
                     f"study {self.name!r}: task {task.__name__} needs a method {name}(), as trainer.task.Task has it, "
                     "or a loop of its own, fit()."

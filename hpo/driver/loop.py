@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hpo.clock import Clock, SystemClock
 from hpo.declaration.budget import Budget
-from hpo.declaration.spec import StudySpec
-from hpo.declaration.study import Study
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.driver import end_reason, failure_streak
 from hpo.driver.open import continued, open_study, write_changes
 from hpo.driver.proposer import LedgerProposer, ListProposer
@@ -23,7 +22,6 @@ from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.search.population.base import breeding, planned_epochs
 from hpo.search.promotion.base import RungView, promoting
-from hpo.search.strategies.base import has_rungs, make_strategy
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.workers.executors.base import Executor, WorkerContext
 from trainer.runtime.failpoint import failpoint
@@ -39,13 +37,14 @@ class Driver:
     def __init__(
         self,
         ledger: Ledger,
-        study: Study,
-        spec: StudySpec,
+        resolved: ResolvedStudy,
         options: DriverOptions,
         executor: Executor,
         clock: Clock | None = None,
     ) -> None:
-        self._ledger, self._study, self._spec = ledger, study, spec
+        self._ledger, self._resolved = ledger, resolved
+        self._study, self._spec = resolved.study, resolved.spec
+        self._promoting, self._breeding = resolved.promotion, resolved.population
         self._options, self._executor = options, executor
         self._clock = clock or SystemClock()
         self._stopping = False
@@ -54,7 +53,7 @@ class Driver:
 
     def acquire(self) -> None:
         """Become the study's driver; raise Busy if another one lives."""
-        row = open_study(self._ledger, self._study, self._spec, self._options, anew=True)
+        row = open_study(self._ledger, self._resolved, self._options, anew=True)
         self._id, name = row["id"], f"driver:{row['id']}"
         me, timeout = Process.current(), self._options.lease_timeout
         self._lease: Lease = acquire(self._ledger, name, self._spec.name, me, self._clock, timeout)
@@ -69,21 +68,20 @@ class Driver:
 
     def _take_over(self) -> None:
         """As the study's only driver: rebuild what memory holds, and note what the user wants now."""
-        row = take_over(self._ledger, self._study, self._spec, self._options, self._lease, self._clock)
+        row = take_over(self._ledger, self._resolved, self._options, self._lease, self._clock)
         self._state = row["state"]
         self._time = Stopwatch(self._clock, row["seconds_used"])
         stored = Budget.of(dict(row))
         self._budget = self._options.budget.over(stored)
-        bounded = has_rungs(make_strategy(self._spec.strategy))
-        self._curves = Curves(self._id, self._study.objectives, self._study.constraints, bounded=bounded)
-        self._promoting, self._breeding = promoting(self._spec.strategy), breeding(self._spec.strategy)
+        judged = self._study.objectives, self._study.constraints
+        self._curves = Curves(self._id, *judged, bounded=self._resolved.bounded)
         self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
         self._adopt()
         self._retention = Retention(self._ledger, self._spec.name, self._options, self._lease)
         self._options.budget.check(self._spec.name, stored, self._used)
         values = self._budget.columns()
         if not self.idle:
-            values |= continued(row, self._study, self._spec, self._options)
+            values |= continued(row, self._resolved, self._options)
             values["lease_seconds"] = self._options.lease_timeout
         self._state = values.get("state", self._state)
 
@@ -187,10 +185,9 @@ class Driver:
             told = [number for number in due if number in ended]  # all, unless the window has changed
         self._rows = {row["number"]: row for row in rows}
         self._judge_failures(in_order, told)
-        asking = LedgerProposer(
-            self._ledger, self._study, self._spec, self._curves, self._rows, told, self._streak.forgiven
-        )
-        self._asking = ListProposer(self._study, self._spec) if self._spec.listed else asking
+        at = self._ledger, self._resolved, self._curves
+        asking = LedgerProposer(*at, self._rows, told, self._streak.forgiven)
+        self._asking = ListProposer(self._resolved) if self._spec.listed else asking
         self._told = len(told)
         self._open = self._rows.keys() - set(told)
         self._ended_rows = {number: self._rows[number] for number in ended & self._open}

@@ -9,8 +9,7 @@ from typing import Any
 from hpo.clock import SystemClock
 from hpo.declaration.environment import describe
 from hpo.declaration.identity import drift, identity
-from hpo.declaration.spec import StudySpec
-from hpo.declaration.study import Study
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.driver.request import DriverOptions
 from hpo.errors import DriftError
 from hpo.ledger import Ledger, driver_queries, queries, transactions
@@ -26,19 +25,18 @@ from hpo.tracking.uri import tracker_name
 _AS_BEGUN = ("tracking_uri", "checkpoints")  # of the environment: where a study began to be written
 
 
-def open_study(
-    ledger: Ledger, study: Study, spec: StudySpec, options: DriverOptions, *, anew: bool = False
-) -> RowMapping:
+def open_study(ledger: Ledger, resolved: ResolvedStudy, options: DriverOptions, *, anew: bool = False) -> RowMapping:
     """The study's row, made if there is none; DriftError, naming what changed, if the ledger knows another one.
 
     With `anew` a study that has nothing to lose is returned all the same: the driver sets its trials aside.
     """
+    spec = resolved.spec
     row = ledger.look(lambda connection: queries.find_study(connection, spec.name))
     if row is None:
-        new = _new_row(study, spec, options)
+        new = _new_row(resolved, options)
         row = ledger.transact(lambda connection: driver_queries.create_study(connection, new))
     check_whole(row)
-    now = identity(study, spec)
+    now = identity(resolved)
     if row["identity"].get("objectives") != now["objectives"] and _judged(ledger, row):
         raise DriftError(
             f"study {spec.name!r} has trials, judged by {_judged_by(row['spec'])}, and its objectives are now "
@@ -71,19 +69,20 @@ def _judged_by(spec: Mapping[str, Any]) -> str:
     return ", ".join(judged + bounds)
 
 
-def _new_row(study: Study, spec: StudySpec, options: DriverOptions) -> dict[str, Any]:
+def _new_row(resolved: ResolvedStudy, options: DriverOptions) -> dict[str, Any]:
+    spec = resolved.spec
     row = {"name": spec.name, "uid": uuid.uuid4().hex, "created_at": SystemClock().wall(), "state": "open"}
-    row |= options.budget.columns() | {"spec": spec.to_json(), "identity": identity(study, spec)}
+    row |= options.budget.columns() | {"spec": spec.to_json(), "identity": identity(resolved)}
     begun = {"home": str(options.home.root), "tracking_uri": tracker_name(options.tracking_uri)}
     begun |= {"checkpoints": options.checkpoints} if options.checkpoints else {}
-    return row | {"environment": _environment(study, options) | begun}
+    return row | {"environment": _environment(resolved, options) | begun}
 
 
-def _environment(study: Study, options: DriverOptions) -> dict[str, Any]:
+def _environment(resolved: ResolvedStudy, options: DriverOptions) -> dict[str, Any]:
     data = {"data": dict(options.data)} if options.data else {}
     driving = {"allow_drift": options.allow_drift} | options.placement.to_json()
     driving |= {"max_bytes": options.max_bytes} if options.max_bytes else {}
-    return describe(study) | driving | data
+    return describe(resolved.study) | driving | data
 
 
 def check_home(ledger: Ledger, row: RowMapping, home: Home) -> None:
@@ -93,13 +92,13 @@ def check_home(ledger: Ledger, row: RowMapping, home: Home) -> None:
     locations.mark(home, row)
 
 
-def continued(row: RowMapping, study: Study, spec: StudySpec, options: DriverOptions) -> dict[str, Any]:
+def continued(row: RowMapping, resolved: ResolvedStudy, options: DriverOptions) -> dict[str, Any]:
     """What the row of a study that is driven on has to become: what was asked for, and where it runs now."""
-    values: dict[str, Any] = {"spec": spec.to_json(), "identity": identity(study, spec)}
+    values: dict[str, Any] = {"spec": resolved.spec.to_json(), "identity": identity(resolved)}
     as_begun = _AS_BEGUN if locations.url(row) else (*_AS_BEGUN, "home")  # beside a bucket each driver has a home
     values["environment"] = {"home": str(options.home.root)}
     values["environment"] |= {name: row["environment"][name] for name in as_begun if name in row["environment"]}
-    values["environment"] |= _environment(study, options)
+    values["environment"] |= _environment(resolved, options)
     return {"state": "open"} | values
 
 

@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from hpo.declaration.spec import StudySpec
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.study import Study
 from hpo.driver import warm_start
 from hpo.errors import UserError
 from hpo.ledger import Ledger, driver_queries, transactions
 from hpo.ledger.history import Curve, Curves
 from hpo.ledger.rows import RowMapping
-from hpo.search.population.base import breeding
-from hpo.search.promotion.base import Featuring, Point, promoting
+from hpo.search.promotion.base import Featuring, Point
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers.registry import make_sampler
 from hpo.space.hashing import json_sha256
-from hpo.space.trial_config import parallel_of
+from hpo.space.trial_config import TrialShape
 from hpo.text import counted
 
 
@@ -31,20 +30,19 @@ class LedgerProposer:
     def __init__(
         self,
         ledger: Ledger,
-        study: Study,
-        spec: StudySpec,
+        resolved: ResolvedStudy,
         curves: Curves,
         rows: Mapping[int, RowMapping],
         told: Sequence[int],
         forgiven: int,
     ) -> None:
-        self._ledger, self._study, self._spec, self._curves = ledger, study, spec, curves
+        self._ledger, self._resolved, self._study, self._curves = ledger, resolved, resolved.study, curves
         self._rows, self._known, self._forgiven = rows, told, forgiven
 
     @cached_property
     def _sampler(self) -> Sampler:
         """A study of which nothing is left to be asked never needs it."""
-        spec, study = self._spec, self._study
+        spec, study = self._resolved.spec, self._study
         sampler = make_sampler(
             spec.sampling(),
             study.space,
@@ -54,7 +52,7 @@ class LedgerProposer:
             warm_start.records(spec.earlier, len(study.constraints)),
             spec.planned,
         )
-        if strategy := breeding(spec.strategy):
+        if strategy := self._resolved.population:
             sampler = strategy.sampler(sampler, study.space, study.objectives, spec.seed)
         told, rows = set(self._known), self._rows
         curves = self._ledger.look(lambda connection: self._curves.upto(connection, None)) if rows else {}
@@ -69,7 +67,7 @@ class LedgerProposer:
 
     def _pauses(self) -> dict[int, float]:
         """Up to which epoch the sampler knows of trials that are open: what they had when they waited last."""
-        if not promoting(self._spec.strategy):
+        if not self._resolved.promotion:
             return {}
         found = self._ledger.look(lambda connection: driver_queries.pauses(connection, self._curves.study_id))
         return {number: epoch for number, epoch in found.items() if epoch is not None}
@@ -138,8 +136,8 @@ class LedgerProposer:
 class ListProposer:
     """Asks for the configurations that are listed, one after another; there is nothing to be learned."""
 
-    def __init__(self, study: Study, spec: StudySpec) -> None:
-        self._study, self._spec = study, spec
+    def __init__(self, resolved: ResolvedStudy) -> None:
+        self._study, self._spec = resolved.study, resolved.spec
 
     def features(self) -> Mapping[int, Point]:
         return {}
@@ -174,7 +172,7 @@ def _asked(
         params=params,
         coordinates=proposal.coordinates,
         config=resolved,
-        ranks=1 if refused else parallel_of(resolved).ranks,
+        ranks=1 if refused else TrialShape.of(resolved).ranks,
         config_hash=json_sha256(resolved),
         trial_attrs=proposal.trial_attrs,
         study_attrs=proposal.study_attrs,

@@ -12,6 +12,7 @@ from hpo.declaration.enqueue import within
 from hpo.declaration.loading import shipped
 from hpo.declaration.naming import check_name
 from hpo.declaration.references import load
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
 from hpo.driver import warm_start
@@ -23,8 +24,7 @@ from hpo.ledger.removal import check_whole
 from hpo.search.samplers import auto
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
 from hpo.search.strategies.base import STRATEGIES, by_default, make_strategy
-from hpo.space.config import as_json, flatten
-from hpo.space.trial_config import lanes_of
+from hpo.space.config import flatten
 from hpo.text import command, counted
 from hpo.workers.executors.placement import one_of
 
@@ -32,7 +32,7 @@ ORDERS = ("ordered", "async")
 WINDOW = 4  # trials open at a time, at least
 
 
-def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> tuple[Study, StudySpec]:
+def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> ResolvedStudy:
     """The study as asked for: flags, then what the ledger, if any, has stored for its name, then the declaration."""
     for flag, value, known in (
         ("--sampler", request.sampler, SAMPLERS),
@@ -66,8 +66,9 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> tuple[S
     chosen = strategy or (stored.strategy if stored else study.strategy)
     if strategy or not stored:  # what was begun so goes on
         compatibility.rungs(chosen)
-    promotes = compatibility.promotes(chosen, request.order)
-    lanes = lanes_of(as_json(study.config))
+    made = make_strategy(chosen)
+    promotes = compatibility.promotes(made, request.order)
+    lanes = study.shape.lanes
     at_once = workers * lanes
     defaults = stored or StudySpec(
         reference=study.reference,
@@ -97,16 +98,16 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> tuple[S
     if request.sampler is not None:
         own = study.sampler["name"] == request.sampler
         given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
-    given |= compatibility.generations(
-        chosen, study, request.order, request.window, Budget(request.trials, request.epochs)
-    )
-    if brought := compatibility.sampler(chosen, request.sampler):
+    budget = Budget(request.trials, request.epochs)
+    given |= compatibility.generations(made, study, request.order, request.window, budget)
+    if brought := compatibility.sampler(made, request.sampler):
         given |= _sampling(sampler_spec(brought))
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
     if spec.sampler == "auto" and stored is None and not spec.earlier:
         spec = spec.model_copy(update={"planned": auto.plan(study.space, request.trials)})
-    compatibility.check(study, spec)
-    return study, spec
+    resolved = ResolvedStudy(study, spec)
+    compatibility.check(resolved)
+    return resolved
 
 
 def _earlier(name: str, study: Study, ledger: Ledger | None) -> list[dict[str, Any]]:

@@ -60,7 +60,8 @@ def _run(
         if request.reference is None:
             raise
         known = None
-    study, spec = declare(request, known, workers=asked.workers)
+    resolved = declare(request, known, workers=asked.workers)
+    study, spec = resolved.study, resolved.spec
     placement = said.over(_last(known, spec.name)).settled() if known else asked
     if placement.executor == "ray-tune":
         _decided_by_tune(request)  # as the study was driven before
@@ -71,7 +72,7 @@ def _run(
     max_bytes = _max_bytes(request, known, spec.name, placement.executor)
     placement.check(study)
     one_by_one = [path for path, value in request.overrides.items() if isinstance(value, Raw)]
-    preflight.check(study, spec, options=one_by_one, here=not elsewhere(placement.executor))
+    preflight.check(resolved, options=one_by_one, here=not elsewhere(placement.executor))
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()
     home = request.home.create()
@@ -90,7 +91,7 @@ def _run(
         max_bytes=max_bytes,
         lease_timeout=lease_timeout,
     )
-    driver = _driver_of(placement)(ledger, study, spec, options, placement.make())
+    driver = _driver_of(placement)(ledger, resolved, options, placement.make())
     driver.acquire()
     try:
         results, show = Results(ledger, spec.name, home), watch(ledger, spec.name, placement.workers)

@@ -13,8 +13,7 @@ from typing import Any
 
 from hpo.clock import Clock
 from hpo.declaration.identity import drift, identity
-from hpo.declaration.spec import StudySpec
-from hpo.declaration.study import Study
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.driver.open import check_home, open_study
 from hpo.driver.reclaim import Reclaimer
 from hpo.driver.request import DriverOptions
@@ -31,18 +30,19 @@ from trainer.runtime.failpoint import failpoint
 
 
 def take_over(
-    ledger: Ledger, study: Study, spec: StudySpec, options: DriverOptions, lease: Lease, clock: Clock
+    ledger: Ledger, resolved: ResolvedStudy, options: DriverOptions, lease: Lease, clock: Clock
 ) -> RowMapping:
     """The study's row for the driver that holds `lease`, as the last one left it and in its home; begun anew where the
     declaration has changed and no trial has a value. Raises as `open_study` and `check_home` do."""
-    row = open_study(ledger, study, spec, options, anew=True)
+    row = open_study(ledger, resolved, options, anew=True)
     check_home(ledger, row, options.home)
-    now = identity(study, spec)
+    now = identity(resolved)
     changed = [] if options.allow_drift else drift(row["identity"], now)
     if changed:
-        _set_aside(ledger, lease, row, {"spec": spec.to_json(), "identity": now}, changed, clock, options.lease_timeout)
+        values = {"spec": resolved.spec.to_json(), "identity": now}
+        _set_aside(ledger, lease, row, values, changed, clock, options.lease_timeout)
     if _clear(ledger, lease, row, options.home) or changed:
-        row = open_study(ledger, study, spec, options)
+        row = open_study(ledger, resolved, options)
         check_home(ledger, row, options.home)
     return row
 

@@ -12,7 +12,7 @@ from hpo.declaration.user_code import place
 from hpo.errors import HpoError, Unreported, UserError
 from hpo.ledger.claims import Claim
 from hpo.space.config import apply
-from hpo.space.trial_config import lanes_of
+from hpo.space.trial_config import TrialShape
 from hpo.storage.home import Home
 from trainer.checkpoint.store import CheckpointStore
 from trainer.cross_validation import fit_folds
@@ -20,7 +20,7 @@ from trainer.distributed.rank import peer_lost
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
 from trainer.loop import Watch, fit
 from trainer.redaction import redacted
-from trainer.report import Outcome, OutcomeKind, Reporter, trains_itself
+from trainer.report import Outcome, OutcomeKind, Reporter
 from trainer.runtime.device import out_of_memory
 from trainer.runtime.threads import limited
 
@@ -45,7 +45,15 @@ def _attempt(
     with limited(getattr(getattr(config, "train", None), "num_threads", 1)):
         task = task_of(study, home, config)
         task.number = claim.number
-        return _fitted(task, config, claim, reporter, store, watch)
+        shape = TrialShape.of(claim.config)
+        if shape.lanes > 1:
+            only = "Ray Tune trains each trial on its own"
+            raise ConfigError(f"train.lanes: {only}: leave it out, or use another executor.")
+        if lack := lacking(study, shape):
+            raise ConfigError(lack)
+        if study.trains_itself:
+            return _own_loop(task, reporter, store)
+        return (fit_folds if shape.parts > 1 else fit)(task, config.train, reporter, store, watch)
 
 
 def config_of(study: Study, claim: Claim) -> Any:
@@ -59,15 +67,7 @@ def task_of(study: Study, home: Home, config: Any) -> Any:
     return task
 
 
-def _fitted(
-    task: Any, config: Any, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None
-) -> Outcome:
-    if lanes_of(claim.config) > 1:
-        raise ConfigError("train.lanes: Ray Tune trains each trial on its own: leave it out, or use another executor.")
-    if not trains_itself(task):
-        return (fit_folds if config.train.parts > 1 else fit)(task, config.train, reporter, store, watch)
-    if lack := lacking(task, claim.config):
-        raise ConfigError(lack)
+def _own_loop(task: Any, reporter: Reporter, store: CheckpointStore) -> Outcome:
     outcome = task.fit(reporter, store)
     if not isinstance(outcome, Outcome):
         raise TrainerError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome.")

@@ -18,6 +18,7 @@ from hpo.ledger.leases import Heartbeat
 from hpo.ledger.rows import Connection
 from hpo.ledger.transactions import TrialReport, committed_paths
 from hpo.space.config import apply, as_json, check_path, from_json
+from hpo.space.trial_config import TrialShape
 from hpo.storage.home import Home
 from hpo.workers.attempt import config_of, outcome_of, task_of
 from hpo.workers.reporter import LedgerReporter, commit
@@ -126,7 +127,7 @@ class LaneGroup:
         if not services.ledger.look(lambda connection: any_waiting(connection, opened.id)):
             return []
         # At a rung a trial waits for those before it, and would for one that this group passes over.
-        in_order = opened.spec.order == "ordered" and opened.strategy.name != "none"
+        in_order = opened.resolved.spec.order == "ordered" and opened.resolved.strategy.name != "none"
 
         def alike(config: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
             return self._key_of(config, changes) == self._key
@@ -150,9 +151,9 @@ class LaneGroup:
         services.say(f"{opened.name}: trial {claim.number} begins, attempt {claim.fence}, as one of several lanes")
         try:
             config = config_of(opened.study, claim)
-            task = task_of(opened.study, services.home, config)
-            if lack := lacking(task, claim.config):
+            if lack := lacking(opened.study, TrialShape.of(claim.config)):
                 raise ConfigError(lack)
+            task = task_of(opened.study, services.home, config)
             reporter.sweep_files()
             self._lanes[group.admit(task, config.train, reporter, reporter.store())] = claim, reporter
         except (Exception, SystemExit) as error:

@@ -13,7 +13,7 @@ from hpo.declaration.identity import check_worker
 from hpo.errors import DriftError, HpoError, StorageError, UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.claims import Claim
-from hpo.space.trial_config import parallel_of
+from hpo.space.trial_config import TrialShape
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.workers.attempt import attempt, outcome_of
@@ -50,7 +50,7 @@ def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -
     device = claim.config["train"]["device"]
     environ = {"HPO_STORAGE": storage}  # which may hold a password
     try:
-        parallel, nodes = parallel_of(claim.config), meeting()
+        parallel, nodes = TrialShape.of(claim.config).parallel, meeting()
         ended = launch(_RANK, job, parallel, device=device, environ=environ, leaving=leaving, meeting=nodes)
     except RankLost as lost:
         return Outcome("lost", error=str(lost))
@@ -124,7 +124,7 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
 def _attempt(ledger: Ledger, home: Home, opened: StudySession, claim: Claim) -> Outcome:
     member = this()
     assert member is not None, "called by trainer.distributed.rank"
-    patience = parallel_of(claim.config).timeout / 2  # lest the others, who wait for rank 0, seem to hang
+    patience = TrialShape.of(claim.config).parallel.timeout / 2  # lest the others, who wait for rank 0, seem to hang
     asked = (ledger, home, opened, claim, lambda: member.page.leaving, SystemMetrics())
     reporter = LedgerReporter(*asked, lambda waited: waited < patience)
     store = reporter.store()

@@ -20,7 +20,7 @@ from hpo.ledger.json import text
 from hpo.ledger.names import MAX_EVENT_KIND, MAX_METRIC, machine_dependent
 from hpo.ledger.rows import Connection
 from hpo.ledger.transactions import TrialReport
-from hpo.space.trial_config import last_epoch
+from hpo.space.trial_config import TrialShape
 from hpo.space.values import plain
 from hpo.storage import artifacts, locations
 from hpo.storage.home import Home
@@ -28,7 +28,7 @@ from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import Fenced
-from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, numbers, trains_itself
+from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, numbers
 from trainer.runtime.failpoint import failpoint
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the trials that this one waits for
@@ -58,7 +58,7 @@ class LedgerReporter:
         self._files = home.files(opened.name, claim.number)
         self._told = CONTINUE  # the last verdict
         self._heard = False  # whether what the study judges by has been reported
-        self._last_epoch = last_epoch(claim.config, claim.changes)
+        self._last_epoch = TrialShape.of(claim.config, claim.changes).epochs
 
     @property
     def preempted(self) -> bool:
@@ -120,7 +120,7 @@ class LedgerReporter:
             checkpoint=checkpoint,
             checkpoint_path=checkpoint.path.name if checkpoint else "",
             decide=self._decider(metrics, epoch, fold),
-            strategy=self._opened.strategy.name,
+            strategy=self._opened.resolved.strategy.name,
         )
 
     def _check_judged(self, metrics: Mapping[str, float], epoch: int) -> None:
@@ -134,7 +134,7 @@ class LedgerReporter:
         if not missing or self._claim.high_step > 0:
             self._heard = True
             return
-        if epoch < (2 if trains_itself(self._opened.study.task_class()) else 1):
+        if epoch < (2 if self._opened.study.trains_itself else 1):
             return
         reported = sorted((key for key in metrics if not machine_dependent(key)), key=lambda k: k.startswith("train/"))
         evaluated = any(not key.startswith("train/") for key in reported)
@@ -161,7 +161,7 @@ class LedgerReporter:
     def obeyed(self, outcome: Outcome) -> Outcome:
         """How the attempt has ended. One that was told to leave has left, whatever a loop of one's own made of that."""
         told, ended = self._told, outcome.kind
-        if told.kind != "leave" or ended in ("preempted", "lost") or not trains_itself(self._opened.study.task_class()):
+        if told.kind != "leave" or ended in ("preempted", "lost") or not self._opened.study.trains_itself:
             return outcome
         self.event("leave_ignored", step=told.step, ended=ended, error=outcome.error)
         return Outcome("preempted", step=told.step or 0)
@@ -210,7 +210,7 @@ class LedgerReporter:
         return measured
 
     def _decider(self, metrics: Mapping[str, float], epoch: int | None, fold: int) -> transactions.Decide | None:
-        strategy, opened, claim = self._opened.strategy, self._opened, self._claim
+        strategy, opened, claim = self._opened.resolved.strategy, self._opened, self._claim
         judged = opened.curves.metrics
         if epoch is None or fold != 0 or not strategy.wants(epoch) or not metrics.keys() >= set(judged):
             return None

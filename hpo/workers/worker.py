@@ -29,7 +29,7 @@ from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection
 from hpo.ledger.store import PATIENCE
-from hpo.space.trial_config import lanes_of, parallel_of
+from hpo.space.trial_config import TrialShape
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.workers import ranks
@@ -85,7 +85,7 @@ class Worker:
                 self._finish(taken, Outcome("preempted"), None)
             return False
         failpoint("worker.after_claim")
-        (self._train_lanes if lanes_of(claimed[0].config) > 1 else self._train)(claimed[0])
+        (self._train_lanes if TrialShape.of(claimed[0].config).lanes > 1 else self._train)(claimed[0])
         return True
 
     def preempt(self) -> None:
@@ -159,7 +159,7 @@ class Worker:
         store = reporter.store()
         reporter.sweep_files()
         try:
-            alone = parallel_of(taken.config).ranks == 1
+            alone = TrialShape.of(taken.config).ranks == 1
             if alone:
                 outcome = attempt(opened.study, self._home, taken, reporter, store, self._display(taken.number))
             else:

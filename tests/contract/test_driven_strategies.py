@@ -82,7 +82,7 @@ RUNGS = [name for name in STRATEGIES if {"min_epochs", "max_epochs"} <= make_str
 def test_a_first_rung_that_no_trial_reaches_is_refused(tmp_path):
     def chosen(name: str, **spec: int) -> Any:
         home = Home(tmp_path)
-        return declare(RunRequest(home, reference=written(home, name, spec)[0]), None, workers=1)[1].strategy[
+        return declare(RunRequest(home, reference=written(home, name, spec)[0]), None, workers=1).spec.strategy[
             "max_epochs"
         ]
 
@@ -111,7 +111,7 @@ def test_what_was_begun_with_no_rung_goes_on(tmp_path):
             row = queries.study_row(connection, "kept")
             spec = row["spec"] | {"strategy": row["spec"]["strategy"] | {"max_epochs": 5}}
             connection.execute(update(studies).values(spec=spec))
-        assert declare(RunRequest(home, name="kept"), ledger, workers=1)[1].strategy["max_epochs"] == 5
+        assert declare(RunRequest(home, name="kept"), ledger, workers=1).spec.strategy["max_epochs"] == 5
 
 
 @pytest.mark.parametrize("name", sampled(*SAMPLED))

@@ -157,7 +157,7 @@ def test_a_study_run_in_parts_is_the_study_run_at_once(tmp_path, golden, sampler
 
 @pytest.mark.parametrize(("workers", "window"), [(1, 4), (2, 4), (3, 6), (8, 16)])
 def test_the_window_follows_the_workers_from_two_on(tmp_path, workers, window):
-    _, spec = declare(RunRequest(Home(tmp_path), reference="mlp"), None, workers=workers)
+    spec = declare(RunRequest(Home(tmp_path), reference="mlp"), None, workers=workers).spec
     assert (spec.order, spec.window) == ("ordered", window)
 
 
@@ -188,8 +188,8 @@ def test_a_study_on_postgresql_has_the_digest_of_one_on_sqlite(tmp_path, golden,
 def test_a_worker_that_sees_no_checkpoints_is_refused_and_the_trial_waits(tmp_path):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    study, spec = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
-    driver = Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=1), Inline())
+    resolved = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
+    driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=1), Inline())
     driver.acquire()
     driver._fill()
     worker = Worker(ledger, Home(tmp_path / "elsewhere"), "joined")
@@ -220,9 +220,9 @@ def _spawn_broken(module, arguments, log, **environ):
 def test_a_second_driver_changes_nothing_of_a_study_that_is_driven(tmp_path):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    study, spec = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
+    resolved = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
     first, second = (
-        Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=n), Inline())
+        Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=n), Inline())
         for n in (2, 99)
     )
     first.acquire()

@@ -285,7 +285,7 @@ def test_a_space_that_cannot_change_is_refused_in_one_sentence(perturb, space, w
 
 
 def test_such_a_study_is_ordered_and_as_wide_as_its_population(home):
-    _, spec = declare(RunRequest(home, reference="mlp", strategy="pbt", workers=3), None, workers=3)
+    spec = declare(RunRequest(home, reference="mlp", strategy="pbt", workers=3), None, workers=3).spec
     assert (spec.order, spec.window) == ("ordered", 8)
 
 

@@ -427,22 +427,22 @@ def test_every_strategy_that_promotes_is_bound_here():
 
 
 def test_bohb_brings_its_sampler(home):
-    _, spec = declare(RunRequest(home, reference="mlp", strategy="bohb"), None, workers=2)
+    spec = declare(RunRequest(home, reference="mlp", strategy="bohb"), None, workers=2).spec
     assert (spec.sampler, spec.sampler_options) == ("bohb", {})
-    assert declare(RunRequest(home, reference="mlp", strategy="bohb", sampler="bohb"), None, workers=2)[1] == spec
+    assert declare(RunRequest(home, reference="mlp", strategy="bohb", sampler="bohb"), None, workers=2).spec == spec
     with pytest.raises(UserError, match=r"--sampler tpe: strategy bohb brings its own; leave the sampler away"):
         declare(RunRequest(home, reference="mlp", strategy="bohb", sampler="tpe"), None, workers=2)
 
 
 def test_such_a_study_is_asynchronous(home):
-    _, spec = declare(RunRequest(home, reference="mlp", strategy="asha-promote"), None, workers=3)
+    spec = declare(RunRequest(home, reference="mlp", strategy="asha-promote"), None, workers=3).spec
     assert (spec.order, spec.window) == ("async", 3)
     with pytest.raises(UserError, match=r"--order ordered: under asha-promote .* give --workers 1 --window 1"):
         declare(RunRequest(home, reference="mlp", strategy="asha-promote", order="ordered"), None, workers=3)
 
 
 def test_a_strategy_that_brings_its_sampler_takes_no_other(home):
-    _, spec = declare(RunRequest(home, reference="mlp", strategy="freeze-thaw"), None, workers=1)
+    spec = declare(RunRequest(home, reference="mlp", strategy="freeze-thaw"), None, workers=1).spec
     assert spec.sampler == "freeze-thaw" and spec.sampler_options == {}
     with pytest.raises(UserError, match="--sampler gp: strategy freeze-thaw brings its own; leave the sampler away"):
         declare(RunRequest(home, reference="mlp", strategy="freeze-thaw", sampler="gp"), None, workers=1)

@@ -95,7 +95,7 @@ def _cell(ledger: Ledger, home: Home, kind: str, sampler: str, strategy: str) ->
         overrides={"checkpoints": True} if strategy in PAUSING else {},
     )
     try:
-        preflight.check(*declare(request, ledger, workers=1))
+        preflight.check(declare(request, ledger, workers=1))
     except UserError as error:
         return {"refused": str(error)}
     return tried(lambda: _driven(ledger, request))

@@ -25,13 +25,13 @@ def driven(
 
     `options` are those of the run (`trials`, `epochs`, ...); `tick` is called between a driver's rounds.
     """
-    study, spec = declare(request, ledger, workers=workers)
+    resolved = declare(request, ledger, workers=workers)
     home = request.home
     driver = Driver(
-        ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, **options), executor or Inline()
+        ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, **options), executor or Inline()
     )
     driver.acquire()
     try:
-        return spec.name, driver.run(lambda: tick(driver))
+        return resolved.spec.name, driver.run(lambda: tick(driver))
     finally:
         driver.release()

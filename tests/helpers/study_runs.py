@@ -25,10 +25,10 @@ def refused(result, code: int) -> str:
 
 def make(home: Home, executor=None, *, trials=None, epochs=None, seconds=None, allow_drift=False, **request) -> Driver:
     ledger = Ledger(home.create().storage)
-    study, spec = declare(RunRequest(home, **request), ledger, workers=1)
+    resolved = declare(RunRequest(home, **request), ledger, workers=1)
     bounds = {"trials": trials, "epochs": epochs, "seconds": seconds}
     options = DriverOptions(home, ledger.url, home.tracking_uri, **bounds, allow_drift=allow_drift, lease_timeout=20)
-    return Driver(ledger, study, spec, options, executor or Inline())
+    return Driver(ledger, resolved, options, executor or Inline())
 
 
 def drive(home: Home, executor=None, tick=lambda driver: None, **flags) -> tuple[str, queries.Status, str, str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from hpo.analysis.models.checkpoints import declared
 from hpo.analysis.results.best import chosen_best, none_complete
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
 from hpo.driver.request import RunRequest
@@ -69,7 +69,8 @@ def found(ledger: Ledger, name: str) -> SourceStudy:
     """Raises HpoError where no trial is complete, and UserError where the study has no seed to be varied."""
     with ledger.read() as connection:
         row = queries.study_row(connection, name)
-        spec, study = StudySpec.from_json(row["spec"]), declared(connection, name)
+        resolved = ResolvedStudy.stored(row["spec"])
+        spec, study = resolved.spec, resolved.study
         ranked = queries.ranked(connection, row)
         trials = queries.trial_rows(connection, row["id"])
         of, changed = {trial["number"]: trial for trial in trials}, queries.changed(trials)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.trial import detail, kept_checkpoints
-from hpo.declaration.references import load
-from hpo.declaration.spec import StudySpec
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.ledger import queries
@@ -20,7 +19,6 @@ from hpo.storage.home import Home
 from hpo.text import command
 from trainer.checkpoint.location import Disk
 from trainer.checkpoint.manifest import weights
-from trainer.report import trains_itself
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +52,9 @@ class KeptCheckpoint:
 
     def task(self, study: Study) -> Any:
         """The task under the trial's configuration."""
-        task = study.task_class()(study.rebuild(self.config, self.config_hash))
-        if trains_itself(task):
+        if study.trains_itself:
             raise UserError(f"study {self.study!r} trains in a loop of its own: only that knows its model.")
-        return task
+        return study.task_class()(study.rebuild(self.config, self.config_hash))
 
 
 def trained(connection: Connection, home: Home, name: str, number: int) -> KeptCheckpoint | None:
@@ -81,8 +78,7 @@ def all_trained(connection: Connection, home: Home, name: str, number: int) -> l
 
 def declared(connection: Connection, name: str) -> Study:
     """The study as its trials were configured; loads the declaration."""
-    spec = StudySpec.from_json(queries.study_row(connection, name)["spec"])
-    return load(spec.reference).configure(spec.overrides)
+    return ResolvedStudy.stored(queries.study_row(connection, name)["spec"]).study
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def _folds(connection: Connection, trial_id: int, metrics: Sequence[str]) -> dic
 
 def _parts(trial: Mapping[str, Any]) -> str:
     """What a trial that trains several times does so for: the reports of folds above 0."""
-    return "seeds" if flatten(trial["config"]).get("train.seeds", 1) > 1 else "folds"
+    return "seeds" if TrialShape.of(trial["config"]).seeds > 1 else "folds"
 
 
 def kept_checkpoints(trial: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -135,12 +135,10 @@ def of_checkpoint(at: Mapping[str, Any], shown: Callable[[Any], str] = number) -
 
 def base_config(connection: Connection, name: str) -> dict[str, Any]:
     """The study's configuration as its trials start from it, before their own parameters; loads the declaration."""
-    from hpo.declaration.references import load
-    from hpo.declaration.spec import StudySpec
+    from hpo.declaration.resolved import ResolvedStudy
     from hpo.space.config import as_json
 
-    spec = StudySpec.from_json(queries.study_row(connection, name)["spec"])
-    return as_json(load(spec.reference).configure(spec.overrides).config)
+    return as_json(ResolvedStudy.stored(queries.study_row(connection, name)["spec"]).study.config)
 
 
 def differences(base: Any, config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

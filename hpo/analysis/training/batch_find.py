@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.analysis.training.single_process import alone
+from hpo.analysis.training.single_process import alone, stepped
 from hpo.declaration.references import load
-from hpo.errors import UserError
 from trainer.diagnose.batch_size import BatchSizes
-from trainer.report import trains_itself
 
 
 def batch_find(reference: str, overrides: Mapping[str, Any], steps: int) -> BatchSizes:
@@ -18,9 +16,7 @@ def batch_find(reference: str, overrides: Mapping[str, Any], steps: int) -> Batc
 
     study = load(reference).configure(overrides)
     config = alone(study.config)
-    task = study.task_class()(config)
-    if trains_itself(task):
-        raise UserError(f"study {study.name!r} trains in a loop of its own, whose gradients cannot be looked at.")
+    task = stepped(study, config, "whose gradients cannot be looked at")
     return find_batch_size(task, config.train, steps)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from hpo.analysis.results.trial import detail, kept_checkpoint
 from hpo.analysis.training.single_process import alone
 from hpo.declaration.references import load
-from hpo.declaration.spec import StudySpec
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.ledger import queries, trial_queries
@@ -30,7 +30,6 @@ from hpo.storage import artifacts, locations
 from trainer.checkpoint.location import DISK, Disk
 from trainer.diagnose import curves, targets
 from trainer.diagnose.finding import Finding, unmeasured
-from trainer.report import trains_itself
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
@@ -109,12 +108,11 @@ def of_trial(ledger: Ledger, home: Home, name: str, number: int) -> Subject:
     """A trial as the ledger has it: its configuration, its best checkpoint still kept, else the newest."""
     with ledger.read() as connection:
         row = queries.study_row(connection, name)
-        spec = StudySpec.from_json(row["spec"])
         trial = detail(connection, home, name, number)
         held = trial_queries.held(connection, row["id"], number)
         changes = changes_of(connection, held[0])
         rows = list(queries.curves(connection, row["id"], _CURVES, [number]))
-    study = load(spec.reference).configure(spec.overrides)
+    study = ResolvedStudy.stored(row["spec"]).study
     config = alone(apply(study.rebuild(trial["config"], trial["config_hash"]), changes))
     kept = kept_checkpoint(trial)
     found: dict[str, dict[int, float]] = {}
@@ -168,8 +166,7 @@ def _examined(subject: Subject, look: Look, trace: Path) -> tuple[Examined | Non
     """What was seen of the model, if it can be looked at here."""
     from trainer.diagnose.trial import examine
 
-    task = subject.study.task_class()(subject.config)
-    if trains_itself(task):
+    if subject.study.trains_itself:
         why = f"study {subject.study.name!r} trains in a loop of its own, which cannot be stepped through"
         if not subject.of_trial:
             raise UserError(f"{why}: name a trial, to judge what it has reported.")
@@ -179,7 +176,7 @@ def _examined(subject: Subject, look: Look, trace: Path) -> tuple[Examined | Non
     checkpoint = subject.checkpoint
     with nullcontext() if checkpoint is None else subject.place.opened(checkpoint, subject.sha256) as directory:
         seen = examine(
-            task,
+            subject.study.task_class()(subject.config),
             subject.config.train,
             directory,
             shown="" if checkpoint is None else subject.place.shown(checkpoint),

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpo.analysis.training.single_process import alone
+from hpo.analysis.training.single_process import alone, stepped
 from hpo.declaration.references import load
 from hpo.errors import UserError
 from trainer.diagnose.range_test import RangeTest
-from trainer.report import trains_itself
 
 ROWS = 15
 
@@ -23,9 +22,7 @@ def lr_find(reference: str, overrides: Mapping[str, Any], low: float, high: floa
         raise UserError(f"--low {low:g} and --high {high:g}: give two rates above 0, the lower one first.")
     study = load(reference).configure(overrides)
     config = alone(study.config)
-    task = study.task_class()(config)
-    if trains_itself(task):
-        raise UserError(f"study {study.name!r} trains in a loop of its own, which the range test cannot step through.")
+    task = stepped(study, config, "which the range test cannot step through")
     return find_lr(task, config.train, low, high, steps)
 
 

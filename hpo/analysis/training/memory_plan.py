@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpo.analysis.training.single_process import stepped
 from hpo.declaration.references import load
 from hpo.declaration.study import Study
 from hpo.errors import HpoError, UserError
 from hpo.space.config import as_json, flatten
 from hpo.text import aligned, counted
 from trainer.config.fields import size
-from trainer.report import trains_itself
 
 if TYPE_CHECKING:
     from trainer.memory.estimate import Estimate
@@ -149,9 +149,7 @@ class Steps:
         from trainer.runtime.device import pick_device
 
         config = self._config(choice)
-        task = self.study.task_class()(config)
-        if trains_itself(task):
-            raise UserError(f"study {self.study.name!r} trains in a loop of its own, whose memory cannot be estimated.")
+        task = stepped(self.study, config, "whose memory cannot be estimated")
         train = config.train.model_copy(update={"device": "cpu"})  # that of this machine does not matter
 
         def first(size: int) -> Any:
@@ -184,8 +182,7 @@ def _least(study: Study) -> int:
     """The fewest samples that a pass of the study's model can have."""
     from trainer.memory.estimate import least_of
 
-    task = study.task_class()(study.config)
-    return 1 if hasattr(task, "fit") else least_of(task)
+    return 1 if study.trains_itself else least_of(study.task_class()(study.config))
 
 
 def _allowed(study: Study, size: int) -> bool:

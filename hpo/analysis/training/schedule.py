@@ -12,7 +12,6 @@ from hpo.declaration.references import load
 from hpo.declaration.user_code import own_code
 from hpo.errors import UserError
 from hpo.text import counted
-from trainer.report import trains_itself
 
 if TYPE_CHECKING:
     from trainer.runtime.epochs import Epochs
@@ -43,7 +42,7 @@ def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | N
     if not isinstance(getattr(config, "train", None), TrainConfig):
         raise UserError(f"study {study.name!r} has no TrainConfig in its field train, so no schedule of ours.")
     train = config.train
-    if trains_itself(study.task_class()):
+    if study.trains_itself:
         raise UserError(f"the task of study {study.name!r} trains itself, so no schedule of ours.")
     task = study.task_class()(config)
     samples = steps_per_epoch * train.batch_size if steps_per_epoch else len(task.train_set())

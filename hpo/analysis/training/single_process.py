@@ -1,9 +1,11 @@
-"""Turns a configuration into one that a single process trains, for the finders and `hpo diagnose`."""
+"""Makes the task of a study for a single process, for the finders, `hpo plan` and `hpo diagnose`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from hpo.declaration.study import Study
+from hpo.errors import UserError
 from trainer.config import ParallelConfig, TrainConfig
 
 
@@ -12,3 +14,10 @@ def alone(config: Any) -> Any:
     if not isinstance(getattr(config, "train", None), TrainConfig):
         return config
     return config.model_copy(update={"train": config.train.model_copy(update={"parallel": ParallelConfig()})})
+
+
+def stepped(study: Study, config: Any, why: str) -> Any:
+    """The study's task under a configuration. Raises UserError, with `why`, where it trains in a loop of its own."""
+    if study.trains_itself:
+        raise UserError(f"study {study.name!r} trains in a loop of its own, {why}.")
+    return study.task_class()(config)

@@ -23,9 +23,7 @@ from hpo.ledger import driver_queries, external, queries
 from hpo.ledger.leases import Lease
 from hpo.ledger.rows import RowMapping
 from hpo.search.population.base import changing
-from hpo.space.config import as_json
 from hpo.space.space import Space
-from hpo.space.trial_config import lanes_of, last_epoch
 from hpo.space.trial_state import OPEN_STATES
 from hpo.workers.executors.placement import SCHEDULERS, one_of
 
@@ -53,7 +51,7 @@ class TuneDriver(Driver):
                 "--executor ray-tune: its schedulers judge by one objective, and the study has "
                 f"{', '.join(objectives)}: choose another executor, or leave one objective."
             )
-        if (lanes := lanes_of(as_json(self._study.config))) > 1:
+        if (lanes := self._study.shape.lanes) > 1:
             raise UserError(
                 f"--executor ray-tune: it trains each trial on its own, and train.lanes is {lanes}: leave that out, or "
                 "choose another executor."
@@ -250,12 +248,12 @@ def make_scheduler(name: str | None, study: Study) -> Any:
     """A scheduler of Tune's by name, its time the epochs. Raises UserError where the study gives it nothing to do."""
     name = name or "asha"
     one_of("--scheduler", name, SCHEDULERS)
-    epochs = last_epoch(as_json(study.config))
+    epochs = study.shape.epochs
     if not isinstance(epochs, int):
         raise UserError(f"--scheduler {name} must know how long a trial trains: give the study train.num_epochs.")
     floats = changing(study.space)
     if name in POPULATIONS:
-        compatibility.whole(f"--scheduler {name}", as_json(study.config))
+        compatibility.whole(f"--scheduler {name}", study.shape)
     if name in POPULATIONS and not floats:
         raise UserError(
             f"--scheduler {name} perturbs every Float that may change in the middle of training, and the space "

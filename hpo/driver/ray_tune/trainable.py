@@ -52,9 +52,8 @@ from hpo.ledger.process_id import Process
 from hpo.ledger.rows import RowMapping
 from hpo.ledger.store import PATIENCE
 from hpo.search.samplers.base import ask_seed
-from hpo.space.config import as_json
 from hpo.space.hashing import json_sha256
-from hpo.space.trial_config import last_epoch, parallel_of
+from hpo.space.trial_config import TrialShape
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
 from hpo.storage.home import Home
@@ -90,13 +89,13 @@ def as_trainable(
     ledger = Ledger(storage or at.storage)
     flags: dict[str, Any] = {"overrides": study.overrides, "order": "async", "strategy": "none"}
     request = RunRequest(at, study.reference, name or study.name, **flags)
-    study, spec = declare(request, ledger, workers=1)
+    resolved = declare(request, ledger, workers=1)
     left_open = Placement("ray-tune", scheduler="fifo")  # `hpo resume` trains what the Tuner has left to its end
     options = DriverOptions(at, ledger.url, at.tracking_uri, placement=left_open)
-    row = open_study(ledger, study, spec, options)
+    row = open_study(ledger, resolved, options)
     check_home(ledger, row, at)
     ledger.close()
-    return trainable(study, Job(ledger.url, at, row["id"], row["name"], row["uid"], "ray-tune", Path.cwd()))
+    return trainable(resolved.study, Job(ledger.url, at, row["id"], row["name"], row["uid"], "ray-tune", Path.cwd()))
 
 
 def _refuse_bucket(storage: str, name: str) -> None:
@@ -113,7 +112,7 @@ def _refuse_bucket(storage: str, name: str) -> None:
 
 def trainable(study: Study, job: Job) -> Any:
     """The function that Tune calls with a configuration: path -> value, for each dimension of the space."""
-    if parallel_of(as_json(study.config)).ranks > 1:
+    if study.shape.ranks > 1:
         raise UserError("train.parallel asks for several ranks, and under Ray Tune a trial is one process: leave it.")
 
     def train(config: Mapping[str, Any]) -> None:
@@ -174,12 +173,12 @@ def _begin(
     ledger: Ledger, opened: StudySession, config: Mapping[str, Any], job: Job, origin: _Origin | None
 ) -> Claim | None:
     """The trial to be trained; None where nothing is left: it has ended, or the donor has trained to its end."""
-    study, spec = opened.study, opened.spec
+    study, spec = opened.study, opened.resolved.spec
     coordinates, params = params_of(study, config)
     mine = ledger.look(lambda c: external.newest(c, opened.id, tune.get_context().get_trial_id()))
     if origin is not None and mine is not None and mine["number"] != origin.trial:
-        compatibility.whole("this scheduler of Ray Tune's", as_json(study.config))
-    if origin is not None and origin.ref.epoch >= last_epoch(study.resolved(params)[0]):
+        compatibility.whole("this scheduler of Ray Tune's", study.shape)
+    if origin is not None and origin.ref.epoch >= TrialShape.of(study.resolved(params)[0]).epochs:
         return None
     origin_of = (origin.trial, origin.ref.sha256) if origin else None
     start = external.Start(tune.get_context().get_trial_id(), params, origin_of, config.get(ALIAS, ""))
@@ -268,7 +267,7 @@ class _Results:
 
     def __init__(self, inner: Reporter, claim: Claim, job: Job) -> None:
         self._inner, self._job, self._number = inner, job, claim.number
-        self._last_epoch = last_epoch(claim.config)
+        self._last_epoch = TrialShape.of(claim.config).epochs
         self._newest: CheckpointRef | None = None
         self._held: dict[str, Any] | None = None
 

@@ -23,7 +23,7 @@ from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.strategies.base import History, Strategy, make_strategy
 from hpo.space.dimensions import Float
 from hpo.space.objective import Objective
-from hpo.space.trial_config import last_epoch
+from hpo.space.trial_config import TrialShape
 from trainer.report import CONTINUE, Verdict
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def planned_epochs(config: Mapping[str, Any], breeds: PopulationStrategy | None,
     """The most epochs that trial `number` trains, which begins at epoch `start`; infinity where its configuration does
     not say, so that its end is waited for."""
     end = breeds.end(number) if breeds else math.inf
-    return max(min(last_epoch(config), end) - start, 0)
+    return max(min(TrialShape.of(config).epochs, end) - start, 0)
 
 
 class Generations(BaseModel):

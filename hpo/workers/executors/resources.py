@@ -14,7 +14,6 @@ from pathlib import Path
 from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.space.config import as_json, flatten
-from hpo.space.trial_config import parallel_of
 
 GPU_SHARE = "HPO_GPU_SHARE"  # of the memory of its GPU that a worker process may take
 GPUS_ASKED = "HPO_GPUS_ASKED"  # what --gpus-per-worker says, where it asks for any
@@ -49,10 +48,9 @@ class Needs:
 
 
 def needs(study: Study) -> Needs:
-    config = as_json(study.config)
-    fields = flatten(config)
+    fields = flatten(as_json(study.config))
     device = str(fields.get("train.device", "auto"))
-    return Needs(parallel_of(config).ranks, int(fields.get("train.num_threads") or 1), device != "cpu")
+    return Needs(study.shape.ranks, int(fields.get("train.num_threads") or 1), device != "cpu")
 
 
 def gpus_each(asked: float | None, wanted: Needs, workers: int, present: int) -> float:

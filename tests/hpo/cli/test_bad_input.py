@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from hpo import Choice, Int, Objective, Study
 from hpo.cli.main import app
 from hpo.declaration import preflight
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.errors import HomeError, UserError
 from hpo.ledger import Ledger, store, tables
@@ -217,13 +218,13 @@ def test_what_some_trial_reads_may_be_set(searched):
         declared = Study("own", MlpConfig(), Loop, space, [Objective("val/loss")])
         with pytest.raises(UserError, match=r"lookahead\.k is set") if refused else nullcontext():
             study = declared.configure(given := {"train.optim.lookahead.k": 3})
-            preflight.check(study, spec_of(study), options=given)
+            preflight.check(ResolvedStudy(study, spec_of(study)), options=given)
 
 
 def test_a_memory_bound_is_not_asked_for_where_workers_are_elsewhere():
     declared = Study("own", MlpConfig(), Loop, {"train.seed": Int(1, 4)}, [Objective("val/loss")])
     study = declared.configure({"train.micro_batch_size": "auto"})
-    preflight.check(study, spec_of(study), here=False)
+    preflight.check(ResolvedStudy(study, spec_of(study)), here=False)
 
 
 @pytest.mark.parametrize(
@@ -670,4 +671,4 @@ def test_a_monitor_of_the_users_own_need_not_be_a_metric():
         nested: dict[str, bool] = {"monitor": True}
 
     study = Study("own", Config(), Loop, {"monitor": Int(1, 4)}, [Objective("val/loss")])
-    preflight.check(study, spec_of(study))
+    preflight.check(ResolvedStudy(study, spec_of(study)))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from hpo.declaration.budget import Budget, parse_time
 from hpo.errors import UserError
-from hpo.space.trial_config import last_epoch
 from hpo.text import spelled
 
 
@@ -45,8 +42,3 @@ def test_a_bound_may_be_repeated_but_not_lowered_below_what_is_used():
     ):
         with pytest.raises(UserError, match=words):
             given.check("s", stored, used)
-
-
-def test_the_epochs_of_a_trial_that_does_not_say_are_not_known():
-    assert last_epoch({"train": {"num_epochs": 7}}) == 7
-    assert last_epoch({"train": 3}) == last_epoch({}) == math.inf

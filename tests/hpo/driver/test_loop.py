@@ -477,7 +477,7 @@ def test_options_of_a_sampler_are_stored_kept_and_part_of_what_a_study_is(home, 
         ("tpe", {"n_startup_trials": 3}),
         ("grid", {"points": 5}),
     ):
-        _, spec = declare(RunRequest(home, reference=str(fragile), sampler=sampler), None, workers=1)
+        spec = declare(RunRequest(home, reference=str(fragile), sampler=sampler), None, workers=1).spec
         assert (spec.sampler, spec.sampler_options) == (sampler or "tpe", options)
     drive(home, trials=1, reference=str(fragile))
     fragile.write_text(fragile.read_text().replace(": 3}", ": 4}"))
@@ -640,16 +640,16 @@ def test_a_resume_uses_as_many_workers_as_the_run_before_unless_told(home, fragi
 
 
 def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_path, home, fragile, monkeypatch):
-    study, spec = declare(RunRequest(home, reference=str(fragile)), None, workers=1)
-    found = identity.identity(study, spec)
+    resolved = declare(RunRequest(home, reference=str(fragile)), None, workers=1)
+    found = identity.identity(resolved)
     for part in ("hpo/search", "hpo/space", "trainer"):
         shutil.copytree(code_digest.ROOT / part, tmp_path / part)
     monkeypatch.setattr(code_digest, "ROOT", tmp_path)
     monkeypatch.setattr(identity, "_installed", identity._installed.__wrapped__)  # as another process would find it
-    assert identity.drift(found, identity.identity(study, spec)) == []
+    assert identity.drift(found, identity.identity(resolved)) == []
     for part, what in (("hpo/search/samplers/tpe.py", "search"), ("trainer/step.py", "trainer")):
         (tmp_path / part).write_text("other = 1\n")
-        assert f"the {what} changed" in identity.drift(found, identity.identity(study, spec))
+        assert f"the {what} changed" in identity.drift(found, identity.identity(resolved))
     assert f"python {sys.version_info[0]}.{sys.version_info[1]} " in found["versions"]
     assert "scikit-learn " in found["versions"]
 

@@ -95,8 +95,10 @@ def test_a_higher_tier_begins_with_the_best_of_the_lower_one(home, capsys):
         assert driven(ledger, replace(request, tier=2), trials=5) == ("curves-tier2", "complete"), "it goes on"
         assert searched(home, "curves-tier2")[:3] == two and capsys.readouterr().err == ""
         for name, change in (("other", {"name": "other"}), ("curves-tier2", {"enqueue": [{"lr": 0.25}]})):
-            study, spec = declare(replace(request, tier=2, **change), None if name == "other" else ledger, workers=1)
-            assert spec.name == name and [dict(one) for one in study.enqueue] == change.get("enqueue", [])
+            resolved = declare(replace(request, tier=2, **change), None if name == "other" else ledger, workers=1)
+            assert resolved.spec.name == name and [dict(one) for one in resolved.study.enqueue] == change.get(
+                "enqueue", []
+            )
 
 
 def test_a_dimension_pinned_beyond_the_tier_keeps_its_value(tmp_path):
@@ -107,7 +109,7 @@ def test_a_dimension_pinned_beyond_the_tier_keeps_its_value(tmp_path):
     pinned = 2 * int(dict(study.enqueue[0])[beyond])
     for enqueue in (None, [{beyond: pinned // 2}]):
         request = RunRequest(Home(tmp_path), "gpt", overrides={beyond: pinned}, tier=1, enqueue=enqueue)
-        declared, _ = declare(request, ledger, workers=1)
+        declared = declare(request, ledger, workers=1).study
         assert flatten(as_json(declared.config))[beyond] == pinned
         assert all(beyond not in entry for entry in declared.enqueue)
     with pytest.raises(UserError, match="is no dimension of the space"):

@@ -107,8 +107,8 @@ def test_a_file_is_read_and_what_is_pinned_keeps_its_value(tmp_path):
     (tmp_path / "good.yaml").write_text("lr: 0.01\noptimizer: sgd\nmomentum: 0.5\ntrain:\n  num_epochs: 9\n")
     [entry] = read([tmp_path / "good.yaml"])
     request = RunRequest(Home(tmp_path), reference=STUDY, enqueue=[entry], overrides={"optimizer": "adamw"})
-    study, spec = declare(request, None, workers=1)
-    assert spec.enqueue == [{"lr": 0.01}] and study.enqueue == ({"lr": 0.01},)
+    resolved = declare(request, None, workers=1)
+    assert resolved.spec.enqueue == [{"lr": 0.01}] and resolved.study.enqueue == ({"lr": 0.01},)
 
 
 def test_a_file_without_a_value_is_refused(tmp_path):
@@ -164,8 +164,8 @@ def test_warm_start_trials_are_held_against_this_studys_constraints(tmp_path, ca
     bounded = declared(tmp_path / "bounded.py", 'Objective("val/loss", "minimize")', TWO)
     with closing(Ledger(home.storage)) as ledger:
         request = RunRequest(home, reference=bounded, name="new", warm_start="source", sampler="tpe")
-        study, spec = declare(request, ledger, workers=1)
-    told = records(spec.earlier, len(study.constraints))
+        resolved = declare(request, ledger, workers=1)
+    told = records(resolved.spec.earlier, len(resolved.study.constraints))
     heads = [one["num_heads"] for one in params if one["lr"] <= 0.7]
     said = f"warm start: {len(heads)} of {len(heads)} complete trials of study source"
     assert said in capsys.readouterr().err
@@ -183,10 +183,10 @@ def test_a_warm_start_takes_the_curves_of_stopped_trials_too(tmp_path, capsys):
             curves = Curves(source["id"], [Objective("val/loss")])
             known = {row["number"]: curves.of(connection, row["id"]) for row in rows}
         request = RunRequest(home, reference=STUDY, name="new", warm_start="source", sampler="freeze-thaw")
-        study, spec = declare(request, ledger, workers=1)
+        resolved = declare(request, ledger, workers=1)
     states = [row["state"] for row in rows]
-    assert states.count("pruned") > 0 and [one["state"] for one in spec.earlier] == states
-    told = records(spec.earlier, len(study.constraints))
+    assert states.count("pruned") > 0 and [one["state"] for one in resolved.spec.earlier] == states
+    told = records(resolved.spec.earlier, len(resolved.study.constraints))
     assert [list(one.curve) for one in told] == [list(known[row["number"]]) for row in rows]
     said = f"warm start: {states.count('complete')} of {states.count('complete')} complete trials of study source"
     assert f"{said}, and {states.count('pruned')} that stopped early" in capsys.readouterr().err
@@ -205,7 +205,7 @@ def test_trials_of_a_warm_start_have_the_value_that_this_study_selects(tmp_path)
         with ledger.read() as connection:
             rows = queries.trial_rows(connection, queries.study_row(connection, "source")["id"])
         request = RunRequest(home, reference=best, name="new", warm_start="source", sampler="tpe")
-        _, spec = declare(request, ledger, workers=1)
+        spec = declare(request, ledger, workers=1).spec
     last = [row["values"][0] for row in rows if row["state"] == "complete"]
     assert [one["values"][0] for one in spec.earlier] == pytest.approx([value - 25.0 for value in last]), "of epoch 4"
 
@@ -217,7 +217,7 @@ def test_a_warm_start_leaves_out_whose_parameters_changed_in_training(tmp_path, 
         with ledger.read() as connection:
             rows = queries.trial_rows(connection, queries.study_row(connection, "bred")["id"])
         request = RunRequest(home, name="new", warm_start="bred", sampler="tpe", strategy="none", **flags)
-        _, spec = declare(request, ledger, workers=1)
+        spec = declare(request, ledger, workers=1).spec
     of = {row["number"]: row for row in rows}
     complete = [row for row in rows if row["state"] == "complete"]
     whole = []

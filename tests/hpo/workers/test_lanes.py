@@ -159,7 +159,7 @@ def test_a_rung_compares_each_trial_with_all_before_it_and_none_after(golden):
 def test_by_default_the_window_holds_two_trials_for_every_lane(tmp_path):
     for workers, lanes, window in ((1, 4, 8), (2, 4, 16), (1, 2, 4), (2, 1, 4)):
         request = RunRequest(Home(tmp_path), reference=str(LANES), overrides={"train.lanes": lanes})
-        assert declare(request, None, workers=workers)[1].window == window
+        assert declare(request, None, workers=workers).spec.window == window
 
 
 # Interruptions

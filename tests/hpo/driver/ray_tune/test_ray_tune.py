@@ -157,11 +157,11 @@ def driving_tune(home: Home, reference: str | None, **options: Any) -> Iterator[
     """A driver in this process, which holds the study's lease. `declared` goes to the request, the rest to the run."""
     ledger = Ledger(home.create().storage)
     declared = options.pop("declared", {})
-    study, spec = declare(RunRequest(home, reference, strategy="none", order="async", **declared), ledger, workers=1)
+    resolved = declare(RunRequest(home, reference, strategy="none", order="async", **declared), ledger, workers=1)
     resources, scheduler = options.pop("resources", NOTHING_SAID), options.pop("scheduler", "fifo")
     placement = Placement("ray-tune", options.pop("workers", 1), resources, scheduler=scheduler)
     options = DriverOptions(home, ledger.url, home.tracking_uri, placement=placement, **options)
-    driver = TuneDriver(ledger, study, spec, options, placement.make())
+    driver = TuneDriver(ledger, resolved, options, placement.make())
     driver.acquire()
     try:
         yield driver
@@ -503,9 +503,9 @@ def test_what_tune_has_taken_over_is_refused(tmp_path, given, said):
 def test_a_resume_is_refused_what_tune_has_taken_over(tmp_path):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    study, spec = declare(RunRequest(home, "mlp", strategy="none", order="async"), ledger, workers=1)
+    resolved = declare(RunRequest(home, "mlp", strategy="none", order="async"), ledger, workers=1)
     placement = Placement("ray-tune", 1, scheduler="asha")
-    open_study(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=2, placement=placement))
+    open_study(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=2, placement=placement))
     ledger.close()
     for given in ({"epochs": 5}, {"seconds": 5.0}, {"strategy": "asha"}):
         with pytest.raises(UserError, match="with --executor ray-tune: there Ray Tune decides"):
@@ -516,8 +516,8 @@ def test_a_resume_is_refused_what_tune_has_taken_over(tmp_path):
 def test_a_bound_that_tune_would_not_keep_to_is_refused_on_resume(tmp_path, bound, said):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    study, spec = declare(RunRequest(home, "mlp", strategy="none", order="async"), ledger, workers=1)
-    open_study(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, **bound))
+    resolved = declare(RunRequest(home, "mlp", strategy="none", order="async"), ledger, workers=1)
+    open_study(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, **bound))
     ledger.close()
     with pytest.raises(UserError, match=f"study 'mlp' was begun with {said}, which Ray Tune does not keep to: go on"):
         run(RunRequest(home, name="mlp", executor="ray-tune", trials=5), lambda *_: lambda _: None)
@@ -556,7 +556,7 @@ def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path
             number = max(rows)
             assert number == place + (place >= 12) and rows.pop(number)["params"] == proposed
             told = [n for _, n in sorted((row["told"], n) for n, row in rows.items() if row["told"] is not None)]
-            anew = proposer.LedgerProposer(ledger, driver._study, driver._spec, driver._curves, rows, told, 0).ask(
+            anew = proposer.LedgerProposer(ledger, driver._resolved, driver._curves, rows, told, 0).ask(
                 number, told=len(told)
             )
             assert anew.params == proposed

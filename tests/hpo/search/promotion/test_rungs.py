@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -255,9 +256,9 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     home, strategy = Home(tmp_path / "home").create(), {"name": "asha-promote", "min_epochs": 1, "eta": 2}
     ledger, me = Ledger(home.storage), Process.current()
     asked = RunRequest(home, reference=TINY, sampler="freeze-thaw", strategy="asha-promote", overrides=FULL)
-    study, spec = declare(asked, ledger, workers=2)
-    spec = spec.model_copy(update={"strategy": strategy})
-    driver = Driver(ledger, study, spec, DriverOptions(home, ledger.url, home.tracking_uri, trials=9), Inline())
+    resolved = declare(asked, ledger, workers=2)
+    resolved = replace(resolved, spec=resolved.spec.model_copy(update={"strategy": strategy}))
+    driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=9), Inline())
     ledger.transact(lambda c: transactions.register(c, me, "test"))
     driver.acquire()
 
@@ -279,7 +280,7 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     driver._fill()
     live = driver._asking._sampler
     found = {row["number"]: row for row in ledger.look(lambda c: driver_queries.all_rows(c, 1))}
-    made = proposer.LedgerProposer(ledger, study, spec, driver._curves, found, [], 0)._sampler
+    made = proposer.LedgerProposer(ledger, resolved, driver._curves, found, [], 0)._sampler
     assert {again.number, never.number} == {0, 2}
     assert live._curves == made._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}
     driver.release()

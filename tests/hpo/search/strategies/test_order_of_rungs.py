@@ -84,9 +84,9 @@ class Rungs:
         self.home, self.ledger = home, Ledger(home.create().storage)
         flags: dict[str, Any] = {"reference": CURVES, "window": 4, "sampler": "random", "strategy": "asha"}
         flags["order"] = order
-        study, spec = declare(RunRequest(home, **flags), self.ledger, workers=1)
+        resolved = declare(RunRequest(home, **flags), self.ledger, workers=1)
         driver = Driver(
-            self.ledger, study, spec, DriverOptions(home, self.ledger.url, home.tracking_uri, trials=3), Inline()
+            self.ledger, resolved, DriverOptions(home, self.ledger.url, home.tracking_uri, trials=3), Inline()
         )
         driver.acquire()
         driver._fill()
