@@ -1,9 +1,12 @@
-"""Digests of the platform's own code that a move of modules does not change.
+"""Digests of code that comments, docstrings and layout do not change.
 
-What counts is what is defined, whichever module it stands in: the top-level statements of all files, in any order.
-Comments, docstrings, layout, imports of the platform's own names and the paths of its modules do not count.
+Of the platform's own code what counts is what is defined, whichever module it stands in: the top-level statements of
+all files, in any order. Imports of the platform's own names and the paths of its modules do not count.
 `python -m hpo.declaration.code_digest` keeps the digests beside the bytecode, as the first process does that needs
 them.
+
+Of a study's own code all statements count, in their order, file by file, but for those under
+`if __name__ == "__main__":`, which no worker runs.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ import ast
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,6 +26,7 @@ from hpo.space.hashing import json_sha256, tree_sha256
 
 ROOT = Path(__file__).parents[2]  # of hpo, the trainer and the studies
 FORM = "definitions:"  # begins every digest; what releases up to 0.1 stored, sha256 of files and their paths, has none
+STUDYS = "statements:"  # begins those of a study's own code; releases up to 0.1 stored sha256 of its files
 _OWN = ("hpo", "trainer", "studies")
 _PATH = re.compile(rf"(?:{'|'.join(_OWN)})(?:\.\w+)*[.:](\w+)")  # of a module, or of a name in one
 
@@ -38,6 +44,43 @@ def digest(place: Path, *more: Path) -> str:
         found = FORM + json_sha256(sorted(_definitions(_sources([place, *more]))))
     _keep(kept, found)
     return found
+
+
+def of_study(place: Path) -> str:
+    """The digest of a study's own code, a file or a package: of its statements and, by which a study of an earlier
+    release goes on, of its bytes."""
+    written = tree_sha256(place, "*.py")
+    return f"{STUDYS}{_statements(place, written)}:{written}"
+
+
+def of_text(text: str) -> str:
+    """The same of a function's text, as a notebook has it."""
+    source = textwrap.dedent(text)
+    return f"{STUDYS}{_parsed(source.encode())}:{sha256(text.encode()).hexdigest()}"
+
+
+def same(before: str, after: str) -> bool:
+    """Whether two digests are of the same code: by its statements, to the byte where a release up to 0.1 made one."""
+    if not after.startswith(STUDYS):
+        return before == after
+    _, statements, written = after.split(":")
+    return before.split(":")[1] == statements if before.startswith(STUDYS) else before == written
+
+
+@cache
+def _statements(place: Path, written: str) -> str:
+    """The digest of the statements in a file, or in each file of a package; `written` is what its bytes are."""
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    return json_sha256({one.relative_to(place).as_posix(): _parsed(one.read_bytes()) for one in files})
+
+
+def _parsed(source: bytes) -> str:
+    """sha256 of the statements; of the bytes where they are not Python's, since then no statement is run either."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return sha256(source).hexdigest()
+    return sha256(ast.dump(_Imported().visit(tree)).encode()).hexdigest()
 
 
 def _keep(path: Path, text: str) -> None:
@@ -67,7 +110,26 @@ def _definitions(files: Iterable[Path]) -> set[str]:
     return found
 
 
-class _Moveless(ast.NodeTransformer):
+class _Undocumented(ast.NodeTransformer):
+    """Takes docstrings out of a module."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if text else self.generic_visit(node)
+
+
+class _Imported(_Undocumented):
+    """Leaves of a module what an import of it runs."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        alone = ast.dump(node.test) == _AS_SCRIPT and not node.orelse
+        return None if alone else self.generic_visit(node)
+
+
+_AS_SCRIPT = ast.dump(ast.parse('__name__ == "__main__"', mode="eval").body)
+
+
+class _Moveless(_Undocumented):
     """Takes out of one module what a move changes."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -90,10 +152,6 @@ class _Moveless(ast.NodeTransformer):
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         path = _PATH.fullmatch(node.value) if isinstance(node.value, str) else None
         return ast.Constant(path[1]) if path else node
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if text else self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
         typing = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.declaration import code_digest
@@ -22,6 +23,7 @@ _LOADED = ("code", "versions", "trainer", "search")  # what stays in a process t
 _ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}", "code": "the code of {}"}
 _ENTRIES |= {"rules": "rule {!r}"}
 
+_DIGESTS = (code_digest.FORM, code_digest.STUDYS)
 _UNNAMED = {"": "the study", ".": "its package"}
 # What can be said of code that releases up to 0.1 have hashed by files and their places.
 _REORGANISED = (
@@ -57,7 +59,7 @@ def check_worker(row: Mapping[str, Any], study: Study, *, data: bool = True) -> 
     stored = row["identity"]
     brought = _here(study) | ({"data": study.data_sha256()} if data else {})
     here = {key: value for key, value in brought.items() if key in stored}
-    if changed := drift({key: stored[key] for key in here}, here):
+    if changed := drift({key: stored[key] for key in here}, here, study.code()):
         raise DriftError(
             f"this worker cannot train study {row['name']!r} of {row['environment'].get('host')}: here "
             f"{'; '.join(changed)}: give it the driver's code, data and versions, or drive with --allow-drift."
@@ -74,23 +76,30 @@ def check_loaded(old: Mapping[str, Any], row: Mapping[str, Any]) -> None:
         )
 
 
-def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs, a clause each: `the code changed`, `train.num_epochs changed from 3 to 5`."""
+def drift(old: Mapping[str, Any], new: Mapping[str, Any], code: Mapping[str, Path] | None = None) -> list[str]:
+    """What differs, a clause each: `the code of mlp.py changed`, `train.num_epochs changed from 3 to 5`.
+
+    `code` says where the parts of the code lie, by label.
+    """
     keys = sorted(old.keys() | new.keys())
-    clauses = list(dict.fromkeys(clause for key in keys for clause in _clauses(key, old, new)))
+    names = _UNNAMED | {label: _beside(place) for label, place in (code or {}).items()}
+    clauses = list(dict.fromkeys(clause for key in keys for clause in _clauses(key, old, new, names)))
     more = len(clauses) - MAX_CLAUSES
     return [*clauses[:MAX_CLAUSES], f"{more} more changed"] if more > 1 else clauses
 
 
-def _clauses(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _beside(place: Path) -> str:
+    return str(place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place)
+
+
+def _clauses(key: str, old: Mapping[str, Any], new: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[str]:
     before, after = old.get(key, _MISSING), new.get(key, _MISSING)
     if before == after:
         return
     if key in _ENTRIES and isinstance(before, Mapping) and isinstance(after, Mapping):
         for path in sorted(before.keys() | after.keys()):
-            yield from _changed(
-                _ENTRIES[key].format(_UNNAMED.get(path, path)), before.get(path, _MISSING), after.get(path, _MISSING)
-            )
+            what = _ENTRIES[key].format(names.get(path, path) if key == "code" else path)
+            yield from _changed(what, before.get(path, _MISSING), after.get(path, _MISSING))
     elif any(isinstance(value, Mapping) for value in (before, after)):
         yield f"the {key} changed"
     else:
@@ -98,11 +107,11 @@ def _clauses(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
 
 
 def _changed(what: str, before: Any, after: Any) -> Iterator[str]:
-    if before == after:
+    if before == after or (isinstance(before, str) and isinstance(after, str) and code_digest.same(before, after)):
         return
-    if _is_digest(after) and isinstance(before, str) and not _is_digest(before):
+    if _of_platform(after) and isinstance(before, str) and not _of_platform(before):
         yield _REORGANISED
-    elif any(_is_digest(value) or (isinstance(value, str) and len(value) == 64) for value in (before, after)):
+    elif any(isinstance(value, str) and (len(value) == 64 or value.startswith(_DIGESTS)) for value in (before, after)):
         yield f"{what if what.startswith('the ') else f'the {what}'} changed"
     elif before is _MISSING or after is _MISSING:
         yield f"{what} is {'new' if before is _MISSING else 'gone'}"
@@ -110,7 +119,7 @@ def _changed(what: str, before: Any, after: Any) -> Iterator[str]:
         yield f"{what} changed from {_shown(before)} to {_shown(after)}"
 
 
-def _is_digest(value: Any) -> bool:
+def _of_platform(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(code_digest.FORM)
 
 

@@ -11,15 +11,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from hpo.declaration import place
-from hpo.declaration.code_digest import digest
+from hpo.declaration import code_digest, place
 from hpo.declaration.enqueue import fitting, within
 from hpo.declaration.loading import file_of, source_parts
 from hpo.declaration.naming import check_name
@@ -359,13 +357,13 @@ class Study:
         return source_parts(file, own)
 
     def code_sha256(self) -> dict[str, str]:
-        """The hash of each part of the code, wherever that lies; of the platform's own studies the digest of what is
+        """The digest of each part of the code, wherever that lies; of the platform's own studies that of what is
         defined there, which moves of modules do not change."""
         if not self.code() and (source := getattr(self.task, "source", None)):
-            return {"": sha256(source().encode()).hexdigest()}
+            return {"": code_digest.of_text(source())}
         shipped = self.module.startswith("studies.")
         return {
-            label: digest(place) if shipped or label.startswith("studies.") else tree_sha256(place, "*.py")
+            label: code_digest.digest(place) if shipped or label.startswith("studies.") else code_digest.of_study(place)
             for label, place in self.code().items()
         }
 

@@ -43,7 +43,7 @@ def open_study(ledger: Ledger, resolved: ResolvedStudy, options: DriverOptions, 
             f"{_judged_by(spec.to_json())}: undo that, or start another study by `hpo run --study {spec.reference} "
             "--name NAME`."
         )
-    changed = drift(row["identity"], now)
+    changed = drift(row["identity"], now, resolved.study.code())
     if changed and not options.allow_drift and not (anew and _without_value(ledger, row["id"])):
         again = command(f"rm --study {spec.name}")
         raise DriftError(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import pandas as pd
 import pytest
 import typer.main
 from places import HARNESS, ROOT
+from sqlalchemy import select
 from typer.testing import CliRunner
 
 import hpo
 from hpo.cli.main import app
 from hpo.declaration.references import load
-from hpo.errors import UserError
+from hpo.errors import DriftError, UserError
+from hpo.ledger import Ledger
+from hpo.ledger.tables import events
 from hpo.storage.home import Home
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
@@ -154,6 +158,37 @@ def test_a_study_in_hand_is_the_study_of_its_file(tmp_path):
     by_name = hpo.run(STUDY, trials=3, seed=2, home=tmp_path / "a", **QUICK)
     in_hand = hpo.run(load(STUDY), trials=3, seed=2, home=tmp_path / "b", **QUICK)
     assert by_name.digest == in_hand.digest
+
+
+EDITED = """import hpo
+
+RATE = 1.0  {comment}
+
+
+@hpo.study(space={{"x": hpo.Float(-1.0, 1.0)}}, minimize="loss")
+def train(trial):
+    \"\"\"{docstring}\"\"\"
+    return {number} * RATE * trial.params.x ** 2
+"""
+AS_BEGUN = {"comment": "", "docstring": "A parabola.", "number": "1.0"}
+
+
+def test_an_edit_of_a_file_that_changes_nothing_is_no_drift(tmp_path):
+    """Comments and docstrings of the file that declares a function; a number in it is named with the file."""
+    file, home = tmp_path / "train.py", tmp_path / "home"
+
+    def run(trials: int, **edit: str) -> hpo.StudyHandle:
+        file.write_text(EDITED.format(**AS_BEGUN | edit))
+        return hpo.run(str(file), trials=trials, home=home, executor="inline", progress=False)
+
+    run(1)
+    run(2, comment="# of the parabola", docstring="A parabola,\n\n    and nothing else.")
+    with pytest.raises(DriftError, match=rf"study 'train' is in the ledger already, and the code of {file} changed: "):
+        run(3, number="2.0")
+    found = run(3, comment="# as it was begun")
+    assert found.status().trials["complete"] == 3
+    with closing(Ledger(f"sqlite:///{home / 'ledger.db'}", create=False)) as ledger, ledger.read() as connection:
+        assert not connection.execute(select(events).where(events.c.kind == "drift")).all()
 
 
 def script(tmp_path: Path, *, guard: str = GUARD, pause: float = 0.0, trials: int = 4) -> list[str]:

@@ -344,11 +344,11 @@ def test_relative_tasks_are_beside_the_declaration(write, task):
 
 def test_a_changed_file_is_loaded_anew_and_has_another_identity(write):
     first = load(str(write()))
-    second = load(str(write(extra="# changed")))
+    second = load(str(write(extra="changed = 1")))
     assert second.module == first.module
     assert (
         drift(first.identity(), {})
-        and second.identity()["code"] == load(str(write(extra="# changed"))).identity()["code"]
+        and second.identity()["code"] == load(str(write(extra="changed = 1"))).identity()["code"]
     )
 
 
@@ -545,10 +545,10 @@ def test_the_code_of_a_file_is_all_that_it_imports_from_its_directory(tmp_path):
     before = code()
     for part, name in (("helper.py", "helper"), ("tasks.py", "tasks"), ("net/layers.py", "net"), ("mine.py", "")):
         with (tmp_path / part).open("a") as file:
-            file.write("# changed\n")
+            file.write("changed = 1\n")
         assert {label for label, found in code().items() if found != before[label]} == {name}
         before = code()
-    (tmp_path / "apart.py").write_text("# changed")
+    (tmp_path / "apart.py").write_text("changed = 1\n")
     assert code() == before, "what is not imported does not belong to the study"
 
 
@@ -568,7 +568,7 @@ def test_the_code_of_a_file_in_a_package_is_the_package_anywhere(tmp_path):
     (moved / "hpo").mkdir()
     (moved / "hpo" / "__init__.py").touch()
     assert load(str(moved / "mine" / "train.py")).code_sha256() == before
-    (moved / "mine" / "layers.py").write_text("# changed\n")
+    (moved / "mine" / "layers.py").write_text("changed = 1\n")
     assert load(str(moved / "mine" / "train.py")).code_sha256() != before
 
 

@@ -396,9 +396,9 @@ def test_what_is_not_given_again_is_as_it_was_and_what_differs_is_named(home, fr
     assert "lr changed from 0.5 to 0.25: undo that, continue with --allow-drift, start another study by" in text
     assert f"`hpo run --study {fragile} --name NAME`" in text
     assert "pause" not in text
-    fragile.write_text(FRAGILE + "# changed\n")
+    fragile.write_text(FRAGILE + "changed = 1\n")
     text = refused(hpo("resume", home=home), 2)
-    assert "the code of the study changed: undo that" in text
+    assert f"the code of {fragile} changed: undo that" in text
     drive(home, trials=2, reference=str(fragile), overrides={"lr": 0.25}, allow_drift=True)
     [(fields,)] = query(home, select(events.c.fields).where(events.c.kind == "drift"))
     assert fields["changed"] == ["the code of the study changed", "lr changed from 0.5 to 0.25"]
@@ -454,10 +454,10 @@ def test_a_worker_with_other_code_is_refused_unless_drift_was_allowed(home, frag
     driver.acquire()
     driver._fill()
     code = fragile.read_text()
-    fragile.write_text(code + "# another version\n")
+    fragile.write_text(code + "version = 2\n")
     worker = Worker(Ledger(home.storage), home, "joined")
     with pytest.raises(
-        DriftError, match=r"this worker cannot train study 'fragile' of .*: here the code of the study changed: give"
+        DriftError, match=rf"this worker cannot train study 'fragile' of .*: here the code of {fragile} changed: give"
     ):
         worker.run_one([1])
     assert known(home)[1].trials["waiting"] == 1
@@ -563,12 +563,12 @@ def test_a_joined_worker_trains_the_study_as_it_is_driven_now(home, joined):
     resumed(home, window=5, strategy="median", overrides={"pause": 0.01})
     assert joined.run_one([1])
     now = joined._open(1)
-    assert (now.spec.window, now.strategy.name, now.study.config.pause) == (5, "median", 0.01)
+    assert (now.resolved.spec.window, now.resolved.strategy.name, now.study.config.pause) == (5, "median", 0.01)
     assert known(home)[1].trials["complete"] == 2
 
 
 def test_a_joined_worker_leaves_where_the_code_is_new(home, fragile, joined):
-    fragile.write_text(FRAGILE + "# another version\n")
+    fragile.write_text(FRAGILE + "version = 2\n")
     resumed(home)
     with pytest.raises(
         DriftError, match=r"with other code than this worker has loaded: the code of the study changed: start"

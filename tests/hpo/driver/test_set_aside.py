@@ -75,7 +75,7 @@ def test_what_failed_is_set_aside_once_the_declaration_is_mended(home, tmp_path,
     file.write_text(WHOLE)
     digest, status, state, _ = drive(home, trials=4, reference=str(file), window=1)
     assert (state, status.trials["complete"], status.trials["failed"]) == ("complete", 4, 0)
-    said = "study 'mended' has no trial with a value, and the code of the study changed: 3 trials set aside, and it"
+    said = f"study 'mended' has no trial with a value, and the code of {file} changed: 3 trials set aside, and it"
     assert f"{said} begins anew with trial 0." in capsys.readouterr().err
     golden, *_ = drive(Home(tmp_path / "golden"), trials=4, reference=str(file), window=1)
     assert digest == golden
@@ -98,11 +98,11 @@ def test_a_value_or_a_trained_epoch_makes_a_change_a_drift(home, file):
     drive(home, trials=1, reference=str(file), window=1)
     file.write_text(BROKEN)
     again = r"or delete what there is by `hpo rm --study mended`"
-    with pytest.raises(DriftError, match=rf"the code of the study changed: undo that, .* {again}"):
+    with pytest.raises(DriftError, match=rf"the code of {file} changed: undo that, .* {again}"):
         drive(home, trials=2, reference=str(file))
     with Ledger(home.storage).write() as connection:  # it waits for its second epoch
         connection.execute(update(trials).values(state="waiting", values=None, outcome=None))
-    with pytest.raises(DriftError, match="the code of the study changed"):
+    with pytest.raises(DriftError, match=f"the code of {file} changed"):
         drive(home, trials=2, reference=str(file))
     with Ledger(home.storage).write() as connection:  # its worker has left before the first
         connection.execute(update(trials).values(epoch=0))

@@ -63,7 +63,7 @@ class Fated(Task):
             raise RuntimeError("this build has no NCCL, and gloo is too old")
         if fate == "edit":
             with open(__file__, "a") as file:
-                file.write("# another study\\n")
+                file.write("version = 2\\n")
 
     def evaluate(self, model):
         return {"val/loss": 0.5}
