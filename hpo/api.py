@@ -1,17 +1,20 @@
 """Runs, resumes and opens studies from Python: `hpo.run`, `hpo.resume` and `hpo.open`.
 
-Each option has the name and the meaning of the command's; what the commands print to be typed next names commands.
+Each option has the name and the meaning of the command's, and errors name it so; what is printed to be typed next names
+commands.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpo import text
+from hpo.cli.arguments import named
 from hpo.declaration import enqueue as enqueued
 from hpo.declaration import loading
 from hpo.declaration.budget import parse_time
@@ -28,6 +31,11 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 
+def _arguments() -> Collection[str]:
+    return inspect.signature(run).parameters
+
+
+@named(_arguments)
 def run(
     study: Study | str,
     *,
@@ -109,6 +117,7 @@ def run(
     )
 
 
+@named(_arguments)
 def resume(
     study: str | None = None,
     *,
@@ -159,6 +168,7 @@ def resume(
     return _drive(request, progress)
 
 
+@named(_arguments)
 def open(study: str | None = None, *, home: PathLike | None = None, storage: str | None = None) -> StudyHandle:
     """A study of a home, to be read; also while another process runs it.
 

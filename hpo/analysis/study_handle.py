@@ -72,8 +72,9 @@ class StudyHandle:
             rows.append(_named(row, found.objectives) | end)
         return pd.DataFrame(rows, columns=_ordered(rows))
 
-    def curves(self, metric: str) -> pd.DataFrame:
-        """Every value reported of a metric: `number`, `step`, `epoch` (missing where none was closed) and `value`.
+    def curves(self, metric: str | None = None) -> pd.DataFrame:
+        """Every value reported of a metric, by default of the first objective: `number`, `step`, `epoch` (missing where
+        none was closed) and `value`.
 
         Raises UserError, naming those there are, for a metric that no trial has reported.
         """
@@ -81,6 +82,7 @@ class StudyHandle:
 
         with self._ledger.read() as connection:
             study = queries.study_row(connection, self.name)
+            metric = metric or study["spec"]["objectives"][0]["metric"]
             rows = [
                 (number, step, epoch, value)
                 for number, _, step, epoch, value in queries.curves(connection, study["id"], [metric])

@@ -55,6 +55,16 @@ def load_module(reference: str) -> tuple[ModuleType, str, str]:
     return _load_shipped(where), attribute, f"{where}{suffix}"
 
 
+def is_another(before: str, now: str) -> bool:
+    """Whether two references are of two studies, and not of one whose file has moved: the first is still there."""
+    old, new = (_REFERENCE.fullmatch(reference) for reference in (before, now))
+    if old is None or new is None or (old["where"], old["attribute"]) == (new["where"], new["attribute"]):
+        return False
+    if old["where"] == new["where"]:  # one file, of which a reference need not name its only study
+        return None not in (old["attribute"], new["attribute"])
+    return old["where"] in shipped() or Path(old["where"]).is_file()
+
+
 def _carried(path: Path) -> Path:
     """Where the code of `path` is in this process."""
     directory, _, copy = os.environ.get(CARRIED, "").partition(os.pathsep)

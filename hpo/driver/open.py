@@ -9,6 +9,7 @@ from typing import Any
 from hpo.clock import SystemClock
 from hpo.declaration.environment import describe
 from hpo.declaration.identity import drift, identity
+from hpo.declaration.loading import is_another
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.driver.request import DriverOptions
 from hpo.errors import DriftError
@@ -44,6 +45,12 @@ def open_study(ledger: Ledger, resolved: ResolvedStudy, options: DriverOptions, 
             "--name NAME`."
         )
     changed = drift(row["identity"], now, resolved.study.code())
+    if changed and not options.allow_drift and is_another(row["spec"]["reference"], spec.reference):
+        raise DriftError(
+            f"study {spec.name!r} of this ledger is that of {row['spec']['reference']}, and {spec.reference} declares "
+            f"another one ({'; '.join(changed)}): give this one a name of its own by --name NAME, or take it for the "
+            "same by --allow-drift."
+        )
     if changed and not options.allow_drift and not (anew and _without_value(ledger, row["id"])):
         again = command(f"rm --study {spec.name}")
         raise DriftError(

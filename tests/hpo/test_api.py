@@ -108,6 +108,7 @@ def test_curves_are_a_frame_of_every_value(found):
         assert [[*row] for row in curve[["step", "epoch", "value"]].itertuples(index=False)] == found.trial(number)[
             "curves"
         ]["val/loss"]
+    pd.testing.assert_frame_equal(found.curves(), frame, obj="the first objective's, where none is named")
     with pytest.raises(UserError, match=r"study 'tiny' has no values of 'val/los': there are .*val/loss"):
         found.curves("val/los")
 
@@ -189,6 +190,26 @@ def test_an_edit_of_a_file_that_changes_nothing_is_no_drift(tmp_path):
     assert found.status().trials["complete"] == 3
     with closing(Ledger(f"sqlite:///{home / 'ledger.db'}", create=False)) as ledger, ledger.read() as connection:
         assert not connection.execute(select(events).where(events.c.kind == "drift")).all()
+
+
+def test_functions_of_one_name_in_two_files_are_two_studies(tmp_path):
+    """Also while the first has no value yet, when an edit of its own file would begin it anew; a name tells them apart,
+    and a file that has moved is the same study."""
+    home, files = tmp_path / "home", [tmp_path / "a" / "train.py", tmp_path / "b" / "train.py"]
+    for number, file in zip(("1.0", "2.0"), files, strict=True):
+        file.parent.mkdir()
+        file.write_text(EDITED.format(**AS_BEGUN | {"number": number}))
+    again = {"home": home, "executor": "inline", "progress": False}
+    begun = hpo.run(str(files[0]), trials=1, **again).digest
+    both = rf"study 'train' of this ledger is that of {files[0]}:train, and {files[1]}:train declares another one "
+    with pytest.raises(
+        DriftError, match=rf"{both}\(the code of {files[1]} changed\): .* by name='NAME', or .* allow_drift"
+    ):
+        hpo.run(str(files[1]), trials=2, **again)
+    other = hpo.run(load(str(files[1])), trials=1, name="twice", **again)
+    assert other.name == "twice" and other.digest != hpo.open("train", home=home).digest == begun
+    files[0].rename(files[0].with_name("moved.py"))
+    assert hpo.run(str(files[0].with_name("moved.py")), trials=2, **again).status().trials["complete"] == 2
 
 
 def script(tmp_path: Path, *, guard: str = GUARD, pause: float = 0.0, trials: int = 4) -> list[str]:
@@ -290,5 +311,5 @@ def test_what_is_no_study_is_refused(tmp_path):
         hpo.run(train, trials=1, home=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="trials='six': give a whole number from 1"):
         hpo.run(STUDY, trials="six", home=tmp_path / "home")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="is new: say how far it is to go"):
+    with pytest.raises(UserError, match=r"is new: say how far it is to go, by trials=, epochs= or time=\."):
         hpo.run(STUDY, home=Home.at(tmp_path / "home").root, progress=False)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hpo.analysis.results.compare import Comparison, headline
 from hpo.analysis.results.format import number
+from hpo.ledger.names import machine_dependent
 from hpo.space.objective import hold_out_of
 from hpo.text import counted, endings
 
@@ -47,8 +48,11 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     same = [column for column in columns if column not in varied]
     lines = [f"the same in all: {', '.join(_named(found, column) for column in same)}"] if same else []
     out = [titles[column] for column in varied if column not in kept and column not in metrics]
-    hidden = len(_metrics(found, every=True)) - len([c for c in metrics if c in kept or c in same])
-    out += [counted(hidden, "metric")] if hidden else []
+    shown = {column for column in metrics if column in kept or column in same}
+    hidden = [column.removeprefix("metrics.") for column in _metrics(found, every=True) if column not in shown]
+    measured = [key for key in hidden if machine_dependent(key)]
+    out += [counted(len(hidden) - len(measured), "metric")] if len(hidden) > len(measured) else []
+    out += [f"{counted(len(measured), 'metric')} of the machine"] if measured else []
     lines += [f"left out: {', '.join(out)} (--all shows them, --csv FILE writes them)"] if out else []
     return Group(_table(found, titles, [column for column in columns if column in kept]), *map(Text, lines))
 
