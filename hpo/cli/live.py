@@ -1,4 +1,4 @@
-"""Shows a run while it runs: a live table on a terminal, one line per finished trial elsewhere.
+"""Shows a run while it runs: a live table on a terminal and in a notebook, one line per finished trial elsewhere.
 
 Two refreshes a second at most, of what is new in the ledger. The driver calls `tick`.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -66,7 +67,8 @@ class View:
         self._due = self._told = 0.0
         self._said_begins = False
         self.progress = Progress(ledger, name, self._clock)
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = _live(console)
+        self._by_lines = self._live is None
 
     def start(self) -> View:
         for why in unasked(self.progress.spec, self._workers):
@@ -107,9 +109,9 @@ class View:
         if untold := self.progress.untold():
             self._line(untold)
         if self._live:
-            width, height = self._console.size
+            width, height = self._live.console.size
             self._live.update(screen(self.progress, self._heading(), width, height), refresh=True)
-        elif not self._console.is_terminal:
+        elif self._by_lines:
             for trial in halted:
                 self._line(self._halted(trial, left=trial is halted[-1]))
             begins = self.progress.begins and not self._said_begins
@@ -140,6 +142,37 @@ class View:
         """On a terminal lines break between words; what is piped stays in one line."""
         self._told = self._clock.monotonic()
         self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+
+
+def _live(console: Console) -> Live | CellLive | None:
+    """What shows a picture in place of the last one, if there is anything that can."""
+    if console.is_jupyter:
+        return None if console.quiet else CellLive()
+    return Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+
+class CellLive:
+    """The picture in the output of a notebook's cell, as `rich.live.Live` shows it on a terminal."""
+
+    def __init__(self) -> None:
+        self.console = Console(file=StringIO(), record=True, force_jupyter=False, width=110, height=24)
+
+    def start(self) -> None:
+        from IPython.display import HTML, display
+
+        self._shown = display(HTML(""), display_id=True)
+
+    def update(self, picture: RenderableType, *, refresh: bool) -> None:
+        from IPython.display import HTML
+
+        self.console.print(picture)
+        page = '<pre style="line-height:normal;overflow-x:auto">{code}</pre>'
+        self._shown.update(HTML(self.console.export_html(code_format=page, inline_styles=True)))
+
+    def stop(self) -> None:
+        from IPython.display import HTML
+
+        self._shown.update(HTML(""))
 
 
 def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> str:

@@ -67,7 +67,16 @@ class Signals:
 def _tell(text: str) -> None:
     """Print from a signal handler, where streams may be in the middle of something else.
 
-    On a terminal, show the cursor and clear what is below it: the live table hides the one and leaves its rest.
+    On a terminal, show the cursor and clear what is below it: the live table hides the one and leaves its rest. In a
+    notebook the cell shows what is printed, which may be done there, and file descriptor 2 is the server's.
     """
+    if _in_notebook():
+        print(text, file=sys.stderr)
+        return
     clear = "\x1b[?25h\x1b[J" if sys.stderr.isatty() else ""
     os.write(2, f"\n{clear}{text}\n".encode(errors="replace"))
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
