@@ -13,6 +13,7 @@ from hpo.declaration.user_code import own_part
 from hpo.errors import UserError
 from hpo.ledger import queries, trial_queries
 from hpo.space.config import flatten
+from hpo.space.trial_config import TrialShape
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.text import aligned, counted, megabytes
