@@ -140,9 +140,11 @@ class StudyHandle:
 
     def to_optuna(self) -> optuna.Study:
         """The study as an Optuna study in memory, for whatever Optuna and its dashboard do with one."""
+        from hpo.analysis.models.checkpoints import searched
         from hpo.analysis.plots.optuna_study import to_optuna
 
-        study = self._declared()
+        with self._ledger.read() as connection:
+            study = searched(connection, self.name)
         curve = study.objectives[0].metric
         return to_optuna(study, self._home.root, self.name, self.storage, curve)
 

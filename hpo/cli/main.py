@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from hpo import text
-from hpo.cli import models, options, removal, results, training
+from hpo.cli import interchange, models, options, removal, results, training
 from hpo.cli import workers as cli_workers
 from hpo.cli.options import (
     MOST,
@@ -271,7 +271,7 @@ def show(
             print(json.dumps(trial))
             return
         try:
-            base: Any = base_config(connection, name)
+            base: Any = "" if trial["imported"] else base_config(connection, name)
         except UserError as error:
             base = f"the study's own configuration cannot be read: {error}"
     print(describe(trial, base, every=every))
@@ -387,6 +387,7 @@ def sync(
 
 app.add_typer(results.app)
 app.add_typer(models.app)
+app.add_typer(interchange.app)
 app.add_typer(removal.app)
 app.add_typer(training.app)
 app.add_typer(cli_workers.app)

@@ -38,13 +38,13 @@ MetricOption = Annotated[
 
 def _opened(home: str, storage: str | None, study: str | None, metric: str | None) -> tuple[Ledger, str, Home, Any]:
     """The ledger, the study's name, its home, and the study as Optuna's."""
-    from hpo.analysis.models.checkpoints import declared
+    from hpo.analysis.models.checkpoints import searched
     from hpo.analysis.plots.optuna_study import to_optuna
     from hpo.storage.lookup import open_study
 
     ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
-        declaration = declared(connection, name)
+        declaration = searched(connection, name)
     curve = metric or declaration.objectives[0].metric
     return ledger, name, at, to_optuna(declaration, at, name, ledger.url, curve)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+from hpo.declaration import imported
 from hpo.declaration.loading import file_of, load_module
 from hpo.declaration.study import Study
 from hpo.errors import StudyError
@@ -21,6 +22,8 @@ def load(reference: str) -> Study:
     """
     if reference.startswith(f"{NOTEBOOK}:"):
         return _of_notebook(reference)
+    if reference.startswith(imported.REFERENCE):
+        raise imported.refuse(reference.removeprefix(imported.REFERENCE))
     module, attribute, stable = load_module(reference)
     studies = [key for key, value in vars(module).items() if isinstance(value, Study)]
     if not hasattr(module, attribute) and len(studies) == 1 and not stable.endswith(f":{attribute}"):

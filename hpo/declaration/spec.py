@@ -39,6 +39,7 @@ class StudySpec(BaseModel):
     planned: dict[str, int] = Field(default_factory=dict[str, int])  # for sampler auto: hpo.search.samplers.auto.plan
     listed: list[dict[str, Any]] = Field(default_factory=list)  # if any, just these are trained: {"label", "params"}
     listed_of: str | None = None  # the study they come from
+    imported: dict[str, Any] | None = None  # where another tool's trials come from: hpo.interchange.record.Origin
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

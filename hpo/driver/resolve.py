@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.declaration import compatibility
+from hpo.declaration import compatibility, imported
 from hpo.declaration.budget import Budget
 from hpo.declaration.enqueue import within
 from hpo.declaration.loading import shipped
@@ -154,7 +154,10 @@ def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
     with ledger.read() as connection:
         row = queries.study_row(connection, name)
     check_whole(row)
-    return StudySpec.from_json(row["spec"])
+    spec = StudySpec.from_json(row["spec"])
+    if spec.imported:
+        raise imported.refuse(name)
+    return spec
 
 
 def _strategy(name: str, study: Study) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Status:
     """What `hpo status` shows. `state` is running, interrupted, complete or stopped; no bound is None.
 
     `best` is None with several objectives, `front` empty with one. `replaced` counts the trials that ended because
-    another went on in their place: both are one of those requested.
+    another went on in their place: both are one of those requested. `imported` says which study of another tool it is.
     """
 
     study: str
@@ -102,6 +102,7 @@ class Status:
     epochs_trained: int
     attempts: int
     replaced: int = 0
+    imported: str | None = None
 
 
 def replaces(spec: Mapping[str, Any]) -> bool:
@@ -134,7 +135,13 @@ def status(connection: Connection, name: str) -> Status:
         replaced=connection.execute(select(func.count(trials.c.parent)).where(mine)).scalar_one()
         if replaces(study["spec"])
         else 0,
+        imported=_origin(study["spec"]),
     )
+
+
+def _origin(spec: Mapping[str, Any]) -> str | None:
+    origin = spec.get("imported")
+    return origin and f"{origin['tool']} {origin['label']!r} of {origin['source']}"
 
 
 def study_state(connection: Connection, study: RowMapping) -> str:

@@ -57,9 +57,9 @@ _EVENTS = _of_trial(events, events.c.kind, events.c.fields, events.c.at).order_b
 
 
 def find_trial(connection: Connection, study_id: int, number: int) -> RowMapping | None:
-    """The trial's row with `params`, `config` and `config_hash` of its ask, if there is one of that number."""
+    """The trial's row with `params`, `config`, `config_hash` and `trial_attrs` of its ask, if there is one of that number."""
     query = (
-        select(trials, asks.c.params, asks.c.config, asks.c.config_hash)
+        select(trials, asks.c.params, asks.c.config, asks.c.config_hash, asks.c.trial_attrs)
         .join(asks, asks.c.trial_id == trials.c.id)
         .where(trials.c.study_id == study_id, trials.c.number == number)
     )

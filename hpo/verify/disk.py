@@ -55,7 +55,8 @@ def _expected(connection: Connection, study: RowMapping) -> _Expected:
 def check(ledger: Ledger, study: RowMapping, home: Home, report: Report) -> None:
     """The files of one study. What a worker that lives may be writing just now is left out."""
     said, place = ledger.look(lambda connection: _expected(connection, study)), locations.place(home, study)
-    elsewhere, name = said.driven or not locations.has_results(home, study), study["name"]
+    imported = study["spec"].get("imported") is not None  # of which no driver writes anything
+    elsewhere, name = said.driven or imported or not locations.has_results(home, study), study["name"]
     for trial in said.rows:
         number, key = trial["number"], trial["id"]
         if key in said.moving:

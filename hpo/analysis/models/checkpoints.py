@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.trial import detail, kept_checkpoints
+from hpo.declaration import imported
+from hpo.declaration.imported import ImportedDeclaration
 from hpo.declaration.resolved import ResolvedStudy
+from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.ledger import queries
@@ -79,6 +82,12 @@ def all_trained(connection: Connection, home: Home, name: str, number: int) -> l
 def declared(connection: Connection, name: str) -> Study:
     """The study as its trials were configured; loads the declaration."""
     return ResolvedStudy.stored(queries.study_row(connection, name)["spec"]).study
+
+
+def searched(connection: Connection, name: str) -> Study | ImportedDeclaration:
+    """What the study searched and is judged by: as `declared`, and of an imported one as it was read."""
+    spec = StudySpec.from_json(queries.study_row(connection, name)["spec"])
+    return imported.declaration(spec) if spec.imported else declared(connection, name)
 
 
 @contextmanager

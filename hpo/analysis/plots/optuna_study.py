@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    json_to_distribution,
+)
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.errors import StudyError
-from hpo.ledger import Ledger, queries
+from hpo.ledger import Ledger, imports, queries
 from hpo.ledger.rows import RowMapping
 from hpo.search.samplers.optuna_sampler import quiet_study
 from hpo.space.dimension import Dimension
@@ -20,6 +27,7 @@ from hpo.space.dimensions import Choice, Float, Int
 from hpo.storage.home import Home
 
 if TYPE_CHECKING:
+    from hpo.declaration.imported import ImportedDeclaration
     from hpo.declaration.study import Study
 
 _STATES = {
@@ -34,7 +42,11 @@ _STATES = {
 
 
 def to_optuna(
-    study: Study, home: str | os.PathLike[str] | None, name: str, storage: str | None = None, curve: str | None = None
+    study: Study | ImportedDeclaration,
+    home: str | os.PathLike[str] | None,
+    name: str,
+    storage: str | None = None,
+    curve: str | None = None,
 ) -> optuna.Study:
     """An in-memory Optuna study with every trial of study `name`, numbers, parameters, curves and times as they are.
 
@@ -42,7 +54,8 @@ def to_optuna(
     Optuna itself keeps no curves, none.
 
     User attributes of a trial: `state`, `outcome` and `error` of the ledger, `config_hash`, and the last value of
-    every metric; of the study: `metrics`, the objectives' names. Raises StudyError for an unknown name, a
+    every metric; of the study: `metrics`, the objectives' names. Of what was imported from Optuna the trials are as they
+    were there, and of other tools the attributes are those that the tool had. Raises StudyError for an unknown name, a
     study that trains another's configurations again, or parameters that the declared space does not hold.
     """
     url = storage or Home.at(home).storage
@@ -52,6 +65,7 @@ def to_optuna(
             row = queries.study_row(connection, name)
             _check_searched(row)
             trials = queries.trial_rows(connection, row["id"])
+            records = imports.records_by_id(connection, row["id"]) if row["spec"].get("imported") else {}
             metrics = queries.last_values(connection, [trial["id"] for trial in trials])
             curves: dict[int, dict[int, float]] = {}
             keys = [curve] if curve else [one.metric for one in study.objectives if len(study.objectives) == 1]
@@ -62,8 +76,17 @@ def to_optuna(
         ledger.close()
     copy = quiet_study([objective.direction for objective in study.objectives], name=name)
     copy.set_user_attr("metrics", [objective.metric for objective in study.objectives])
+    for key, value in (row["spec"].get("imported") or {}).get("attributes", {}).items():
+        copy.set_user_attr(key, value)
     for trial in trials:
-        copy.add_trial(_frozen(study, trial, curves.get(trial["number"], {}), metrics.get(trial["id"], {})))
+        record, points = records.get(trial["id"], {}), curves.get(trial["number"], {})
+        if "final_step" in record:
+            points.pop(record["final_step"], None)
+        if distributions := record.get("exact", {}).get("distributions"):
+            frozen = _restored(trial, record, distributions, points)
+        else:
+            frozen = _frozen(study, trial, points, record.get("attributes") or metrics.get(trial["id"], {}))
+        copy.add_trial(_dated(frozen, trial))
     return copy
 
 
@@ -72,7 +95,25 @@ def _check_searched(row: RowMapping) -> None:
         raise StudyError(f"{row['name']} trains configurations of {of} again and searches nothing: give --study {of}.")
 
 
-def _frozen(study: Study, trial: dict[str, Any], curve: dict[int, float], metrics: dict[str, float]) -> FrozenTrial:
+def _restored(
+    trial: Mapping[str, Any], record: Mapping[str, Any], distributions: Mapping[str, str], curve: dict[int, float]
+) -> FrozenTrial:
+    """A trial that Optuna had, as it was there."""
+    exact = record["exact"]
+    return create_trial(
+        state=TrialState[exact["state"]],
+        values=exact["values"],
+        params=trial["params"] | exact["params"],
+        distributions={name: json_to_distribution(one) for name, one in distributions.items()},
+        intermediate_values=curve,
+        user_attrs=record["attributes"],
+        system_attrs=exact["system_attrs"],
+    )
+
+
+def _frozen(
+    study: Study | ImportedDeclaration, trial: dict[str, Any], curve: dict[int, float], metrics: Mapping[str, Any]
+) -> FrozenTrial:
     values = None if trial["values"] is None or None in trial["values"] else trial["values"]
     state = TrialState.COMPLETE if trial["state"] == "infeasible" and values else _STATES[trial["state"]]
     params, distributions = {}, {}
@@ -84,17 +125,21 @@ def _frozen(study: Study, trial: dict[str, Any], curve: dict[int, float], metric
     broken = {"feasible": 1.0} if trial["state"] == "infeasible" else {}
     held = zip((one.metric for one in study.constraints), trial["violations"] or (), strict=False)
     try:
-        frozen = create_trial(
+        return create_trial(
             state=state,
             values=values,
             params=params,
             distributions=distributions,
             intermediate_values=curve,
             constraints=dict(held) or broken or None,
-            user_attrs={key: trial[key] for key in ("state", "outcome", "error", "config_hash")} | metrics,
+            user_attrs={key: trial[key] for key in ("state", "outcome", "error", "config_hash")} | dict(metrics),
         )
     except ValueError as error:  # a value outside its distribution: the space has changed since
         raise StudyError(f"trial {trial['number']} does not fit the declared space: {error}") from error
+
+
+def _dated(frozen: FrozenTrial, trial: Mapping[str, Any]) -> FrozenTrial:
+    state = frozen.state
     if state is not TrialState.WAITING:
         frozen.datetime_start = datetime.fromtimestamp(trial["started_at"] or trial["created_at"])
     if state.is_finished():

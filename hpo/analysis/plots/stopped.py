@@ -34,7 +34,8 @@ def on_picture(panels: Sequence[Any], kind: str, found: Sequence[tuple[FrozenTri
         points = [(x, value) for trial, value in found if (x := at(trial, panel.get_xlabel())) is not None]
         if points:
             xs, ys = zip(*points, strict=True)
-            places = list(map(_category, xs)) if isinstance(xs[0], str | bool) else xs
+            named = any(isinstance(x, str | bool | None) for x in xs)
+            places = list(map(_category, xs)) if named else xs
             drawn.append(panel.scatter(places, ys, marker="x", s=18, color=_GREY, label=NAME, zorder=1))
     if drawn and len(panels) == 1:
         panels[0].legend(loc="best")

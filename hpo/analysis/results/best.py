@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.analysis.results.format import judgement, number
 from hpo.analysis.results.trial import checkpoint_at, detail, kept_checkpoint, of_checkpoint
 from hpo.declaration import preflight
+from hpo.declaration.imported import REFERENCE
 from hpo.errors import HpoError, UserError
 from hpo.ledger import queries
 from hpo.space.config import flatten
@@ -116,9 +117,13 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     options = f"--config {shlex.quote(saved)}" if saved else options
     gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
     taken = f" ({of_checkpoint(best['checkpoint_at'], _precise)})" if best["checkpoint"] else ""
+    study = best["study"]
     at = best["judged"] and queries.Judged(**best["judged"])
     judged = judgement(best["values"], at, best["epoch"], _precise, saved=best["checkpoint_epoch"])
-    train = command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
+    if best["reference"].startswith(REFERENCE):
+        train = f"search on from it: {command(f'run --study STUDY --warm-start {study}')}"
+    else:
+        train = "train it: " + saving + command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
     return "\n".join(
         [
             f"{best['study']}, trial {best['number']}: {judged}",
@@ -126,7 +131,7 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
             *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
             f"checkpoint: {best['checkpoint'] or gone}{taken}",
             *([f"metrics: {best['metrics']}"] if best["metrics"] else []),
-            f"train it: {saving}{train}",
+            train,
         ]
     )
 

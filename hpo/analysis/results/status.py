@@ -29,4 +29,5 @@ def describe(status: Status) -> str:
     epochs = portion(status.epochs_trained, status.max_epochs, "epoch")
     bound = f" of {spelled(status.max_seconds)}" if status.max_seconds else ""
     trained = f"{epochs} trained in {counted(status.attempts, 'attempt')}, {spelled(status.seconds_used)}{bound} used"
-    return "\n  ".join(filter(None, [first, states or "no trials yet", trained, best]))
+    took = f"imported from {status.imported}" if status.imported else trained
+    return "\n  ".join(filter(None, [first, states or "no trials yet", took, best]))

@@ -11,7 +11,9 @@ from hpo.analysis.results.compare import headline
 from hpo.analysis.results.format import duration, judgement, number, sparkline
 from hpo.declaration.user_code import own_part
 from hpo.errors import UserError
-from hpo.ledger import queries, trial_queries
+from hpo.ledger import imports, queries, trial_queries
+from hpo.ledger.external import KEY
+from hpo.ledger.json import plain
 from hpo.space.config import flatten
 from hpo.space.trial_config import TrialShape
 from hpo.storage import locations
@@ -62,6 +64,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "params": row["params"],
         "config": row["config"],
         "config_hash": row["config_hash"],
+        "imported": _imported(study["spec"].get("imported"), row["trial_attrs"]),
         "metrics": study["spec"]["metrics"],
         "curves": curves,
         "folds": _folds(connection, row["id"], metrics),
@@ -73,6 +76,14 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "decisions": [dict(one) for one in trial_queries.decisions_of(connection, row["id"])],
         "events": [dict(one) for one in trial_queries.events_of(connection, row["id"])],
     }
+
+
+def _imported(origin: Mapping[str, Any] | None, trial_attrs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Where an imported trial comes from, and what was noted about it there; None for one that was trained here."""
+    if origin is None:
+        return None
+    noted = plain(imports.record_of(trial_attrs)["attributes"])
+    return {"tool": origin["tool"], "study": origin["label"], "trial": trial_attrs[KEY], "attributes": noted}
 
 
 def _plainly(judged: queries.Judged) -> dict[str, Any]:
@@ -171,13 +182,16 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
         yield f"generation {trial['generation']}: descends from {' <- '.join(map(str, trial['lineage']))}{origin}"
     if trial["error"]:
         yield f"error: {trial['error']}"
+    if origin := trial["imported"]:
+        yield f"imported from {origin['tool']} {origin['study']!r}, where it is {origin['trial']}"
+        yield from (f"  {name}: {json.dumps(value)}" for name, value in origin["attributes"].items())
     if skipped := _skipped(trial):
         yield f"{skipped} skipped, whose loss or gradient was not finite"
     if values := {metric: value for metric, value in trial["values"].items() if value is not None}:
         kept, judged = kept_checkpoint(trial), trial["judged"] and queries.Judged(**trial["judged"])
         yield judgement(values, judged, trial["epoch"], saved=kept["epoch"] if kept else None)
     yield from _section("parameters", _parameters(trial, base))
-    if isinstance(base, str):
+    if isinstance(base, str) and base:
         yield f"  ({base})"
     curves = trial["curves"]
     shown = headline(list(curves), list(trial["values"]), trial["metrics"], every=every)

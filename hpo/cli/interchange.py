@@ -1,0 +1,151 @@
+"""The commands that bring studies of other tools into a home: import optuna, mlflow, wandb, ray, csv."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hpo.cli import options
+from hpo.cli.options import HomeOption, StorageOption, TrackingOption
+from hpo.errors import UserError
+
+app = typer.Typer()
+imports = typer.Typer(
+    help="Bring a study of another tool into the home. Its trials compare, plot, export and warm-start like any other.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(imports, name="import")
+
+MetricOption = Annotated[
+    list[str] | None, typer.Option("--metric", help="What the trials are judged by; once for each objective.")
+]
+DirectionOption = Annotated[
+    list[str] | None,
+    typer.Option("--direction", help="Of the metric: minimize or maximize.  [default: minimize]"),
+]
+ParamOption = Annotated[
+    list[str] | None, typer.Option("--param", help="A column that is a parameter.  [default: guessed, and said]")
+]
+RenameOption = Annotated[
+    list[str] | None,
+    typer.Option("--rename", metavar="OLD=NEW", help="What a parameter or metric is called here, as in your study."),
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="What to call the study here.  [default: as the tool calls it]")
+]
+
+
+def _bring(
+    tool: str,
+    source: str,
+    study: str | None,
+    metric: list[str] | None,
+    direction: list[str] | None,
+    rename: list[str] | None,
+    name: str | None,
+    at: tuple[str, str | None, str | None],
+    params: list[str] | None = None,
+) -> None:
+    """Import, say what was done, and send it to MLflow."""
+    from hpo.interchange.sources import Request, bring
+    from hpo.storage.home import Home
+    from hpo.tracking import mirror_process
+
+    home, storage, tracking_uri = Home.at(at[0]), *at[1:]
+    names = dict(map(_renaming, rename or ()))
+    request = Request(tool, source, study, metric or (), direction or (), params or (), names, name)
+    with options.starting(f"reading {tool} ...", sys.stderr):
+        ledger, imported = bring(request, home, storage, tracking_uri)
+    print(imported.describe())
+    print(mirror_process.send(ledger, home, imported.name, tracking_uri) or "MLflow shows it too.")
+
+
+def _renaming(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise UserError(f"--rename {text}: write OLD=NEW, for example --rename lr=train.optim.lr.")
+    return old, new
+
+
+@imports.command("optuna")
+def optuna_(
+    url: Annotated[str, typer.Argument(metavar="URL", help="sqlite:///PATH, another database, or a journal's path.")],
+    study: Annotated[str | None, typer.Option("--study", help="Optuna's name of it, where there are several.")] = None,
+    metric: MetricOption = None,
+    rename: RenameOption = None,
+    name: NameOption = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """A study of Optuna's storage."""
+    _bring("optuna", url, study, metric, None, rename, name, (home, storage, tracking_uri))
+
+
+@imports.command("mlflow")
+def mlflow_(
+    uri: Annotated[str, typer.Argument(metavar="URI", help="http(s)://HOST, sqlite:///PATH or a directory of runs.")],
+    experiment: Annotated[
+        str | None, typer.Option("--experiment", help="The experiment, where there are several.")
+    ] = None,
+    metric: MetricOption = None,
+    direction: DirectionOption = None,
+    rename: RenameOption = None,
+    name: NameOption = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """The runs of an MLflow experiment."""
+    _bring("mlflow", uri, experiment, metric, direction, rename, name, (home, storage, tracking_uri))
+
+
+@imports.command("wandb")
+def wandb_(
+    path: Annotated[str, typer.Argument(metavar="DIR|CSV", help="The directory wandb/ of offline runs, or a CSV file.")],
+    project: Annotated[str | None, typer.Option("--project", help="The project, where there are several.")] = None,
+    metric: MetricOption = None,
+    direction: DirectionOption = None,
+    param: ParamOption = None,
+    rename: RenameOption = None,
+    name: NameOption = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Runs of Weights & Biases: an offline directory, or the exported table."""
+    _bring("wandb", path, project, metric, direction, rename, name, (home, storage, tracking_uri), param)
+
+
+@imports.command("ray")
+def ray_(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="The directory of an experiment of Ray Tune's.")],
+    metric: MetricOption = None,
+    direction: DirectionOption = None,
+    rename: RenameOption = None,
+    name: NameOption = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """The results of a Ray Tune experiment. Ray is not needed."""
+    _bring("ray", directory, None, metric, direction, rename, name, (home, storage, tracking_uri))
+
+
+@imports.command("csv")
+def csv_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="CSV, Parquet or JSON Lines; a row for each trial.")],
+    param: ParamOption = None,
+    metric: MetricOption = None,
+    direction: DirectionOption = None,
+    rename: RenameOption = None,
+    name: NameOption = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """A table of trials, one in each row."""
+    _bring("csv", file, None, metric, direction, rename, name, (home, storage, tracking_uri), param)
