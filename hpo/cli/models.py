@@ -1,4 +1,4 @@
-"""Commands about the models that trials have trained: soup, export, gc."""
+"""Commands about the models that trials have trained, and what is written of a study: soup, export, gc."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpo.cli.options import MOST, HomeOption, StorageOption, StudyOption, TrackingOption, size
+from hpo.errors import UserError
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
@@ -84,17 +85,42 @@ def soup(
 
 @app.command()
 def export(
-    number: Annotated[int, typer.Argument(help="The trial's number.", min=0, max=MOST)],
-    to: Annotated[str, typer.Option("--to", metavar="FILE", help="The file to write.")],
-    format: Annotated[str, typer.Option("--format", help="safetensors, onnx or torch (torch.export).")] = "safetensors",
+    to: Annotated[
+        str, typer.Option("--to", metavar="FILE|URL", help="The file to write, or the URL of an Optuna storage.")
+    ],
+    number: Annotated[
+        int | None, typer.Argument(help="The trial whose model is written; without it the study is.", min=0, max=MOST)
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Of a model: safetensors, onnx or torch (torch.export).  [default: safetensors]  Of a study: csv, "
+            "parquet, json or optuna.  [default: by the file's ending]",
+        ),
+    ] = None,
     study: StudyOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What to call the study in an Optuna storage.  [default: as here]")
+    ] = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Write a trial's best model as a file. It is loaded again and the outputs compared."""
-    from hpo.analysis.models.export import check_path, describe, export_trial
+    """Write a study's trials, or a trial's best model, as a file. A model is loaded again and the outputs compared."""
     from hpo.storage.lookup import open_study
 
+    if number is None:
+        from hpo.interchange import export as exports
+
+        wanted = exports.format_of(to, format)
+        exports.check(to, wanted, name)
+        ledger, study_name, at = open_study(home, storage, study)
+        print(exports.export_study(ledger, at, study_name, to, wanted, name))
+        return
+    from hpo.analysis.models.export import check_path, describe, export_trial
+
+    if name is not None:
+        raise UserError(f"--name {name}: a model has no name of its study: leave it out, or the trial's number.")
     check_path(Path(to))
-    ledger, name, at = open_study(home, storage, study)
-    print(describe(export_trial(ledger, at, name, number, format, Path(to))))
+    ledger, study_name, at = open_study(home, storage, study)
+    print(describe(export_trial(ledger, at, study_name, number, format or "safetensors", Path(to))))

@@ -10,7 +10,7 @@ from hpo.errors import UserError
 from hpo.space.dimension import Dimension
 from hpo.space.objective import Objective
 
-State = Literal["complete", "pruned", "failed"]
+State = Literal["complete", "pruned", "infeasible", "failed"]
 
 
 class Point(NamedTuple):

@@ -16,7 +16,6 @@ from hpo.space.objective import Constraint, Objective
 MAX_STEP = 2**31 - 1  # what a column of the ledger holds
 FINAL = "final_step"  # in a record: the step at which the trial's values stand where its curves do not end with them
 EXACT, ATTRIBUTES = "exact", "attributes"
-_OUTCOMES = {"complete": "complete", "pruned": "pruned", "failed": "user_error"}
 
 
 def row(
@@ -91,4 +90,4 @@ def _end(trial: ImportedTrial, tool: str, reported: bool) -> tuple[str, str, str
         return "infeasible", "infeasible", f"{'; '.join(broken)}."
     if trial.state == "pruned" and not reported:
         return "infeasible", "pruned", trial.error or f"{tool} stopped it before it had reported anything"
-    return trial.state, _OUTCOMES[trial.state], ""
+    return trial.state, trial.state, trial.error if trial.state == "infeasible" else ""
