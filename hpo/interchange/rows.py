@@ -24,7 +24,8 @@ def row(
     """The rows of a trial. A complete one whose values are not finite is infeasible, as one that was trained here would
     be, and so is one that was stopped before it had reported anything."""
     metrics = [one.metric for one in objectives]
-    started, ended = trial.started, now if trial.ended is None else trial.ended
+    known = [at for at in (trial.ended, trial.started) if at is not None]
+    started, ended = trial.started, known[0] if known else now
     curves = dict(usable_curves(trial.curves))
     final = _final(trial, metrics, curves)
     if final is not None:

@@ -42,7 +42,7 @@ _ALL = 2**31 - 1
 
 # Read by MLflow at each call. An unanswered POST must not be repeated behind our back, nor may a dead server hold the
 # mirror for minutes.
-_SETTINGS = {
+SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -79,7 +79,7 @@ class MlflowTracker:
 
     def __init__(self, uri: str, artifacts: Path, *, create: bool = True) -> None:
         scheme = check_uri(uri)
-        os.environ.update({key: value for key, value in _SETTINGS.items() if key not in os.environ})
+        os.environ.update({key: value for key, value in SETTINGS.items() if key not in os.environ})
         self.name = tracker_name(uri)
         self._uri = uri
         self._is_database, self._is_sqlite = scheme in DATABASES, scheme == "sqlite"
