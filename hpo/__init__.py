@@ -18,6 +18,7 @@ __all__ = [
     "StudyHandle",
     "Trial",
     "__version__",
+    "import_study",
     "load",
     "open",
     "resume",
@@ -27,7 +28,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hpo.analysis.study_handle import StudyHandle
-    from hpo.api import open, resume, run
+    from hpo.api import import_study, open, resume, run
     from hpo.declaration.function import study
     from hpo.declaration.function_trial import Trial
     from hpo.declaration.references import load
@@ -47,6 +48,7 @@ _EXPORTS = {
     "Study": "hpo.declaration.study",
     "StudyHandle": "hpo.analysis.study_handle",
     "Trial": "hpo.declaration.function_trial",
+    "import_study": "hpo.api",
     "load": "hpo.declaration.references",
     "open": "hpo.api",
     "resume": "hpo.api",

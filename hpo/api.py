@@ -1,4 +1,4 @@
-"""Runs, resumes and opens studies from Python: `hpo.run`, `hpo.resume` and `hpo.open`.
+"""Runs, resumes, opens and imports studies from Python: `hpo.run`, `hpo.resume`, `hpo.open`, `hpo.import_study`.
 
 Each option has the name and the meaning of the command's, and errors name it so; what is printed to be typed next names
 commands.
@@ -187,6 +187,52 @@ def open(study: str | None = None, *, home: PathLike | None = None, storage: str
     where = storage or os.environ.get("HPO_STORAGE")
     ledger, name, at = open_study(str(Home.at(home).root), where, study, upgrade=True, told=False)
     return StudyHandle(ledger, name, at)
+
+
+def import_study(
+    tool: str,
+    source: PathLike,
+    *,
+    study: str | None = None,
+    metric: str | Sequence[str] = (),
+    direction: str | Sequence[str] = (),
+    params: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+    name: str | None = None,
+    home: PathLike | None = None,
+    storage: str | None = None,
+    tracking_uri: str | None = None,
+    progress: bool = True,
+) -> StudyHandle:
+    """Bring a study of another tool into the home, as `hpo import` does; what is there already gets what is new.
+
+    tool       optuna, mlflow, wandb, ray or csv
+    source     a URL, a directory or a file
+    study      the tool's own name of it, such as MLflow's experiment, where the source holds several
+    metric     what its trials are judged by, where the source does not say; `direction` is of each, else minimize
+    params     the columns of a table that are parameters
+    rename     the tool's name of a parameter or metric -> its name here
+    name       what to call the study here
+    progress   print what was done, guessed and not carried
+
+    Raises HpoError, in one sentence, where nothing can be read; then nothing is written.
+
+    >>> import hpo
+    >>> hpo.import_study("csv", "trials.csv", metric="loss", progress=False).best["params"]
+    {'lr': 0.1}
+    """
+    from hpo.analysis.study_handle import StudyHandle
+    from hpo.interchange.sources import Request, bring
+    from hpo.tracking import mirror_process
+
+    at, uri = Home.at(home), tracking_uri or os.environ.get("HPO_TRACKING_URI")
+    metrics, directions = ([one] if isinstance(one, str) else list(one) for one in (metric, direction))
+    request = Request(tool, os.fspath(source), study, metrics, directions, params, rename, name)
+    ledger, done = bring(request, at, storage or os.environ.get("HPO_STORAGE"), uri)
+    missing = mirror_process.send(ledger, at, done.name, uri)
+    if progress:
+        print(done.describe(), missing, sep="\n" if missing else "")
+    return StudyHandle(ledger, done.name, at, "complete")
 
 
 def _drive(request: RunRequest, progress: bool) -> StudyHandle:

@@ -105,7 +105,9 @@ def mlflow_(
 
 @imports.command("wandb")
 def wandb_(
-    path: Annotated[str, typer.Argument(metavar="DIR|CSV", help="The directory wandb/ of offline runs, or a CSV file.")],
+    path: Annotated[
+        str, typer.Argument(metavar="DIR|CSV", help="The directory wandb/ of offline runs, or a CSV file.")
+    ],
     project: Annotated[str | None, typer.Option("--project", help="The project, where there are several.")] = None,
     metric: MetricOption = None,
     direction: DirectionOption = None,

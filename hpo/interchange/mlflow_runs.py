@@ -18,7 +18,7 @@ from hpo.errors import UserError
 from hpo.interchange.record import ImportedStudy, ImportedTrial, Point, State, judged_by
 from hpo.interchange.texts import read_columns
 from hpo.ledger.sqlite_url import path_of, url_of
-from hpo.ledger.store import DATABASE_ERRORS, read_only
+from hpo.ledger.store import DATABASE_ERRORS
 from hpo.text import counted, near
 from hpo.tracking.mlflow import SETTINGS
 from hpo.tracking.uri import check_uri
@@ -70,7 +70,9 @@ def _opened(uri: str, shown: str) -> Iterator[MlflowClient]:
             yield MlflowClient(_readable(uri, shown, Path(scratch)))
     except (MlflowException, RequestException, *DATABASE_ERRORS, OSError) as error:
         said = redacted(" ".join(str(error).split()))[:200].rstrip(".")
-        raise UserError(f"{shown} cannot be read as a store of MLflow's ({said}): name another, or restore it.") from error
+        raise UserError(
+            f"{shown} cannot be read as a store of MLflow's ({said}): name another, or restore it."
+        ) from error
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -103,10 +105,8 @@ def _chosen(client: MlflowClient, name: str | None, shown: str) -> tuple[str, li
     """The experiment's name and its runs, in the order in which they began."""
     experiments = {one.name: one.experiment_id for one in client.search_experiments()}
     if name is not None and name not in experiments:
-        there = ", ".join(sorted(experiments)) or "none"
-        raise UserError(
-            f"{shown} has no experiment {name!r} (it has {there}){near(name, experiments) or ': name one by --experiment.'}"
-        )
+        there, hint = ", ".join(sorted(experiments)) or "none", near(name, experiments) or ": name one by --experiment."
+        raise UserError(f"{shown} has no experiment {name!r} (it has {there}){hint}")
     wanted = {name: experiments[name]} if name is not None else experiments
     runs = {one: _runs(client, key) for one, key in wanted.items()}
     filled = [one for one, found in runs.items() if found]

@@ -19,7 +19,17 @@ from hpo.text import counted
 _STATES: dict[str, State] = {"TERMINATED": "complete", "ERROR": "failed"}
 _STEP, _TIMES = "training_iteration", ("start_time", "last_result_time")
 # What Tune puts into every result beside what a trainable has reported.
-_OWN = ("timestamp", "checkpoint_dir_name", "done", _STEP, "trial_id", "date", "time_this_iter_s", "time_total_s", "pid")
+_OWN = (
+    "timestamp",
+    "checkpoint_dir_name",
+    "done",
+    _STEP,
+    "trial_id",
+    "date",
+    "time_this_iter_s",
+    "time_total_s",
+    "pid",
+)
 _OWN = (*_OWN, "hostname", "node_ip", "config", "time_since_restore", "iterations_since_restore", "experiment_tag")
 _OWN = (*_OWN, "should_checkpoint", "timesteps_total", "episodes_total", "experiment_id", "warmup_time")
 
@@ -58,7 +68,9 @@ def read(
 def _state_file(root: Path, shown: str) -> Path:
     """The newest state of the experiment."""
     if not root.is_dir():
-        raise UserError(f"{shown} is no directory: name that of an experiment of Ray Tune's, such as ~/ray_results/NAME.")
+        raise UserError(
+            f"{shown} is no directory: name that of an experiment of Ray Tune's, such as ~/ray_results/NAME."
+        )
     if found := sorted(root.glob("experiment_state-*.json")):
         return found[-1]
     below = sorted({path.parent.name for path in root.glob("*/experiment_state-*.json")})
@@ -72,11 +84,13 @@ def _stored(file: Path, root: Path) -> Iterator[_Stored]:
         for trial, runtime in content["trial_data"]:
             one = json_object(trial, f"{file}, a trial in it,", UserError)
             ran = json_object(runtime, f"{file}, a trial in it,", UserError)
-            times = [at if isinstance(at, float) and at > 0 else None for at in map(ran.get, _TIMES)]
+            begun, ended = (at if isinstance(at, float) and at > 0 else None for at in map(ran.get, _TIMES))
             tag, where = str(one.get("experiment_tag", "")), root / one["relative_logdir"]
-            yield _Stored(one["trial_id"], one["status"], where, one["config"], *times, tag)
+            yield _Stored(one["trial_id"], one["status"], where, one["config"], begun, ended, tag)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is not as Ray Tune 2 writes it ({error!r} is missing or no text): restore it.") from error
+        raise UserError(
+            f"{file} is not as Ray Tune 2 writes it ({error!r} is missing or no text): restore it."
+        ) from error
 
 
 def _curves(file: Path) -> dict[str, list[Point]]:
@@ -135,7 +149,9 @@ def _stopped(trials: Sequence[ImportedTrial], judged: Sequence[str]) -> tuple[li
     if not short:
         return list(trials), []
     marked = [
-        replace(one, state="pruned", error=f"after {steps[one.key]} of {longest} iterations") if one.key in short else one
+        replace(one, state="pruned", error=f"after {steps[one.key]} of {longest} iterations")
+        if one.key in short
+        else one
         for one in trials
     ]
     return marked, [f"{counted(len(short), 'trial')} with fewer than {longest} iterations were stopped by a scheduler"]

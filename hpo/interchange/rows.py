@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hpo.interchange.record import ImportedTrial, Point
 from hpo.ledger.imports import Row
@@ -15,6 +15,7 @@ from hpo.space.objective import Constraint, Objective
 
 MAX_STEP = 2**31 - 1  # what a column of the ledger holds
 FINAL = "final_step"  # in a record: the step at which the trial's values stand where its curves do not end with them
+EPOCH = "epoch"  # a metric by this name counts epochs, as MLflow's runs of this platform have it too
 EXACT, ATTRIBUTES = "exact", "attributes"
 
 
@@ -33,8 +34,9 @@ def row(
         for metric, value in told.items():
             curves.setdefault(metric, [])
             curves[metric] = [*curves[metric], Point(final, value)]
+    epoch_of = _epochs(curves)
     values = [
-        (point.step, point.step, metric, point.value, ended if point.at is None else point.at)
+        (point.step, epoch_of(point.step), metric, point.value, ended if point.at is None else point.at)
         for metric, points in curves.items()
         for point in points
     ]
@@ -43,7 +45,7 @@ def row(
     stopped = f"{tool} stopped it{f': {trial.error}' if trial.error else ''}" if state == "pruned" else ""
     judged = _values(trial, metrics, curves) if state != "failed" else None
     beyond = [trial.constraints.get(one.metric, math.nan) for one in constraints]
-    columns = {"state": state, "outcome": outcome, "error": error or None, "step": last, "epoch": last}
+    columns = {"state": state, "outcome": outcome, "error": error or None, "step": last, "epoch": epoch_of(last)}
     columns |= {"values": judged, "violations": beyond if beyond and all(map(math.isfinite, beyond)) else None}
     columns |= {"started_at": started, "ended_at": ended}
     record = {EXACT: dict(trial.exact), ATTRIBUTES: dict(trial.attributes), FINAL: final}
@@ -58,9 +60,18 @@ def usable_curves(curves: Mapping[str, Sequence[Point]]) -> Iterator[tuple[str, 
             yield metric, [kept[step] for step in sorted(kept)]
 
 
-def _values(
-    trial: ImportedTrial, metrics: Sequence[str], curves: Mapping[str, Sequence[Point]]
-) -> list[float] | None:
+def _epochs(curves: dict[str, list[Point]]) -> Callable[[int], int]:
+    """Step -> the epoch that it closes: of a curve `epoch` of whole numbers, which is then none of the curves any more,
+    the last one up to there, else the step itself."""
+    points = curves.get(EPOCH, ())
+    if not points or not all(point.value.is_integer() and 0 <= point.value <= MAX_STEP for point in points):
+        return lambda step: step
+    del curves[EPOCH]
+    steps = [point.step for point in points]
+    return lambda step: int(points[max(bisect_right(steps, step) - 1, 0)].value)
+
+
+def _values(trial: ImportedTrial, metrics: Sequence[str], curves: Mapping[str, Sequence[Point]]) -> list[float] | None:
     """The trial's finite values; of one that was stopped without any, those that its curves end with."""
     ends = [curves[metric][-1].value for metric in metrics if curves.get(metric)]
     values = list(trial.values or (ends if trial.state == "pruned" and len(ends) == len(metrics) else ()))

@@ -70,4 +70,3 @@ def space_of(
         dimension = merged(known)
         space[name] = dimension if all(map(dimension.may_be, values)) else merged([dimension, observed(values)])
     return space, guessed
-

@@ -41,7 +41,9 @@ class Imported:
     def describe(self) -> str:
         """In a few lines."""
         states = ", ".join(f"{count} {state}" for state, count in self.states.items() if count)
-        lines = [f"study {self.name}: {counted(self.added, 'new trial')} of {self.trials}{f' ({states})' * bool(states)}"]
+        lines = [
+            f"study {self.name}: {counted(self.added, 'new trial')} of {self.trials}{f' ({states})' * bool(states)}"
+        ]
         lines += [f"guessed: {one}" for one in self.guessed]
         lines += [f"not carried: {one}" for one in self.left]
         return "\n  ".join(lines)
@@ -76,14 +78,16 @@ def import_study(
 
 
 def renamed(found: ImportedStudy, names: Mapping[str, str]) -> ImportedStudy:
-    """The study with parameters and metrics called as `names` says, old -> new. Raises UserError for what is not there."""
+    """The study with parameters and metrics called as `names` says, old -> new. Raises UserError for unknown ones."""
     there = {name for one in found.trials for part in (one.params, one.curves, one.constraints) for name in part}
     there |= {one.metric for one in found.objectives}
     for old in names:
         if old not in there:
             raise UserError(f"--rename {old}={names[old]}: {found.source} has {', '.join(sorted(there))}, not {old}.")
     objectives = tuple(replace(one, metric=names.get(one.metric, one.metric)) for one in found.objectives)
-    return replace(found, objectives=objectives, trials=[_renamed(trial, names, found.source) for trial in found.trials])
+    return replace(
+        found, objectives=objectives, trials=[_renamed(trial, names, found.source) for trial in found.trials]
+    )
 
 
 def _renamed(trial: ImportedTrial, names: Mapping[str, str], source: str) -> ImportedTrial:
@@ -123,8 +127,13 @@ def _check_same(before: RowMapping | None, name: str, found: ImportedStudy) -> N
         )
     judged = [one.to_json() for one in found.objectives]
     if before["spec"]["objectives"] != judged:
-        known, now = (", ".join(f"{one['direction']} {one['metric']}" for one in them) for them in (before["spec"]["objectives"], judged))
-        raise UserError(f"study {name!r} is judged by {known}, and this import by {now}: give it another name by --name.")
+        known, now = (
+            ", ".join(f"{one['direction']} {one['metric']}" for one in them)
+            for them in (before["spec"]["objectives"], judged)
+        )
+        raise UserError(
+            f"study {name!r} is judged by {known}, and this import by {now}: give it another name by --name."
+        )
 
 
 def _specification(

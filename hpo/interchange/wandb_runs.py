@@ -1,7 +1,7 @@
-"""Reads runs of Weights & Biases: the files run-ID.wandb that a run leaves in wandb/, or the table that its pages export.
+"""Reads runs of Weights & Biases: the files run-ID.wandb that runs leave in wandb/, or the table that its pages export.
 
-A .wandb file is a log of records in blocks of 32 KiB, in the format of LevelDB's log with a checksum of zlib's, behind a
-header of seven bytes. What is in a record only wandb's own messages tell.
+A .wandb file is a log of records in blocks of 32 KiB, in the format of LevelDB's log with a checksum of zlib's, after a
+header of seven bytes. wandb has no reader of it in Python any more; its messages say what is in a record.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,14 +55,20 @@ def read(
         raise UserError(f"--param {params[0]}: the runs of {path} say what is configured: leave the option out.")
     found = [place] if place.is_file() else sorted(place.rglob("*.wandb"))
     if not found:
-        raise UserError(f"{path} holds no run-ID.wandb: name the directory wandb of your runs, or an exported CSV file.")
+        raise UserError(
+            f"{path} holds no run-ID.wandb: name the directory wandb of your runs, or an exported CSV file."
+        )
     runs = _runs(found)
     name = _chosen(sorted({run.project for run in runs}), project, path)
     own = [run for run in runs if run.project == name]
     ended = [run for run in own if run.exit_code is not None]
     objectives = judged_by(metrics, directions, {metric for run in ended for metric in run.curves}, path)
     trials = [_trial(run, [one.metric for one in objectives]) for run in ended]
-    left = [f"{counted(len(own) - len(ended), 'run')} without an end, which may run still"] if len(own) > len(ended) else []
+    left = (
+        [f"{counted(len(own) - len(ended), 'run')} without an end, which may run still"]
+        if len(own) > len(ended)
+        else []
+    )
     left += ["media, artifacts and system metrics, which stay where they are"]
     return ImportedStudy("wandb", name, path, tuple(objectives), trials, {}, left)
 
@@ -95,8 +100,15 @@ def _chosen(projects: Sequence[str], given: str | None, path: str) -> str:
 def _begin(run: _Run, record: Any) -> None:
     run.project = record.project or "uncategorized"
     _configure(run, record.config)
-    texts = {"run name": record.display_name, "group": record.run_group, "sweep": record.sweep_id, "notes": record.notes}
-    run.notes |= {name: text for name, text in texts.items() if text} | ({"tags": [*record.tags]} if record.tags else {})
+    texts = {
+        "run name": record.display_name,
+        "group": record.run_group,
+        "sweep": record.sweep_id,
+        "notes": record.notes,
+    }
+    run.notes |= {name: text for name, text in texts.items() if text} | (
+        {"tags": [*record.tags]} if record.tags else {}
+    )
     if run.started is None:
         run.started = record.start_time.seconds + record.start_time.nanos / 1e9
     run.exit_code = None

@@ -56,7 +56,8 @@ def add(connection: Connection, study: Mapping[str, Any], rows: Sequence[Row], s
     """
     row = driver_queries.create_study(connection, study)
     check_whole(row)
-    if stored is None and row["uid"] != study["uid"] or stored is not None and row["spec"] not in (stored, study["spec"]):
+    expected = row["uid"] == study["uid"] if stored is None else row["spec"] in (stored, study["spec"])
+    if not expected:
         raise UserError(f"study {study['name']!r} has been changed while it was read: import it again.")
     connection.execute(select(studies.c.id).where(studies.c.id == row["id"]).with_for_update())
     known = set(records(connection, row["id"]))
@@ -75,7 +76,7 @@ def _insert(connection: Connection, study_id: int, number: int, one: Row) -> Non
     columns = {"study_id": study_id, "number": number, "told": number, "revision": 1, "created_at": time.time()}
     trial_id = connection.execute(sql.insert_trial(connection), columns | dict(one.columns)).scalar_one()
     params = plain(dict(one.params))
-    ask = {"trial_id": trial_id, "draw": 0, "seed": 0, "told": 0, "params": params, "coordinates": {}}
+    ask: dict[str, Any] = {"trial_id": trial_id, "draw": 0, "seed": 0, "told": 0, "params": params, "coordinates": {}}
     ask |= {"config": params, "config_hash": one.config_hash, "study_attrs": {}}
     ask |= {"trial_attrs": {KEY: text(one.key), RECORD: json.dumps(one.record)}}
     connection.execute(sql.INSERT_ASK, ask)
@@ -87,7 +88,13 @@ def _insert(connection: Connection, study_id: int, number: int, one: Row) -> Non
     for start in range(0, len(points), _PAGE):
         connection.execute(sql.insert_new(connection, reports), points[start : start + _PAGE])
     if one.stopped:
-        decision = {"trial_id": trial_id, "step": one.columns["step"], "fold": 0, "verdict": "stop", "params": {}}
+        decision: dict[str, Any] = {
+            "trial_id": trial_id,
+            "step": one.columns["step"],
+            "fold": 0,
+            "verdict": "stop",
+            "params": {},
+        }
         decision |= {"reason": text(one.stopped), "checkpoint": None, "strategy": RECORD, "fence": 0, "obeyed": 0}
         connection.execute(sql.INSERT_DECISION, decision | {"revision": 1})
 

@@ -57,7 +57,7 @@ _EVENTS = _of_trial(events, events.c.kind, events.c.fields, events.c.at).order_b
 
 
 def find_trial(connection: Connection, study_id: int, number: int) -> RowMapping | None:
-    """The trial's row with `params`, `config`, `config_hash` and `trial_attrs` of its ask, if there is one of that number."""
+    """The trial's row and its ask's `params`, `config`, `config_hash` and `trial_attrs`, if there is such a trial."""
     query = (
         select(trials, asks.c.params, asks.c.config, asks.c.config_hash, asks.c.trial_attrs)
         .join(asks, asks.c.trial_id == trials.c.id)

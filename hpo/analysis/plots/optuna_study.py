@@ -54,8 +54,8 @@ def to_optuna(
     Optuna itself keeps no curves, none.
 
     User attributes of a trial: `state`, `outcome` and `error` of the ledger, `config_hash`, and the last value of
-    every metric; of the study: `metrics`, the objectives' names. Of what was imported from Optuna the trials are as they
-    were there, and of other tools the attributes are those that the tool had. Raises StudyError for an unknown name, a
+    every metric; of the study: `metrics`, the objectives' names. Trials that were imported from Optuna are as they were
+    there, and those of another tool have its attributes. Raises StudyError for an unknown name, a
     study that trains another's configurations again, or parameters that the declared space does not hold.
     """
     url = storage or Home.at(home).storage

@@ -123,7 +123,11 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     if best["reference"].startswith(REFERENCE):
         train = f"search on from it: {command(f'run --study STUDY --warm-start {study}')}"
     else:
-        train = "train it: " + saving + command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
+        train = (
+            "train it: "
+            + saving
+            + command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
+        )
     return "\n".join(
         [
             f"{best['study']}, trial {best['number']}: {judged}",
