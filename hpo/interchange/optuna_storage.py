@@ -19,7 +19,7 @@ from optuna.distributions import (
     IntDistribution,
     distribution_to_json,
 )
-from optuna.exceptions import DuplicatedStudyError
+from optuna.exceptions import DuplicatedStudyError, OptunaError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
@@ -43,7 +43,7 @@ _STATES: dict[TrialState, State] = {
     TrialState.FAIL: "failed",
 }
 _SQLITE = b"SQLite format 3\0"
-_UNREADABLE = (*DATABASE_ERRORS, RuntimeError, ValueError, KeyError, OSError, ImportError)
+_UNREADABLE = (*DATABASE_ERRORS, OptunaError, RuntimeError, ValueError, KeyError, OSError, ImportError)
 
 
 def read(url: str, study: str | None, metrics: Sequence[str] = (), directions: Sequence[str] = ()) -> ImportedStudy:
@@ -112,7 +112,8 @@ def _chosen(storage: BaseStorage, study: str | None, shown: str) -> str:
 def _refusal(error: Exception, shown: str) -> UserError:
     if isinstance(error, UserError):
         return error
-    said = " ".join(str(getattr(error, "orig", None) or error).split())
+    cause = error.__cause__ if isinstance(error, OptunaError) and error.__cause__ else error
+    said = " ".join(str(getattr(cause, "orig", None) or cause).split()).rstrip(".")
     if isinstance(error, RuntimeError) and "storage upgrade" in said:
         return UserError(
             f"{shown} was written by an older release of Optuna: back it up, then "

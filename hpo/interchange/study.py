@@ -18,7 +18,7 @@ from hpo.interchange.record import ImportedStudy, ImportedTrial, by_key
 from hpo.interchange.rows import row
 from hpo.interchange.space import merged, space_of
 from hpo.ledger import Ledger, imports, queries
-from hpo.ledger.json import plain
+from hpo.ledger.json import plain, text
 from hpo.ledger.names import MAX_METRIC
 from hpo.ledger.rows import RowMapping
 from hpo.space.objective import Constraint
@@ -57,7 +57,8 @@ def import_study(
     A study of that name that was imported under the same label gets the trials that it has not.
     """
     name = check_name(name or _name_of(found.label))
-    trials = by_key(found.trials, found.source)
+    plainly = [replace(one, key=text(one.key), params=plain(dict(one.params))) for one in found.trials]
+    trials = by_key(plainly, found.source)
     with ledger.read() as connection:
         before = queries.find_study(connection, name)
         known = imports.records(connection, before["id"]) if before and before["spec"].get("imported") else {}

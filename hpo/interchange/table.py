@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpo.errors import UserError
 from hpo.interchange.record import ImportedStudy, ImportedTrial, Point, State, judged_by
 from hpo.text import counted
@@ -64,21 +66,20 @@ def read(
 
 
 class _Table:
-    """A table and what its columns are: `params`, `metrics` and `notes` map names to columns."""
+    """A table and what its columns are: `params`, `values`, `metrics` and `notes` map names to columns."""
 
     def __init__(self, source: tables.Source, metrics: Sequence[str], params: Sequence[str]) -> None:
         self._source, self.columns = source, source.columns
         self.guessed: list[str] = []
         self.open: Counter[str] = Counter()
-        self.metrics = self._prefixed(_METRIC) | self._prefixed(_VALUE)
+        self.values = self._prefixed(_VALUE) or {one: one for one in ("value",) if one in self.columns}
+        self.metrics = self.values | self._prefixed(_METRIC)
         self.notes = self._prefixed(_NOTE)
-        values = list(self._prefixed(_VALUE)) or [one for one in ("value",) if one in self.columns]
-        self.metrics |= {"value": "value"} if "value" in self.columns else {}
         self._check(metrics, params)
         self.metrics |= {one: one for one in metrics if one not in self.metrics}
-        self.judged = list(metrics) or values
+        self.judged = list(metrics) or list(self.values)
         self.params = self._params(params)
-        used = {*self.params.values(), *self.metrics.values(), *self._prefixed(_METRIC).values(), *self.notes.values()}
+        used = {*self.params.values(), *self.metrics.values(), *self.values.values(), *self.notes.values()}
         self.unused = [one for one in self.columns if one not in used and one.lower() not in _NAMED]
 
     def _check(self, metrics: Sequence[str], params: Sequence[str]) -> None:
@@ -101,7 +102,7 @@ class _Table:
             return known
         if not self.judged:
             return {}
-        taken = {*self.metrics.values(), *self.notes.values()}
+        taken = {*self.metrics.values(), *self.values.values(), *self.notes.values()}
         rest = [one for one in self.columns if one not in taken and one.lower() not in _NAMED and one]
         self.guessed.append(f"the parameters are {', '.join(rest) or 'none'} (--param names them)")
         return {one: one for one in rest}
@@ -116,9 +117,15 @@ class _Table:
             return [None] * self._source.table.num_rows
         return _read(self._source.table[column].to_pylist(), self._source.kind)
 
+    def _numbers(self, column: str) -> np.ndarray:
+        """A column of numbers [rows], NaN where there is none; infinities stay."""
+        finite = self._source.floats(column)  # which refuses texts, with their place
+        return np.asarray(self._source.table[column].cast("float64", safe=False)) if len(finite) else finite
+
     def trials(self, judged: Sequence[str]) -> Iterator[ImportedTrial]:
         """Each row that has ended."""
-        numbers = {name: self._source.floats(column) for name, column in self.metrics.items()}
+        numbers = {name: self._numbers(column) for name, column in self.metrics.items()}
+        ends = [self._numbers(self.values.get(metric, self.metrics[metric])) for metric in judged]
         params = {name: self._cells(column) for name, column in self.params.items()}
         notes = {name: self._cells(column) for name, column in self.notes.items()}
         key, state, error = (self._first(names) for names in (_KEY, _STATE, _ERROR))
@@ -129,25 +136,25 @@ class _Table:
         numbered = key and key.lower() == "number" and all(isinstance(one, int) for one in keys)
         rows = range(self._source.table.num_rows)
         for row in sorted(rows, key=keys.__getitem__) if numbered else rows:
-            values = [float(numbers[metric][row]) for metric in judged]
+            values = [float(column[row]) for column in ends]
             whole = all(map(math.isfinite, values))
-            ends = self._state(states[row], whole, row, state)
-            if ends is None:
+            how = self._state(states[row], whole, row, state)
+            if how is None:
                 continue
             step = int(steps[row]) if isinstance(steps[row], int | float) and steps[row] >= 0 else 0
             yield ImportedTrial(
                 key=str(row if keys[row] is None else keys[row]),
-                state=ends,
+                state=how,
                 params={name: cells[row] for name, cells in params.items() if cells[row] is not None},
                 values=values if whole else None,
                 curves={
                     name: [Point(step, float(column[row]))]
                     for name, column in numbers.items()
-                    if math.isfinite(column[row])
+                    if not math.isnan(column[row])
                 },
                 started=self._time(started, times, row),
                 ended=self._time(ended, times, row),
-                error=str(errors[row] or ("" if whole or ends != "failed" else f"it has no {' and '.join(judged)}")),
+                error=str(errors[row] or ("" if whole or how != "failed" else f"it has no {' and '.join(judged)}")),
                 attributes={name: cells[row] for name, cells in notes.items() if cells[row] is not None},
             )
 

@@ -59,7 +59,8 @@ def _objective(trial) -> float:
     import optuna
 
     float_, log = trial.suggest_float, {"log": True}
-    lr, dropout = float_("lr", 1e-5, 1e-1, **log), float_("dropout", 0.0, 0.5, step=0.1)
+    lr = float_("lr", 1e-5, 1e-1, **log)
+    float_("dropout", 0.0, 0.5, step=0.1)
     layers = trial.suggest_int("layers", 1, 4)
     if trial.suggest_categorical("optimizer", ["sgd", "adam", None, 3, True]) == "sgd":
         trial.suggest_float("momentum", 0.0, 1.0)

@@ -1,0 +1,211 @@
+"""What an imported study is to the commands: looked at like any other, never driven, a beginning for one that is."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+
+import optuna
+import pytest
+from sqlalchemy import func, select
+from study_runs import hpo, refused
+
+import hpo as platform
+from hpo.driver.request import RunRequest
+from hpo.driver.resolve import declare
+from hpo.driver.warm_start import records
+from hpo.errors import UserError
+from hpo.interchange import study as studies
+from hpo.interchange.record import ImportedStudy, ImportedTrial, Point
+from hpo.interchange.rows import row
+from hpo.ledger import Ledger, imports, queries
+from hpo.ledger.tables import reports, trials
+from hpo.ledger.tables import studies as study_table
+from hpo.space.objective import Objective
+
+LOSS = (Objective("val/loss", "minimize"),)
+
+
+def found(count: int = 3, label: str = "sweep", **given) -> ImportedStudy:
+    """A study of trials that are the better the higher their number."""
+    made = [
+        ImportedTrial(
+            f"t{n}",
+            "complete",
+            {"train.optim.lr": 0.01 / (n + 1), "model.hidden_size": 16},
+            [1.0 / (n + 1)],
+            curves={"val/loss": [Point(1, 2.0), Point(2, 1.0 / (n + 1))]},
+            started=1000.0 + n,
+            ended=1001.0 + n,
+        )
+        for n in range(count)
+    ]
+    return ImportedStudy("wandb", label, "/runs", LOSS, made, **given)
+
+
+def written(home, study: ImportedStudy, name: str | None = None) -> studies.Imported:
+    with closing(Ledger(home.create().storage)) as ledger:
+        return studies.import_study(study, ledger, home, home.tracking_uri, name)
+
+
+@pytest.mark.whole
+def test_every_command_takes_an_imported_study(asset, home):
+    """From the import by the command to its removal; the ledger, MLflow and the home agree in between."""
+    database = str(asset("optuna-5.0.0.db.xz"))
+    said = hpo("import", "optuna", database, home=home)
+    assert said.exit_code == 0 and "study digits-sweep: 12 new trials of 12" in said.output
+    assert (
+        "not carried: 1 trial in state RUNNING, which may end yet" in said.output and "MLflow shows it" in said.output
+    )
+    assert "imported from optuna 'digits sweep' of" in hpo("status", home=home).stdout
+    best = hpo("best", home=home).stdout
+    assert "search on from it: hpo run --study STUDY --warm-start digits-sweep" in best and "train it" not in best
+    shown = hpo("show", "8", home=home).stdout
+    assert "imported from optuna 'digits sweep', where it is 8 " in shown and 'note: {"seen": [8, null]}' in shown
+    assert len(json.loads(hpo("compare", "--json", "--top", "50", home=home).stdout)) == 12
+    drawn = hpo("plot", "history", "slice", "curves", "--save", str(home.root / "p"), home=home)
+    assert drawn.exit_code == 0 and (home.root / "p" / "slice.png").is_file()
+    assert hpo("importance", home=home).exit_code == 0
+    assert hpo("verify", home=home).stdout.startswith("0 differences; looked at 1 study, 12 trials")
+    again = hpo("import", "optuna", database, home=home)
+    assert "study digits-sweep: 0 new trials of 12" in again.output
+    assert hpo("export", "--to", str(home.root.parent / "out.json"), home=home).exit_code == 0
+    for words in (("resume",), ("soup",), ("export", "0", "--to", "x"), ("confirm",), ("ablate",)):
+        assert "was imported and has no code to train by, so it is never resumed" in refused(hpo(*words, home=home), 2)
+    assert hpo("rm", "--study", "digits-sweep", "--yes", home=home).exit_code == 0
+    assert hpo("verify", home=home).stdout.startswith("0 differences")
+
+
+def test_a_run_by_the_name_of_an_imported_study_is_refused(home):
+    written(home, found(), "mlp")
+    with closing(Ledger(home.storage)) as ledger, pytest.raises(UserError, match="was imported"):
+        declare(RunRequest(home, reference="mlp", trials=1), ledger, workers=1)
+
+
+MINE = """
+import hpo
+
+@hpo.study(space={"lr": hpo.Float(1e-4, 1.0, log=True)}, minimize="val/loss", strategy="none")
+def mine(trial):
+    trial.report({"val/loss": trial.params.lr}, epoch=1)
+"""
+
+
+@pytest.mark.whole
+def test_a_study_begins_with_what_an_imported_one_has_found(home, tmp_path):
+    """The sampler gets each imported trial at the place of its parameters, with its value and its curve."""
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    written(home, studies.renamed(found(5), {"train.optim.lr": "lr"}))
+    with closing(Ledger(home.storage)) as ledger:
+        request = RunRequest(home, reference=str(file), warm_start="sweep", sampler="tpe")
+        study, spec = declare(request, ledger, workers=1)
+    known = records(spec.earlier)
+    assert [(one.coordinates, one.values) for one in known] == [
+        ({"lr": 0.01 / (n + 1)}, (1.0 / (n + 1),)) for n in range(5)
+    ]
+    assert [one.curve for one in known] == [[(1, 2.0), (2, 1.0 / (n + 1))] for n in range(5)]
+    written(home, studies.renamed(found(5), {"train.optim.lr": "other"}), "unlike")
+    with closing(Ledger(home.storage)) as ledger, pytest.raises(UserError, match="of its 5 trials none fits the space"):
+        declare(RunRequest(home, reference=str(file), warm_start="unlike", sampler="tpe"), ledger, workers=1)
+    said = hpo("run", "--study", str(file), "--warm-start", "sweep", "--trials", "1", "--executor", "inline", home=home)
+    assert said.exit_code == 0 and "warm start: 5 of 5 complete trials of study sweep" in said.output
+
+
+def test_another_study_of_the_name_is_not_added_to(home):
+    written(home, found())
+    with pytest.raises(UserError, match=r"was imported from wandb 'sweep', and not from wandb 'other': .*--name\.$"):
+        written(home, found(label="other"), "sweep")
+    changed = ImportedStudy("wandb", "sweep", "/runs", (Objective("val/loss", "maximize"),), found().trials)
+    with pytest.raises(UserError, match="is judged by minimize val/loss, and this import by maximize val/loss"):
+        written(home, changed)
+    assert len(platform.open("sweep", home=home.root).trials()) == 3
+
+
+def test_a_native_study_is_not_added_to(home, made):
+    with pytest.raises(UserError, match="study 's' of this home was not imported: give the import another name"):
+        written(home, found(), "s")
+
+
+@pytest.fixture
+def made(home):
+    from mirrored import Made
+
+    return Made(home)
+
+
+def test_an_import_that_fails_half_way_leaves_nothing(home, monkeypatch):
+    """One transaction: neither the study nor the trials before the one that fails."""
+    insert, left = imports._insert, [2]
+
+    def failing(*given):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("the power is gone")
+        insert(*given)
+
+    monkeypatch.setattr(imports, "_insert", failing)
+    with pytest.raises(RuntimeError):
+        written(home, found())
+    with closing(Ledger(home.storage)) as ledger, ledger.read() as connection:
+        for table in (study_table, trials, reports):
+            assert connection.execute(select(func.count()).select_from(table)).scalar_one() == 0
+
+
+def test_two_imports_at_once_never_write_a_trial_twice(home):
+    """The second, whose view of the study is older, is asked to read again."""
+    written(home, found(2))
+    more = found(4)
+    with closing(Ledger(home.storage)) as ledger:
+        with ledger.read() as connection:
+            stale = dict(queries.study_row(connection, "sweep"))
+        written(home, found(3))
+        spec = {**stale["spec"], "metrics": ["other"]}
+        rows = [row(one, "wandb", LOSS, (), 0.0) for one in more.trials]
+        with pytest.raises(UserError, match="has been changed while it was read: import it again"):
+            ledger.transact(lambda connection: imports.add(connection, stale | {"spec": spec}, rows, spec))
+    assert written(home, more).added == 1 and len(platform.open("sweep", home=home.root).trials()) == 4
+
+
+def test_what_was_stopped_before_it_had_reported_is_infeasible(home):
+    """It has nothing to be judged by; and neither has what is complete with a value that is none."""
+    odd = [
+        ImportedTrial("a", "pruned", {"x": 1}),
+        ImportedTrial("b", "complete", {"x": 2}, [float("inf")]),
+        ImportedTrial("c", "pruned", {"x": 3}, curves={"val/loss": [Point(4, 0.5)]}),
+        ImportedTrial("d", "complete", {"x": 4}, [0.1], constraints={"constraint/latency": 2.0}),
+        ImportedTrial("e", "complete", {"x": 5}, [0.2], constraints={"constraint/latency": -2.0}),
+    ]
+    written(home, ImportedStudy("wandb", "odd", "/runs", LOSS, odd))
+    handle = platform.open("odd", home=home.root)
+    frame = handle.trials()
+    assert list(frame["state"]) == ["infeasible", "infeasible", "pruned", "infeasible", "complete"]
+    assert frame["value"].iloc[2] == 0.5 and handle.best["number"] == 4
+    assert handle.trial(2)["decisions"][0]["reason"] == "wandb stopped it"
+    states = [trial.state for trial in handle.to_optuna().trials]
+    assert states[3] is optuna.trial.TrialState.COMPLETE and states[2] is optuna.trial.TrialState.PRUNED
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_the_ledgers_of_both_kinds_hold_what_is_imported(home, database, request):
+    """Names, texts and numbers that one of them would refuse."""
+    odd = {"a.b": "nul \0", "sürprise": [1, {"x": None}], "big": 10**18, "n": float("nan")}
+    trial = ImportedTrial("k\0", "complete", odd, [1.0], attributes={"odd": [float("nan"), "\0", "\ud800"]})
+    url = home.storage if database == "sqlite" else request.getfixturevalue("postgres_database")()
+    home.create()
+    with closing(Ledger(url)) as ledger:
+        study = ImportedStudy("csv", "odd", "/t", LOSS, [trial])
+        assert studies.import_study(study, ledger, home, home.tracking_uri).added == 1
+        assert studies.import_study(study, ledger, home, home.tracking_uri).added == 0
+        with ledger.read() as connection:
+            [only] = queries.trial_rows(connection, queries.study_row(connection, "odd")["id"])
+    assert only["params"]["n"] == "nan" and only["params"]["big"] == 10**18
+
+
+def test_the_space_grows_with_what_is_imported(home):
+    written(home, found(2))
+    grown = written(home, found(4))
+    with closing(Ledger(home.storage)) as ledger, ledger.read() as connection:
+        spec = queries.study_row(connection, "sweep")["spec"]
+    assert spec["imported"]["space"]["train.optim.lr"]["low"] == 0.01 / 4
+    assert grown.guessed == ["the space of train.optim.lr, model.hidden_size from the values that were tried"]

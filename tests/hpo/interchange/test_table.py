@@ -1,0 +1,99 @@
+"""Tables of trials: those that are exported here, those of other tools, and those that people write."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+import hpo
+from hpo.errors import UserError
+from hpo.interchange.export import dated, document, export_study
+from hpo.ledger import Ledger
+from trainer.errors import DataError
+
+
+def written(path, text: str):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_an_exported_table_comes_back_as_an_equal_frame(asset, home, brought, tmp_path, format):
+    """But for what CSV cannot hold: 3 beside texts is a text, and nothing is no option."""
+    first = brought("optuna", asset("optuna-5.0.0.db.xz")).done.name
+    file = tmp_path / f"trials.{format}"
+    export_study(Ledger(home.storage), home, first, str(file), format)
+    brought("csv", file, directions=["maximize"], name="again")
+    before, after = (hpo.open(name, home=home.root).trials() for name in (first, "again"))
+    if format == "csv":
+        before["params.optimizer"] = before["params.optimizer"].map(lambda one: None if one is None else str(one))
+    columns = [one for one in before.columns if one not in ("step", "judged_epoch", "metrics.value", "reason")]
+    pd.testing.assert_frame_equal(before[columns], after[columns], check_dtype=False)
+
+
+def test_an_exported_document_has_all_curves(asset, home, brought):
+    name = brought("optuna", asset("optuna-5.0.0.db.xz")).done.name
+    found = document(Ledger(home.storage), name)
+    assert found["space"]["lr"]["log"] and found["objectives"][0]["direction"] == "maximize"
+    trial = found["trials"][6]
+    assert [step for step, _, _ in trial["curves"]["value"]] == [1, 2, 3]
+    assert trial["curves"]["value"][1] == [2, 2, "nan"] and trial["attributes"] == {"note": {"seen": [6, None]}}
+    assert trial["started_at"].endswith("+00:00")
+    assert [one["number"] for one in dated(Ledger(home.storage), name).rows] == list(range(12))
+
+
+def test_a_table_of_optunas_is_known_by_its_columns(asset, brought, tmp_path):
+    import optuna
+
+    from hpo.search.samplers.optuna_sampler import quiet_optuna
+
+    with quiet_optuna():
+        study = optuna.load_study(study_name="digits sweep", storage=f"sqlite:///{asset('optuna-5.0.0.db.xz')}")
+    study.trials_dataframe().to_csv(tmp_path / "t.csv", index=False)
+    found = brought("csv", tmp_path / "t.csv", directions=["maximize"])
+    by_number = [trial for trial in study.get_trials() if trial.state.is_finished()]
+    assert [trial["params"]["lr"] for trial in found.trials] == [trial.params["lr"] for trial in by_number]
+    assert found.trials[4]["state"] == "failed" and found.trials[5]["state"] == "pruned"
+    assert found.trials[0]["started_at"] == by_number[0].datetime_start.timestamp()
+    assert found.done.left[0] == "1 row in state RUNNING, which may end yet"
+
+
+def test_columns_that_are_named_and_those_that_are_guessed(brought, tmp_path):
+    file = written(tmp_path / "mine.csv", "run,lr,opt,val/loss,comment\na,0.1,sgd,3,x\nb,0.01,adam,1.5,y\nc,1,adam,,\n")
+    found = brought("csv", file, params=["lr", "opt"], metrics=["val/loss"])
+    assert found.trials[0]["params"] == {"lr": 0.1, "opt": "sgd"}
+    assert [trial["state"] for trial in found.trials] == ["complete", "complete", "failed"]
+    assert found.trials[2]["error"] == "it has no val/loss" and found.done.left == ["the column comment"]
+    guessed = brought("csv", file, metrics=["val/loss"], name="guessed")
+    assert guessed.done.guessed[0] == "the parameters are lr, opt, comment (--param names them)"
+    assert guessed.done.guessed[1] == "val/loss is minimized (--direction maximize says otherwise)"
+    space = guessed.study["spec"]["imported"]["space"]
+    assert space["lr"] == {"type": "Float", "low": 0.01, "high": 1.0, "log": False, "step": None}
+    assert space["opt"] == {"type": "Choice", "options": ["sgd", "adam"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "said"),
+    [
+        ("lr,loss\n0.1,low\n", {"metrics": ["loss"]}, r"row 2 .*, column 'loss' is 'low': it must be a number\.$"),
+        ("lr,loss,state\n0.1,1,gone\n", {"metrics": ["loss"]}, "column 'state' is 'gone': a state is one of complete"),
+        ("lr,loss,started_at\n0.1,1,soon\n", {"metrics": ["loss"]}, "column 'started_at' is 'soon': write a time as"),
+        ("lr,loss\n0.1,1\n", {}, "does not say by which metric its trials are judged .*name it by --metric"),
+        ("lr,loss\n0.1,1\n", {"metrics": ["los"]}, "--metric los: .* has no such column; it has lr, loss"),
+        ("lr,loss\n0.1,1\n", {"metrics": ["loss"], "params": ["x"]}, "--param x: .* has no such column"),
+        ("run,loss\na,1\na,2\n", {"metrics": ["loss"]}, "has the trial 'a' twice: remove one of them"),
+        ("lr,lr,loss\n1,1,1\n", {"metrics": ["loss"]}, "has the column 'lr' twice"),
+        ("lr,loss\n", {"metrics": ["loss"]}, "has a header and no rows: give at least one row"),
+        ("lr,loss\n1\n", {"metrics": ["loss"]}, "is ragged"),
+        ("", {"metrics": ["loss"]}, "is empty"),
+    ],
+)
+def test_a_table_that_cannot_be_taken_is_one_sentence(brought, home, tmp_path, text, given, said):
+    with pytest.raises((UserError, DataError), match=said) as raised:
+        brought("csv", written(tmp_path / "t.csv", text), **given)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_text_that_a_spreadsheet_would_run_comes_back(home, brought, tmp_path):
+    file = written(tmp_path / "t.csv", "formula,loss\n'=1+1,1\nplain,2\n")
+    assert brought("csv", file, metrics=["loss"]).trials[0]["params"] == {"formula": "=1+1"}
