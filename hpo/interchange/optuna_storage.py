@@ -115,9 +115,10 @@ def _refusal(error: Exception, shown: str) -> UserError:
     cause = error.__cause__ if isinstance(error, OptunaError) and error.__cause__ else error
     said = " ".join(str(getattr(cause, "orig", None) or cause).split()).rstrip(".")
     if isinstance(error, RuntimeError) and "storage upgrade" in said:
+        url = shown if "://" in shown else f"sqlite:///{shown}"
         return UserError(
             f"{shown} was written by an older release of Optuna: back it up, then "
-            f"`optuna storage upgrade --storage {shown}` brings it to this one ({optuna.__version__})."
+            f"`optuna storage upgrade --storage {url}` brings it to this one ({optuna.__version__})."
         )
     return UserError(f"{shown} cannot be read as a storage of Optuna's ({said}): name another, or restore it.")
 

@@ -87,7 +87,7 @@ import hpo
 
 @hpo.study(space={"lr": hpo.Float(1e-4, 1.0, log=True)}, minimize="val/loss", strategy="none")
 def mine(trial):
-    trial.report({"val/loss": trial.params.lr}, epoch=1)
+    trial.report(1, {"val/loss": trial.params.lr})
 """
 
 
@@ -99,7 +99,7 @@ def test_a_study_begins_with_what_an_imported_one_has_found(home, tmp_path):
     written(home, studies.renamed(found(5), {"train.optim.lr": "lr"}))
     with closing(Ledger(home.storage)) as ledger:
         request = RunRequest(home, reference=str(file), warm_start="sweep", sampler="tpe")
-        study, spec = declare(request, ledger, workers=1)
+        _, spec = declare(request, ledger, workers=1)
     known = records(spec.earlier)
     assert [(one.coordinates, one.values) for one in known] == [
         ({"lr": 0.01 / (n + 1)}, (1.0 / (n + 1),)) for n in range(5)
