@@ -1,4 +1,4 @@
-"""docs/guide/function.md and python.md: their blocks run as they stand, and so do the examples of docstrings."""
+"""docs/guide/function.md, python.md and import-export.md: their blocks run as they stand, and so do the examples of docstrings."""
 
 from __future__ import annotations
 
@@ -36,12 +36,22 @@ def test_the_blocks_of_the_python_guide_run_one_after_another(tmp_path, monkeypa
     assert names["found"].digest == names["study"].digest
 
 
+def test_the_blocks_of_the_import_guide_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPO_HOME", str(tmp_path / "home"))
+    names: dict[str, Any] = {}
+    for block in blocks("import-export.md"):
+        exec(block, names)
+    assert names["found"].best["params"] == {"lr": 0.1}
+
+
 def test_the_examples_of_docstrings_run(tmp_path, monkeypatch):
     """`run` makes the study that `resume` goes on with and `open` reads."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPO_HOME", str(tmp_path / "home"))
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
-    for one in (hpo.study, hpo.run, hpo.resume, hpo.open):
+    Path("trials.csv").write_text("run,lr,loss\na,0.1,0.5\n")
+    for one in (hpo.study, hpo.run, hpo.resume, hpo.open, hpo.import_study):
         examples = finder.find(one, globs={})
         assert examples[0].examples, f"{one.__name__} has none"
         assert runner.run(examples[0]).failed == 0
