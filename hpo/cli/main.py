@@ -1,25 +1,23 @@
-"""Defines `hpo` and its commands about a whole study: init, run, resume, status, best, show, compare, ui, verify, sync.
+"""Defines `hpo` and its commands about a whole study: init, run, resume, status, best, show, compare.
 
 Each imports what it needs when it runs: `hpo --help` must not wait for torch, MLflow or Optuna.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hpo import text
-from hpo.cli import interchange, models, options, removal, results, training
+from hpo.cli import interchange, models, options, removal, results, tracking, training
 from hpo.cli import workers as cli_workers
+from hpo.cli.facts import print_json
 from hpo.cli.options import (
     MOST,
     AllOption,
-    AllStudiesOption,
     BestTrialOption,
     BytesOption,
     CheckpointsOption,
@@ -118,6 +116,7 @@ def run(
     max_bytes: BytesOption = None,
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Search until trials, epochs or time are used up. A study that exists is continued."""
     from hpo.declaration import enqueue as enqueued
@@ -152,7 +151,8 @@ def run(
             max_bytes=options.size(max_bytes),
             tracking_uri=tracking_uri,
             allow_drift=allow_drift,
-        )
+        ),
+        as_json=as_json,
     )
 
 
@@ -172,6 +172,7 @@ def resume(
     max_bytes: BytesOption = None,
     tracking_uri: TrackingOption = None,
     allow_drift: DriftOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Continue an interrupted study from its last checkpoints. More may be asked for."""
     from hpo.declaration.budget import parse_time
@@ -198,7 +199,7 @@ def resume(
         allow_drift=allow_drift,
     )
     ledger.close()
-    options.drive(request)
+    options.drive(request, as_json=as_json)
 
 
 @app.command()
@@ -206,20 +207,17 @@ def status(
     study: StudyOption = None, as_json: JsonOption = False, home: HomeOption = ".hpo", storage: StorageOption = None
 ) -> None:
     """How far a study is; without a name, each of several in a line."""
-    from hpo.analysis.results.status import describe, line
+    from hpo.analysis.results.status import describe, facts_of, line
     from hpo.ledger import queries
     from hpo.storage.lookup import open_studies
 
     ledger, names, _ = open_studies(home, storage, study)
     with ledger.read() as connection:
-        found = [queries.status(connection, name) for name in names]
         if as_json:
-            rows = [
-                asdict(one) | {"digest": queries.digest(connection, queries.study_row(connection, one.study))}
-                for one in found
-            ]
-            print(json.dumps(rows if len(rows) > 1 else rows[0]))
+            rows = [facts_of(connection, name) for name in names]
+            print_json(rows if len(rows) > 1 else rows[0])
             return
+        found = [queries.status(connection, name) for name in names]
     print("\n".join(map(line, found)) if len(found) > 1 else describe(found[0]))
 
 
@@ -241,14 +239,15 @@ def best(
     ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
         front = best_trials(connection, at, name)
-    if len(front) > 1 and trial is None and not save:
-        print(json.dumps(front) if as_json else describe_front(front))
+    several = len(front[0]["values"]) > 1
+    if trial is None and not save and (len(front) > 1 or (several and as_json)):
+        print_json(front) if as_json else print(describe_front(front))
         return
     found = chosen_best(front, trial)
     if save:
         save_overrides(found["overrides"], Path(save))
         print(f"its configuration is written to {save}", file=sys.stderr)
-    print(json.dumps(found) if as_json else describe_best(found, save))
+    print_json(found) if as_json else print(describe_best(found, save))
 
 
 @app.command()
@@ -268,7 +267,7 @@ def show(
     with ledger.read() as connection:
         trial = detail(connection, at, name, number)
         if as_json:
-            print(json.dumps(trial))
+            print_json(trial)
             return
         try:
             base: Any = "" if trial["imported"] else base_config(connection, name)
@@ -303,7 +302,7 @@ def compare(
     if parquet:
         tables.write_parquet(found, Path(parquet))
     if as_json:
-        print(tables.to_json(found))
+        print_json(found.rows)
     elif csv or parquet:
         print(f"{text.counted(len(found.rows), 'trial')} written to {' and '.join(filter(None, (csv, parquet)))}")
     else:
@@ -315,76 +314,7 @@ def compare(
         console.print(comparison(found, console.width if console.is_terminal else None, every=every))
 
 
-@app.command()
-def ui(
-    study: AllStudiesOption = None,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port on 127.0.0.1.")] = 5000,
-    browser: Annotated[bool, typer.Option("--open", help="Open a browser too.")] = False,
-    home: HomeOption = ".hpo",
-    storage: StorageOption = None,
-    tracking_uri: TrackingOption = None,
-) -> None:
-    """Serve MLflow's pages: each study's trials, best first."""
-    from hpo.storage.home import Home
-    from hpo.storage.lookup import own_first
-    from hpo.tracking.ui import serve
-
-    rows = own_first(home, storage, study)
-    raise typer.Exit(serve(Home.at(home), tracking_uri, port, open_browser=browser, studies=rows))
-
-
-@app.command()
-def verify(
-    study: AllStudiesOption = None,
-    home: HomeOption = ".hpo",
-    storage: StorageOption = None,
-    tracking_uri: TrackingOption = None,
-) -> None:
-    """Check a home against itself: ledger, MLflow, checkpoints. Exits 1 on any difference."""
-    from hpo.storage.home import Home
-    from hpo.verify import verify as check
-
-    at = Home.at(home)
-    report = check(at, storage or at.storage, tracking_uri, study)
-    looked_at = text.tally(report.counts) or "no study"
-    print(f"{text.counted(len(report.differences), 'difference')}; looked at {looked_at}")
-    if report.behind:
-        behind = text.counted(report.behind, "transaction")
-        print(f"  MLflow is behind by {behind}: `{text.command('sync')}` sends what is missing.")
-    for difference in report.differences:
-        print(f"  differs: {difference}")
-    raise typer.Exit(1 if report.differences else 0)
-
-
-@app.command()
-def sync(
-    study: Annotated[
-        str | None, typer.Option("--study", help="The study's name; by default all of the home's.")
-    ] = None,
-    home: HomeOption = ".hpo",
-    storage: StorageOption = None,
-    tracking_uri: TrackingOption = None,
-) -> None:
-    """Send MLflow what it has not got, after it was away."""
-    from hpo.storage.lookup import open_ledger, study_names
-    from hpo.tracking import mirror_process
-    from hpo.tracking.mlflow import MlflowTracker
-    from hpo.tracking.uri import tracking_uri_of
-
-    ledger, at = open_ledger(home, storage)
-    behind = 0
-    for name in study_names(ledger, study):
-        uri = tracking_uri_of(ledger, name, at, tracking_uri)
-        with at.keeping():
-            tracker = MlflowTracker(uri, at.artifacts)
-            result = mirror_process.drain(ledger, tracker, name, at)
-        behind += result.behind
-        sent = text.tally({"batches": result.sent})
-        print(f"{name}: " + (mirror_process.lag(result, tracker.name) or f"MLflow has everything ({sent} sent)."))
-    if behind:
-        raise typer.Exit(1)
-
-
+app.add_typer(tracking.app)
 app.add_typer(results.app)
 app.add_typer(models.app)
 app.add_typer(interchange.app)

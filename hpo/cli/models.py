@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpo.cli.options import MOST, HomeOption, StorageOption, StudyOption, TrackingOption, size
+from hpo.cli.facts import notes, print_json
+from hpo.cli.options import MOST, HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption, size
 from hpo.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def gc(
         str | None, typer.Option("--max-bytes", metavar="10GB", help="Stop once the study's take no more than this.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
@@ -47,7 +49,11 @@ def gc(
     ledger, name, at = open_study(home, storage, study)
     found = collect(ledger, at, name, keep_best, bound, dry_run=dry_run)
     if not dry_run:
-        _mirror(ledger, name, at, tracking_uri)
+        with notes(as_json):
+            _mirror(ledger, name, at, tracking_uri)
+    if as_json:
+        print_json({"study": name, "dry_run": dry_run, **found.facts()})
+        return
     print(f"{name}: {found.describe(done=not dry_run)}")
     if bound is not None and sum(row["size"] for row in found.left) > bound:
         print(f"That is more than --max-bytes {max_bytes}: all of it is of open trials, of the best, or needed.")
@@ -63,6 +69,7 @@ def soup(
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Write the better soup as a checkpoint directory.")
     ] = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
@@ -75,12 +82,15 @@ def soup(
     if save:
         soups.check_free(Path(save))
     found = soups.soup(ledger, at, name, top) if trial is None else soups.of_one_trial(ledger, at, name, trial, top)
-    print(soups.describe(found))
-    if save:
-        soups.save(found, Path(save))
-        soups.record(ledger, found, Path(save))
-        _mirror(ledger, name, at, tracking_uri)
-        print(f"the {found.best.name} is written to {save}")
+    with notes(as_json):
+        print(soups.describe(found))
+        if save:
+            soups.save(found, Path(save))
+            soups.record(ledger, found, Path(save))
+            _mirror(ledger, name, at, tracking_uri)
+            print(f"the {found.best.name} is written to {save}")
+    if as_json:
+        print_json({**found.facts(), "saved": save})
 
 
 @app.command()
@@ -103,6 +113,7 @@ def export(
     name: Annotated[
         str | None, typer.Option("--name", help="What to call the study in an Optuna storage.  [default: as here]")
     ] = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
@@ -115,7 +126,8 @@ def export(
         wanted = exports.format_of(to, format)
         exports.check(to, wanted, name)
         ledger, study_name, at = open_study(home, storage, study)
-        print(exports.export_study(ledger, at, study_name, to, wanted, name))
+        said = exports.export_study(ledger, at, study_name, to, wanted, name)
+        print_json({"study": study_name, "to": to, "format": wanted}) if as_json else print(said)
         return
     from hpo.analysis.models.export import check_path, describe, export_trial
 
@@ -123,4 +135,5 @@ def export(
         raise UserError(f"--name {name}: a model has no name of its study: leave it out, or the trial's number.")
     check_path(Path(to))
     ledger, study_name, at = open_study(home, storage, study)
-    print(describe(export_trial(ledger, at, study_name, number, format or "safetensors", Path(to))))
+    done = export_trial(ledger, at, study_name, number, format or "safetensors", Path(to))
+    print_json(done) if as_json else print(describe(done))

@@ -8,21 +8,21 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from hpo import text as phrases
-from hpo.cli import secret_files
+from hpo.cli import facts, secret_files
 from hpo.errors import HpoError, UserError
 from trainer import redaction
 from trainer.quote import quoted, shorten_quoted, shortened
 from trainer.redaction import redacted
 
 if TYPE_CHECKING:
-    from hpo.driver.request import RunRequest
+    from hpo.driver.request import RunRequest, RunResult
 
 INTERRUPTED = 130
 MOST = 2**31 - 1  # what a ledger's integers hold
@@ -333,13 +333,32 @@ def starting(
         end()
 
 
-def drive(request: RunRequest, *, quiet: bool = False) -> None:
-    """Run or resume, and show it."""
-    with starting("reading the study and its data ...", None if quiet else sys.stderr) as begun:
-        _drive(request, begun)
+def drive(request: RunRequest, *, quiet: bool = False, as_json: bool = False) -> None:
+    """Run or resume, and show it; as JSON, show it on standard error and print how it has ended."""
+    with (
+        starting("reading the study and its data ...", None if quiet else sys.stderr) as begun,
+        facts.notes(as_json or quiet),
+    ):
+        result = _drive(request, begun)
+    if as_json:
+        facts.print_json(_ended(request, result))
+    if result.signal:
+        raise typer.Exit(128 + result.signal)
+    if result.state == "stopped":
+        raise HpoError(result.reason)
 
 
-def _drive(request: RunRequest, begun: Callable[[], None]) -> None:
+def _ended(request: RunRequest, result: RunResult) -> dict[str, Any]:
+    """What `hpo status --json` prints of the study, why the run ended early, and how far MLflow is behind."""
+    from hpo.analysis.results.status import facts_of
+    from hpo.storage.lookup import open_study
+
+    ledger, name, _ = open_study(str(request.home.root), request.storage, result.study)
+    with closing(ledger), ledger.read() as connection:
+        return facts_of(connection, name) | {"reason": result.reason, "behind": result.behind}
+
+
+def _drive(request: RunRequest, begun: Callable[[], None]) -> RunResult:
     from rich.console import Console
 
     from hpo.cli.live import summary
@@ -348,9 +367,6 @@ def _drive(request: RunRequest, begun: Callable[[], None]) -> None:
     console = Console()
     result, view = watched(request, console, begun)
     console.print(summary(view.progress, result), markup=False, highlight=False, soft_wrap=True)
-    if result.signal:
-        raise typer.Exit(128 + result.signal)
-    if result.state == "stopped":
-        raise HpoError(result.reason)
-    if result.reason:
+    if result.reason and result.state != "stopped" and not result.signal:
         console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
+    return result

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from hpo.cli.options import HomeOption, StorageOption, TrackingOption
+from hpo.cli.facts import print_json
+from hpo.cli.options import HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.errors import UserError
 
 app = typer.Typer()
@@ -26,6 +28,7 @@ def rm(
     leave_mlflow: Annotated[
         bool, typer.Option("--leave-mlflow", help="Leave its runs in MLflow, such as on a server that is gone.")
     ] = False,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
@@ -36,16 +39,18 @@ def rm(
     from hpo.storage.lookup import open_ledger
 
     ledger, at = open_ledger(home, storage)
-    found = removal.contents(ledger, at, check_name(study)).describe()
-    if dry_run:
-        print(f"would delete {found}")
-        return
-    if not yes:
-        if not asked():
+    contents = removal.contents(ledger, at, check_name(study))
+    found = contents.describe()
+    if not yes and not dry_run:
+        if as_json or not asked():
             raise UserError(f"{found}: give --yes to delete it, since nobody can be asked here.")
         print(found)
         if not typer.confirm("delete all of it for good?"):
             print("nothing is deleted.")
             raise typer.Exit(1)
-    removal.remove(ledger, at, study, tracking_uri, leave_mlflow=leave_mlflow)
-    print(f"deleted {found}")
+    if not dry_run:
+        removal.remove(ledger, at, study, tracking_uri, leave_mlflow=leave_mlflow)
+    if as_json:
+        print_json(asdict(contents) | {"deleted": not dry_run})
+    else:
+        print(f"{'would delete' if dry_run else 'deleted'} {found}")

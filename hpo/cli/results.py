@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpo.cli import options
+from hpo.cli.facts import notes, print_json
 from hpo.cli.options import (
     BestTrialOption,
     ConfigOption,
@@ -63,6 +64,7 @@ def plot(
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Write the files there, and leave MLflow as it is.")
     ] = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
@@ -87,7 +89,10 @@ def plot(
         with options.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
             files, failed = figures.draw(of, drawn, Path(save))
         drawn = _say_failed(drawn, failed)
-        print(f"drawn in {save}: {', '.join(files)}")
+        if as_json:
+            print_json(_drawn(name, drawn, missing | failed, Path(save), files))
+        else:
+            print(f"drawn in {save}: {', '.join(files)}")
         return
     with tempfile.TemporaryDirectory() as directory:
         with options.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
@@ -97,8 +102,17 @@ def plot(
             study_id = queries.study_row(connection, name)["id"]
         artifacts.leave(ledger, at.files(name, None), study_id, {f"plots/{file}": files[file] for file in files})
         artifacts.publish(at.plots(name), files)
-    print(f"drawn: {', '.join(drawn)}\npage: {at.plots(name) / figures.PAGE}")
-    print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
+    with notes(as_json):
+        print(f"drawn: {', '.join(drawn)}\npage: {at.plots(name) / figures.PAGE}")
+        print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
+    if as_json:
+        print_json(_drawn(name, drawn, missing | failed, at.plots(name), files))
+
+
+def _drawn(
+    study: str, kinds: Sequence[str], missing: Mapping[str, str], directory: Path, files: Iterable[str]
+) -> dict[str, Any]:
+    return {"study": study, "drawn": kinds, "missing": missing, "files": [directory / file for file in files]}
 
 
 def _say_failed(kinds: list[str], failed: dict[str, str]) -> list[str]:
@@ -126,7 +140,10 @@ def importance(
     *_, found = _opened(home, storage, study, metric)
     of = figures.subject(found, metric)
     shares = judged.importances(found, evaluator, of.loss)
-    print((judged.to_json if as_json else judged.describe)(found, shares, of.metric, evaluator))
+    if as_json:
+        print_json(judged.facts(found, shares, of.metric, evaluator))
+    else:
+        print(judged.describe(found, shares, of.metric, evaluator))
 
 
 NameOption = Annotated[str | None, typer.Option("--name", help="What to call the study that it makes.")]
@@ -165,7 +182,7 @@ def confirm(
     own = name or f"{of.name}-confirm"
     _drive(ledger, of, own, confirming.listed(of, top, seeds), driven, quiet=as_json)
     found = confirming.confirmations(of, own, metrics, repeats(ledger, own, metrics))
-    print((confirming.to_json if as_json else confirming.describe)(found))
+    print_json(confirming.facts(found)) if as_json else print(confirming.describe(found))
 
 
 @app.command()
@@ -193,7 +210,7 @@ def ablate(
     tried, own = ablating.variants(of, best), name or f"{of.name}-ablate"
     _drive(ledger, of, own, ablating.listed(of, tried, seeds), driven, quiet=as_json)
     found = ablating.ablations(of, own, best, tried, repeats(ledger, own))
-    print((ablating.to_json if as_json else ablating.describe)(found))
+    print_json(ablating.facts(found)) if as_json else print(ablating.describe(found))
 
 
 def _derived(
@@ -219,10 +236,6 @@ def _drive(
     ledger: Ledger, of: SourceStudy, name: str, listed: Sequence[Mapping[str, Any]], driven: RunDefaults, *, quiet: bool
 ) -> None:
     """Run the derived study to its end, before the user's eyes or on standard error."""
-    from contextlib import nullcontext, redirect_stdout
-
     from hpo.analysis.follow_up.derived_study import grown, request
 
-    listed = grown(ledger, name, listed)
-    with redirect_stdout(sys.stderr) if quiet else nullcontext():
-        options.drive(request(of, name, listed, driven), quiet=quiet)
+    options.drive(request(of, name, grown(ledger, name, listed), driven), quiet=quiet)

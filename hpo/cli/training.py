@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpo.cli import options
+from hpo.cli.facts import notes, print_json
 from hpo.cli.options import MOST, ConfigOption, HomeOption, JsonOption, OverrideOption, StorageOption, TrackingOption
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def schedule(
         int | None, typer.Option("--steps-per-epoch", min=1, help="Instead of counting them in the study's data.")
     ] = None,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE.png", help="Draw a picture instead.")] = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
@@ -36,7 +38,10 @@ def schedule(
     found = curve(*declaration(study, home, storage, options.overrides(config, override)), steps_per_epoch)
     if save:
         draw(found, Path(save))
-    print(f"{found.settings}: drawn in {save}" if save else describe(found))
+    if as_json:
+        print_json(found)
+    else:
+        print(f"{found.settings}: drawn in {save}" if save else describe(found))
 
 
 @app.command("lr-find")
@@ -48,6 +53,7 @@ def lr_find(
     high: Annotated[float, typer.Option("--high", help="The last one.")] = 10.0,
     steps: Annotated[int, typer.Option("--steps", min=20, max=100_000, help="Optimizer steps between them.")] = 100,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE.png", help="Draw a picture too.")] = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
@@ -57,10 +63,11 @@ def lr_find(
 
     of = declaration(study, home, storage, options.overrides(config, override))
     found = tests.lr_find(*of, low, high, steps)
-    print(tests.describe(found))
+    print_json(found) if as_json else print(tests.describe(found))
     if save:
         tests.draw(found, f"{study}: learning-rate range test", Path(save))
-        print(f"drawn in {save}")
+        with notes(as_json):
+            print(f"drawn in {save}")
 
 
 @app.command()
@@ -114,7 +121,7 @@ def _show(subject: Subject, look: Look, save: str | None, as_json: bool, recorde
     from hpo.analysis.training import diagnose as doctor
 
     with doctor.diagnosis(subject, look) as found:
-        print(found.to_json() if as_json else doctor.describe(found))
+        print_json(found.facts()) if as_json else print(doctor.describe(found))
         if save:
             doctor.save(found, Path(save))
             print(f"written to {save}: {', '.join(found.files)}", file=sys.stderr)
@@ -128,6 +135,7 @@ def plan(
     memory: Annotated[str, typer.Option("--memory", help="Of the device: 6GB, 16GiB.")],
     override: OverrideOption = None,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
@@ -141,7 +149,8 @@ def plan(
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     of = declaration(study, home, storage, options.overrides(config, override))
-    print(plans.describe(plans.plan(*of, plans.size_of(memory), told)))
+    found = plans.plan(*of, plans.size_of(memory), told)
+    print_json(found) if as_json else print(plans.describe(found))
 
 
 @app.command("batch-find")
@@ -150,6 +159,7 @@ def batch_find(
     override: OverrideOption = None,
     config: ConfigOption = None,
     steps: Annotated[int, typer.Option("--steps", min=10, max=100_000, help="Optimizer steps to train.")] = 100,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
@@ -158,4 +168,5 @@ def batch_find(
     from hpo.storage.lookup import declaration
 
     of = declaration(study, home, storage, options.overrides(config, override))
-    print(sizes.describe(sizes.batch_find(*of, steps)))
+    found = sizes.batch_find(*of, steps)
+    print_json(found) if as_json else print(sizes.describe(found))

@@ -42,6 +42,12 @@ class Plan:
     dropped: Rows
     left: Rows
 
+    def facts(self) -> dict[str, Any]:
+        """Trial, step and bytes of each checkpoint, those that are dropped and those that are left."""
+        columns = {"trial": "number", "step": "step", "bytes": "size"}
+        some = {"dropped": self.dropped, "left": self.left}
+        return {what: [{to: row[of] for to, of in columns.items()} for row in rows] for what, rows in some.items()}
+
     def describe(self, done: bool) -> str:
         verb = "freed" if done else "would free"
         return f"{verb} {_amount(self.dropped)}; {_amount(self.left)} stay."

@@ -150,10 +150,10 @@ def _ablated(
     return Ablated(one.label, trial["params"].get(one.label), one.default, *of_it)
 
 
-def to_json(found: Sequence[Ablation]) -> str:
-    """An object, or of several objectives a list of them."""
+def facts(found: Sequence[Ablation]) -> Any:
+    """JSON values: an object, or of several objectives a list of them."""
     rows = [asdict(one) for one in found]
-    return json.dumps(rows if len(rows) > 1 else rows[0])
+    return rows if len(rows) > 1 else rows[0]
 
 
 def describe(found: Sequence[Ablation]) -> str:

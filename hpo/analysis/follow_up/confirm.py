@@ -6,7 +6,6 @@ is said by runs that took no part in the choice, and by data that took none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -128,10 +127,10 @@ def _confirmed(trial: Mapping[str, Any], runs: Sequence[SeedRun], place: int) ->
     return Confirmed(*which, Spread.of(values), held, values.count(None))
 
 
-def to_json(found: Sequence[Confirmation]) -> str:
-    """An object, or of several objectives a list of them."""
+def facts(found: Sequence[Confirmation]) -> Any:
+    """JSON values: an object, or of several objectives a list of them."""
     rows = [one.as_json() for one in found]
-    return json.dumps(rows if len(rows) > 1 else rows[0])
+    return rows if len(rows) > 1 else rows[0]
 
 
 def describe(found: Sequence[Confirmation]) -> str:

@@ -58,6 +58,11 @@ class Soup:
     mixtures: list[Mixture]
     left_out: list[str]
 
+    def facts(self) -> dict[str, Any]:
+        """JSON values: the mixtures, and the name of the better soup."""
+        mixtures = [{"name": one.name, **one.to_json()} for one in self.mixtures]
+        return {"study": self.study, "mixtures": mixtures, "better": self.best.name, "left_out": self.left_out}
+
     @property
     def best_alone(self) -> KeptCheckpoint:
         return self.mixtures[0].members[0]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import optuna
 from optuna.importance import (
@@ -78,7 +78,6 @@ def describe(study: optuna.Study, found: dict[str, float], metric: str, evaluato
     return "\n".join(lines)
 
 
-def to_json(study: optuna.Study, found: dict[str, float], metric: str, evaluator: str) -> str:
-    """The same as an object."""
-    body = {"study": study.study_name, "metric": metric, "evaluator": evaluator, "importances": found}
-    return json.dumps(body)
+def facts(study: optuna.Study, found: dict[str, float], metric: str, evaluator: str) -> dict[str, Any]:
+    """The same as JSON values."""
+    return {"study": study.study_name, "metric": metric, "evaluator": evaluator, "importances": found}

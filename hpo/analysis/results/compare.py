@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,12 +124,6 @@ def _row(
     }
 
 
-def to_json(comparison: Comparison) -> str:
-    """A list of objects; numbers that JSON cannot hold (NaN, infinities) are null."""
-    rows = [{column: _finite(value) for column, value in row.items()} for row in comparison.rows]
-    return json.dumps(rows, indent=2, ensure_ascii=False)
-
-
 def write_csv(comparison: Comparison, path: Path) -> None:
     """UTF-8. A text that a spreadsheet would run as a formula is preceded by an apostrophe."""
     try:
@@ -153,10 +146,6 @@ def write_parquet(comparison: Comparison, path: Path) -> None:
             pq.write_table(table, file)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror or error}): name another file.") from error
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _inert(value: Any) -> Any:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hpo.ledger import queries
 from hpo.ledger.queries import Status
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.text import counted, portion, spelled
 
+if TYPE_CHECKING:
+    from hpo.ledger.rows import Connection
+
 SHOWN = 10  # trials of a front
+
+
+def facts_of(connection: Connection, name: str) -> dict[str, Any]:
+    """How far a study is, and its digest, as JSON values."""
+    digest = queries.digest(connection, queries.study_row(connection, name))
+    return asdict(queries.status(connection, name)) | {"digest": digest}
 
 
 def line(status: Status) -> str:

@@ -87,7 +87,8 @@ class Diagnosis:
     seen: Examined | None
     files: dict[str, Path]
 
-    def to_json(self) -> str:
+    def facts(self) -> dict[str, Any]:
+        """JSON values, but for floats that are not finite."""
         seen = self.seen
         body: dict[str, Any] = {"of": self.subject.title, "findings": [asdict(one) for one in self.findings]}
         body |= {"error": self.subject.error} if self.subject.error else {}
@@ -95,7 +96,7 @@ class Diagnosis:
             body |= {"step": seen.step, "epoch": seen.epoch, "lr": seen.lr}
             body["layers"] = [asdict(layer) for layer in seen.layers]
             body["costs"] = [asdict(cost) for cost in seen.costs]
-        return json.dumps(plain(body), indent=2)
+        return body
 
 
 def of_configuration(reference: str, overrides: Mapping[str, Any]) -> Subject:
@@ -153,7 +154,7 @@ def diagnosis(subject: Subject, look: Look) -> Iterator[Diagnosis]:
         found |= {one.check: one for one in _reported(subject)}
         done = Diagnosis(subject, [found[check] for check in _ORDER], seen, {})
         done.files[FINDINGS] = Path(directory) / FINDINGS
-        done.files[FINDINGS].write_text(done.to_json() + "\n", encoding="utf-8")
+        done.files[FINDINGS].write_text(json.dumps(plain(done.facts()), indent=2) + "\n", encoding="utf-8")
         for name, drawn in _pictures(subject, seen) if look.pictures else ():
             done.files[name] = Path(directory) / name
             figures.save(drawn, done.files[name])

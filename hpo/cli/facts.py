@@ -1,0 +1,36 @@
+"""Prints facts as JSON, the same way for every command; docs/guide/json.md has the keys of each."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from dataclasses import fields, is_dataclass
+from os import PathLike, fspath
+from typing import Any
+
+from hpo.space.values import plain
+
+
+def print_json(facts: Any) -> None:
+    """Print `facts` in one line that every reader of JSON takes: ASCII alone, and null for NaN and infinities."""
+    print(json.dumps(_strict(plain(facts)), allow_nan=False))
+
+
+def notes(as_json: bool) -> AbstractContextManager[Any]:
+    """Where JSON is asked for, what is printed in the block is a note: it goes to standard error."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if is_dataclass(value):
+        return {one.name: _strict(plain(getattr(value, one.name))) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _strict(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(inner) for inner in value]
+    return fspath(value) if isinstance(value, PathLike) else value

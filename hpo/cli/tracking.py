@@ -1,0 +1,83 @@
+"""Commands about what is kept beside the ledger: ui, verify, sync."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from hpo import text
+from hpo.cli.facts import print_json
+from hpo.cli.options import AllStudiesOption, HomeOption, JsonOption, StorageOption, TrackingOption
+
+app = typer.Typer()
+
+
+@app.command()
+def ui(
+    study: AllStudiesOption = None,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port on 127.0.0.1.")] = 5000,
+    browser: Annotated[bool, typer.Option("--open", help="Open a browser too.")] = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Serve MLflow's pages: each study's trials, best first."""
+    from hpo.storage.home import Home
+    from hpo.storage.lookup import own_first
+    from hpo.tracking.ui import serve
+
+    rows = own_first(home, storage, study)
+    raise typer.Exit(serve(Home.at(home), tracking_uri, port, open_browser=browser, studies=rows))
+
+
+@app.command()
+def verify(
+    study: AllStudiesOption = None,
+    as_json: JsonOption = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Check a home against itself: ledger, MLflow, checkpoints. Exits 1 on any difference."""
+    from hpo.storage.home import Home
+    from hpo.verify import verify as check
+
+    at = Home.at(home)
+    report = check(at, storage or at.storage, tracking_uri, study)
+    print_json(report) if as_json else print(report.describe())
+    raise typer.Exit(1 if report.differences else 0)
+
+
+@app.command()
+def sync(
+    study: Annotated[
+        str | None, typer.Option("--study", help="The study's name; by default all of the home's.")
+    ] = None,
+    as_json: JsonOption = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Send MLflow what it has not got, after it was away."""
+    from hpo.storage.lookup import open_ledger, study_names
+    from hpo.tracking import mirror_process
+    from hpo.tracking.mlflow import MlflowTracker
+    from hpo.tracking.uri import tracking_uri_of
+
+    ledger, at = open_ledger(home, storage)
+    drained = []
+    for name in study_names(ledger, study):
+        uri = tracking_uri_of(ledger, name, at, tracking_uri)
+        with at.keeping():
+            tracker = MlflowTracker(uri, at.artifacts)
+            result = mirror_process.drain(ledger, tracker, name, at)
+        drained.append({"study": name, "tracker": tracker.name} | asdict(result))
+        sent = text.tally({"batches": result.sent})
+        if not as_json:
+            print(f"{name}: " + (mirror_process.lag(result, tracker.name) or f"MLflow has everything ({sent} sent)."))
+    if as_json:
+        print_json(drained)
+    if any(one["behind"] for one in drained):
+        raise typer.Exit(1)
