@@ -47,6 +47,11 @@ _STYLE = {
 }
 
 
+def animated(console: Console) -> bool:
+    """Whether what stands on `console` can be replaced; else lines are printed."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 class View:
     """Shows a study's progress on `console`, from `start` to `stop`; the driver calls `tick`."""
 
@@ -72,18 +77,18 @@ class View:
 
     def start(self) -> View:
         for why in unasked(self.progress.spec, self._workers):
-            self._line(why)
+            self.say(why)
         if kept := kept_overrides(self.progress.spec, self._given):
-            self._line(kept)
+            self.say(kept)
         for line in data_report(self.progress.data):
-            self._line(line)
+            self.say(line)
         if self._live:
             self._live.start()
         else:
             ended = self.progress.ended
             before = f"{ended} of them" if self.progress.requested else counted(ended, "trial")
             done = f", {before} done before" if ended else ""
-            self._line(f"{self.progress.name}: {self.progress.asked_for()}{done}; {self._heading()}")
+            self.say(f"{self.progress.name}: {self.progress.asked_for()}{done}; {self._heading()}")
         return self
 
     def stop(self) -> None:
@@ -97,28 +102,32 @@ class View:
         """Refresh if it is time to; a notice takes the live table's place."""
         if notice:
             self.stop()
-            self._line(notice)
+            self.say(notice)
             if going := [trial for trial in self.progress.trials.values() if trial.state == "running"]:
                 named = ", ".join(f"{trial.number} (epoch {epochs(trial)})" for trial in going)
-                self._line(f"waiting for {counted(len(going), 'trial')} to save and leave: {named}")
+                self.say(f"waiting for {counted(len(going), 'trial')} to save and leave: {named}")
         now = self._clock.monotonic()
         if now < self._due:
             return
         self._due = now + REFRESH_SECONDS
         halted = self.progress.refresh()
         if untold := self.progress.untold():
-            self._line(untold)
+            self.say(untold)
         if self._live:
-            width, height = self._live.console.size
-            self._live.update(screen(self.progress, self._heading(), width, height), refresh=True)
+            self._live.update(self.picture(), refresh=True)
         elif self._by_lines:
             for trial in halted:
-                self._line(self._halted(trial, left=trial is halted[-1]))
+                self.say(self._halted(trial, left=trial is halted[-1]))
             begins = self.progress.begins and not self._said_begins
             if not halted and now > self._told + (FIRST_SILENCE if begins else SILENCE):
                 self._said_begins = True
                 trained = counted(self.progress.epochs, "epoch")
-                self._line(f"{doing(self.progress)}, {trained} trained  ({self.progress.counts()})")
+                self.say(f"{doing(self.progress)}, {trained} trained  ({self.progress.counts()})")
+
+    def picture(self) -> Constrain:
+        """The live picture, as large as what shows it."""
+        shown_by = self._live.console if self._live else self._console
+        return screen(self.progress, self._heading(), *shown_by.size)
 
     def _heading(self) -> str:
         spec = self.progress.spec
@@ -138,7 +147,7 @@ class View:
             return text
         return f"{text}  ({', '.join([self.progress.counts(), *_rates(self.progress)])})"
 
-    def _line(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """On a terminal lines break between words; what is piped stays in one line."""
         self._told = self._clock.monotonic()
         self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
@@ -148,7 +157,7 @@ def _live(console: Console) -> Live | CellLive | None:
     """What shows a picture in place of the last one, if there is anything that can."""
     if console.is_jupyter:
         return None if console.quiet else CellLive()
-    return Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    return Live(console=console, auto_refresh=False, transient=True) if animated(console) else None
 
 
 class CellLive:

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from hpo import text
-from hpo.cli import interchange, models, options, removal, results, tracking, training
+from hpo.cli import completion, interchange, looking, models, options, removal, results, tracking, training
 from hpo.cli import workers as cli_workers
+from hpo.cli.driving import drive
 from hpo.cli.facts import print_json
 from hpo.cli.options import (
     MOST,
@@ -38,6 +39,7 @@ from hpo.cli.options import (
     StudyOption,
     TimeOption,
     TrackingOption,
+    TrialArgument,
     TrialsOption,
     WarmStartOption,
     WindowOption,
@@ -49,7 +51,6 @@ app = typer.Typer(
     cls=options.Commands,
     help="Hyperparameter search and experiment tracking for PyTorch.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -84,7 +85,10 @@ def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, o
 
 @app.command()
 def run(
-    study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
+    study: Annotated[
+        str,
+        typer.Option("--study", help="A study's name, or FILE.py[:NAME].", autocompletion=completion.declarations),
+    ],
     trials: TrialsOption = None,
     epochs: EpochsOption = None,
     time: TimeOption = None,
@@ -98,7 +102,14 @@ def run(
     scheduler: SchedulerOption = None,
     sampler: SamplerOption = None,
     strategy: StrategyOption = None,
-    order: Annotated[str | None, typer.Option("--order", help="ordered (reproducible) or async.")] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            "--order",
+            help="ordered (reproducible) or async.",
+            autocompletion=completion.among(completion.ORDERS),
+        ),
+    ] = None,
     window: WindowOption = None,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="The study's seed.  [default: 0]")
@@ -125,7 +136,7 @@ def run(
     from hpo.storage.home import Home
     from hpo.workers.executors.resources import Resources
 
-    options.drive(
+    drive(
         RunRequest(
             home=Home.at(home),
             reference=study,
@@ -199,7 +210,7 @@ def resume(
         allow_drift=allow_drift,
     )
     ledger.close()
-    options.drive(request, as_json=as_json)
+    drive(request, as_json=as_json)
 
 
 @app.command()
@@ -252,7 +263,7 @@ def best(
 
 @app.command()
 def show(
-    number: Annotated[int, typer.Argument(help="The trial's number.", min=0, max=MOST)],
+    number: TrialArgument,
     study: StudyOption = None,
     every: AllOption = False,
     as_json: JsonOption = False,
@@ -314,6 +325,7 @@ def compare(
         console.print(comparison(found, console.width if console.is_terminal else None, every=every))
 
 
+app.add_typer(looking.app)
 app.add_typer(tracking.app)
 app.add_typer(results.app)
 app.add_typer(models.app)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpo.cli import completion
 from hpo.cli.facts import notes, print_json
 from hpo.cli.options import MOST, HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption, size
 from hpo.errors import UserError
@@ -64,7 +65,14 @@ def soup(
     study: StudyOption = None,
     top: Annotated[int, typer.Option("--top", min=2, max=MOST, help="Of how many trials, best first.")] = 5,
     trial: Annotated[
-        int | None, typer.Option("--trial", min=0, max=MOST, help="Average this trial's kept checkpoints instead.")
+        int | None,
+        typer.Option(
+            "--trial",
+            min=0,
+            max=MOST,
+            help="Average this trial's kept checkpoints instead.",
+            autocompletion=completion.trials,
+        ),
     ] = None,
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Write the better soup as a checkpoint directory.")
@@ -99,7 +107,13 @@ def export(
         str, typer.Option("--to", metavar="FILE|URL", help="The file to write, or the URL of an Optuna storage.")
     ],
     number: Annotated[
-        int | None, typer.Argument(help="The trial whose model is written; without it the study is.", min=0, max=MOST)
+        int | None,
+        typer.Argument(
+            help="The trial whose model is written; without it the study is.",
+            min=0,
+            max=MOST,
+            autocompletion=completion.trials,
+        ),
     ] = None,
     format: Annotated[
         str | None,
@@ -107,6 +121,7 @@ def export(
             "--format",
             help="Of a model: safetensors, onnx or torch (torch.export).  [default: safetensors]  Of a study: csv, "
             "parquet, json or optuna.  [default: by the file's ending]",
+            autocompletion=completion.among(completion.FORMATS),
         ),
     ] = None,
     study: StudyOption = None,

@@ -1,4 +1,4 @@
-"""Holds what the commands share: their options, how they drive a study in front of the user, how they end."""
+"""Holds what the commands share: their options, and how they end."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import io
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from hpo import text as phrases
-from hpo.cli import facts, secret_files
+from hpo.cli import completion, secret_files
 from hpo.errors import HpoError, UserError
 from trainer import redaction
 from trainer.quote import quoted, shorten_quoted, shortened
 from trainer.redaction import redacted
-
-if TYPE_CHECKING:
-    from hpo.driver.request import RunRequest, RunResult
 
 INTERRUPTED = 130
 MOST = 2**31 - 1  # what a ledger's integers hold
@@ -174,19 +169,42 @@ CheckpointsOption = Annotated[
     ),
 ]
 StudyOption = Annotated[
-    str | None, typer.Option("--study", help="The study's name; may be left out where the home holds only one.")
+    str | None,
+    typer.Option(
+        "--study",
+        help="The study's name; may be left out where the home holds only one.",
+        autocompletion=completion.studies,
+    ),
+]
+KnownStudyOption = Annotated[
+    str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].", autocompletion=completion.known)
 ]
 BestTrialOption = Annotated[
-    int | None, typer.Option("--trial", min=0, max=MOST, help="Which, where several objectives leave several.")
+    int | None,
+    typer.Option(
+        "--trial",
+        min=0,
+        max=MOST,
+        help="Which, where several objectives leave several.",
+        autocompletion=completion.trials,
+    ),
 ]
-AllStudiesOption = Annotated[str | None, typer.Option("--study", help="The study's name; by default every one.")]
+TrialArgument = Annotated[
+    int, typer.Argument(help="The trial's number.", min=0, max=MOST, autocompletion=completion.trials)
+]
+AllStudiesOption = Annotated[
+    str | None,
+    typer.Option("--study", help="The study's name; by default every one.", autocompletion=completion.studies),
+]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="Worker processes.  [default: as last time, else 2]")
 ]
 ExecutorOption = Annotated[
     str | None,
     typer.Option(
-        "--executor", help="Where trials run: inline, local, ray or ray-tune.  [default: as last time, else local]"
+        "--executor",
+        help="Where trials run: inline, local, ray or ray-tune.  [default: as last time, else local]",
+        autocompletion=completion.among(completion.EXECUTORS),
     ),
 ]
 CpusOption = Annotated[
@@ -207,6 +225,7 @@ SchedulerOption = Annotated[
         "--scheduler",
         help="Of Ray Tune, for ray-tune: asha, bohb, fifo, hyperband, median, pb2 or pbt.  "
         "[default: as last, else asha]",
+        autocompletion=completion.among(completion.SCHEDULERS),
     ),
 ]
 SamplerOption = Annotated[
@@ -215,6 +234,7 @@ SamplerOption = Annotated[
         "--sampler",
         help="Proposes trials: freeze-thaw, tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, bohb, or auto, which "
         "chooses one; the strategies bohb and freeze-thaw bring their own.",
+        autocompletion=completion.samplers,
     ),
 ]
 StrategyOption = Annotated[
@@ -223,6 +243,7 @@ StrategyOption = Annotated[
         "--strategy",
         help="Stops trials: none, median, percentile, patient, threshold, wilcoxon, halving, asha or hyperband; "
         "pauses them: asha-promote, hyperband-promote, pasha, freeze-thaw or bohb; breeds them: pbt or pb2.",
+        autocompletion=completion.strategies,
     ),
 ]
 WindowOption = Annotated[
@@ -237,11 +258,21 @@ WindowOption = Annotated[
 ]
 EnqueueOption = Annotated[
     list[str] | None,
-    typer.Option("--enqueue", metavar="FILE.yaml", help="A configuration to try first, as `best --save` writes it."),
+    typer.Option(
+        "--enqueue",
+        metavar="FILE.yaml",
+        help="A configuration to try first, as `best --save` writes it.",
+        autocompletion=completion.yaml_files,
+    ),
 ]
 WarmStartOption = Annotated[
     str | None,
-    typer.Option("--warm-start", metavar="STUDY", help="Have the sampler learn from another study of this home."),
+    typer.Option(
+        "--warm-start",
+        metavar="STUDY",
+        help="Have the sampler learn from another study of this home.",
+        autocompletion=completion.studies,
+    ),
 ]
 TrialsOption = Annotated[
     int | None, typer.Option("--trials", min=1, max=MOST, help="How many trials in total, over all resumptions.")
@@ -266,9 +297,17 @@ DriftOption = Annotated[
 ]
 OverrideOption = Annotated[
     list[str] | None,
-    typer.Option("-o", metavar="PATH=VALUE", help="Set a field, or pin a dimension; the last one given counts."),
+    typer.Option(
+        "-o",
+        metavar="PATH=VALUE",
+        help="Set a field, or pin a dimension; the last one given counts.",
+        autocompletion=completion.overrides,
+    ),
 ]
-ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE.yaml", help="Fields to set, as YAML.")]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE.yaml", help="Fields to set, as YAML.", autocompletion=completion.yaml_files),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Show every metric.")]
 
@@ -296,77 +335,3 @@ def overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
             raise UserError(f"-o {path}= gives no value: write {path}=null for none, or {path}='\"\"' for empty text.")
         found[path] = value
     return found
-
-
-SILENCE = 0.2  # seconds that a command may take to begin before it says on a terminal what it does
-PIPED_SILENCE = 5.0  # the same elsewhere, where what was said stays
-
-
-@contextmanager
-def starting(
-    text: str, stream: Any, after: float = SILENCE, piped_after: float = PIPED_SILENCE
-) -> Iterator[Callable[[], None]]:
-    """Show `text` after so many seconds, on a terminal until what it gives is called or the block ends."""
-    lock, ended, shown = threading.Lock(), threading.Event(), threading.Event()
-    terminal = stream is not None and stream.isatty()
-
-    def show() -> None:
-        with lock:
-            if not ended.is_set():
-                shown.set()
-                print(text, end="" if terminal else "\n", file=stream, flush=True)
-
-    def end() -> None:
-        with lock:
-            if terminal and shown.is_set() and not ended.is_set():
-                print("\r\x1b[K", end="", file=stream, flush=True)
-            ended.set()
-
-    timer = threading.Timer(after if terminal else piped_after, show)
-    timer.daemon = True
-    if stream is not None:
-        timer.start()
-    try:
-        yield end
-    finally:
-        timer.cancel()
-        end()
-
-
-def drive(request: RunRequest, *, quiet: bool = False, as_json: bool = False) -> None:
-    """Run or resume, and show it; as JSON, show it on standard error and print how it has ended."""
-    with (
-        starting("reading the study and its data ...", None if quiet else sys.stderr) as begun,
-        facts.notes(as_json or quiet),
-    ):
-        result = _drive(request, begun)
-    if as_json:
-        facts.print_json(_ended(request, result))
-    if result.signal:
-        raise typer.Exit(128 + result.signal)
-    if result.state == "stopped":
-        raise HpoError(result.reason)
-
-
-def _ended(request: RunRequest, result: RunResult) -> dict[str, Any]:
-    """What `hpo status --json` prints of the study, why the run ended early, and how far MLflow is behind."""
-    from hpo.analysis.results.status import facts_of
-    from hpo.storage.lookup import open_study
-
-    ledger, name, _ = open_study(str(request.home.root), request.storage, result.study)
-    with closing(ledger), ledger.read() as connection:
-        return facts_of(connection, name) | {"reason": result.reason, "behind": result.behind}
-
-
-def _drive(request: RunRequest, begun: Callable[[], None]) -> RunResult:
-    from rich.console import Console
-
-    from hpo.cli.live import summary
-    from hpo.cli.watch import watched
-
-    console = Console()
-    result, view = watched(request, console, begun)
-    console.print(summary(view.progress, result), markup=False, highlight=False, soft_wrap=True)
-    if result.reason and result.state != "stopped" and not result.signal:
-        console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
-    return result

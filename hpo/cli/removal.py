@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hpo.cli import completion
 from hpo.cli.facts import print_json
 from hpo.cli.options import HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.errors import UserError
@@ -22,7 +23,7 @@ def asked() -> bool:
 
 @app.command()
 def rm(
-    study: Annotated[str, typer.Option("--study", help="The study's name.")],
+    study: Annotated[str, typer.Option("--study", help="The study's name.", autocompletion=completion.studies)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     leave_mlflow: Annotated[

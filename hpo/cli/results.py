@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpo.cli import options
+from hpo.cli import completion, options
+from hpo.cli.driving import drive, starting
 from hpo.cli.facts import notes, print_json
 from hpo.cli.options import (
     BestTrialOption,
@@ -33,7 +34,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 MetricOption = Annotated[
-    str | None, typer.Option("--metric", help="Which of several objectives.  [default: the first]")
+    str | None,
+    typer.Option(
+        "--metric",
+        help="Which of several objectives.  [default: the first]",
+        autocompletion=completion.objectives,
+    ),
 ]
 
 
@@ -57,6 +63,7 @@ def plot(
         typer.Argument(
             metavar="[KIND]...",
             help="history, curves, importances, slice, contour, rank, parallel, edf, timeline, pareto; by default all.",
+            autocompletion=completion.among(completion.KINDS),
         ),
     ] = None,
     study: StudyOption = None,
@@ -86,7 +93,7 @@ def plot(
     if not drawn:
         raise typer.Exit(1)
     if save:
-        with options.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
+        with starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
             files, failed = figures.draw(of, drawn, Path(save))
         drawn = _say_failed(drawn, failed)
         if as_json:
@@ -95,7 +102,7 @@ def plot(
             print(f"drawn in {save}: {', '.join(files)}")
         return
     with tempfile.TemporaryDirectory() as directory:
-        with options.starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
+        with starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
             files, failed = figures.draw(of, drawn, Path(directory))
         drawn = _say_failed(drawn, failed)
         with ledger.read() as connection:
@@ -128,7 +135,14 @@ def _say_failed(kinds: list[str], failed: dict[str, str]) -> list[str]:
 def importance(
     study: StudyOption = None,
     metric: MetricOption = None,
-    evaluator: Annotated[str, typer.Option("--evaluator", help="ped-anova, fanova or mdi.")] = "ped-anova",
+    evaluator: Annotated[
+        str,
+        typer.Option(
+            "--evaluator",
+            help="ped-anova, fanova or mdi.",
+            autocompletion=completion.among(completion.EVALUATORS),
+        ),
+    ] = "ped-anova",
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
@@ -156,7 +170,12 @@ def confirm(
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="How often each is trained again.")] = 3,
     hold_out: Annotated[
         str | None,
-        typer.Option("--hold-out", metavar="METRIC", help="Selected by nobody.  [default: test/x for val/x]"),
+        typer.Option(
+            "--hold-out",
+            metavar="METRIC",
+            help="Selected by nobody.  [default: test/x for val/x]",
+            autocompletion=completion.metrics,
+        ),
     ] = None,
     name: NameOption = None,
     workers: WorkersOption = None,
@@ -238,4 +257,4 @@ def _drive(
     """Run the derived study to its end, before the user's eyes or on standard error."""
     from hpo.analysis.follow_up.derived_study import grown, request
 
-    options.drive(request(of, name, grown(ledger, name, listed), driven), quiet=quiet)
+    drive(request(of, name, grown(ledger, name, listed), driven), quiet=quiet)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hpo import text
+from hpo.cli import completion
 from hpo.cli.facts import print_json
 from hpo.cli.options import AllStudiesOption, HomeOption, JsonOption, StorageOption, TrackingOption
 
@@ -53,7 +54,10 @@ def verify(
 @app.command()
 def sync(
     study: Annotated[
-        str | None, typer.Option("--study", help="The study's name; by default all of the home's.")
+        str | None,
+        typer.Option(
+            "--study", help="The study's name; by default all of the home's.", autocompletion=completion.studies
+        ),
     ] = None,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",

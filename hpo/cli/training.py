@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpo.cli import options
+from hpo.cli import completion, options
 from hpo.cli.facts import notes, print_json
-from hpo.cli.options import MOST, ConfigOption, HomeOption, JsonOption, OverrideOption, StorageOption, TrackingOption
+from hpo.cli.options import (
+    MOST,
+    ConfigOption,
+    HomeOption,
+    JsonOption,
+    KnownStudyOption,
+    OverrideOption,
+    StorageOption,
+    TrackingOption,
+)
 
 if TYPE_CHECKING:
     from hpo.analysis.training.diagnose import Look, Recorder, Subject
@@ -20,7 +29,7 @@ app = typer.Typer()
 
 @app.command()
 def schedule(
-    study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
+    study: KnownStudyOption,
     override: OverrideOption = None,
     config: ConfigOption = None,
     steps_per_epoch: Annotated[
@@ -46,7 +55,7 @@ def schedule(
 
 @app.command("lr-find")
 def lr_find(
-    study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
+    study: KnownStudyOption,
     override: OverrideOption = None,
     config: ConfigOption = None,
     low: Annotated[float, typer.Option("--low", help="The first learning rate.")] = 1e-7,
@@ -73,10 +82,19 @@ def lr_find(
 @app.command()
 def diagnose(
     trial: Annotated[
-        int | None, typer.Argument(help="A trial's number; without one, --study's own configuration.", min=0, max=MOST)
+        int | None,
+        typer.Argument(
+            help="A trial's number; without one, --study's own configuration.",
+            min=0,
+            max=MOST,
+            autocompletion=completion.trials,
+        ),
     ] = None,
     study: Annotated[
-        str | None, typer.Option("--study", help="The study's name; without a trial, FILE.py[:NAME] too.")
+        str | None,
+        typer.Option(
+            "--study", help="The study's name; without a trial, FILE.py[:NAME] too.", autocompletion=completion.known
+        ),
     ] = None,
     override: OverrideOption = None,
     config: ConfigOption = None,
@@ -131,7 +149,7 @@ def _show(subject: Subject, look: Look, save: str | None, as_json: bool, recorde
 
 @app.command()
 def plan(
-    study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
+    study: KnownStudyOption,
     memory: Annotated[str, typer.Option("--memory", help="Of the device: 6GB, 16GiB.")],
     override: OverrideOption = None,
     config: ConfigOption = None,
@@ -155,7 +173,7 @@ def plan(
 
 @app.command("batch-find")
 def batch_find(
-    study: Annotated[str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].")],
+    study: KnownStudyOption,
     override: OverrideOption = None,
     config: ConfigOption = None,
     steps: Annotated[int, typer.Option("--steps", min=10, max=100_000, help="Optimizer steps to train.")] = 100,

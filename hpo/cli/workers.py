@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hpo.cli import completion
 from hpo.cli.options import HomeOption
 
 app = typer.Typer()
@@ -16,7 +17,12 @@ def worker(
     storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
     home: HomeOption = ".hpo",
     study: Annotated[
-        str | None, typer.Option("--study", help="The study's name; by default all of the home's that are driven.")
+        str | None,
+        typer.Option(
+            "--study",
+            help="The study's name; by default all of the home's that are driven.",
+            autocompletion=completion.studies,
+        ),
     ] = None,
 ) -> None:
     """Train trials of a running study from another process or host. It sees the home and stays to the end."""

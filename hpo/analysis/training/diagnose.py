@@ -91,11 +91,9 @@ class Diagnosis:
         """JSON values, but for floats that are not finite."""
         seen = self.seen
         body: dict[str, Any] = {"of": self.subject.title, "findings": [asdict(one) for one in self.findings]}
-        body |= {"error": self.subject.error} if self.subject.error else {}
-        if seen is not None:
-            body |= {"step": seen.step, "epoch": seen.epoch, "lr": seen.lr}
-            body["layers"] = [asdict(layer) for layer in seen.layers]
-            body["costs"] = [asdict(cost) for cost in seen.costs]
+        body |= {"error": self.subject.error or None}
+        body |= {key: getattr(seen, key, None) for key in ("step", "epoch", "lr")}
+        body |= {key: [asdict(one) for one in getattr(seen, key, ())] for key in ("layers", "costs")}
         return body
 
 

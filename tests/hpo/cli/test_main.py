@@ -18,7 +18,7 @@ from sqlalchemy import insert, select, update
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from hpo.cli import options
+from hpo.cli import driving
 from hpo.cli.main import app
 from hpo.driver.loop import Driver
 from hpo.ledger import Ledger, queries, tables
@@ -34,31 +34,31 @@ SURFACE = {
     "init": "name",
     "run": "--study --trials --epochs --time --name --workers --executor --cpus-per-worker --gpus-per-worker "
     "--scheduler --sampler --strategy --order --window --seed --tier --enqueue --warm-start -o "
-    "--config --home --storage --checkpoints --max-bytes --tracking-uri --allow-drift",
+    "--config --home --storage --checkpoints --max-bytes --tracking-uri --allow-drift --json",
     "resume": "--study --trials --epochs --time --workers --executor --cpus-per-worker --gpus-per-worker "
-    "--scheduler --home --storage --max-bytes --tracking-uri --allow-drift",
+    "--scheduler --home --storage --max-bytes --tracking-uri --allow-drift --json",
     "status": "--study --json --home --storage",
     "best": "--study --trial --json --save --home --storage",
     "show": "number --study --all --json --home --storage",
     "compare": "--study --top --all --json --csv --parquet --home --storage",
-    "plot": "kinds --study --metric --save --home --storage --tracking-uri",
+    "plot": "kinds --study --metric --save --json --home --storage --tracking-uri",
     "importance": "--study --metric --evaluator --json --home --storage",
     "confirm": "--study --top --seeds --hold-out --name --workers --executor -o --config --json --home --storage "
     "--tracking-uri",
     "ablate": "--study --trial --seeds --name --workers --executor --json --home --storage --tracking-uri",
-    "gc": "--study --keep-best --max-bytes --dry-run --home --storage --tracking-uri",
-    "rm": "--study --dry-run --yes --leave-mlflow --home --storage --tracking-uri",
-    "soup": "--study --top --trial --save --home --storage --tracking-uri",
-    "export": "number --to --format --study --home --storage",
-    "schedule": "--study -o --config --steps-per-epoch --save --home --storage",
-    "plan": "--study --memory -o --config --home --storage",
-    "batch-find": "--study -o --config --steps --home --storage",
-    "lr-find": "--study -o --config --low --high --steps --save --home --storage",
+    "gc": "--study --keep-best --max-bytes --dry-run --json --home --storage --tracking-uri",
+    "rm": "--study --dry-run --yes --leave-mlflow --json --home --storage --tracking-uri",
+    "soup": "--study --top --trial --save --json --home --storage --tracking-uri",
+    "export": "number --to --format --study --json --home --storage",
+    "schedule": "--study -o --config --steps-per-epoch --save --json --home --storage",
+    "plan": "--study --memory -o --config --json --home --storage",
+    "batch-find": "--study -o --config --steps --json --home --storage",
+    "lr-find": "--study -o --config --low --high --steps --save --json --home --storage",
     "diagnose": "trial --study -o --config --steps --points --profile --print-only --save --json --home --storage "
     "--tracking-uri",
     "ui": "--study --port --open --home --storage --tracking-uri",
-    "verify": "--study --home --storage --tracking-uri",
-    "sync": "--study --home --storage --tracking-uri",
+    "verify": "--study --json --home --storage --tracking-uri",
+    "sync": "--study --json --home --storage --tracking-uri",
     "worker": "--storage --home --study",
     "node": "rendezvous --storage",
     "migrate": "--storage --wait",
@@ -427,18 +427,18 @@ def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
             return True
 
     slow, quick, quiet = Terminal(), Terminal(), io.StringIO()
-    with options.starting("reading ...", slow, after=0.0) as begun:
+    with driving.starting("reading ...", slow, after=0.0) as begun:
         deadline = time.monotonic() + 30
         while not slow.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)
         begun()
         assert slow.getvalue() == "reading ...\r\x1b[K"
-    with options.starting("reading ...", quick, after=60.0):
+    with driving.starting("reading ...", quick, after=60.0):
         pass
-    with options.starting("reading ...", quiet, after=0.0):
+    with driving.starting("reading ...", quiet, after=0.0):
         time.sleep(0.05)
     assert slow.getvalue() == "reading ...\r\x1b[K" and not quick.getvalue() and not quiet.getvalue()
-    with options.starting("reading ...", quiet, piped_after=0.0):
+    with driving.starting("reading ...", quiet, piped_after=0.0):
         deadline = time.monotonic() + 30
         while not quiet.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)

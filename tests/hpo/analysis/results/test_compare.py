@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 
 import pyarrow.parquet as pq
 import pytest
 from crafted import open_crafted, put_trial
 from rich.console import Console
 
-from hpo.analysis.results.compare import compare, to_json, write_csv, write_parquet
+from hpo.analysis.results.compare import compare, write_csv, write_parquet
 from hpo.analysis.results.table import comparison
 from hpo.analysis.results.trial import describe, detail
 from hpo.declaration.references import load
@@ -207,17 +206,6 @@ def test_one_trial_shows_all_its_parameters_and_none_a_sentence(ledger):
     assert row.split() == ["0", "complete", "1", "0.5", "90", "0.1"]
 
 
-def test_json_is_strict_even_with_values_that_are_not_finite(ledger):
-    put_trial(ledger, 0, "complete", (0.1, math.inf))
-    put_trial(ledger, 1, "complete", (None,))
-
-    def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
-
-    rows = json.loads(to_json(table(ledger)), parse_constant=refuse)
-    assert [row["values.val/accuracy"] for row in rows] == [None, None]
-
-
 @pytest.mark.parametrize("cell", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1"])
 def test_csv_never_starts_a_text_cell_as_a_formula(ledger, tmp_path, cell):
     put_trial(ledger, 0, "complete", (-0.5,), params={"optim": cell, "=path": "plain"})
@@ -263,4 +251,3 @@ def test_a_study_without_trials_is_an_empty_table(ledger, tmp_path):
     assert found.rows == []
     write_csv(found, tmp_path / "out.csv")
     write_parquet(found, tmp_path / "out.parquet")
-    assert to_json(found) == "[]"
