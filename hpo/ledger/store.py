@@ -27,7 +27,7 @@ from trainer.redaction import ENCODE, redacted_url, unclear
 T = TypeVar("T")
 
 SCHEMA_VERSION = "0005"  # the newest of migrations/versions
-_NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
+NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
 DATABASE_ERRORS = (exc.SQLAlchemyError, sqlite3.Error)  # what a database raises, through SQLAlchemy or beside it
 PATIENCE = 60.0  # seconds for which a database that went away is tried again
 BUSY_SECONDS = 30.0  # that SQLite itself waits for a lock, but where two wait for each other
@@ -186,7 +186,7 @@ def _sqlite_engine(url: sa.URL, path: Path | None, create: bool) -> Engine:
         ) from error
     if not create and not exists:
         raise NoLedger(f"there is no ledger at {path}: run a study first, or name the right --home or --storage.")
-    if (kind := _filesystem(path)) in _NETWORK_FILESYSTEMS:
+    if (kind := filesystem_of(path)) in NETWORK_FILESYSTEMS:
         raise StorageError(f"{path} lies on {kind}, where SQLite's WAL is unsafe: use a local disk or PostgreSQL.")
     read_only = not create and not writable(path)
     url = read_only_url(url, path) if read_only else url
@@ -271,7 +271,7 @@ def _migrate(connection: Connection) -> None:
     upgrade(connection)
 
 
-def _filesystem(path: Path) -> str:
+def filesystem_of(path: Path) -> str:
     """The type of the file system that will hold `path`, or "" where that cannot be told."""
     mounts = Path("/proc/self/mounts")
     if not mounts.exists():

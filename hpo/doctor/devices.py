@@ -1,0 +1,52 @@
+"""What this host computes with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from hpo.doctor.finding import Finding
+from hpo.text import counted, megabytes
+
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def processors() -> Iterator[Finding]:
+    """Cores that this process may use, and memory."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = psutil.virtual_memory()
+    text = f"{usable} of {counted(os.cpu_count() or 1, 'core')} usable, "
+    text += f"{megabytes(memory.available)} of {megabytes(memory.total)} of memory free"
+    if memory.available < 1e9:
+        yield Finding(
+            "devices", "note", text, "a worker takes half a gigabyte before its model: begin with --workers 1."
+        )
+    else:
+        yield Finding("devices", "ok", text)
+
+
+def accelerators(driver: Path = DRIVER) -> Iterator[Finding]:
+    """GPUs as torch sees them; a driver whose GPUs torch does not see would let trials train on the processor."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Finding("devices", "fails", f"torch cannot be imported: {error}", "pip install --force-reinstall torch")
+        return
+    seen = f"driver {driver.read_text().splitlines()[0].split('  ')[1]}" if driver.is_file() else ""
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            text = f"cuda:{index} {torch.cuda.get_device_name(index)}, {megabytes(free)} of {megabytes(total)} free"
+            built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+            yield Finding("devices", "ok", ", ".join(filter(None, [text, built, seen])))
+    elif seen:
+        built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+        fix = "install the torch of https://pytorch.org/get-started that fits the driver, or set train.device=cpu."
+        yield Finding("devices", "fails", f"NVIDIA's {seen} is there, and torch {torch.__version__} {built}", fix)
+    elif torch.backends.mps.is_available():
+        yield Finding("devices", "ok", "mps (Apple)")
+    else:
+        yield Finding("devices", "ok", f"no GPU: torch {torch.__version__} trains on the processor")

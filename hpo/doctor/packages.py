@@ -1,0 +1,95 @@
+"""Python and packages: what is installed against what hpo needs and is tested with."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpo.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+TESTED = Path(__file__).parents[2] / "constraints.txt"  # beside a clone; an installed package is without
+NOT_OFFERED = ("dev", "docs")  # extras of those who work on hpo itself
+
+
+def interpreter() -> Iterator[Finding]:
+    """Python and the platform."""
+    import hpo
+
+    wanted = metadata.metadata("hpo")["Requires-Python"] or ""
+    text = f"hpo {hpo.__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
+    from packaging.specifiers import SpecifierSet
+
+    if platform.python_version() not in SpecifierSet(wanted, prereleases=True):
+        yield Finding("python", "fails", text, f"hpo needs Python {wanted}: make an environment with it.")
+    else:
+        yield Finding("python", "ok", text)
+
+
+def installed(required: list[str] | None = None) -> Iterator[Finding]:
+    """The packages that hpo cannot do without, and how they differ from those it is tested with."""
+    tested, differ = _tested(), []
+    for one in _requirements(required, ""):
+        version = version_of(one.name)
+        pinned = tested.get(_plain(one.name))
+        fix = f"pip install '{one.name}{one.specifier}'"
+        if version is None:
+            yield Finding("packages", "fails", f"{one.name} is not installed", fix)
+        elif version not in one.specifier:
+            yield Finding("packages", "fails", f"{one.name} {version} is not {one.specifier}", fix)
+        elif pinned and version.partition("+")[0] != pinned:
+            differ.append(f"{one.name} {version} (tested: {pinned})")
+    if differ:
+        fix = f"pip install -c {TESTED} gives the tested set; figures may differ in their last digits."
+        yield Finding("packages", "note", f"other versions than the tested ones: {', '.join(differ)}", fix)
+    elif tested:
+        yield Finding("packages", "ok", "the versions are those that hpo is tested with")
+
+
+def extras(required: list[str] | None = None) -> Iterator[Finding]:
+    """Each extra: installed, or the command that installs it."""
+    names = metadata.metadata("hpo").get_all("Provides-Extra") or []
+    for extra in sorted(set(names) - {*NOT_OFFERED}):
+        needed = _requirements(required, extra)
+        missing = [one.name for one in needed if (found := version_of(one.name)) is None or found not in one.specifier]
+        have = ", ".join(f"{one.name} {version_of(one.name)}" for one in needed if one.name not in missing)
+        if missing:
+            fix = f"pip install -e '.[{extra}]' in hpo's clone."
+            yield Finding("extras", "ok", f"{extra}: not installed ({', '.join(missing)})", fix)
+        else:
+            yield Finding("extras", "ok", f"{extra}: {have}")
+
+
+def version_of(package: str) -> str | None:
+    """The version that is installed, None where none is."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _requirements(required: list[str] | None, extra: str) -> list[Requirement]:
+    """What hpo requires on this platform, for `extra` alone or at all."""
+    from packaging.requirements import Requirement
+
+    every = map(Requirement, metadata.requires("hpo") or [] if required is None else required)
+    of_extra = [one for one in every if bool(one.marker and "extra" in str(one.marker)) is bool(extra)]
+    return [one for one in of_extra if one.marker is None or one.marker.evaluate({"extra": extra})]
+
+
+def _tested() -> Mapping[str, str]:
+    if not TESTED.is_file():
+        return {}
+    lines = (line.partition("==") for line in TESTED.read_text(encoding="utf-8").splitlines() if "==" in line)
+    return {_plain(name): version.strip() for name, _, version in lines}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
