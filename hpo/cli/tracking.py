@@ -11,6 +11,7 @@ from hpo import text
 from hpo.cli import completion
 from hpo.cli.facts import print_json
 from hpo.cli.options import AllStudiesOption, HomeOption, JsonOption, StorageOption, TrackingOption
+from hpo.errors import UserError
 
 app = typer.Typer()
 
@@ -20,6 +21,7 @@ def ui(
     study: AllStudiesOption = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port on 127.0.0.1.")] = 5000,
     browser: Annotated[bool, typer.Option("--open", help="Open a browser too.")] = False,
+    optuna: Annotated[bool, typer.Option("--optuna", help="Serve optuna-dashboard's pages instead, live.")] = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
@@ -27,9 +29,13 @@ def ui(
     """Serve MLflow's pages: each study's trials, best first."""
     from hpo.storage.home import Home
     from hpo.storage.lookup import own_first
-    from hpo.tracking.ui import serve
+    from hpo.tracking.ui import serve, serve_optuna
 
     rows = own_first(home, storage, study)
+    if optuna:
+        if not rows:
+            raise UserError(f"{Home.at(home).root} holds no study: begin one with `hpo run`.")
+        raise typer.Exit(serve_optuna(Home.at(home), storage, study, port, open_browser=browser))
     raise typer.Exit(serve(Home.at(home), tracking_uri, port, open_browser=browser, studies=rows))
 
 

@@ -7,7 +7,7 @@ Every step may be done again. Both leases of the study are held meanwhile, so th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +24,14 @@ from hpo.storage.gc import LEASE_TIMEOUT
 from hpo.storage.home import Home
 from hpo.storage.removal import remove_study
 from hpo.text import counted, megabytes
+from hpo.tracking.keeper import storage_file, tracker_of
 from hpo.tracking.mirror import LEASE_TIMEOUT as MIRROR_TIMEOUT
 from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.optuna_tracker import ROLE, SCHEME
 from hpo.tracking.uri import tracker_name, tracking_uri_of
 from trainer.runtime.failpoint import failpoint
+
+ROLES = (MlflowTracker.role, ROLE)  # whose leases are held
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,12 @@ class Contents:
 
     def describe(self) -> str:
         kept = f"{counted(self.checkpoints, 'checkpoint')} ({megabytes(self.size)}) in {self.place}"
-        runs = [f"{counted(count, 'run')} in MLflow at {tracker}" for tracker, count in self.runs.items()]
+        runs = [f"{counted(count, 'run')} in {_called(tracker)}" for tracker, count in self.runs.items()]
         return f"study {self.name}: " + ", ".join([counted(self.trials, "trial"), kept, *runs])
+
+
+def _called(tracker: str) -> str:
+    return tracker.removeprefix(SCHEME) if tracker.startswith(SCHEME) else f"MLflow at {tracker}"
 
 
 def contents(ledger: Ledger, home: Home, name: str) -> Contents:
@@ -101,10 +109,10 @@ def remove(
 
 @contextmanager
 def _leases(ledger: Ledger, row: RowMapping, clock: Clock) -> Iterator[list[Lease]]:
-    """Be the study's driver and its mirror; Busy where somebody else is."""
+    """Be the study's driver and its mirrors; Busy where somebody else is."""
     me, held = Process.current(), list[Lease]()
     try:
-        for role, timeout in (("driver", LEASE_TIMEOUT), ("mirror", MIRROR_TIMEOUT)):
+        for role, timeout in (("driver", LEASE_TIMEOUT), *((role, MIRROR_TIMEOUT) for role in ROLES)):
             held.append(acquire(ledger, f"{role}:{row['id']}", row["name"], me, clock, timeout))
         with Heartbeat(f"study {row['name']}", lambda: _renew(held), LEASE_TIMEOUT / 3):
             yield held
@@ -158,6 +166,10 @@ def _remove_from_trackers(ledger: Ledger, home: Home, row: RowMapping, tracking_
     """From where the study is tracked, and from wherever else it ever was."""
     uri = tracking_uri_of(ledger, row["name"], home, tracking_uri)
     uids, known = ledger.look(lambda c: (removal.uids(c, row), removal.mirrored(c, row["id"])))
+    if storage_file(home).exists():
+        with closing(tracker_of(ledger, storage_file(home))) as shown:
+            shown.remove(row["name"], row["uid"])
+    known = {name: runs for name, runs in known.items() if not name.startswith(SCHEME)}
     others = [name for name in known if name != tracker_name(uri) and not _of_another_home(row, home, name)]
     for one in [uri, *others]:
         if one.startswith("sqlite") and not Path(one.partition(":///")[2]).exists():

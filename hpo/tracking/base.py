@@ -67,8 +67,9 @@ class Batch:
     """What is sent to a run at once.
 
     `texts` and `files` are artifacts by name: a text, and a finished file or directory, linked rather than copied
-    where that is possible. `removed` are names of artifacts to take away, `removed_models` of models. `ended_at` in
-    milliseconds.
+    where that is possible. `removed` are names of artifacts to take away, `removed_models` of models. `values` are a
+    trial's by objective, and `violations` how far it is beyond the bounds of each constraint, once they are known.
+    `ended_at` in milliseconds.
     """
 
     points: Sequence[Point] = ()
@@ -79,6 +80,8 @@ class Batch:
     removed: Sequence[str] = ()
     models: Sequence[Model] = ()
     removed_models: Sequence[str] = ()
+    values: Sequence[float] = ()
+    violations: Mapping[str, float] = field(default_factory=dict)
     status: Status | None = None
     ended_at: int | None = None
 
@@ -112,6 +115,8 @@ class Tracker(Protocol):
     """Every method raises Unreachable when nothing can be sent, Refused when only this run cannot be."""
 
     name: str  # the tracker's URI without credentials; names its cursors in the ledger
+    role: str  # names its lease on a study: trackers of different roles are kept at once, by different processes
+    keeps_files: bool  # whether artifacts and models are stored
 
     def open_study(self, study: str, run: Run) -> str:
         """Create the run of a study named `study`; its id. Look for it with `find` first."""

@@ -54,13 +54,13 @@ class Gate:
             return await send({"type": "websocket.close", "code": 1008})
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if "origin" in headers and headers["origin"] not in self._origins:
-            return await _answer(send, 403, b"Another site's pages may not ask these.\n")
+            return await answer(send, 403, b"Another site's pages may not ask these.\n")
         if scope["path"] in _OPEN or self._is_token(self._brought(headers)):
             return await self._app(scope, receive, send)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if scope["method"] == "GET" and any(self._is_token(value) for name, value in query if name == PARAMETER):
             return await self._let_in(scope["path"], [pair for pair in query if pair[0] != PARAMETER], send)
-        return await _answer(send, 401, _REFUSED, ("WWW-Authenticate", "Bearer"))
+        return await answer(send, 401, _REFUSED, ("WWW-Authenticate", "Bearer"))
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
@@ -80,10 +80,11 @@ class Gate:
         # A path of two slashes would lead to another host.
         target = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
         cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
-        await _answer(send, 303, b"", ("Location", target), ("Set-Cookie", cookie))
+        await answer(send, 303, b"", ("Location", target), ("Set-Cookie", cookie))
 
 
-async def _answer(send: Send, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+async def answer(send: Send, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+    """Answer an HTTP request whole, with a text that nobody keeps."""
     sent = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"), *headers]
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent]
     await send({"type": "http.response.start", "status": status, "headers": encoded})

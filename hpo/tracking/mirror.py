@@ -1,8 +1,8 @@
 """Drains a study: sends what is new in the ledger to the tracker, batch by batch, then moves the cursor.
 
-Whoever drains holds the lease `mirror:<study id>`, so one process at a time does. Killed between a send and the commit
-of its cursor, the next one sends the same again, which changes nothing; a run that was created but not yet recorded is
-found again by its tag.
+Whoever drains holds the lease `<role>:<study id>` of the tracker's role, so one process at a time does. Killed between
+a send and the commit of its cursor, the next one sends the same again, which changes nothing; a run that was created
+but not yet recorded is found again by its tag.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def drain(
     """Send all there is, trying for up to `seconds`; raise Busy while another process mirrors the study."""
     study_id = ledger.look(lambda connection: queries.study_row(connection, study)["id"])
     clock = clock or SystemClock()
-    lease = leases.acquire(ledger, f"mirror:{study_id}", study, Process.current(), clock, LEASE_TIMEOUT)
+    lease = leases.acquire(ledger, f"{tracker.role}:{study_id}", study, Process.current(), clock, LEASE_TIMEOUT)
     try:
         return Mirror(ledger, tracker, study, home, lease, clock).follow(lambda: True, seconds, clock.sleep)
     finally:
@@ -68,6 +68,7 @@ class Mirror:
         self._lease, self._clock = lease, clock
         self._renewed = clock.monotonic()
         self._parent: str | None = None
+        self._uid = ""  # of the study that `_parent` is the run of
         self._unrecorded: dict[str, str] | None = None  # uid -> run id of runs that no cursor names
         self._shown: dict[str, tuple[dict[str, str], str | None]] = {}  # run id -> tags and status it shows
         self._described: dict[str, str] = {}  # the tags of what holds the runs
@@ -104,8 +105,10 @@ class Mirror:
         are files in a bucket that is away."""
         self._fetch_at = -math.inf if leaving else self._fetch_at
         study, cursor = self._ledger.look(self._study_and_cursor)
-        if self._parent is None:
+        if study["uid"] != self._uid:  # at first, and where all trials were set aside meanwhile
+            self._parent, self._unrecorded, self._shown, self._described = None, None, {}, {}
             self._discard_what_is_ahead(study)
+            self._uid = study["uid"]
         parent = self._open_study(study, cursor.run_id if cursor else None)
         changed = cursor is None or cursor.revision < study["revision"] or parent not in self._shown
         ended = self._send_all_trials(study, parent)
@@ -200,6 +203,8 @@ class Mirror:
     def _fetched(self, trial: projection.Pending) -> bool:
         """Whether its files are on this host. Where a bucket does not give them, that is said once, and for the next
         half minute none is asked for: numbers do not wait for files."""
+        if not self._tracker.keeps_files:
+            return True
         if self._clock.monotonic() < self._fetch_at:
             return not trial.batch.files
         try:

@@ -77,6 +77,8 @@ class MlflowTracker:
     Unreachable when the store cannot be opened.
     """
 
+    role, keeps_files = "mirror", True
+
     def __init__(self, uri: str, artifacts: Path, *, create: bool = True) -> None:
         scheme = check_uri(uri)
         os.environ.update({key: value for key, value in SETTINGS.items() if key not in os.environ})

@@ -236,6 +236,12 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
         files=files,
         removed=removed,
         models=models,
+        values=values if (values := trial["values"]) and None not in values else (),
+        violations=dict(
+            zip(
+                (one["metric"] for one in study["spec"].get("constraints", ())), trial["violations"] or (), strict=False
+            )
+        ),
         removed_models=[run_files.model_name(trial["number"], name) for name in removed] if ended else (),
         status=TRIAL_STATUS[trial["state"]],
         ended_at=milliseconds(trial["ended_at"]) if ended else None,

@@ -1,4 +1,4 @@
-"""`hpo ui`: MLflow's own pages over a home, on loopback, behind a token.
+"""`hpo ui`: MLflow's own pages over a home, or optuna-dashboard's, on loopback, behind a token.
 
 Measured with MLflow 3.17 on two cores: one uvicorn worker without job execution is half a gigabyte and about ten
 seconds until it answers; `mlflow server` as it comes is sixteen processes, 2.3 GB and 43 s.
@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
@@ -29,6 +29,7 @@ from hpo.tracking.pages import study_page
 from hpo.tracking.uri import check_uri, of_rows, tracker_name
 
 START_SECONDS = 120.0
+DASHBOARD = "optuna-dashboard"
 
 # Nothing that a page can trigger runs code or unpickles, nothing phones home.
 _HARDENED = {
@@ -57,6 +58,54 @@ def serve(
         shown = tracker_name(uri)
         there = study_page(shown, studies[0]) if studies else shown
         raise UserError(f"MLflow at {shown} is a server already: open {there} in a browser.")
+    return _until_stopped(
+        home,
+        "MLflow",
+        lambda: start(home, uri, port, host),
+        lambda base: _show(home, base, studies, open_browser),
+        port,
+    )
+
+
+def serve_optuna(
+    home: Home, storage: str | None, study: str | None, port: int, host: str = "127.0.0.1", open_browser: bool = False
+) -> int:
+    """Serve optuna-dashboard over a storage that is kept in step with the ledger, until Ctrl-C; the exit code."""
+
+    def show(base: str) -> None:
+        address = f"{base}/?{PARAMETER}={token_of(home)}"
+        print(f"optuna-dashboard shows this home at {address} (Ctrl-C stops it)", flush=True)
+        if open_browser:
+            import webbrowser
+
+            webbrowser.open(opening_page(home, address).as_uri())
+
+    return _until_stopped(home, DASHBOARD, lambda: start_optuna(home, storage, study, port, host), show, port)
+
+
+def start_optuna(
+    home: Home, storage: str | None, study: str | None, port: int, host: str = "127.0.0.1"
+) -> subprocess.Popen[bytes]:
+    """Start optuna-dashboard and what keeps its storage, and return without waiting; end it with `halt`."""
+    if missing := [
+        name for name in ("optuna_dashboard", "uvicorn", "a2wsgi") if importlib.util.find_spec(name) is None
+    ]:
+        raise UserError(
+            f"optuna-dashboard's pages need {' and '.join(missing)}: pip install -e '.[dashboard]' in hpo's clone."
+        )
+    arguments = ["--study", study] if study else []
+    return _spawn(home, "hpo.tracking.gated_dashboard", port, host, arguments, HPO_STORAGE=storage or home.storage)
+
+
+def _until_stopped(
+    home: Home,
+    name: str,
+    begin: Callable[[], subprocess.Popen[bytes]],
+    show: Callable[[str], None],
+    port: int,
+    host: str = "127.0.0.1",
+) -> int:
+    """Run the server that `begin` starts until a signal comes; `show` is called once it answers."""
     base = f"http://{host}:{port}"
     stopped: list[int] = []
 
@@ -65,15 +114,14 @@ def serve(
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        server = start(home, uri, port, host)
+        server = begin()
         try:
-            answered = _wait(server, host, port, home, stopped)
-            if answered:
-                _show(home, base, studies, open_browser)
+            if _wait(name, server, host, port, home, stopped):
+                show(base)
             while not stopped and server.poll() is None:
                 time.sleep(0.1)
             if not stopped:
-                raise HpoError(f"MLflow's server ended by itself: see {_log(home)}.")
+                raise HpoError(f"{name}'s server ended by itself: {_last_line(_log(home))} (see {_log(home)}).")
         finally:
             halt(server)
     finally:
@@ -103,18 +151,24 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
     """
     if importlib.util.find_spec("flask") is None:
         raise UserError("MLflow's pages need the full mlflow package: pip install -e '.[ui]' in hpo's clone.")
+    if uri.startswith("sqlite:///") and not (path_of(uri) or Path()).exists():
+        raise UserError(f"there is nothing to show at {uri}: run a study first, or name the right --home.")
+    check_uri(uri)
+    return _spawn(home, "hpo.tracking.gated_server", port, host, [], MLFLOW_BACKEND_STORE_URI=uri, **_HARDENED)
+
+
+def _spawn(
+    home: Home, module: str, port: int, host: str, more: Sequence[str], **environ: str
+) -> subprocess.Popen[bytes]:
     if host not in ("127.0.0.1", "localhost", "::1"):
         raise UserError(
             f"host {host!r} is not loopback, and these pages are not encrypted: docker/ shows a team's server."
         )
-    if uri.startswith("sqlite:///") and not (path_of(uri) or Path()).exists():
-        raise UserError(f"there is nothing to show at {uri}: run a study first, or name the right --home.")
-    check_uri(uri)
     _check_free(host, port)
-    arguments = ["hpo.tracking.gated_server", "--home", str(home.root), "--host", host, "--port", str(port)]
+    arguments = [module, "--home", str(home.root), "--host", host, "--port", str(port), *more]
     try:
         token_of(home)
-        return spawn("hpo.tracking.supervise", arguments, _log(home), MLFLOW_BACKEND_STORE_URI=uri, **_HARDENED)
+        return spawn("hpo.tracking.supervise", arguments, _log(home), **environ)
     except OSError as error:
         raise StorageError(f"{_log(home)} cannot be written ({error.strerror}): make it writable.") from error
 
@@ -131,7 +185,7 @@ def halt(server: subprocess.Popen[bytes], grace: float = 10.0) -> None:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether an MLflow server is up there."""
+    """Whether a server of these pages is up there."""
     connection = http.client.HTTPConnection(host, port, timeout=5.0)
     try:
         connection.request("GET", "/health")
@@ -142,7 +196,7 @@ def answers(host: str, port: int) -> bool:
         connection.close()
 
 
-def _wait(server: subprocess.Popen[bytes], host: str, port: int, home: Home, stopped: list[int]) -> bool:
+def _wait(name: str, server: subprocess.Popen[bytes], host: str, port: int, home: Home, stopped: list[int]) -> bool:
     """True once it answers, False if told to stop before."""
     began, told = time.monotonic(), False
     deadline = began + START_SECONDS
@@ -151,9 +205,9 @@ def _wait(server: subprocess.Popen[bytes], host: str, port: int, home: Home, sto
             return True
         if not told and time.monotonic() > began + 1.0:
             told = True
-            print("MLflow's server is starting, which takes about ten seconds ...", file=sys.stderr, flush=True)
+            print(f"{name}'s server is starting, which takes some seconds ...", file=sys.stderr, flush=True)
         if server.poll() is not None or time.monotonic() > deadline:
-            raise HpoError(f"MLflow's server did not start: {_last_line(_log(home))} (see {_log(home)}).")
+            raise HpoError(f"{name}'s server did not start: {_last_line(_log(home))} (see {_log(home)}).")
         time.sleep(0.2)
     return False
 

@@ -9,36 +9,19 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-    json_to_distribution,
-)
+from optuna.distributions import json_to_distribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.errors import StudyError
 from hpo.ledger import Ledger, imports, queries
 from hpo.ledger.rows import RowMapping
 from hpo.search.samplers.optuna_sampler import quiet_study
-from hpo.space.dimension import Dimension
-from hpo.space.dimensions import Choice, Float, Int
 from hpo.storage.home import Home
+from hpo.tracking.optuna_tracker import STATES, value_distribution
 
 if TYPE_CHECKING:
     from hpo.declaration.imported import ImportedDeclaration
     from hpo.declaration.study import Study
-
-_STATES = {
-    "waiting": TrialState.WAITING,
-    "running": TrialState.RUNNING,
-    "paused": TrialState.RUNNING,  # Optuna knows no pause; the trial is not over
-    "complete": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "infeasible": TrialState.PRUNED,  # with a violated constraint, as the sampler is told; with values: complete
-    "failed": TrialState.FAIL,
-}
 
 
 def to_optuna(
@@ -115,7 +98,7 @@ def _frozen(
     study: Study | ImportedDeclaration, trial: dict[str, Any], curve: dict[int, float], metrics: Mapping[str, Any]
 ) -> FrozenTrial:
     values = None if trial["values"] is None or None in trial["values"] else trial["values"]
-    state = TrialState.COMPLETE if trial["state"] == "infeasible" and values else _STATES[trial["state"]]
+    state = TrialState.COMPLETE if trial["state"] == "infeasible" and values else TrialState[STATES[trial["state"]]]
     params, distributions = {}, {}
     for path, value in trial["params"].items():
         if path not in study.space.dimensions:
@@ -145,17 +128,3 @@ def _dated(frozen: FrozenTrial, trial: Mapping[str, Any]) -> FrozenTrial:
     if state.is_finished():
         frozen.datetime_complete = datetime.fromtimestamp(trial["ended_at"])
     return frozen
-
-
-def value_distribution(dimension: Dimension) -> BaseDistribution:
-    """Optuna's distribution of a dimension's values, as a plot's axis wants it."""
-    if isinstance(dimension, Float):
-        return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
-    if isinstance(dimension, Int):
-        return IntDistribution(
-            dimension.low, dimension.high, log=dimension.log or dimension.powers_of_two, step=dimension.step
-        )
-    assert isinstance(dimension, Choice)
-    return CategoricalDistribution(
-        [json.dumps(option) if isinstance(option, list | tuple | dict) else option for option in dimension.options]
-    )
