@@ -1,0 +1,147 @@
+"""`hpo ui --optuna`: beside a study that really runs, killed on the way, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hpo
+from hpo.cli.main import app
+from hpo.errors import UserError
+from hpo.ledger import Ledger
+from hpo.storage.home import Home
+from hpo.tracking import ui
+from hpo.tracking.gate import token_of
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
+
+STUDY = """
+import time
+from pathlib import Path
+import hpo
+
+@hpo.study(space={"x": hpo.Float(0.0, 1.0), "kind": hpo.Choice(["a", "b"])}, minimize="loss", num_epochs=2,
+           strategy="none", sampler="random")
+def slow(trial):
+    for epoch in (1, 2):
+        while trial.number > 1 and not Path(__file__).with_name("go").exists():
+            time.sleep(0.05)
+        trial.report(epoch, {"loss": trial.params.x / epoch})
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def pages(home: Home, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The pages of a home, once they answer."""
+    server = ui.start_optuna(home, None, None, port)
+    try:
+        deadline = time.monotonic() + 120
+        while not ui.answers("127.0.0.1", port):
+            assert server.poll() is None and time.monotonic() < deadline, (home.logs / "ui.log").read_text()
+            time.sleep(0.1)
+        yield server
+    finally:
+        ui.halt(server)
+
+
+def asked(home: Home, port: int, path: str, **request: Any) -> Any:
+    headers = {"Authorization": f"Bearer {token_of(home)}"}
+    question = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers, **request)
+    with urllib.request.urlopen(question, timeout=30) as answer:
+        return json.load(answer)
+
+
+def shown(home: Home, port: int) -> list[dict[str, Any]]:
+    """The trials that the dashboard has of the only study."""
+    studies = asked(home, port, "/api/studies")["study_summaries"]
+    return asked(home, port, f"/api/studies/{studies[0]['study_id']}")["trials"] if studies else []
+
+
+def until(condition: Any) -> Any:
+    deadline = time.monotonic() + 90
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def test_the_pages_follow_a_running_study_and_survive_a_kill(tmp_path):
+    file, home, port = tmp_path / "slow.py", Home.at(tmp_path / "home"), free_port()
+    file.write_text(STUDY)
+    line = [sys.executable, "-m", "hpo", "run", "--study", str(file), "--trials", "4", "--executor", "inline"]
+    driver = subprocess.Popen([*line, "--home", str(home.root)], stdout=subprocess.DEVNULL)
+    until(
+        lambda: (
+            (home.root / "ledger.db").exists()
+            and CliRunner().invoke(app, ["status", "--home", str(home.root)]).exit_code == 0
+        )
+    )
+    with pages(home, port) as server:
+        until(lambda: [one["state"] for one in shown(home, port)][:3] == ["Complete", "Complete", "Running"])
+        os.killpg(server.pid, signal.SIGKILL)
+    file.with_name("go").touch()
+    assert driver.wait(120) == 0
+    with pages(home, port):
+        until(lambda: {one["state"] for one in shown(home, port)} == {"Complete"})
+        trials = shown(home, port)
+        study = hpo.open("slow", home=home.root)
+        assert [one["number"] for one in trials] == [0, 1, 2, 3], "no trial twice"
+        for one in trials:
+            ledger = study.trial(one["number"])
+            assert one["values"] == [ledger["values"]["loss"]]
+            curve = [(point["step"], point["value"]) for point in one["intermediate_values"]]
+            assert curve == [(epoch, value) for _, epoch, value in ledger["curves"]["loss"]]
+            params = {param["name"]: param["param_external_value"] for param in one["params"]}
+            assert params["kind"] == ledger["params"]["kind"] and float(params["x"]) == ledger["params"]["x"]
+        removed = CliRunner().invoke(app, ["rm", "--study", "slow", "--yes", "--home", str(home.root)])
+        assert removed.exit_code == 3, "its mirror lives"
+        check_nothing_can_be_changed(home, port)
+    said = CliRunner().invoke(app, ["rm", "--study", "slow", "--yes", "--json", "--home", str(home.root)])
+    assert said.exit_code == 0 and sorted(json.loads(said.stdout)["runs"].values()) == [5, 5]
+    with pytest.raises(urllib.error.URLError):
+        shown(home, port)
+
+
+def check_nothing_can_be_changed(home: Home, port: int) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            asked(home, port, "/api/studies/1", method=method, data=b"{}")
+        assert refused.value.code == 405
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies", timeout=30)
+    assert refused.value.code == 401, "who brings no token sees nothing"
+
+
+def test_what_cannot_be_served_is_one_sentence(home, monkeypatch):
+    said = CliRunner().invoke(app, ["ui", "--optuna", "--home", str(home.root)])
+    assert said.exit_code == 2 and "holds no study" in said.stderr and not home.root.exists()
+    Ledger(home.create().storage).close()
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "a2wsgi" else real(name, *rest)
+    )
+    with pytest.raises(UserError, match=r"need a2wsgi: pip install -e '.\[dashboard\]'"):
+        ui.start_optuna(home, None, None, free_port())
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="not loopback"):
+        ui.start_optuna(home, None, None, free_port(), "0.0.0.0")
