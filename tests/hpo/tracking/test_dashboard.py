@@ -127,9 +127,11 @@ def check_nothing_can_be_changed(home: Home, port: int) -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             asked(home, port, "/api/studies/1", method=method, data=b"{}")
         assert refused.value.code == 405
+        refused.value.close()
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies", timeout=30)
     assert refused.value.code == 401, "who brings no token sees nothing"
+    refused.value.close()
 
 
 def test_what_cannot_be_served_is_one_sentence(home, monkeypatch):
