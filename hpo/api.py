@@ -62,6 +62,8 @@ def run(
     storage: str | None = None,
     checkpoints: str | None = None,
     tracking_uri: str | None = None,
+    trackers: Sequence[str] | None = None,
+    alerts: Sequence[str] | None = None,
     max_bytes: int | str | None = None,
     allow_drift: bool = False,
     progress: bool = True,
@@ -72,6 +74,8 @@ def run(
     time       seconds, or text such as "90m"
     enqueue    configurations to be tried first: mappings of paths to values, or YAML files
     max_bytes  what the study's checkpoints may take: bytes, or text such as "20GB"
+    trackers   where it is shown besides MLflow, as `--tracker` takes them
+    alerts     who is told of what, as `--alert` takes it
     overrides  path -> value, as `-o` sets them
     progress   show how it is getting on
 
@@ -111,6 +115,8 @@ def run(
             storage=storage or os.environ.get("HPO_STORAGE"),
             checkpoints=checkpoints or os.environ.get("HPO_CHECKPOINTS"),
             tracking_uri=tracking_uri or os.environ.get("HPO_TRACKING_URI"),
+            trackers=trackers,
+            alerts=alerts,
             allow_drift=allow_drift,
         ),
         progress,
@@ -132,6 +138,8 @@ def resume(
     home: PathLike | None = None,
     storage: str | None = None,
     tracking_uri: str | None = None,
+    trackers: Sequence[str] | None = None,
+    alerts: Sequence[str] | None = None,
     max_bytes: int | str | None = None,
     allow_drift: bool = False,
     progress: bool = True,
@@ -163,6 +171,8 @@ def resume(
         scheduler=scheduler,
         storage=storage,
         tracking_uri=tracking_uri,
+        trackers=trackers,
+        alerts=alerts,
         allow_drift=allow_drift,
     )
     return _drive(request, progress)

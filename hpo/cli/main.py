@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from hpo import text
-from hpo.cli import completion, interchange, looking, models, options, removal, results, tracking, training
+from hpo.cli import alerts, completion, interchange, looking, models, options, removal, results, tracking, training
 from hpo.cli import workers as cli_workers
 from hpo.cli.driving import drive
 from hpo.cli.facts import print_json
 from hpo.cli.options import (
     MOST,
+    AlertOption,
     AllOption,
     BestTrialOption,
     BytesOption,
@@ -38,6 +39,7 @@ from hpo.cli.options import (
     StrategyOption,
     StudyOption,
     TimeOption,
+    TrackerOption,
     TrackingOption,
     TrialArgument,
     TrialsOption,
@@ -126,6 +128,8 @@ def run(
     checkpoints: CheckpointsOption = None,
     max_bytes: BytesOption = None,
     tracking_uri: TrackingOption = None,
+    tracker: TrackerOption = None,
+    alert: AlertOption = None,
     allow_drift: DriftOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -161,6 +165,8 @@ def run(
             checkpoints=checkpoints,
             max_bytes=options.size(max_bytes),
             tracking_uri=tracking_uri,
+            trackers=tracker,
+            alerts=alert,
             allow_drift=allow_drift,
         ),
         as_json=as_json,
@@ -182,6 +188,8 @@ def resume(
     storage: StorageOption = None,
     max_bytes: BytesOption = None,
     tracking_uri: TrackingOption = None,
+    tracker: TrackerOption = None,
+    alert: AlertOption = None,
     allow_drift: DriftOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -207,6 +215,8 @@ def resume(
         storage=storage,
         max_bytes=options.size(max_bytes),
         tracking_uri=tracking_uri_of(ledger, name, at, tracking_uri),
+        trackers=tracker,
+        alerts=alert,
         allow_drift=allow_drift,
     )
     ledger.close()
@@ -327,6 +337,7 @@ def compare(
 
 app.add_typer(looking.app)
 app.add_typer(tracking.app)
+app.add_typer(alerts.app)
 app.add_typer(results.app)
 app.add_typer(models.app)
 app.add_typer(interchange.app)

@@ -159,6 +159,23 @@ TrackingOption = Annotated[
         callback=_remember,
     ),
 ]
+TrackerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        metavar="NAME:DIR",
+        help="Show it there besides MLflow: tensorboard:DIR or wandb:DIR; none for nowhere.  [default: as last time]",
+    ),
+]
+AlertOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--alert",
+        metavar="TARGET [on EVENTS]",
+        help="Tell slack:@FILE, discord:@FILE, webhook:@FILE, mail:ADDRESS or command:PROGRAM what happens, such as "
+        "end,failure,best; none tells nobody.  [default: as last time]",
+    ),
+]
 CheckpointsOption = Annotated[
     str | None,
     typer.Option(

@@ -12,6 +12,7 @@ from trainer.quote import shortened
 SECRETS = (
     "HPO_STORAGE",
     "HPO_TRACKING_URI",
+    "HPO_SMTP",
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",

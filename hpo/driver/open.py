@@ -88,7 +88,8 @@ def _new_row(resolved: ResolvedStudy, options: DriverOptions) -> dict[str, Any]:
 def _environment(resolved: ResolvedStudy, options: DriverOptions) -> dict[str, Any]:
     data = {"data": dict(options.data)} if options.data else {}
     driving = {"allow_drift": options.allow_drift} | options.placement.to_json()
-    driving |= {"max_bytes": options.max_bytes} if options.max_bytes else {}
+    kept = {"max_bytes": options.max_bytes, "trackers": [*options.trackers], "alerts": [*options.alerts]}
+    driving |= {name: value for name, value in kept.items() if value}
     return describe(resolved.study) | driving | data
 
 

@@ -23,6 +23,8 @@ class DriverOptions:
     placement                 where trials run, and in how many processes; what a resume does again
     checkpoints               the URL of the bucket they go to; empty: into the home
     max_bytes                 what the study's checkpoints may take; None: no bound
+    trackers                  where it is shown besides MLflow, as `--tracker` names them
+    alerts                    who is told of what, as `--alert` says
     """
 
     home: Home
@@ -36,6 +38,8 @@ class DriverOptions:
     placement: Placement = INLINE
     checkpoints: str = ""
     max_bytes: int | None = None
+    trackers: Sequence[str] = ()
+    alerts: Sequence[str] = ()
     lease_timeout: float = LEASE_SECONDS
 
     @property
@@ -72,6 +76,8 @@ class RunRequest:
     checkpoints: str | None = None  # the URL of a bucket
     max_bytes: int | None = None  # what the study's checkpoints may take
     tracking_uri: str | None = None
+    trackers: Sequence[str] | None = None  # besides MLflow
+    alerts: Sequence[str] | None = None
     allow_drift: bool = False
     lease_timeout: float | None = None
 

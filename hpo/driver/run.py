@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from hpo.alerts import rules
 from hpo.declaration import preflight
 from hpo.declaration.budget import Budget
 from hpo.declaration.references import load
 from hpo.declaration.spec import StudySpec
+from hpo.driver.beside import Beside
 from hpo.driver.loop import Driver
 from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest, RunResult
 from hpo.driver.resolve import begun, declare
@@ -24,10 +26,8 @@ from hpo.storage import locations
 from hpo.storage.metrics_json import Results
 from hpo.text import command, spelled
 from hpo.tracking.mlflow import silence
-from hpo.tracking.uri import check_uri, tracker_name, tracking_uri_of
+from hpo.tracking.uri import check_uri, tracking_uri_of
 from hpo.workers.executors.placement import Placement, PlacementRequest, elsewhere
-
-MIRROR_REVIVAL = 5.0  # seconds between starts of a mirror that keeps dying
 
 
 def run(
@@ -70,6 +70,8 @@ def _run(
         raise UserError(f"study {spec.name!r} is new: say how far it is to go, by --trials, --epochs or --time.")
     checkpoints = locations.settled(request.checkpoints, _row(known, spec.name), placement.executor)
     max_bytes = _max_bytes(request, known, spec.name, placement.executor)
+    trackers, alerts = (_as_last_time(request, known, spec.name, option) for option in ("trackers", "alerts"))
+    rules.check(rules.parse_all(alerts), spec.to_json())
     placement.check(study)
     one_by_one = [path for path, value in request.overrides.items() if isinstance(value, Raw)]
     preflight.check(resolved, options=one_by_one, here=not elsewhere(placement.executor))
@@ -89,6 +91,8 @@ def _run(
         placement=placement,
         checkpoints=checkpoints,
         max_bytes=max_bytes,
+        trackers=trackers,
+        alerts=alerts,
         lease_timeout=lease_timeout,
     )
     driver = _driver_of(placement)(ledger, resolved, options, placement.make())
@@ -140,19 +144,15 @@ def _drive(
     write_results: Callable[[], None],
     at_once: Callable[[int], NoReturn],
 ) -> RunResult:
-    from hpo.tracking import mirror_process
-
-    def behind() -> int:
-        return mirror_process.behind(ledger, tracker_name(options.tracking_uri), spec.name)
-
+    beside = Beside(options, ledger, spec.name)
     if driver.idle:
         state = driver.run()
         write_results()
-        if not behind():
+        if not beside.behind() and not options.alerts:
             on_tick("")
             return RunResult(spec.name, state, driver.reason, 0, None)
-    mirroring = mirror_process.spawn(options.home, options.storage, options.tracking_uri, spec.name)
-    signals = Signals(driver, mirroring.kill, command(f"resume --study {spec.name}"), at_once)
+    beside.start()
+    signals = Signals(driver, beside.kill, command(f"resume --study {spec.name}"), at_once)
 
     def tell(left: int) -> None:
         if left:
@@ -160,8 +160,7 @@ def _drive(
             on_tick(f"waiting for MLflow to take the {last}")
 
     def tick() -> None:
-        if notice := mirroring.revive(every=MIRROR_REVIVAL):
-            print(notice, file=sys.stderr)
+        beside.tick()
         on_tick(signals.untold())
 
     with signals:
@@ -170,9 +169,9 @@ def _drive(
             write_results()
         finally:  # a mirror that is left to die with this process keeps its lease
             signals.trained = True
-            if left := behind():
+            if left := beside.behind():
                 tell(left)
-            left = mirror_process.finish(mirroring, ledger, options.tracking_uri, spec.name, tell)
+            left = beside.finish(tell)
     on_tick("")
     return RunResult(spec.name, state, driver.reason, left, signals.first)
 
@@ -229,6 +228,15 @@ def _max_bytes(request: RunRequest, known: Ledger | None, name: str, executor: s
     if executor == "ray-tune":
         return None
     return request.max_bytes or (row["environment"].get("max_bytes") if row else None)
+
+
+def _as_last_time(request: RunRequest, known: Ledger | None, name: str, option: str) -> Sequence[str]:
+    """An option that may be given several times: as given, else as last time; `none` alone takes it back."""
+    given: Sequence[str] | None = getattr(request, option)
+    if given is None:
+        row = _row(known, name)
+        return row["environment"].get(option, []) if row else []
+    return [] if [*given] == ["none"] else given
 
 
 def _tracking_uri(request: RunRequest, ledger: Ledger, name: str) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,7 +14,8 @@ from sqlalchemy import and_, bindparam, exists, func, select, tuple_
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
-from hpo.ledger import damage
+from hpo.ledger import alert_queries, damage
+from hpo.ledger.alert_queries import Trouble
 from hpo.ledger.leases import holder
 from hpo.ledger.names import machine_dependent
 from hpo.ledger.process_id import Process, is_dead
@@ -103,6 +104,7 @@ class Status:
     attempts: int
     replaced: int = 0
     imported: str | None = None
+    alerts: dict[str, Trouble] = field(default_factory=dict[str, Trouble])  # that a target has not taken
 
 
 def replaces(spec: Mapping[str, Any]) -> bool:
@@ -136,6 +138,7 @@ def status(connection: Connection, name: str) -> Status:
         if replaces(study["spec"])
         else 0,
         imported=_origin(study["spec"]),
+        alerts=alert_queries.troubles(connection, study["id"]),
     )
 
 

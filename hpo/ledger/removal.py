@@ -16,6 +16,8 @@ from hpo.errors import StudyError
 from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.ledger.tables import (
+    alert_cursors,
+    alerts,
     asks,
     attempts,
     checkpoints,
@@ -90,7 +92,8 @@ def erase_trials(connection: Connection, study_id: int) -> None:
     for table in _OF_TRIALS:
         connection.execute(delete(table).where(table.c.trial_id.in_(mine)))
     connection.execute(delete(events).where(events.c.study_id == study_id, events.c.trial_id.is_not(None)))
-    connection.execute(delete(mirrors).where(mirrors.c.study_id == study_id))
+    for table in (mirrors, alerts, alert_cursors):
+        connection.execute(delete(table).where(table.c.study_id == study_id))
     connection.execute(delete(trials).where(trials.c.study_id == study_id))
 
 

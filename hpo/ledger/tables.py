@@ -8,7 +8,8 @@
              │          └─ events        everything else that happened, artifacts included
              ├─ workers                  who trains
              ├─ leases                   who drives a study, who mirrors it
-             └─ mirrors                  how far a tracker has come with a trial
+             ├─ mirrors                  how far a tracker has come with a trial
+             └─ alerts, alert_cursors    what is to be told to whom, and how far the ledger was looked through for it
 
 Conventions. Times are seconds since the epoch, for people and trackers, never compared to decide
 anything. JSON columns hold plain JSON. A NaN value is stored as NULL, infinities as themselves.
@@ -229,7 +230,7 @@ events = Table(
 leases = Table(
     "leases",
     metadata,
-    Column("name", String(80), primary_key=True),  # driver:<study id> | mirror:<study id>
+    Column("name", String(80), primary_key=True),  # driver:<study id> | mirror:<study id> | alerts:<study id>
     Column("owner", String(32)),  # null when free
     Column("fence", Integer, nullable=False, server_default="0"),
     Column("renewals", Integer, nullable=False, server_default="0"),
@@ -247,4 +248,29 @@ mirrors = Table(
     Column("number", Integer, primary_key=True),  # trial number; -1 is the study's own run
     Column("run_id", String(64), nullable=False),
     Column("revision", Integer, nullable=False),  # everything up to here is in the tracker
+)
+
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("id", Integer, primary_key=True),  # their order
+    Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
+    Column("target", String(250), nullable=False),  # as it was declared; holds no secret
+    Column("event", String(160), nullable=False),  # what has happened, by a name that it has for ever
+    Column("content", Json(), nullable=False),  # as it is sent, however often
+    Column("state", String(16), nullable=False),  # waiting | sent | refused | dropped
+    Column("message", String(200)),  # the id of the message that it goes with, fixed before that is first sent
+    Column("tries", Integer, nullable=False, server_default="0"),
+    Column("error", Text),  # why the last try failed
+    Column("at", Double, nullable=False),
+    UniqueConstraint("study_id", "target", "event"),
+)
+
+alert_cursors = Table(
+    "alert_cursors",
+    metadata,
+    Column("study_id", Integer, ForeignKey("studies.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),  # trial number; -1 says since when the study has alerts
+    Column("state", String(16), nullable=False),  # the trial's, when it was last looked at
+    Column("revision", Integer, nullable=False),  # everything up to here was looked at
 )

@@ -44,10 +44,12 @@ TELLING_DEATHS = 3  # of the mirror in one run: more than a kill or an outage ex
 
 
 class Mirroring:
-    """The mirror's process as the driver holds it, its output in `log`. It dies with this process."""
+    """A process beside the driver, such as the mirror's, its output in `log`. It dies with this process."""
 
-    def __init__(self, start: Callable[..., subprocess.Popen[bytes]], log: Path) -> None:
-        self._start, self._log = start, log
+    def __init__(
+        self, start: Callable[..., subprocess.Popen[bytes]], log: Path, what: str = "the mirror to MLflow"
+    ) -> None:
+        self._start, self._log, self._what = start, log, what
         self._started = time.monotonic()
         self._deaths = 0
         self.process = start()
@@ -69,7 +71,7 @@ class Mirroring:
         self._deaths += 1
         if self._deaths != TELLING_DEATHS:
             return ""
-        return f"the mirror to MLflow has died {self._deaths} times, last with exit code {code}: see {self._log}."
+        return f"{self._what} has died {self._deaths} times, last with exit code {code}: see {self._log}."
 
 
 def spawn(home: Home, storage: str, tracking_uri: str, study: str) -> Mirroring:
@@ -99,16 +101,16 @@ def finish(
         return behind(ledger, tracker_name(tracking_uri), study)
 
     mirroring.process.terminate()
-    _await(mirroring.process, left, tell)
+    await_end(mirroring.process, left, tell)
     if mirroring.process.returncode not in (0, BEHIND):
         mirroring.revive("--once")
-        _await(mirroring.process, left, tell)
+        await_end(mirroring.process, left, tell)
     study_id = ledger.look(lambda connection: queries.study_row(connection, study)["id"])
     leases.free_of_the_dead(ledger, f"mirror:{study_id}")
     return left()
 
 
-def _await(process: subprocess.Popen[bytes], left: Callable[[], int], tell: Callable[[int], object]) -> None:
+def await_end(process: subprocess.Popen[bytes], left: Callable[[], int], tell: Callable[[int], object]) -> None:
     """Wait for `process` to end; kill it once it has neither sent nor read, written or computed anything for long."""
     before, since = (left(), _activity(process.pid)), time.monotonic()
     while True:
@@ -150,7 +152,7 @@ def send(ledger: Ledger, home: Home, study: str, tracking_uri: str | None) -> st
     return lag(result, tracker.name)
 
 
-class _Leave:
+class Leave:
     """Told by SIGTERM, or by the death of the process that started this one; a second SIGTERM ends it at once."""
 
     def __init__(self, now: bool) -> None:
@@ -185,7 +187,7 @@ class _Leave:
             pause = min(2 * pause, MAX_PAUSE)
 
 
-def _run(options: argparse.Namespace, leave: _Leave) -> int:
+def _run(options: argparse.Namespace, leave: Leave) -> int:
     home = Home.at(options.home)
     ledger = Ledger(options.storage or home.storage, create=False, patience=PATIENCE)
     uri = options.tracking_uri or home.tracking_uri
@@ -217,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         with Home.at(options.home).keeping():
-            return _run(options, _Leave(options.once))
+            return _run(options, Leave(options.once))
     except HpoError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code

@@ -306,7 +306,8 @@ def _provenance(study: RowMapping) -> tuple[str, str]:
 
 def _environment(study: RowMapping) -> dict[str, Any]:
     """Without what concerns this host alone; a tracker's URI may hold a password besides."""
-    return {key: value for key, value in study["environment"].items() if key not in ("home", "tracking_uri")}
+    own = ("home", "tracking_uri", "trackers", "alerts")
+    return {key: value for key, value in study["environment"].items() if key not in own}
 
 
 def _scalar(value: Any) -> bool:

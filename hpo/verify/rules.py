@@ -14,7 +14,7 @@ from hpo.text import command, counted
 from hpo.verify.report import Report
 
 Rows = Sequence[RowMapping]
-_FREED_BY = {"driver": "resume", "mirror": "sync"}
+_FREED_BY = {"driver": "resume", "mirror": "sync", "alerts": "resume"}
 
 
 def integrity(connection: Connection) -> list[str]:

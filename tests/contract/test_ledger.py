@@ -102,7 +102,7 @@ def test_a_ledger_of_the_first_schema_opens_with_its_budget_of_trials(storage):
         row = "1, 's', 'u', 0, 'open', 4, '{}', '{}', '{}', 0"
         names = "id, name, uid, created_at, state, requested, spec, identity, environment, revision"
         connection.exec_driver_sql(f"INSERT INTO studies ({names}) VALUES ({row})")
-    with pytest.raises(StorageError, match=r"older release \(schema 0001, now 0005\): `hpo resume`"):
+    with pytest.raises(StorageError, match=rf"older release \(schema 0001, now {store.SCHEMA_VERSION}\): `hpo resume`"):
         Ledger(storage, create=False)  # who only reads changes nothing
     with engine.connect() as connection:
         assert MigrationContext.configure(connection).get_current_revision() == "0001"

@@ -1,4 +1,4 @@
-"""docs/guide/function.md, python.md and import-export.md: their blocks run as they stand, and so do the examples of docstrings."""
+"""Guides of the doors: their blocks run as they stand, and so do the examples of docstrings."""
 
 from __future__ import annotations
 

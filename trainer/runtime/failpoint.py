@@ -39,6 +39,8 @@ NAMES = (
     "mirror.after_create_run",
     "mirror.after_send",
     "mirror.after_cursor",
+    "alerts.after_write",
+    "alerts.after_send",
 )
 
 

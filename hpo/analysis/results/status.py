@@ -43,4 +43,5 @@ def describe(status: Status) -> str:
     bound = f" of {spelled(status.max_seconds)}" if status.max_seconds else ""
     trained = f"{epochs} trained in {counted(status.attempts, 'attempt')}, {spelled(status.seconds_used)}{bound} used"
     took = f"imported from {status.imported}" if status.imported else trained
-    return "\n  ".join(filter(None, [first, states or "no trials yet", took, best]))
+    untaken = [trouble.describe(target) for target, trouble in status.alerts.items()]
+    return "\n  ".join(filter(None, [first, states or "no trials yet", took, best, *untaken]))

@@ -1,0 +1,133 @@
+"""Reads `--alert`: who is to be told, and of what.
+
+    slack:@/run/secrets/slack
+    mail:me@example.org on end,failure
+    webhook:env:ALERT_URL on best,target=0.1,no_progress=30m
+
+A rule is kept with the study as it was given, so it holds no secret: it names a file or a variable of the environment
+that does.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpo.declaration.budget import parse_time
+from hpo.errors import HpoError, UserError
+from trainer.quote import quoted
+from trainer.redaction import redacted
+
+# What may be told, and what is said of it in the help and the guide.
+EVENTS = {
+    "end": "the study is complete, has stopped or was interrupted",
+    "failure": "a trial has failed",
+    "lost": "a worker, a data worker or the driver was lost",
+    "no_progress": "nothing was reported for a while, by default 1h",
+    "disk": "the home's disk or --max-bytes is used up to a share, by default 90%",
+    "best": "a trial is better than all before it",
+    "target": "the best value has reached one that is given",
+    "spike": "the loss has jumped (train.rollback)",
+    "nan": "a value, a loss or a gradient was not finite",
+    "oom": "memory ran out",
+}
+BY_DEFAULT = ("end", "failure", "lost", "no_progress", "disk")
+_VALUES = {"no_progress": "1h", "disk": "90%"}  # what stands where an event is named without one
+_URLS = ("webhook", "slack", "discord")
+_KINDS = (*_URLS, "mail", "command")
+_MAX_TARGET = 250  # characters that the ledger holds
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`target` is told of the events in `on`, each with its parameter: seconds, a share or a value; 0 for none."""
+
+    target: str
+    on: Mapping[str, float]
+
+    @property
+    def kind(self) -> str:
+        return self.target.partition(":")[0]
+
+
+def parse(text: str) -> Rule:
+    """The rule that `--alert` gives; UserError where it is none. Looks at no secret and connects to nothing."""
+    before, on, after = text.strip().rpartition(" on ")
+    target, events = (before.strip(), after) if on else (after, "")
+    try:
+        _check_target(target)
+        return Rule(target, dict(_event(word.strip()) for word in (events or ",".join(BY_DEFAULT)).split(",")))
+    except ValueError as error:
+        raise UserError(f"--alert {quoted(text)}: {error}.") from error
+
+
+def parse_all(texts: Sequence[str]) -> list[Rule]:
+    """The rules of a study; UserError where two are for one target."""
+    rules = [parse(text) for text in texts]
+    for rule in rules:
+        if sum(rule.target == other.target for other in rules) > 1:
+            raise UserError(f"--alert {quoted(rule.target)} is given twice: name all its events in one.")
+    return rules
+
+
+def check(rules: Sequence[Rule], study: Mapping[str, Any]) -> None:
+    """Raise UserError where a study with this specification cannot have what a rule is about."""
+    if len(study["objectives"]) > 1 and any("target" in rule.on for rule in rules):
+        raise UserError("--alert with target: a study of several objectives has no one value; leave target out.")
+
+
+def _check_target(target: str) -> None:
+    kind, colon, rest = target.partition(":")
+    if kind not in _KINDS or not colon:
+        raise ValueError(f"it begins with none of {', '.join(f'{one}:' for one in _KINDS)}")
+    if len(target) > _MAX_TARGET:
+        raise ValueError(f"it has {len(target)} characters, and the ledger keeps {_MAX_TARGET}: put it into a script")
+    if redacted(target) != target:
+        raise ValueError(
+            "it holds a secret, which would be stored with the study: put that into a file, and give @FILE"
+        )
+    if kind in _URLS and not ((rest.startswith("@") and rest[1:]) or (rest.startswith("env:") and rest[4:])):
+        raise ValueError(
+            f"its address is a secret and is not stored: put it into a file and give {kind}:@FILE, or into the "
+            f"environment and give {kind}:env:NAME"
+        )
+    if kind == "mail" and not all(_is_address(one) for one in rest.split(",")):
+        raise ValueError("give the addresses, as mail:me@example.org,you@example.org; HPO_SMTP holds the server")
+    if kind == "command" and not (words := shlex.split(rest)):
+        raise ValueError("it names no program")
+    if kind == "command" and shutil.which(words[0]) is None:
+        raise ValueError(f"there is no program {quoted(words[0])}: give its path, or put it on PATH")
+
+
+def _is_address(text: str) -> bool:
+    name, at, host = text.partition("@")
+    return bool(name and at and host) and "@" not in host and text.isprintable() and not set(text) & set(" <>\"'")
+
+
+def _event(word: str) -> tuple[str, float]:
+    name, equals, value = word.partition("=")
+    if name not in EVENTS:
+        raise ValueError(f"{quoted(name)} is no event: give some of {', '.join(EVENTS)}")
+    if name == "target" and not equals:
+        raise ValueError("target needs the value to be reached: give target=0.1, say")
+    if equals and name not in ("target", *_VALUES):
+        raise ValueError(f"{name} takes no value")
+    value = value if equals else _VALUES.get(name, "0")
+    try:
+        return name, _number(name, value)
+    except (ValueError, HpoError) as error:
+        fix = {"no_progress": "a time such as 30m or 2h", "disk": "a share such as 90%", "target": "a number"}[name]
+        raise ValueError(f"{name}={value} cannot be used: give {fix}") from error
+
+
+def _number(name: str, value: str) -> float:
+    if name == "no_progress":
+        return parse_time(value)
+    number = float(value.removesuffix("%")) / 100 if name == "disk" else float(value)
+    if not math.isfinite(number) or (name == "disk" and not 0 < number <= 1):
+        raise ValueError(value)
+    return number
