@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo.alerts.events import Event
+from hpo.ledger.rows import RowMapping
 from hpo.text import tally
 
 _SHOWN = 20  # events of a sum that are written out
@@ -30,7 +31,7 @@ class Message:
         return self.content["text"]
 
 
-def content(study: Mapping[str, Any], event: Event, at: str) -> dict[str, Any]:
+def content(study: Mapping[str, Any] | RowMapping, event: Event, at: str) -> dict[str, Any]:
     """An event as it is stored and sent; `at` in ISO 8601. Its id holds the study's own, so it is of no other."""
     return {
         "id": f"{study['uid']}/{event.name}",

@@ -49,8 +49,7 @@ class Alerting:
         """Start the process; None for a study without alerts."""
         study_id = ledger.look(lambda connection: queries.study_row(connection, study)["id"])
         targets = [rule.target for rule in rules.parse_all(alerts)]
-        change = alert_queries.begin if targets else alert_queries.stop
-        ledger.transact(lambda connection: change(connection, study_id, targets))
+        ledger.transact(lambda connection: alert_queries.begin(connection, study_id, targets))
         if not targets:
             return None
         log = home.logs / f"{begin_logs(home.logs, study, 'alerts')}.alerts.log"

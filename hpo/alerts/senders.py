@@ -91,7 +91,7 @@ def _webhook(body: Callable[[Message], Mapping[str, Any]]) -> Callable[[str, Mes
 class _Stay(urllib.request.HTTPRedirectHandler):
     """A POST that is sent elsewhere would become a GET."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         return None
 
 

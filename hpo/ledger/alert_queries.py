@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, bindparam, func, insert, literal, or_, select, update
+from sqlalchemy import and_, bindparam, delete, func, insert, literal, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from hpo.ledger.rows import Connection, RowMapping
@@ -49,21 +49,18 @@ _NOT_FINITE = (
 
 
 def begin(connection: Connection, study_id: int, targets: Sequence[str]) -> None:
-    """From here on the study has alerts, to `targets`: what came before is not told, and what waits for a target that
-    is no longer declared is dropped."""
+    """The study has alerts, to `targets`: what came before the first of them is not told, nor what comes while there
+    are none, and what waits for a target that is declared no more is dropped."""
     dropped = (alerts.c.study_id == study_id) & (alerts.c.state == "waiting") & alerts.c.target.not_in(list(targets))
     connection.execute(update(alerts).where(dropped).values(state="dropped"))
+    if not targets:
+        connection.execute(delete(alert_cursors).where(alert_cursors.c.study_id == study_id))
+        return
     first = {"study_id": study_id, "number": _BEGUN, "state": "", "revision": 0}
     if connection.execute(insert_new(connection, alert_cursors), first).rowcount == 1:
         there = select(trials.c.study_id, trials.c.number, trials.c.state, trials.c.revision)
         columns = ["study_id", "number", "state", "revision"]
         connection.execute(insert(alert_cursors).from_select(columns, there.where(trials.c.study_id == study_id)))
-
-
-def stop(connection: Connection, study_id: int) -> None:
-    """The study has no alerts any more: what waits is dropped, and what happens until they `begin` again is not told."""
-    begin(connection, study_id, [])
-    connection.execute(alert_cursors.delete().where(alert_cursors.c.study_id == study_id))
 
 
 def pending(connection: Connection, study_id: int, n: int = 200) -> Sequence[RowMapping]:
@@ -73,7 +70,7 @@ def pending(connection: Connection, study_id: int, n: int = 200) -> Sequence[Row
 
 
 def new_events(connection: Connection, trial_ids: Sequence[int], kinds: Sequence[str]) -> Sequence[RowMapping]:
-    """The events of these kinds that were written since their trial was looked at: `trial_id`, `kind`, `fields`, `uid`."""
+    """The events of these kinds, written since their trial was looked at: `trial_id`, `kind`, `fields` and `uid`."""
     return connection.execute(_EVENTS, {"trials": list(trial_ids), "kinds": list(kinds)}).mappings().all()
 
 

@@ -21,7 +21,7 @@ def upgrade() -> None:
         sa.Column("message", sa.String(200), nullable=True),
         sa.Column("tries", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("error", sa.Text(), nullable=True),
-        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("at", sa.Double, nullable=False),
         sa.ForeignKeyConstraint(["study_id"], ["studies.id"], name=op.f("fk_alerts_study_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_alerts")),
         sa.UniqueConstraint("study_id", "target", "event", name=op.f("uq_alerts_study_id")),
