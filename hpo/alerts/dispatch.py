@@ -90,11 +90,8 @@ class Dispatcher:
             told = self._to_all(events.of_trials(connection, study, rows)) if rows else []
             wanted = [rule for rule in self._rules.values() if "target" in rule.on]
             best = queries.bests(connection, study) if wanted and rows else []
-            return (
-                study,
-                rows,
-                told + [(r.target, e) for r in wanted for e in events.target(study, best, r.on["target"])],
-            )
+            reached = [(rule.target, e) for rule in wanted for e in events.target(study, best, rule.on["target"])]
+            return study, rows, told + reached
 
         study, rows, told = self._ledger.look(read)
         self._write(study, told, rows)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpo.alerts.events import Event
 from hpo.ledger.rows import RowMapping
-from hpo.text import tally
+from hpo.text import counted
 
 _SHOWN = 20  # events of a sum that are written out
 
@@ -50,7 +50,7 @@ def message(contents: Sequence[Mapping[str, Any]]) -> Message:
     if len(contents) == 1:
         return Message(contents[0]["id"], contents[0])
     ids = [one["id"] for one in contents]
-    counts = tally(Counter(one["event"].replace("_", " ") + " event" for one in contents))
+    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(one["event"] for one in contents).items())
     lines = [one["title"] for one in contents[:_SHOWN]]
     more = len(contents) - len(lines)
     lines += [f"and {more} more: `hpo status` and `hpo show` have them"] if more else []
@@ -59,7 +59,7 @@ def message(contents: Sequence[Mapping[str, Any]]) -> Message:
         "event": "several",
         "study": contents[0]["study"],
         "trial": None,
-        "title": f"study {contents[0]['study']}: {counts}",
+        "title": f"study {contents[0]['study']}: {counted(len(ids), 'event')} ({counts})",
         "text": "\n".join(lines),
         "values": {},
         "at": contents[-1]["at"],

@@ -20,7 +20,7 @@ from typing import Any
 from hpo.declaration.budget import parse_time
 from hpo.errors import HpoError, UserError
 from trainer.quote import quoted
-from trainer.redaction import redacted
+from trainer.redaction import HIDDEN, redacted
 
 # What may be told, and what is said of it in the help and the guide.
 EVENTS = {
@@ -62,7 +62,9 @@ def parse(text: str) -> Rule:
         _check_target(target)
         return Rule(target, dict(_event(word.strip()) for word in (events or ",".join(BY_DEFAULT)).split(",")))
     except ValueError as error:
-        raise UserError(f"--alert {quoted(text)}: {error}.") from error
+        kind = target.partition(":")[0]
+        hidden = kind in _URLS and not _named(target)
+        raise UserError(f"--alert {quoted(f'{kind}:{HIDDEN}' if hidden else text)}: {error}.") from error
 
 
 def parse_all(texts: Sequence[str]) -> list[Rule]:
@@ -90,17 +92,28 @@ def _check_target(target: str) -> None:
         raise ValueError(
             "it holds a secret, which would be stored with the study: put that into a file, and give @FILE"
         )
-    if kind in _URLS and not ((rest.startswith("@") and rest[1:]) or (rest.startswith("env:") and rest[4:])):
+    if kind in _URLS and not _named(target):
         raise ValueError(
             f"its address is a secret and is not stored: put it into a file and give {kind}:@FILE, or into the "
             f"environment and give {kind}:env:NAME"
         )
     if kind == "mail" and not all(_is_address(one) for one in rest.split(",")):
         raise ValueError("give the addresses, as mail:me@example.org,you@example.org; HPO_SMTP holds the server")
-    if kind == "command" and not (words := shlex.split(rest)):
+    if kind == "command":
+        _check_program(shlex.split(rest))
+
+
+def _check_program(words: Sequence[str]) -> None:
+    if not words:
         raise ValueError("it names no program")
-    if kind == "command" and shutil.which(words[0]) is None:
+    if shutil.which(words[0]) is None:
         raise ValueError(f"there is no program {quoted(words[0])}: give its path, or put it on PATH")
+
+
+def _named(target: str) -> bool:
+    """Whether it says where its address is, and does not hold it."""
+    rest = target.partition(":")[2]
+    return any(rest.startswith(way) and rest != way for way in ("@", "env:"))
 
 
 def _is_address(text: str) -> bool:

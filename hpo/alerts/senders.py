@@ -5,6 +5,7 @@ A secret is read from its file or variable at every try, so a new one counts at 
 
 from __future__ import annotations
 
+import datetime
 import email.utils
 import hashlib
 import json
@@ -171,7 +172,7 @@ def _mail(to: str, message: Message) -> None:
     user = unquote(server.username or "")
     mail["From"] = parse_qs(server.query).get("from", [user if "@" in user else f"hpo@{socket.gethostname()}"])[0]
     mail["To"], mail["Subject"] = ", ".join(to.split(",")), " ".join(f"[hpo] {message.title}".split())
-    mail["Date"] = email.utils.format_datetime(email.utils.parsedate_to_datetime(_rfc(message.content["at"])))
+    mail["Date"] = datetime.datetime.fromisoformat(message.content["at"])
     mail["Message-ID"] = f"<{hashlib.sha256(message.id.encode()).hexdigest()[:40]}@hpo>"
     mail["Idempotency-Key"] = message.id
     mail.set_content(f"{message.text}\n")
@@ -192,16 +193,10 @@ def _mail(to: str, message: Message) -> None:
         raise Undelivered(f"the mail server: {_reason(error)}") from None
 
 
-def _rfc(at: str) -> str:
-    from datetime import datetime
-
-    return email.utils.format_datetime(datetime.fromisoformat(at))
-
-
 def _smtp_server() -> SplitResult:
     """What HPO_SMTP names: smtps:// has TLS from the start, smtp:// begins it, smtp+plain:// has none."""
     where = os.environ.get(SMTP, "").strip()
-    how = "give smtps://USER:PASSWORD@HOST, or smtp:// for STARTTLS"
+    how = "give smtps://HOST, or smtp://HOST for STARTTLS, with user and password before the host"
     try:
         parts = urlsplit(where)
         port = parts.port or 0

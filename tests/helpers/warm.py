@@ -31,7 +31,14 @@ from pathlib import Path
 from typing import Any
 
 # The last is a node of tests/trainer/distributed/test_nodes.py.
-MODULES = ("hpo", "hpo.workers.worker", "hpo.tracking.mirror_process", "trainer.distributed.rank", "rank_runs")
+MODULES = (
+    "hpo",
+    "hpo.workers.worker",
+    "hpo.tracking.mirror_process",
+    "hpo.alerts.process",
+    "trainer.distributed.rank",
+    "rank_runs",
+)
 PRELOADED = (
     "torch.distributed.elastic.agent.server.api",
     "torch._dynamo",
