@@ -70,23 +70,23 @@ def sync(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Send MLflow what it has not got, after it was away."""
+    """Send MLflow and the study's other trackers what they have not got, after they were away."""
     from hpo.storage.lookup import open_ledger, study_names
     from hpo.tracking import mirror_process
-    from hpo.tracking.mlflow import MlflowTracker
-    from hpo.tracking.uri import tracking_uri_of
+    from hpo.tracking.trackers import called, open_tracker, trackers_of
 
     ledger, at = open_ledger(home, storage)
     drained = []
     for name in study_names(ledger, study):
-        uri = tracking_uri_of(ledger, name, at, tracking_uri)
-        with at.keeping():
-            tracker = MlflowTracker(uri, at.artifacts)
-            result = mirror_process.drain(ledger, tracker, name, at)
-        drained.append({"study": name, "tracker": tracker.name} | asdict(result))
-        sent = text.tally({"batches": result.sent})
-        if not as_json:
-            print(f"{name}: " + (mirror_process.lag(result, tracker.name) or f"MLflow has everything ({sent} sent)."))
+        for uri in trackers_of(ledger, name, at, tracking_uri):
+            with at.keeping():
+                tracker = open_tracker(uri, at.artifacts)
+                result = mirror_process.drain(ledger, tracker, name, at)
+            drained.append({"study": name, "tracker": tracker.name} | asdict(result))
+            if as_json:
+                continue
+            sent, place = text.tally({"batches": result.sent}), "MLflow" if tracker.keeps_files else called(tracker.name)
+            print(f"{name}: " + (mirror_process.lag(result, tracker.name) or f"{place} has everything ({sent} sent)."))
     if as_json:
         print_json(drained)
     if any(one["behind"] for one in drained):

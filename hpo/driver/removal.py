@@ -26,12 +26,9 @@ from hpo.storage.removal import remove_study
 from hpo.text import counted, megabytes
 from hpo.tracking.keeper import storage_file, tracker_of
 from hpo.tracking.mirror import LEASE_TIMEOUT as MIRROR_TIMEOUT
-from hpo.tracking.mlflow import MlflowTracker
-from hpo.tracking.optuna_tracker import ROLE, SCHEME
+from hpo.tracking.trackers import OPTUNA, called, leases_of, open_tracker
 from hpo.tracking.uri import tracker_name, tracking_uri_of
 from trainer.runtime.failpoint import failpoint
-
-ROLES = (MlflowTracker.role, ROLE)  # whose leases are held
 
 
 @dataclass(frozen=True)
@@ -47,12 +44,8 @@ class Contents:
 
     def describe(self) -> str:
         kept = f"{counted(self.checkpoints, 'checkpoint')} ({megabytes(self.size)}) in {self.place}"
-        runs = [f"{counted(count, 'run')} in {_called(tracker)}" for tracker, count in self.runs.items()]
+        runs = [f"{counted(count, 'run')} in {called(tracker)}" for tracker, count in self.runs.items()]
         return f"study {self.name}: " + ", ".join([counted(self.trials, "trial"), kept, *runs])
-
-
-def _called(tracker: str) -> str:
-    return tracker.removeprefix(SCHEME) if tracker.startswith(SCHEME) else f"MLflow at {tracker}"
 
 
 def contents(ledger: Ledger, home: Home, name: str) -> Contents:
@@ -109,11 +102,12 @@ def remove(
 
 @contextmanager
 def _leases(ledger: Ledger, row: RowMapping, clock: Clock) -> Iterator[list[Lease]]:
-    """Be the study's driver and its mirrors; Busy where somebody else is."""
+    """Be the study's driver, its mirrors and who sends its alerts; Busy where somebody else is."""
     me, held = Process.current(), list[Lease]()
     try:
-        for role, timeout in (("driver", LEASE_TIMEOUT), *((role, MIRROR_TIMEOUT) for role in ROLES)):
-            held.append(acquire(ledger, f"{role}:{row['id']}", row["name"], me, clock, timeout))
+        names = [(f"driver:{row['id']}", LEASE_TIMEOUT), *((name, MIRROR_TIMEOUT) for name in leases_of(row))]
+        for name, timeout in [*names, (f"alerts:{row['id']}", MIRROR_TIMEOUT)]:
+            held.append(acquire(ledger, name, row["name"], me, clock, timeout))
         with Heartbeat(f"study {row['name']}", lambda: _renew(held), LEASE_TIMEOUT / 3):
             yield held
     finally:
@@ -169,12 +163,12 @@ def _remove_from_trackers(ledger: Ledger, home: Home, row: RowMapping, tracking_
     if storage_file(home).exists():
         with closing(tracker_of(ledger, storage_file(home))) as shown:
             shown.remove(row["name"], row["uid"])
-    known = {name: runs for name, runs in known.items() if not name.startswith(SCHEME)}
+    known = {name: runs for name, runs in known.items() if not name.startswith(OPTUNA)}
     others = [name for name in known if name != tracker_name(uri) and not _of_another_home(row, home, name)]
     for one in [uri, *others]:
         if one.startswith("sqlite") and not Path(one.partition(":///")[2]).exists():
             continue  # with all that it held
-        tracker = MlflowTracker(one, home.artifacts, create=False)
+        tracker = open_tracker(one, home.artifacts, create=False)
         try:
             for uid in uids:
                 tracker.remove(row["name"], uid)

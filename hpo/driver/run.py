@@ -26,6 +26,7 @@ from hpo.storage import locations
 from hpo.storage.metrics_json import Results
 from hpo.text import command, spelled
 from hpo.tracking.mlflow import silence
+from hpo.tracking.trackers import settled
 from hpo.tracking.uri import check_uri, tracking_uri_of
 from hpo.workers.executors.placement import Placement, PlacementRequest, elsewhere
 
@@ -71,6 +72,7 @@ def _run(
     checkpoints = locations.settled(request.checkpoints, _row(known, spec.name), placement.executor)
     max_bytes = _max_bytes(request, known, spec.name, placement.executor)
     trackers, alerts = (_as_last_time(request, known, spec.name, option) for option in ("trackers", "alerts"))
+    trackers = [settled(one) for one in trackers]
     rules.check(rules.parse_all(alerts), spec.to_json())
     placement.check(study)
     one_by_one = [path for path, value in request.overrides.items() if isinstance(value, Raw)]

@@ -26,6 +26,7 @@ from hpo.storage.home import Home
 from hpo.storage.removal import remove_trials
 from hpo.text import counted
 from hpo.tracking.mirror import LEASE_TIMEOUT
+from hpo.tracking.trackers import leases_of
 from trainer.runtime.failpoint import failpoint
 
 
@@ -66,17 +67,20 @@ def _set_aside(
             f"trained by host {one['host']}, pid {one['pid']}: wait for it or stop it."
         )
     new = {**values, "uid": uuid.uuid4().hex}
-    mirror = acquire(ledger, f"mirror:{row['id']}", row["name"], Process.current(), clock, LEASE_TIMEOUT)
+    names, me, held = [*leases_of(row), f"alerts:{row['id']}"], Process.current(), [lease]
 
     def body(connection: Connection) -> int:
-        lease.check(connection)
-        mirror.check(connection)
+        for one in held:
+            one.check(connection)
         return removal.set_aside(connection, row, new, list(changed))
 
     try:
+        for name in names:
+            held.append(acquire(ledger, name, row["name"], me, clock, LEASE_TIMEOUT))
         count = ledger.transact(body)
     finally:
-        mirror.release()
+        for one in held[1:]:
+            one.release()
     failpoint("removal.after_set_aside")
     if count:
         print(

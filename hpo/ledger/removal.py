@@ -82,7 +82,8 @@ def erase(connection: Connection, study_id: int) -> None:
     """Delete the study, all that is of it and its leases."""
     erase_trials(connection, study_id)
     connection.execute(delete(events).where(events.c.study_id == study_id))
-    connection.execute(delete(leases).where(leases.c.name.endswith(f":{study_id}")))
+    own = leases.c.name.endswith(f":{study_id}") | leases.c.name.like(f"mirror:{study_id}:%")
+    connection.execute(delete(leases).where(own))
     connection.execute(delete(studies).where(studies.c.id == study_id))
 
 

@@ -115,8 +115,7 @@ class Tracker(Protocol):
     """Every method raises Unreachable when nothing can be sent, Refused when only this run cannot be."""
 
     name: str  # the tracker's URI without credentials; names its cursors in the ledger
-    role: str  # names its lease on a study: trackers of different roles are kept at once, by different processes
-    keeps_files: bool  # whether artifacts and models are stored
+    keeps_files: bool  # else it leaves artifacts and models out
 
     def open_study(self, study: str, run: Run) -> str:
         """Create the run of a study named `study`; its id. Look for it with `find` first."""

@@ -19,6 +19,7 @@ from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
 from hpo.tracking.mirror import LEASE_TIMEOUT, Mirror
 from hpo.tracking.optuna_tracker import OptunaTracker, Searched
+from hpo.tracking.trackers import lease_of
 
 POLL = 0.5  # seconds between looks
 FILE = "optuna.db"  # in the home
@@ -120,6 +121,6 @@ class Keeper:
 
     def _begun(self, ledger: Ledger, tracker: OptunaTracker, name: str) -> tuple[Mirror, leases.Lease]:
         study_id = ledger.look(lambda connection: queries.study_row(connection, name)["id"])
-        lease_name = f"{tracker.role}:{study_id}"
-        lease = leases.acquire(ledger, lease_name, name, Process.current(), self._clock, LEASE_TIMEOUT)
+        held = lease_of(study_id, tracker.name)
+        lease = leases.acquire(ledger, held, name, Process.current(), self._clock, LEASE_TIMEOUT)
         return Mirror(ledger, tracker, name, self._home, lease, self._clock), lease

@@ -1,6 +1,6 @@
 """Drains a study: sends what is new in the ledger to the tracker, batch by batch, then moves the cursor.
 
-Whoever drains holds the lease `<role>:<study id>` of the tracker's role, so one process at a time does. Killed between
+Whoever drains holds the tracker's lease on the study (`trackers.lease_of`), so one process at a time does. Killed between
 a send and the commit of its cursor, the next one sends the same again, which changes nothing; a run that was created
 but not yet recorded is found again by its tag.
 """
@@ -23,6 +23,7 @@ from hpo.text import command, counted
 from hpo.tracking import projection, run_files
 from hpo.tracking.ahead import ahead
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
+from hpo.tracking.trackers import called, lease_of
 from trainer.runtime.failpoint import failpoint
 
 POLL = 0.3  # seconds between looks
@@ -51,7 +52,8 @@ def drain(
     """Send all there is, trying for up to `seconds`; raise Busy while another process mirrors the study."""
     study_id = ledger.look(lambda connection: queries.study_row(connection, study)["id"])
     clock = clock or SystemClock()
-    lease = leases.acquire(ledger, f"{tracker.role}:{study_id}", study, Process.current(), clock, LEASE_TIMEOUT)
+    name = lease_of(study_id, tracker.name)
+    lease = leases.acquire(ledger, name, study, Process.current(), clock, LEASE_TIMEOUT)
     try:
         return Mirror(ledger, tracker, study, home, lease, clock).follow(lambda: True, seconds, clock.sleep)
     finally:
@@ -321,4 +323,4 @@ def lag(result: DrainResult, tracker_name: str) -> str:
         return ""
     why = f" ({result.why})" if result.why else ""
     behind = counted(result.behind, "transaction")
-    return f"MLflow at {tracker_name} is behind by {behind}{why}: run `{command('sync')}`; nothing is lost."
+    return f"{called(tracker_name)} is behind by {behind}{why}: run `{command('sync')}`; nothing is lost."

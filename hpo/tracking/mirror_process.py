@@ -32,6 +32,7 @@ from hpo.text import command
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mirror import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
 from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.trackers import TRACKERS, lease_of, open_tracker
 from hpo.tracking.uri import tracker_name, tracking_uri_of
 from trainer import redaction
 
@@ -76,11 +77,15 @@ class Mirroring:
 
 def spawn(home: Home, storage: str, tracking_uri: str, study: str) -> Mirroring:
     """Start the mirror of a study; its output goes to a log of this run."""
-    log = home.logs / f"{begin_logs(home.logs, study, 'mirror')}.mirror.log"
+    kind = tracking_uri.partition(":")[0]
+    who = f"{kind}.mirror" if kind in TRACKERS else "mirror"
+    log = home.logs / f"{begin_logs(home.logs, study, who)}.{who}.log"
     arguments = ["--study", study, "--home", str(home.root)]
     secret = {"HPO_STORAGE": storage, "HPO_TRACKING_URI": tracking_uri}
     return Mirroring(
-        lambda *more: spawn_process("hpo.tracking.mirror_process", [*arguments, *more], log, **secret), log
+        lambda *more: spawn_process("hpo.tracking.mirror_process", [*arguments, *more], log, **secret),
+        log,
+        f"the mirror to {kind}" if kind in TRACKERS else "the mirror to MLflow",
     )
 
 
@@ -106,7 +111,7 @@ def finish(
         mirroring.revive("--once")
         await_end(mirroring.process, left, tell)
     study_id = ledger.look(lambda connection: queries.study_row(connection, study)["id"])
-    leases.free_of_the_dead(ledger, f"mirror:{study_id}")
+    leases.free_of_the_dead(ledger, lease_of(study_id, tracking_uri))
     return left()
 
 
@@ -192,9 +197,9 @@ def _run(options: argparse.Namespace, leave: Leave) -> int:
     ledger = Ledger(options.storage or home.storage, create=False, patience=PATIENCE)
     uri = options.tracking_uri or home.tracking_uri
     clock = SystemClock()
-    name = ledger.look(lambda connection: f"mirror:{queries.study_row(connection, options.study)['id']}")
+    name = ledger.look(lambda connection: lease_of(queries.study_row(connection, options.study)["id"], uri))
     try:
-        tracker = leave.until(lambda: MlflowTracker(uri, home.artifacts), Unreachable)
+        tracker = leave.until(lambda: open_tracker(uri, home.artifacts), Unreachable)
     except Unreachable as error:
         result = DrainResult(0, behind(ledger, tracker_name(uri), options.study), str(error))
     else:

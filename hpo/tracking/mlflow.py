@@ -77,7 +77,7 @@ class MlflowTracker:
     Unreachable when the store cannot be opened.
     """
 
-    role, keeps_files = "mirror", True
+    keeps_files = True
 
     def __init__(self, uri: str, artifacts: Path, *, create: bool = True) -> None:
         scheme = check_uri(uri)

@@ -27,13 +27,13 @@ from hpo.space.dimensions import Choice, Float, Int
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.mlflow_store import locked
 from hpo.tracking.projection import metric_key
+from hpo.tracking.trackers import OPTUNA
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
-SCHEME, ROLE = "optuna+", "optuna-mirror"
 _UID, _TOKEN, _TAGS, _EPOCHS = "hpo:uid", "hpo:token", "hpo:tags", "hpo:epochs"
 _SHOWN = ("state", "outcome", "error", "config_hash")  # user attributes, of the tags of these names
 _TIMES = "UPDATE trials SET datetime_start = ?, datetime_complete = ? WHERE trial_id = ?"
@@ -82,10 +82,10 @@ class OptunaTracker:
     used.
     """
 
-    role, keeps_files = ROLE, False
+    keeps_files = False
 
     def __init__(self, file: Path, searched: Callable[[str], Searched]) -> None:
-        self.name = SCHEME + url_of(file)
+        self.name = OPTUNA + url_of(file)
         self._searched = searched
         with self._speaking():
             self._storage = _opened(file)

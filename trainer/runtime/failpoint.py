@@ -39,6 +39,7 @@ NAMES = (
     "mirror.after_create_run",
     "mirror.after_send",
     "mirror.after_cursor",
+    "mirror.after_append",
     "alerts.after_write",
     "alerts.after_send",
 )

@@ -1,0 +1,123 @@
+"""A study as TensorBoard's event files: one file a trial, scalars with the ledger's times, and the HParams page.
+
+A record is its length, that length's CRC, the data and their CRC (TFRecord). TensorBoard keeps scalars as float32.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from hpo.tracking.base import Point
+from hpo.tracking.run_folders import FolderTracker
+from trainer.runtime.failpoint import failpoint
+
+FILE = "events.out.tfevents.0000000001.hpo"  # of such a form TensorBoard takes a file for its own
+_HEADER, _CRC = struct.Struct("<QI"), struct.Struct("<I")
+_VERSION = "brain.Event:2"
+_STATUS = {
+    "FINISHED": api_pb2.STATUS_SUCCESS,
+    "KILLED": api_pb2.STATUS_FAILURE,
+    "FAILED": api_pb2.STATUS_FAILURE,
+}
+
+
+class TensorBoardTracker(FolderTracker):
+    """`tensorboard --logdir DIR` shows it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__("tensorboard", root)
+        self._ends: dict[Path, int] = {}  # where the last whole event of a file ends, of those written here
+
+    def _read(self, folder: Path) -> list[Point]:
+        return [
+            Point(value.tag, event.step, round(event.wall_time * 1000), value.simple_value)
+            for event, _ in _events(folder / FILE)
+            for value in event.summary.value
+            if value.WhichOneof("value") == "simple_value"
+        ]
+
+    def _append(self, folder: Path, points: Sequence[Point]) -> None:
+        events = [
+            Event(
+                wall_time=point.timestamp / 1000,
+                step=point.step,
+                summary=Summary(value=[Summary.Value(tag=point.key, simple_value=point.value)]),
+            )
+            for point in sorted(points, key=lambda point: (point.step, point.timestamp))
+        ]
+        self._add(folder / FILE, events)
+
+    def _show(self, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        """A trial's parameters as a session of the HParams page, once, and how it has ended, once."""
+        shown = {metadata.SESSION_START_INFO_TAG: _start(now)} if now["params"] and not before["params"] else {}
+        if now["params"] and now["ended_at"] is not None and before["ended_at"] is None:
+            shown[metadata.SESSION_END_INFO_TAG] = _end(now)
+        if shown:
+            there = {value.tag for event, _ in _events(folder / FILE) for value in event.summary.value}
+            self._add(folder / FILE, [_hparams(tag, data, now) for tag, data in shown.items() if tag not in there])
+
+    def _add(self, file: Path, events: Sequence[Event]) -> None:
+        """Write events after the last whole one, durably. A file that is not as it was left here is looked through."""
+        if not events:
+            return
+        end = self._ends.get(file, -1)
+        if not file.exists() or file.stat().st_size != end:
+            end = max((end for _, end in _events(file)), default=0)
+        with file.open("r+b" if file.exists() else "wb") as stream:
+            stream.truncate(end)
+            stream.seek(end)
+            writer = RecordWriter(stream)
+            first = [] if end else [Event(wall_time=events[0].wall_time, file_version=_VERSION)]
+            for event in [*first, *events]:
+                writer.write(event.SerializeToString())
+            stream.flush()
+            failpoint("mirror.after_append")
+            os.fsync(stream.fileno())
+            self._ends[file] = stream.tell()
+
+
+def _start(record: Mapping[str, Any]) -> plugin_data_pb2.HParamsPluginData:
+    info = plugin_data_pb2.SessionStartInfo(group_name=record["name"], start_time_secs=record["started_at"] / 1000)
+    for path, text in record["params"].items():
+        try:
+            info.hparams[path].number_value = float(text)
+        except ValueError:
+            info.hparams[path].string_value = text
+    return plugin_data_pb2.HParamsPluginData(session_start_info=info)
+
+
+def _end(record: Mapping[str, Any]) -> plugin_data_pb2.HParamsPluginData:
+    status = _STATUS.get(record["status"], api_pb2.STATUS_UNKNOWN)
+    info = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=record["ended_at"] / 1000)
+    return plugin_data_pb2.HParamsPluginData(session_end_info=info)
+
+
+def _hparams(tag: str, data: plugin_data_pb2.HParamsPluginData, record: Mapping[str, Any]) -> Event:
+    value = Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR)
+    at = record["started_at"] if record["ended_at"] is None else record["ended_at"]
+    return Event(wall_time=at / 1000, summary=Summary(value=[value]))
+
+
+def _events(file: Path) -> Iterator[tuple[Event, int]]:
+    """Each whole event, and where it ends; none after the first that is cut off or damaged."""
+    data = file.read_bytes() if file.exists() else b""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        length, crc = _HEADER.unpack_from(data, at)
+        body, end = at + _HEADER.size, at + _HEADER.size + length + _CRC.size
+        if crc != masked_crc32c(data[at : at + 8]) or end > len(data):
+            return
+        if _CRC.unpack_from(data, end - _CRC.size)[0] != masked_crc32c(data[body : body + length]):
+            return
+        yield Event.FromString(data[body : body + length]), end
+        at = end
