@@ -117,7 +117,8 @@ class Trouble:
     def describe(self, target: str) -> str:
         """In one sentence."""
         number, how = (self.waiting, "not taken yet") if self.waiting else (self.refused, "refused for good")
-        return f"{counted(number, 'alert')} to {target} {how}: {self.error}."
+        was = "was" if number == 1 else "were"
+        return f"{counted(number, 'alert')} to {target} {was} {how}: {self.error}."
 
 
 def write(connection: Connection, study_id: int, new: Sequence[Alert], seen: Sequence[RowMapping] = ()) -> None:

@@ -70,6 +70,7 @@ def run_id(uid: str) -> str:
 
 def _written(scratch: Path, group: str, record: Mapping[str, Any], points: Sequence[Point]) -> Path:
     """The directory of an offline run that W&B's library has written."""
+    os.environ["WANDB_ERROR_REPORTING"] = "false"  # it would send its own errors home
     import wandb
 
     settings = wandb.Settings(
@@ -84,7 +85,7 @@ def _written(scratch: Path, group: str, record: Mapping[str, Any], points: Seque
             id=run_id(record["uid"]),
             dir=scratch,
             config={path: _value(text) for path, text in record["params"].items()},
-            tags=[record["tags"].get("hpo.state", "")[:64]],
+            tags=[record["tags"].get("hpo.state") or record["status"].lower()],
             notes=record["tags"].get("hpo.error"),
             settings=settings,
         )

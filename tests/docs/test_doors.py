@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,15 @@ def test_the_blocks_of_the_import_guide_run(tmp_path, monkeypatch):
     for block in blocks("import-export.md"):
         exec(block, names)
     assert names["found"].best["params"] == {"lr": 0.1}
+
+
+def test_the_block_of_the_alerts_guide_tells_and_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPO_HOME", str(tmp_path / "home"))
+    [block] = blocks("alerts.md")
+    exec(block, {})
+    assert json.loads((tmp_path / "last-alert.json").read_text())["event"] == "end"
+    assert len(list((tmp_path / "runs" / "mlp").glob("mlp-*/*tfevents*"))) == 2
 
 
 def test_the_examples_of_docstrings_run(tmp_path, monkeypatch):

@@ -258,7 +258,7 @@ def test_what_is_refused_for_good_does_not_stop_the_rest(made, hook):
         assert telling.look() == 0
     assert names(made, server) == ["trial/0/failure", "trial/1/failure"]
     [(_target, trouble)] = made.ledger.look(lambda c: alert_queries.troubles(c, made.id)).items()
-    assert trouble.describe("x") == "1 alert to x refused for good: it answers 400: no."
+    assert trouble.describe("x") == "1 alert to x was refused for good: it answers 400: no."
 
 
 def test_no_more_than_ten_a_minute_and_the_rest_is_summed_up(made, hook, server):

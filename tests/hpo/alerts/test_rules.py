@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from places import ROOT
 from rounds import rounds
 
 from hpo.alerts import rules
@@ -50,6 +53,12 @@ def test_what_is_no_rule_is_one_sentence_without_secrets(text, why):
     with pytest.raises(UserError) as caught:
         rules.parse(text)
     assert why in str(caught.value) and "hunter2" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_guide_lists_every_event_and_what_is_told_by_default():
+    page = (ROOT / "docs" / "guide" / "alerts.md").read_text()
+    rows = re.findall(r"^\| `(\w+)(?:=[^`]*)?` \| .* \| ?(yes|) ?\|$", page, re.MULTILINE)
+    assert dict(rows) == {name: "yes" if name in rules.BY_DEFAULT else "" for name in rules.EVENTS}
 
 
 def test_rules_that_do_not_fit_together_or_the_study():
