@@ -14,7 +14,7 @@ Each module with the first sentence of its docstring; `python docs/make_map.py` 
 the top floor down: a module imports from its own package and from those below it.
 """
 # Top floor first, as the layers in pyproject.toml.
-_HPO = ("cli", "interchange", "analysis", "verify", "driver", "workers", "tracking", "storage")
+_HPO = ("cli", "interchange", "analysis", "doctor", "verify", "driver", "alerts", "workers", "tracking", "storage")
 _HPO += ("declaration", "ledger", "search", "space")
 _TRAINER = (
     "lanes",
