@@ -46,11 +46,13 @@ def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
     from matplotlib.ticker import FixedLocator
 
     _whole_ticks(panels, whole)
-    drawn.draw_without_rendering()
+    logarithmic = [axis for axes in drawn.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() == "log"]
+    for axis in logarithmic:
+        _few_ticks(axis)
+    lay_out(drawn)
+    for axis in logarithmic:
+        _thin(axis)
     for axes in drawn.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            if axis.get_scale() == "log":
-                _few_ticks(axis)
         for axis in (axes.xaxis, axes.yaxis):  # of a history, of a bar of colours
             if axis.get_label_text() == "Trial":
                 at_whole_numbers(axis)
@@ -67,6 +69,12 @@ def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
     if panels.size > 1 and (title := drawn.get_suptitle()):
         top = max(panel.get_position().y1 for panel in panels.flat)
         drawn.suptitle(title, y=top + 0.2 / drawn.get_figheight(), va="bottom")
+
+
+def lay_out(drawn: Any) -> None:
+    """Move a figure's panels to where its drawing would, without drawing it."""
+    if engine := drawn.get_layout_engine():
+        engine.execute(drawn)
 
 
 def _whole_ticks(panels: Any, whole: Whole) -> None:
@@ -136,7 +144,6 @@ def _fold(label: Any, room: float, long: float) -> None:
 def clear(bar: Any, axes: Any) -> None:
     """Move the bar of colours out of the way of what stands along the last of parallel axes."""
     figure = axes.figure
-    figure.draw_without_rendering()
     ends = [label.get_window_extent().x1 for label in axes.get_yticklabels() if label.get_text()]
     place = bar.get_position()
     over = figure.transFigure.inverted().transform((max(ends, default=0.0), 0.0))[0] + _GAP - place.x0
@@ -155,7 +162,6 @@ def _few_ticks(axis: Any) -> None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,), numticks=4))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-    _thin(axis)
 
 
 def _thin(axis: Any) -> None:
