@@ -4,7 +4,7 @@ them. Each library is imported where it is used, so that each may be in an envir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,12 @@ class Ours:
     """
 
     def __init__(
-        self, sampler: str, strategy: str | None, dimensions: int, seed: int, window: int | None = None
+        self,
+        sampler: str,
+        strategy: str | Mapping[str, Any] | None,
+        dimensions: int,
+        seed: int,
+        window: int | None = None,
     ) -> None:
         from hpo import Float, Objective
         from hpo.search.promotion.base import PromotionStrategy
@@ -178,11 +183,12 @@ def is_peer(name: str) -> bool:
 
 def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[str, Callable[[], Method]]:
     """Every method by its name; peers are named after their library."""
-    ours: dict[str, tuple[str, str | None]] = {
+    from_one = {"name": "asha", "min_epochs": 1}
+    ours: dict[str, tuple[str, str | Mapping[str, Any] | None]] = {
         "random": ("random", "none"),
         "tpe + median": ("tpe", "median"),
-        "random + asha": ("random", "asha"),
-        "tpe + asha": ("tpe", "asha"),
+        "random + asha": ("random", from_one),
+        "tpe + asha": ("tpe", from_one),
         "random + asha-promote": ("random", "asha-promote"),
         "tpe + asha-promote": ("tpe", "asha-promote"),
         "tpe + hyperband-promote": ("tpe", "hyperband-promote"),

@@ -23,7 +23,7 @@ from hpo.ledger import Ledger, queries
 from hpo.ledger.removal import check_whole
 from hpo.search.samplers import auto
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
-from hpo.search.strategies.base import STRATEGIES, by_default, make_strategy
+from hpo.search.strategies.base import STRATEGIES, make_strategy
 from hpo.space.config import flatten
 from hpo.text import command, counted
 from hpo.workers.executors.placement import one_of
@@ -62,7 +62,7 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
         entry = lower.entry(study) if request.enqueue is None and request.warm_start is None else None
         study = study if entry is None else bare.configure(overrides, [entry])
         print(lower.notice(entry is not None), file=sys.stderr)
-    strategy = request.strategy and _strategy(request.strategy, study)
+    strategy = request.strategy and _strategy(request.strategy, study, stored)
     chosen = strategy or (stored.strategy if stored else study.strategy)
     if strategy or not stored:  # what was begun so goes on
         compatibility.rungs(chosen)
@@ -160,7 +160,9 @@ def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
     return spec
 
 
-def _strategy(name: str, study: Study) -> dict[str, Any]:
-    """The named strategy, with the declaration's options where it declares that one, and not those of the default."""
-    declared = study.strategy["name"] == name and not by_default(study.strategy)
-    return dict(study.strategy) if declared else dict(make_strategy(name).model_dump())
+def _strategy(name: str, study: Study, stored: StudySpec | None) -> dict[str, Any]:
+    """The named strategy, with the options that the study was begun with, else those of the declaration."""
+    for known in (stored.strategy if stored else {}, study.strategy):
+        if known.get("name") == name:
+            return dict(known)
+    return make_strategy(name).model_dump()

@@ -72,5 +72,5 @@ STUDY = Study(
     data_paths=("data.path",),
     hold_out={"data.split.test": True},
     sampler="tpe",
-    strategy="asha",
+    strategy={"name": "asha", "min_epochs": 1},  # of four epochs
 )

@@ -35,7 +35,7 @@ STRATEGY_OPTIONS: dict[str, dict[str, Any]] = {
     "threshold": {"upper": 1.0, "n_warmup_epochs": 2},
     "wilcoxon": {"n_startup_epochs": 1},
     "halving": {"eta": 2},
-    "asha": {"eta": 2},
+    "asha": {"min_epochs": 1, "eta": 2},
     "hyperband": {"eta": 2},
     "asha-promote": {"eta": 2},
     "pasha": {"eta": 2},

@@ -52,5 +52,5 @@ STUDY = Study(
         "hidden_size": Int(8, 64, multiple_of="num_heads"),
     },
     [Objective("val/loss", "minimize")],
-    strategy="asha",
+    strategy={"name": "asha", "min_epochs": 1},
 )

@@ -50,5 +50,5 @@ STUDY = Study(
     [Objective("val/loss"), Objective("val/accuracy", "maximize")],
     constraints=[Constraint("size", upper=120.0)],
     sampler="tpe",
-    strategy={"name": "asha", "eta": 2},
+    strategy={"name": "asha", "min_epochs": 1, "eta": 2},
 )

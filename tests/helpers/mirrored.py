@@ -27,7 +27,7 @@ SPEC = {
     "name": "s",
     "sampler": "random",
     "seed": 3,
-    "strategy": {"name": "asha"},
+    "strategy": {"name": "asha", "min_epochs": 1},
     "objectives": [{"metric": "val/loss", "direction": "minimize", "select": "last"}],
     "metrics": ["val/*"],
 }
@@ -92,7 +92,7 @@ class Made:
             checkpoint=checkpoint,
             checkpoint_path=checkpoint.path.name if checkpoint else "",
             decide=(lambda connection: Verdict("stop", step, stop)) if stop else None,
-            strategy="asha",
+            strategy={"name": "asha", "min_epochs": 1},
         )
         self.ledger.transact(lambda connection: transactions.commit(connection, [lane]))
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from hpo.search.curves import Group
 from hpo.search.pareto import is_nan
 from hpo.search.promotion.base import Order, RungView
@@ -16,7 +18,7 @@ from trainer.report import CONTINUE, Verdict
 
 
 class AshaPromote(Asha):
-    """Rungs as `asha` has them. Of n losses recorded at a rung the best floor(n / eta) go on, the rest pause.
+    """Rungs as `asha` has them, from epoch 1 on, since a trial that pauses is not lost. Of n losses recorded at a rung the best floor(n / eta) go on, the rest pause.
 
     A paused trial goes on once it is among them, since others have come to the rung; trials of the highest rung first,
     there the best first, of equal losses the lower number. The one that would be chosen as it arrives does not pause.
@@ -27,6 +29,7 @@ class AshaPromote(Asha):
     """
 
     name: Literal["asha-promote"] = "asha-promote"  # pyright: ignore[reportIncompatibleVariableOverride]
+    min_epochs: int = Field(default=1, ge=1)
 
     def decide(self, history: History) -> Verdict:
         epoch, curve = history.epoch, history.curve

@@ -16,7 +16,7 @@ from trainer.report import CONTINUE, Verdict
 class Asha(BaseModel):
     """Rungs at min_epochs * eta^k epochs; a trial goes on from a rung if it is among the best 1/eta seen there.
 
-    min_epochs   r, the first rung
+    min_epochs   r, the first rung; by default 4: earlier losses say next to nothing of the last (docs/decisions/0051)
     eta          the reduction factor, 2 or more
     max_epochs   R, the full length of a trial: no rung at or above it. None puts no bound.
 
@@ -34,7 +34,7 @@ class Asha(BaseModel):
     several: ClassVar[bool] = True
     rungs: ClassVar[bool] = True
     name: Literal["asha"] = "asha"
-    min_epochs: int = Field(default=1, ge=1)
+    min_epochs: int = Field(default=4, ge=1)
     eta: int = Field(default=3, ge=2)
     max_epochs: int | None = Field(default=None, ge=1)
 

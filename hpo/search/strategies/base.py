@@ -108,7 +108,7 @@ STRATEGIES = {
 
 # What a study has that names none: ordered, and no trial of four epochs or fewer can stop (docs/performance.md has what
 # it finds).
-DEFAULT: Mapping[str, Any] = {"name": "asha", "min_epochs": 4}
+DEFAULT: Mapping[str, Any] = {"name": "asha"}
 
 # Strategies that bring a sampler of their own.
 BRINGS = {"freeze-thaw": "freeze-thaw", "bohb": "bohb"}

@@ -24,6 +24,7 @@ class Halving(Asha):
     """
 
     name: Literal["halving"] = "halving"  # pyright: ignore[reportIncompatibleVariableOverride]
+    min_epochs: int = Field(default=1, ge=1)
     eta: int = Field(default=4, ge=2)
     early_stopping_rate: int = Field(default=0, ge=0)
     bootstrap: int = Field(default=0, ge=0)

@@ -287,7 +287,7 @@ def test_spec_survives_json_and_names_what_changed():
     changed = spec.model_copy(update={"seed": 2, "window": 8, "strategy": {"name": "asha", "eta": 4}})
     clauses = drift(spec.identity(), changed.identity())
     assert clauses[0] == "seed changed from 1 to 2" and clauses[2] == "window changed from 4 to 8"
-    spelled_out = {"name": "asha", "eta": 3, "min_epochs": 1, "max_epochs": None}
+    spelled_out = {"name": "asha", "eta": 3, "min_epochs": 4, "max_epochs": None}
     assert drift(spec.identity(), spec.model_copy(update={"strategy": spelled_out}).identity()) == []
 
 

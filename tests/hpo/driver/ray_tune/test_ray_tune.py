@@ -598,6 +598,15 @@ def test_a_population_of_folds_is_refused(name):
         make_scheduler(name, hpo.load("mlp").configure({"train.folds": 2}))
 
 
+@pytest.mark.parametrize(("epochs", "first"), [(12, 4), (3, 3)])
+def test_asha_of_tune_has_the_same_first_rung(epochs, first):
+    from hpo.driver.ray_tune.driver import make_scheduler
+
+    scheduler = make_scheduler("asha", hpo.load("mlp").configure({"train.num_epochs": epochs}))
+    rungs = [rung.milestone for bracket in scheduler._brackets for rung in bracket._rungs]
+    assert min(rungs) == first
+
+
 FLOATS = {
     "train.optim.lr": Float(1e-3, 1e-1, log=True),
     "train.optim.weight_decay": Float(0.0, 0.1),
