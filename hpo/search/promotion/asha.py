@@ -18,7 +18,8 @@ from trainer.report import CONTINUE, Verdict
 
 
 class AshaPromote(Asha):
-    """Rungs as `asha` has them, from epoch 1 on, since a trial that pauses is not lost. Of n losses recorded at a rung the best floor(n / eta) go on, the rest pause.
+    """Rungs as `asha` has them, but from epoch 1 on, since a trial that pauses is not lost. Of n losses recorded at a
+    rung the best floor(n / eta) go on, the rest pause.
 
     A paused trial goes on once it is among them, since others have come to the rung; trials of the highest rung first,
     there the best first, of equal losses the lower number. The one that would be chosen as it arrives does not pause.
