@@ -306,8 +306,8 @@ class Fit:
         """Evaluate and save; what is to be reported."""
         s, c = self.state, self.config
         self.stepper.drain()
-        metrics = s.meter.metrics() | {"train/lr": self.lr(s.step - 1)} | self.pace.rates()
-        metrics |= self._extras() | self._evaluate() | self.pace.times()
+        metrics = s.meter.metrics() | {"train/lr": self.lr(s.step - 1)} | self.pace.rates() | self._extras()
+        metrics |= self._evaluate() | self.pace.times(self.ranks.everyone, metrics)
         s.epoch, s.position = s.epoch + 1, 0
         s.meter.new_epoch()
         if c.schedule.name == "plateau":

@@ -69,6 +69,32 @@ def test_the_strategy_prunes_and_the_ledger_counts_ranks(golden):
     assert {state for state, _, _ in rows} == {"complete", "pruned"}, rows
 
 
+def test_mlflow_shows_what_each_rank_measured_of_itself(golden):
+    """Beside the summary, each epoch, and outside of what a study's digest is taken of."""
+    import mlflow
+
+    client = mlflow.MlflowClient(Home(golden.home).tracking_uri)
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    runs = [run for run in client.search_runs(experiments) if "time/epoch_seconds" in run.data.metrics]
+    epochs = dict(golden.query(select(trials.c.number, trials.c.epoch)))
+    assert len(runs) == len(epochs) == TRIALS
+    for run in runs:
+        curves = {
+            key: [point.value for point in client.get_metric_history(run.info.run_id, key)]
+            for key in run.data.metrics
+            if key.startswith("system/rank/")
+        }
+        names = {key.split("/", 3)[3] for key in curves}
+        assert names >= {"memory_mb", "step_seconds", "data_share"} and "system/memory_mb" in run.data.metrics
+        assert set(curves) == {f"system/rank/{rank}/{name}" for rank in (0, 1) for name in names}
+        done = epochs[int(run.data.tags["hpo.trial"])]
+        assert {len(curve) for key, curve in curves.items() if "memory" in key} == {done}
+        for rank in (0, 1):
+            memory, seconds = curves[f"system/rank/{rank}/memory_mb"], curves[f"system/rank/{rank}/step_seconds"]
+            assert memory == sorted(memory) and 50 < memory[0] < 100_000 and min(seconds) > 0
+        assert curves["system/rank/0/memory_mb"] != curves["system/rank/1/memory_mb"], "two processes"
+
+
 @pytest.mark.slow
 def test_two_at_a_time_wait_at_their_rungs_and_are_the_same_study(golden, tmp_path):
     run = Run(tmp_path / "home", TRIALS, ("--workers", "2", "--window", "2", *RANKS))
