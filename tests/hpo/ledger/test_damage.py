@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -155,4 +156,25 @@ def test_a_full_disk_asks_for_space(whole, tmp_path):
     with pytest.raises(StorageError, match="free some space"), ledger.write() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1")
         connection.execute(sa.update(tables.studies).values(identity={"a": json.dumps([0.5] * 100_000)}))
+    ledger.close()
+
+
+def test_a_file_that_takes_no_more_writes_is_no_want_of_space(tmp_path):
+    """A real EPERM: the file is made immutable under an open ledger, as an administrator or a ransom guard does."""
+    ledger = open_crafted(tmp_path / "ledger.db")
+    files = [
+        str(tmp_path / name) for name in ("ledger.db", "ledger.db-wal")
+    ]  # a mapped file, as -shm is, would end the process
+    if subprocess.run(["chattr", "+i", *files], capture_output=True).returncode:
+        ledger.close()
+        pytest.skip("runs as root, on a file system that knows immutable files")
+    try:
+        with pytest.raises(HomeError, match=r"make it readable and writable") as caught:
+            put_trial(ledger, 0, "complete", (0.5,))
+        with pytest.raises(HomeError, match=r"make it readable and writable"):
+            put_trial(Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"), 0, "complete", (0.5,))
+    finally:
+        subprocess.run(["chattr", "-i", *files], check=True)
+    assert "free some space" not in str(caught.value)
+    assert put_trial(ledger, 0, "complete", (0.5,)), "nothing is wrong with it once it may be written again"
     ledger.close()
