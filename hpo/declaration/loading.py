@@ -21,6 +21,7 @@ from types import ModuleType
 from hpo.errors import HpoError, StudyError
 from hpo.text import near
 from trainer.files.paths import expanded
+from trainer.runtime.quiet import quiet_torchao
 
 CARRIED = "HPO_CARRIED"  # "<directory of the declaration>:<its copy here>", where an executor has carried the code
 _PACKAGE = "studies"  # by string: hpo never imports a study statically
@@ -47,6 +48,7 @@ def load_module(reference: str) -> tuple[ModuleType, str, str]:
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise StudyError(f"study {reference!r}: give a name, such as {_shipped_example()}, or a Python file.")
+    quiet_torchao()  # which the study may import, or its task later on
     where, attribute = match["where"], match["attribute"] or "STUDY"
     suffix = f":{attribute}" if match["attribute"] else ""
     if where.endswith(".py"):

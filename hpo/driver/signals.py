@@ -33,7 +33,7 @@ class Signals:
         self._untold = ""
 
     def untold(self) -> str:
-        """What the user is to be told, once: the live table stands where a signal handler would print."""
+        """What the user is to be told, once, by what shows the run, which also knows what is waited for."""
         text, self._untold = self._untold, ""
         return text
 
@@ -53,10 +53,10 @@ class Signals:
             text = f"stopping: trials are saved and wait for `{self._resume}`; once more stops at once."
             if self.trained:
                 _tell(f"trials have ended and MLflow takes the rest; once more leaves that to `{self._resume}`.")
-            elif sys.stdout.isatty():
-                self._untold = text
             else:
-                _tell(text)
+                self._untold = text
+                if sys.stderr.isatty() and not sys.stdout.isatty():  # who looks on does not see what is shown
+                    _tell(text)
         else:
             self._driver.kill()
             self._kill_mirror()

@@ -20,7 +20,7 @@ from studies._lm.words import LENGTH, statements
 from trainer.data.text import Bytes
 from trainer.errors import ConfigError
 from trainer.files.paths import expanded
-from trainer.model.precision import quiet_torchao
+from trainer.runtime.quiet import quiet_torchao
 
 quiet_torchao()  # transformers imports it, where it is installed
 # And bitsandbytes, which peft imports, does not say that a kernel is missing which no layer that `_nf4` makes uses.

@@ -16,7 +16,6 @@ the loss that is summed up.
 
 from __future__ import annotations
 
-import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from trainer.config import LossScaleConfig, TrainConfig
 from trainer.errors import ConfigError
 from trainer.model.norms import NORMS
+from trainer.runtime.quiet import quiet_torchao
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 _FP16_NORMAL = 2.0**-14  # the smallest number that fp16 holds with its whole mantissa
@@ -57,18 +57,6 @@ def prepare(model: nn.Module, precision: str) -> nn.Module:
 
 def _in_fp32(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
-
-
-def quiet_torchao() -> None:
-    """Before torchao is imported, also by transformers: it says nothing of its own kernels that do not fit this
-    machine, since float8 products are torch's, nor of how it registers Enums. Everything else it says is heard."""
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).addFilter(_of_use)
-
-
-def _of_use(record: logging.LogRecord) -> bool:
-    said = record.getMessage()
-    return not said.startswith("Failed to load") and "register_constant() on Enum" not in said
 
 
 def _float8(model: nn.Module) -> nn.Module:

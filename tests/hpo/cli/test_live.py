@@ -553,11 +553,12 @@ def test_there_is_no_rate_before_there_is_one(tmp_path):
     ledger.close()
 
 
-def test_a_notice_says_which_trials_are_waited_for(tmp_path):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_notice_says_which_trials_are_waited_for(tmp_path, terminal):
     ledger, clock, stream = open_crafted(tmp_path / "ledger.db"), FakeClock(), io.StringIO()
     put_trial(ledger, 0, "running", (0.5,))
     put_trial(ledger, 1, "complete", (0.5,))
-    console = Console(file=stream, force_terminal=True, width=80, color_system=None)
+    console = Console(file=stream, force_terminal=terminal, width=80, color_system=None)
     view = live.View(ledger, "crafted", console, workers=1, clock=clock).start()
     view.tick()
     view.tick("stopping: trials are saved")

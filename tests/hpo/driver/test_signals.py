@@ -33,5 +33,17 @@ def test_the_first_signal_says_what_is_left(capfd, number, trained, said):
     with Signals(driver, lambda: None, "hpo resume") as signals:  # type: ignore[arg-type]
         signals.trained = trained
         os.kill(os.getpid(), number)
-    assert capfd.readouterr().err.strip() == said and driver.stops == 1 and signals.first == number
+    at_once, later = capfd.readouterr().err.strip(), signals.untold()
+    assert (at_once, later) == ((said, "") if trained else ("", said)), "the view says it, with what is waited for"
+    assert signals.untold() == "" and driver.stops == 1 and signals.first == number
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize(("out", "err", "at_once"), [(True, True, 0), (False, False, 0), (False, True, 1)])
+def test_who_looks_at_stderr_alone_is_told_at_once(capfd, monkeypatch, out, err, at_once):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: out)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: err)
+    with Signals(Asked(), lambda: None, "hpo resume") as signals:  # type: ignore[arg-type]
+        os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err.count("stopping: trials are saved") == at_once
+    assert signals.untold().startswith("stopping: trials are saved")

@@ -11,7 +11,8 @@ from torch import nn
 
 from trainer.config import LossScaleConfig, TrainConfig
 from trainer.errors import ConfigError
-from trainer.model.precision import LossScale, autocast, check_float8, prepare, quiet_torchao, settled, underflow
+from trainer.model.precision import LossScale, autocast, check_float8, prepare, settled, underflow
+from trainer.runtime.quiet import quiet_torchao
 
 CPU = torch.device("cpu")
 
