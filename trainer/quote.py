@@ -26,6 +26,11 @@ def quoted(value: Any, most: int = MOST) -> str:
         )
 
 
+def in_one_line(text: str) -> str:
+    """`text` with line breaks and other characters that do not print by their escapes, as `repr` has them."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def shorten_quoted(sentence: str) -> str:
     """A sentence with what it quotes at length shortened, in quotation marks or as one word; one that is longer than
     six such values all the same, as by a path with spaces, loses its middle."""

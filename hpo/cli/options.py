@@ -16,7 +16,7 @@ from hpo import text as phrases
 from hpo.cli import completion, secret_files
 from hpo.errors import HpoError, UserError
 from trainer import redaction
-from trainer.quote import quoted, shorten_quoted, shortened
+from trainer.quote import in_one_line, quoted, shorten_quoted, shortened
 from trainer.redaction import redacted
 
 INTERRUPTED = 130
@@ -44,7 +44,7 @@ class Commands(TyperGroup):
             print(f"error: {shorten_quoted(str(error))}", file=sys.stderr)
             code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
         except _UsageError as error:
-            print(f"error: {shorten_quoted(redacted(_misuse(error)))}", file=sys.stderr)
+            print(f"error: {shorten_quoted(in_one_line(redacted(_misuse(error))))}", file=sys.stderr)
             code = 2
         except KeyboardInterrupt:
             print("interrupted.", file=sys.stderr)

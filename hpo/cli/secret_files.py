@@ -30,14 +30,14 @@ def read_into(environ: MutableMapping[str, str]) -> None:
         if path := environ.pop(f"{name}_FILE", ""):
             if name in environ:
                 raise UserError(f"{name} and {name}_FILE are both set: leave one of them out.")
-            environ[name] = _value(f"{name}_FILE", Path(path))
+            environ[name] = _value(f"{name}_FILE", path)
 
 
-def _value(setting: str, path: Path) -> str:
-    shown = shortened(str(path))
+def _value(setting: str, path: str) -> str:
+    shown = shortened(path)
     fix = f"write the value of {setting.removesuffix('_FILE')} into that file, on one line."
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise UserError(f"{setting}: {shown} cannot be read ({error.strerror}): {fix}") from error
     except UnicodeDecodeError as error:
