@@ -261,7 +261,7 @@ def test_only_the_order_of_losses_matters(strategy):
 def test_what_is_not_finite_ranks_behind_everything(value):
     good = {n: [(1, 0.5)] for n in range(6)}
     states = dict.fromkeys(good, "complete")
-    for strategy in (Asha(), Halving(), Hyperband(max_epochs=1 + 1, eta=3), Median(), Percentile()):
+    for strategy in (Asha(min_epochs=1), Halving(), Hyperband(max_epochs=1 + 1, eta=3), Median(), Percentile()):
         verdict = strategy.decide(TableHistory(6, 1, good | {6: [(1, value)]}, states))
         assert verdict.kind == "stop" and verdict.reason
         bad = {n: [(1, value)] for n in range(6)}
@@ -547,7 +547,7 @@ def test_a_trial_that_is_nan_at_a_rung_counts_there_and_not_for_optuna():
     """Both stop it. Of six that have come to the rung two go on; to optuna only two have, of which one does."""
     full = {n: [(1, math.nan)] for n in range(4)} | {4: [(1, 0.1)], 5: [(1, 0.2)]}
     theirs = optuna_decisions(optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3), full)
-    ours = {key: verdict.kind == "stop" for key, verdict in simulate(Asha(), full)[0].items()}
+    ours = {key: verdict.kind == "stop" for key, verdict in simulate(Asha(min_epochs=1), full)[0].items()}
     assert [theirs[n, 1] for n in range(6)] == [True] * 4 + [False, True]
     assert [ours[n, 1] for n in range(6)] == [True] * 4 + [False, False]
 
@@ -616,7 +616,7 @@ def assert_first_fronts_kept(rng, where):
     losses = {number: (round(rng.random(), 1), round(rng.random(), 1)) for number in range(rng.randint(3, 30))}
     own, eta = max(losses), 3
     tables = {number: [(1, loss)] for number, loss in losses.items()}
-    verdict = Asha(eta=eta).decide(TableHistory(own, 1, tables))
+    verdict = Asha(min_epochs=1, eta=eta).decide(TableHistory(own, 1, tables))
     keep = max(1, len(losses) // eta)
 
     def beaten(number, among):
@@ -632,7 +632,9 @@ def assert_first_fronts_kept(rng, where):
         assert verdict.kind == "continue", where
     if ahead >= keep:
         assert verdict.kind == "stop", where
-    assert Asha(eta=eta).decide(TableHistory(own, 1, tables | {own: [(1, (0.0, math.nan))]})).kind == "stop", where
+    assert (
+        Asha(min_epochs=1, eta=eta).decide(TableHistory(own, 1, tables | {own: [(1, (0.0, math.nan))]})).kind == "stop"
+    ), where
 
 
 def test_strategies_for_one_objective_are_refused_with_several():
@@ -654,7 +656,7 @@ def test_asha_keeps_the_papers_top_fraction(others, own, eta):
     k = max(1, len(ranked) // eta)
     expected = own in ranked[:k]
     tables = {n: [(eta, loss)] for n, loss in enumerate(others)} | {99: [(eta, own)]}
-    assert (Asha(eta=eta).decide(TableHistory(99, eta, tables)) == CONTINUE) == expected
+    assert (Asha(min_epochs=1, eta=eta).decide(TableHistory(99, eta, tables)) == CONTINUE) == expected
 
 
 def test_asha_rungs_are_geometric_below_the_full_length():

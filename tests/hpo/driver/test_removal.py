@@ -117,6 +117,26 @@ def test_a_study_goes_from_ledger_files_and_mlflow_and_no_other_does(both, home)
     sound(home)
 
 
+def ids(made: Made) -> list[int]:
+    rows = made.ledger.look(lambda c: c.execute(select(tables.trials.c.id).where(tables.trials.c.study_id == made.id)))
+    return sorted(row[0] for row in rows)
+
+
+def test_numbers_of_rows_that_come_back_are_not_taken_for_the_old_ones(both, home):
+    """SQLite gives a row the number of a removed one again: no run, cursor, checkpoint or artifact goes by it."""
+    made, derived = both
+    old = made.id, ids(made)
+    assert rm(home, "--yes", name="s-confirm").exit_code == 0 and rm(home, "--yes").exit_code == 0
+    new = study(home, "t")
+    assert (new.id, ids(new)) == old, "the same numbers, under another name and uid"
+    assert runs(home, "t", new.uid) == 3 and runs(home, "s", made.uid) == runs(home, "s", new.uid) == 0
+    assert new.uid not in (made.uid, derived.uid)
+    files = {path.read_text() for path in home.root.rglob("note.txt")}
+    assert files == {"t"}
+    sound(home)
+    new.ledger.close()
+
+
 def test_a_dry_run_and_an_answer_of_no_change_nothing(both, home, monkeypatch):
     made, _ = both
     before = rows(made)
