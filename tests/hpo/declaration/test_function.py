@@ -13,45 +13,16 @@ import pytest
 from places import HARNESS
 from sqlalchemy import select
 from study_runs import drive, query
+from told import SPACE, Told, fit
 
-from hpo import Choice, Float, Int, Objective, load, study
+from hpo import Float, Objective, load, study
 from hpo.declaration.function_trial import Ended, FunctionTask, Parameters
 from hpo.errors import HpoError, StudyError
 from hpo.ledger.tables import asks, checkpoints, events, reports, trials
 from hpo.storage.home import Home
 from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import TrainerError
-from trainer.report import Outcome, Verdict
-
-SPACE = {"lr": Float(1e-4, 1e-1, log=True), "width": Int(4, 64), "kind": Choice(["a", "b"])}
-
-
-class Told:
-    """A reporter that answers each epoch as it was made to, and keeps what it hears."""
-
-    def __init__(self, verdicts: dict[int, str] | None = None, preempted: bool = False) -> None:
-        self.verdicts, self.preempted = verdicts or {}, preempted
-        self.reports: list[tuple[int, int | None, dict[str, float]]] = []
-        self.committed: list[Any] = []
-        self.artifacts: dict[str, bytes] = {}
-
-    def report(self, step, metrics, *, epoch=None, fold=0, checkpoint=None):
-        self.reports.append((step, epoch, dict(metrics)))
-        self.committed = [checkpoint, *self.committed] if checkpoint else self.committed
-        return Verdict(self.verdicts.get(epoch, "continue"))
-
-    def event(self, kind, **fields):
-        pass
-
-    def artifact(self, path, name=None):
-        self.artifacts[name or path.name] = path.read_bytes()
-
-
-def fit(function: Any, directory: Path, told: Told, committed=(), **declared: Any) -> Outcome:
-    """Train the middle of the space as a trial's attempt."""
-    one = study(**({"space": SPACE, "minimize": "val/loss", "name": "mine"} | declared))(function)
-    task = one.task_class()(one.config)
-    return task.fit(told, CheckpointStore(directory, 1, committed))
+from trainer.report import Outcome
 
 
 def counting(trial: Any) -> None:

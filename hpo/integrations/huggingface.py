@@ -1,0 +1,97 @@
+"""The Trainer of transformers as a trial: `TrialCallback`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hpo.integrations import trial as trials
+from hpo.integrations.trial import Trial
+from trainer.errors import TrainerError
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ModuleNotFoundError as error:
+    raise trials.lacking(error, "transformers", "llm") from error
+
+_OF_THE_MACHINE = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
+
+
+class TrialCallback(TrainerCallback):
+    """Reports each evaluation, with the checkpoint that the trainer saves after it, and stops the trainer.
+
+        callback = TrialCallback(trial)
+        args = TrainingArguments(output_dir=trial.directory, eval_strategy="epoch", seed=trial.seed, ...)
+        trainer = Trainer(model, args, ..., callbacks=[callback])
+        trainer.train(resume_from_checkpoint=callback.resume_path)
+
+    resume_path  the trainer's checkpoint directory to go on from; None where the trial begins
+
+    `eval_strategy="epoch"` reports epochs, `"steps"` steps: then the study says `steps_per_epoch`. The trainer saves
+    weights, optimizer, schedule and random numbers at each evaluation, whatever its `save_strategy`. A checkpoint is
+    deleted once it is the trial's, unless `load_best_model_at_end` may want it. Raises TrainerError for several
+    processes, for what cannot be reported, and for a training that does not begin where the trial goes on.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        path = trials.resumed(trial)
+        self.resume_path = None if path is None else str(path)  # a Path is not taken
+        self._metrics: dict[str, Any] | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.world_size > 1:
+            raise TrainerError(f"a trial is one process, and this Trainer has {args.world_size}: start it without.")
+        if args.eval_strategy == "no":
+            raise TrainerError("eval_strategy='no' evaluates nothing to report: pass eval_strategy='epoch' or 'steps'.")
+        if args.save_strategy == "best":
+            raise TrainerError("save_strategy='best' leaves checkpoints out: leave it out, each evaluation is saved.")
+        if not Path(args.output_dir or "").resolve().is_relative_to(self._trial.directory.resolve()):
+            raise TrainerError(
+                f"output_dir={args.output_dir!r} may be another trial's as well: pass output_dir=trial.directory."
+            )
+        fix = "pass resume_from_checkpoint=callback.resume_path to trainer.train()"
+        if args.eval_strategy == "epoch":
+            trials.check_begins("epoch", self._trial.epoch, round(state.epoch or 0), fix)
+        else:
+            trials.check_begins("step", self._trial.step, state.global_step, fix)
+        self._trains = True
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Have the trainer save, after which `on_save` reports."""
+        if self._trains and state.global_step:
+            self._metrics = {name: value for name, value in (metrics or {}).items() if _is_result(name)}
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._metrics is None:
+            return
+        metrics, self._metrics = self._metrics, None
+        saved = Path(args.output_dir or "", f"checkpoint-{state.global_step}")
+        self._trial.save(saved)
+        of_epochs = args.eval_strategy == "epoch"
+        at = {"epoch": round(state.epoch or 0)} if of_epochs else {"step": state.global_step}
+        if trials.report(self._trial, metrics, **at):
+            control.should_training_stop = True
+        if not args.load_best_model_at_end:
+            shutil.rmtree(saved)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._trains = False  # what is evaluated from now on is the user's
+
+    _trains = False
+
+
+def _is_result(name: str) -> bool:
+    """Whether a metric says something of the model, and not how fast the machine was."""
+    return name != "epoch" and not name.endswith(_OF_THE_MACHINE)

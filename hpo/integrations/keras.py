@@ -1,0 +1,54 @@
+"""Keras 3's `fit` as a trial, on any of its backends: `TrialCallback`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpo.integrations import trial as trials
+from hpo.integrations.trial import Trial
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    raise trials.lacking(error, "keras", "keras") from error
+
+_FILE = "model.keras"
+
+
+class TrialCallback(keras.callbacks.Callback):
+    """Reports each epoch's logs, saves the model with its optimizer as `model.keras`, and stops the training.
+
+        callback = TrialCallback(trial)
+        model.fit(x, y, epochs=9, initial_epoch=callback.initial_epoch, callbacks=[callback])
+
+    initial_epoch  the epochs that the trial has behind it
+    resume_path    the model that it goes on from, which is loaded when the fit begins; None where the trial begins
+
+    A model's file has no random numbers of its backend, so they are seeded before each epoch, from the trial's seed and
+    the epoch. Raises TrainerError for a fit that does not begin where the trial goes on.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self._trial = trial
+        self.resume_path = trials.resumed(trial, _FILE)
+        self.initial_epoch = trial.epoch
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self.resume_path is None:
+            return
+        optimizer = self.model.optimizer
+        if not optimizer.built:  # it would not take its state
+            optimizer.build(self.model.trainable_variables)
+        self.model.load_weights(self.resume_path)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        trials.check_begins("epoch", self._trial.epoch, epoch, "pass initial_epoch=callback.initial_epoch to fit()")
+        keras.utils.set_random_seed(trials.seed_at(self._trial, epoch))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        def write(directory: Any) -> None:
+            self.model.save(directory / _FILE)
+
+        if trials.report(self._trial, logs or {}, write, epoch=epoch + 1):
+            self.model.stop_training = True
