@@ -38,7 +38,8 @@ class TrialCallback(TrainerCallback):
         self._trial = trial
         path = trials.resumed(trial)
         self.resume_path = None if path is None else str(path)  # a Path is not taken
-        self._metrics: dict[str, Any] | None = None
+        self._metrics: dict[str, Any] = {}
+        self._begun: int | None = None  # the step that the training began at, while it lasts
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -58,7 +59,7 @@ class TrialCallback(TrainerCallback):
             trials.check_begins("epoch", self._trial.epoch, round(state.epoch or 0), fix)
         else:
             trials.check_begins("step", self._trial.step, state.global_step, fix)
-        self._trains = True
+        self._begun = state.global_step
 
     def on_evaluate(
         self,
@@ -68,15 +69,15 @@ class TrialCallback(TrainerCallback):
         metrics: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Have the trainer save, after which `on_save` reports."""
-        if self._trains and state.global_step:
-            self._metrics = {name: value for name, value in (metrics or {}).items() if _is_result(name)}
+        """Have the trainer save, after which `on_save` reports. Of several evaluation sets each comes here."""
+        if self._begun is not None and state.global_step > self._begun:
+            self._metrics |= {name: value for name, value in (metrics or {}).items() if _is_result(name)}
             control.should_save = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._metrics is None:
+        if not self._metrics:
             return
-        metrics, self._metrics = self._metrics, None
+        metrics, self._metrics = self._metrics, {}
         saved = Path(args.output_dir or "", f"checkpoint-{state.global_step}")
         self._trial.save(saved)
         of_epochs = args.eval_strategy == "epoch"
@@ -87,9 +88,7 @@ class TrialCallback(TrainerCallback):
             shutil.rmtree(saved)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._trains = False  # what is evaluated from now on is the user's
-
-    _trains = False
+        self._begun = None  # what is evaluated from now on is the user's
 
 
 def _is_result(name: str) -> bool:

@@ -1,7 +1,8 @@
-"""Keras 3's `fit` as a trial, on any of its backends: `TrialCallback`."""
+"""Keras 3's `fit` as a trial: `TrialCallback`."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from hpo.integrations import trial as trials
@@ -24,8 +25,9 @@ class TrialCallback(keras.callbacks.Callback):
     initial_epoch  the epochs that the trial has behind it
     resume_path    the model that it goes on from, which is loaded when the fit begins; None where the trial begins
 
-    A model's file has no random numbers of its backend, so they are seeded before each epoch, from the trial's seed and
-    the epoch. Raises TrainerError for a fit that does not begin where the trial goes on.
+    A model's file has no random numbers, so they are seeded before each epoch, from the trial's seed and the epoch: those
+    of the backend, NumPy and Python, and of each layer that draws. Raises TrainerError for a fit that does not begin where
+    the trial goes on.
     """
 
     def __init__(self, trial: Trial) -> None:
@@ -44,7 +46,11 @@ class TrialCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         trials.check_begins("epoch", self._trial.epoch, epoch, "pass initial_epoch=callback.initial_epoch to fit()")
-        keras.utils.set_random_seed(trials.seed_at(self._trial, epoch))
+        draw = random.Random(trials.seed_at(self._trial, epoch))
+        keras.utils.set_random_seed(draw.getrandbits(31))
+        for variable in self.model.variables:  # layers that draw have a state each, which no file of Keras's holds
+            if variable.path.endswith("seed_generator_state"):
+                variable.assign([draw.getrandbits(31), 0])
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         def write(directory: Any) -> None:

@@ -53,7 +53,7 @@ def report(
 ) -> bool:
     """Report those of the metrics that are numbers, with what `write` puts into the directory it is given; whether the
     training is to stop. Raises TrainerError where there are none."""
-    values = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+    values = {name: float(value) for name, value in metrics.items() if _is_number(value)}
     if not values:
         raise TrainerError(
             f"there is nothing to report after {'step' if epoch is None else 'epoch'} {step or epoch}: give the "
@@ -65,6 +65,11 @@ def report(
         write(Path(directory))
         trial.save(directory)
         return trial.report(epoch, values, step=step)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one, also as a tensor or an array without dimensions."""
+    return isinstance(value, Real) or getattr(value, "ndim", None) == 0
 
 
 def check_begins(unit: str, done: int, begins: int, fix: str) -> None:
