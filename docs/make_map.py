@@ -15,7 +15,7 @@ the top floor down: a module imports from its own package and from those below i
 """
 # Top floor first, as the layers in pyproject.toml.
 _HPO = ("cli", "interchange", "analysis", "doctor", "verify", "driver", "alerts", "workers", "tracking", "storage")
-_HPO += ("declaration", "ledger", "search", "space")
+_HPO += ("declaration", "ledger", "search", "space", "integrations")
 _TRAINER = (
     "lanes",
     "diagnose",

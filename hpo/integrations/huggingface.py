@@ -81,13 +81,15 @@ class TrialCallback(TrainerCallback):
         saved = Path(args.output_dir or "", f"checkpoint-{state.global_step}")
         self._trial.save(saved)
         of_epochs = args.eval_strategy == "epoch"
-        at = {"epoch": round(state.epoch or 0)} if of_epochs else {"step": state.global_step}
-        if trials.report(self._trial, metrics, **at):
+        epoch, step = (round(state.epoch or 0), None) if of_epochs else (None, state.global_step)
+        if trials.report(self._trial, metrics, epoch=epoch, step=step):
             control.should_training_stop = True
         if not args.load_best_model_at_end:
             shutil.rmtree(saved)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._begun = None  # what is evaluated from now on is the user's
 
 

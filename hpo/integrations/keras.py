@@ -25,9 +25,9 @@ class TrialCallback(keras.callbacks.Callback):
     initial_epoch  the epochs that the trial has behind it
     resume_path    the model that it goes on from, which is loaded when the fit begins; None where the trial begins
 
-    A model's file has no random numbers, so they are seeded before each epoch, from the trial's seed and the epoch: those
-    of the backend, NumPy and Python, and of each layer that draws. Raises TrainerError for a fit that does not begin where
-    the trial goes on.
+    A model's file has no random numbers, so those of the backend, NumPy, Python and each layer that draws are seeded
+    before each epoch, from the trial's seed and the epoch. Raises TrainerError for a fit that does not begin where the
+    trial goes on.
     """
 
     def __init__(self, trial: Trial) -> None:

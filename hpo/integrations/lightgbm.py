@@ -36,8 +36,8 @@ class TrialCallback:
     callbacks    the two that LightGBM calls, before and after a round
 
     A metric is called by its data and its name, such as `val/binary_logloss`. A model's file has no random numbers, so
-    they are seeded before each epoch's first round, from the trial's seed and the round. What LightGBM cannot go on with
-    (`unsaved` says what) is not saved: such a trial begins anew after a kill, and reports the same again. Raises
+    they are seeded before each epoch's first round, from the trial's seed and the round. A model that LightGBM cannot go
+    on with (`unsaved` says which) is not saved: its trial begins anew after a kill, and reports the same again. Raises
     TrainerError for `lightgbm.cv`, and for a training that does not begin where the trial goes on.
     """
 
@@ -56,7 +56,9 @@ class TrialCallback:
         model = env.model
         if env.iteration == env.begin_iteration:
             if not isinstance(model, Booster):
-                raise TrainerError("TrialCallback follows one model, and lightgbm.cv trains several: use lightgbm.train.")
+                raise TrainerError(
+                    "TrialCallback follows one model, and lightgbm.cv trains several: use lightgbm.train."
+                )
             fix = "pass init_model=callback.resume_path"
             trials.check_begins("round", self._trial.epoch * self._every, env.begin_iteration, fix)
             self._settings = settings(model)
@@ -67,7 +69,7 @@ class TrialCallback:
             seed = trials.seed_at(self._trial, env.iteration)
             bags = {name: share for name in _BAGS if (share := float(self._settings[name])) < 1}
             model.reset_parameter({name: 0.75 * share for name, share in bags.items()})  # a change of it alone reseeds
-            model.reset_parameter(bags | {name: seed for name in _SEEDS})
+            model.reset_parameter(bags | dict.fromkeys(_SEEDS, seed))
 
     def _after(self, env: CallbackEnv) -> None:
         rounds = env.iteration + 1

@@ -32,7 +32,7 @@ class TrialCallback(Checkpoint):
 
     A checkpoint of Lightning's has no random numbers, so those of torch, numpy and Python are seeded before each epoch,
     from the trial's seed and the epoch. It runs after all other callbacks, as a `Checkpoint` does; without another one
-    Lightning writes no checkpoints of its own. Where the trainer validates, epochs without a validation are not reported.
+    Lightning writes no checkpoints of its own. Where the trainer validates, an epoch without one is not reported.
     Raises TrainerError for several processes, and for a fit that does not begin where the trial goes on.
     """
 

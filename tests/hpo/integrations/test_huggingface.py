@@ -126,7 +126,10 @@ def killed_then(function, tmp_path, **declared):
             "save_strategy='best' leaves checkpoints out",
         ),
         (training(own=False), "shared' may be another trial's as well: pass output_dir=trial.directory"),
-        (training(resume=False), "goes on after epoch 2, and this training after epoch 0: pass resume_from_checkpoint="),
+        (
+            training(resume=False),
+            "goes on after epoch 2, and this training after epoch 0: pass resume_from_checkpoint=",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(function, said, tmp_path):
