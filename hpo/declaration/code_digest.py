@@ -46,11 +46,11 @@ def digest(place: Path, *more: Path) -> str:
     return found
 
 
-def of_study(place: Path) -> str:
+def of_study(place: Path, *, program: bool = False) -> str:
     """The digest of a study's own code, a file or a package: of its statements and, by which a study of an earlier
-    release goes on, of its bytes."""
+    release goes on, of its bytes. Of a `program`, which is run and not imported, what it does as a script counts."""
     written = tree_sha256(place, "*.py")
-    return f"{STUDYS}{_statements(place, written)}:{written}"
+    return f"{STUDYS}{_statements(place, written, program)}:{written}"
 
 
 def of_text(text: str) -> str:
@@ -68,19 +68,22 @@ def same(before: str, after: str) -> bool:
 
 
 @cache
-def _statements(place: Path, written: str) -> str:
+def _statements(place: Path, written: str, program: bool) -> str:
     """The digest of the statements in a file, or in each file of a package; `written` is what its bytes are."""
+    if place.is_file() and place.suffix != ".py":
+        return written
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
-    return json_sha256({one.relative_to(place).as_posix(): _parsed(one.read_bytes()) for one in files})
+    return json_sha256({one.relative_to(place).as_posix(): _parsed(one.read_bytes(), program) for one in files})
 
 
-def _parsed(source: bytes) -> str:
+def _parsed(source: bytes, program: bool = False) -> str:
     """sha256 of the statements; of the bytes where they are not Python's, since then no statement is run either."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return sha256(source).hexdigest()
-    return sha256(ast.dump(_Imported().visit(tree)).encode()).hexdigest()
+    undocumented = _Undocumented() if program else _Imported()
+    return sha256(ast.dump(undocumented.visit(tree)).encode()).hexdigest()
 
 
 def _keep(path: Path, text: str) -> None:

@@ -88,16 +88,16 @@ def study(
         _check_callable(where, function)
         if steps_per_epoch is not None and (not isinstance(steps_per_epoch, int) or steps_per_epoch < 1):
             raise StudyError(f"{where}: steps_per_epoch={steps_per_epoch!r} must be a whole number from 1.")
-        judged = _objectives(where, minimize, maximize, objectives)
         task = type(called, (FunctionTask,), {"function": staticmethod(function), "__module__": function.__module__})
         task.steps_per_epoch = steps_per_epoch
-        task.metrics = tuple(one.metric for one in judged)
-        return Study(
-            name=name or called,
-            config=_config(where, space, constants or {}, num_epochs),
-            task=task,
-            space=space,
-            objectives=judged,
+        declared = make(
+            where,
+            name or called,
+            task,
+            space,
+            judged=(minimize, maximize, objectives),
+            constants=constants or {},
+            num_epochs=num_epochs,
             rules=rules,
             constraints=constraints,
             metrics=metrics,
@@ -105,8 +105,34 @@ def study(
             strategy=strategy,
             enqueue=enqueue,
         )
+        task.metrics = tuple(one.metric for one in declared.objectives)
+        return declared
 
     return declare
+
+
+def make(
+    where: str,
+    name: str,
+    task: type,
+    space: Mapping[str, Dimension],
+    *,
+    judged: tuple[str | Sequence[str], str | Sequence[str], Sequence[Objective]],
+    constants: Mapping[str, Any],
+    num_epochs: int | None,
+    **declared: Any,
+) -> Study:
+    """The study of a task that is given parameters by their names; `judged` by what is made small, what is made large,
+    or Objectives; `declared` as `Study` takes it. Raises StudyError and SpaceError, which begin with `where`."""
+    objectives = _objectives(where, *judged)
+    return Study(
+        name=name,
+        config=_config(where, space, constants, num_epochs),
+        task=task,
+        space=space,
+        objectives=objectives,
+        **declared,
+    )
 
 
 def _check_callable(where: str, function: Any) -> None:

@@ -214,7 +214,7 @@ class FunctionTask:
             except Ended:
                 pass
             finally:
-                self._hand_over(trial, reporter)
+                hand_over_files(trial.directory, reporter)
         return Outcome(trial.ended or "complete", trial.step, trial.epoch)
 
     def _report_returned(self, trial: Trial, returned: Any) -> None:
@@ -237,8 +237,9 @@ class FunctionTask:
                 returned = dict(zip(self.metrics, values, strict=True))
             trial.report(1, returned)
 
-    @staticmethod
-    def _hand_over(trial: Trial, reporter: Reporter) -> None:
-        for path in sorted(trial.directory.rglob("*")):
-            if path.is_file():
-                reporter.artifact(path, path.relative_to(trial.directory).as_posix())
+
+def hand_over_files(directory: Path, reporter: Reporter) -> None:
+    """Give all files below a directory to the reporter, under their names there."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            reporter.artifact(path, path.relative_to(directory).as_posix())

@@ -6,17 +6,20 @@ import sys
 from dataclasses import replace
 
 from hpo.declaration import imported
+from hpo.declaration.command import file as command_file
 from hpo.declaration.loading import file_of, load_module
 from hpo.declaration.study import Study
 from hpo.errors import StudyError
 from hpo.text import near
+from trainer.files.paths import expanded
 
 NOTEBOOK = "notebook"  # stands for a file in the reference of a study that only this process knows
 _in_notebook: dict[str, Study] = {}
 
 
 def load(reference: str) -> Study:
-    """The study a reference names: `atft`, `path/to/my_study.py` or either with `:NAME`, the attribute (STUDY).
+    """The study a reference names: `atft`, `path/to/my_study.py` or either with `:NAME`, the attribute (STUDY), or
+    `train.yaml`, the file of a command.
 
     Raises StudyError in one sentence: unknown name with near ones, a file that raises with its line, no such attribute.
     """
@@ -24,6 +27,9 @@ def load(reference: str) -> Study:
         return _of_notebook(reference)
     if reference.startswith(imported.REFERENCE):
         raise imported.refuse(reference.removeprefix(imported.REFERENCE))
+    if reference.endswith(command_file.SUFFIXES):
+        path = expanded(reference).absolute()
+        return replace(command_file.load(path), reference=str(path))
     module, attribute, stable = load_module(reference)
     studies = [key for key, value in vars(module).items() if isinstance(value, Study)]
     if not hasattr(module, attribute) and len(studies) == 1 and not stable.endswith(f":{attribute}"):

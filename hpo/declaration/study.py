@@ -312,6 +312,8 @@ class Study:
     def _check_written(self, task: type) -> None:
         from trainer.task import Task
 
+        if ready := getattr(task, "check_ready", None):
+            ready()
         for name in ("model", "train_set", "loss"):
             if not self.trains_itself and getattr(task, name, None) in (None, getattr(Task, name)):
                 raise StudyError(
@@ -323,7 +325,8 @@ class Study:
 
     def directory(self) -> Path:
         """The directory of the declaration; the working directory where it was not loaded from a file."""
-        file = file_of(sys.modules.get(self.module))
+        own = getattr(self.task, "file", None)
+        file = own() if own else file_of(sys.modules.get(self.module))
         return file.parent if file else Path.cwd()
 
     def identity(self) -> dict[str, Any]:
@@ -349,7 +352,10 @@ class Study:
         return found
 
     def code(self) -> dict[str, Path]:
-        """Label -> place of the declaration, under no label, and of all that it imports from beside it."""
+        """Label -> place of the declaration, under no label, and of all that it imports from beside it; of a task that
+        knows its own code, that."""
+        if own := getattr(self.task, "code", None):
+            return own()
         module = sys.modules.get(self.module) or sys.modules.get(getattr(self.task, "__module__", ""))
         if (file := file_of(module)) is None:
             return {}
@@ -359,6 +365,9 @@ class Study:
     def code_sha256(self) -> dict[str, str]:
         """The digest of each part of the code, wherever that lies; of the platform's own studies that of what is
         defined there, which moves of modules do not change."""
+        if not isinstance(self.task, str) and hasattr(self.task, "code"):  # a program's
+            written = {label: code_digest.of_study(place, program=True) for label, place in self.code().items()}
+            return written | {"": code_digest.of_text(self.task.source())}
         if not self.code() and (source := getattr(self.task, "source", None)):
             return {"": code_digest.of_text(source())}
         shipped = self.module.startswith("studies.")

@@ -1,0 +1,1 @@
+"""A command that is a study: its YAML file, the program that runs it, what passes between the two."""

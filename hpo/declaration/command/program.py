@@ -1,0 +1,113 @@
+"""A program that runs: started, asked to end, ended with all that it has started, its output in a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from hpo.declaration.command import guard
+from trainer.errors import ConfigError
+from trainer.quote import shortened
+
+_TAIL = 4096  # bytes at the end of the output, from which an error quotes
+_LINES = 4
+# Signals by which a program has not ended itself: somebody, or the kernel for want of memory, has killed it.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+class Program:
+    """Runs `arguments` in `directory`, with `environ`, while the block lasts; its output is appended to `output`.
+
+    A guard starts it (guard.py), so that it ends when this process does, and nothing that it has started outlives the
+    block. Raises ConfigError where it cannot be started.
+    """
+
+    def __init__(self, arguments: Sequence[str], directory: Path, environ: Mapping[str, str], output: Path) -> None:
+        self._command = [sys.executable, "-I", "-S", guard.__file__]
+        self._arguments, self._directory, self._environ, self._output = arguments, directory, environ, output
+
+    def __enter__(self) -> Self:
+        control, self._control = os.pipe()
+        try:
+            with self._output.open("ab") as output:
+                self._process = subprocess.Popen(
+                    [*self._command, str(control), *self._arguments],
+                    cwd=self._directory,
+                    env=dict(self._environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[control],
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            os.close(self._control)
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{self._arguments[0]!r} cannot be started in {self._directory}: {why}.") from error
+        finally:
+            os.close(control)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._control)  # whereupon the guard kills what is left
+        with suppress(KeyboardInterrupt):
+            self._process.wait()
+        if self._process.returncode < 0:  # the guard may have been killed itself
+            self._kill_session()
+
+    def code(self) -> int | None:
+        """Its exit code, once it has ended; of a signal the negative number, also where a shell says 128 more."""
+        code = self._process.poll()
+        return code if code is None or not 128 < code < 128 + signal.NSIG else 128 - code
+
+    def ask_to_end(self) -> None:
+        """SIGTERM, to its process group."""
+        self._say(b"t")
+
+    def kill(self) -> None:
+        """SIGKILL, to all that it has started."""
+        self._say(b"k")
+
+    def tail(self) -> str:
+        """The last lines of its output, in one."""
+        with self._output.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            text = file.read().decode(errors="replace")
+        lines = [line for line in map(str.strip, text.replace("\r", "\n").splitlines()) if line]
+        return shortened(" | ".join(" ".join(line.split()) for line in lines[-_LINES:]), 600)
+
+    def _say(self, word: bytes) -> None:
+        with suppress(BrokenPipeError):
+            os.write(self._control, word)
+
+    def _kill_session(self) -> None:
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                if os.getsid(process.pid) == self._process.pid:
+                    process.kill()
+
+
+def from_outside(code: int) -> str:
+    """The name of the signal by which others have ended a program; empty where it has ended by itself."""
+    return signal.Signals(-code).name if -code in _FROM_OUTSIDE else ""
+
+
+def ending(code: int) -> str:
+    """`ended with exit code 1`, or `ended by SIGSEGV`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"

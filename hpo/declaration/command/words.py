@@ -1,0 +1,72 @@
+"""The words of a command: `{lr}` in them stands for a value, and the word `${args}` for all parameters."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from hpo.errors import StudyError
+from hpo.text import near
+
+ALL = "${args}"  # a word of its own, which becomes `--name=value` for each parameter and constant
+_PLACE = re.compile(r"\{\{|\}\}|\$\{[^}]*\}|\{(?P<name>[A-Za-z_]\w*)\}")
+# What can stand in a place besides the parameters, and what it is.
+OWN_PLACES = ("python", "checkpoint", "directory", "seed", "number", "epoch", "step", "num_epochs")
+
+
+def split(command: str | Sequence[str], where: str) -> list[str]:
+    """The words of a command that is written as one text, as a shell would split it; no shell runs it. Raises
+    StudyError."""
+    if not isinstance(command, str):
+        words = list(command)
+    else:
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise StudyError(f"{where}={command!r}: {error}; close the quotation, or write a list of words.") from error
+    if not words or not words[0]:
+        raise StudyError(
+            f"{where} is empty: write the program and its arguments, such as 'python train.py --lr={{lr}}'."
+        )
+    return words
+
+
+def check(words: Iterable[str], known: Collection[str], where: str) -> None:
+    """Raise StudyError for a place that nothing fills."""
+    for word in words:
+        for match in _PLACE.finditer(word):
+            if match[0].startswith("$") and word != ALL:
+                raise StudyError(
+                    f"{where}: {match[0]!r} in {word!r} is not known: {ALL!r} stands as a word of its own, "
+                    "a parameter is {lr}, and a variable of the environment is for a shell: [sh, -c, ...]."
+                )
+            if (name := match["name"]) and name not in known:
+                raise StudyError(
+                    f"{where}: nothing fills {match[0]!r} in {word!r}{near(name, known) or ','} "
+                    f"there are {', '.join(known)}; braces that are meant are doubled: '{{{{{name}}}}}'."
+                )
+
+
+def filled(words: Iterable[str], values: Mapping[str, Any], params: Mapping[str, Any]) -> list[str]:
+    """The words with their places filled; a value never becomes several words."""
+    found: list[str] = []
+    for word in words:
+        if word == ALL:
+            found += [f"--{name}={as_text(value)}" for name, value in params.items()]
+        else:
+            found.append(_PLACE.sub(lambda match: _stands_for(match, values), word))
+    return found
+
+
+def _stands_for(match: re.Match[str], values: Mapping[str, Any]) -> str:
+    return as_text(values[match["name"]]) if match["name"] else match[0][:1]
+
+
+def as_text(value: Any) -> str:
+    """A value as an argument: a text as it is, numbers in full, `True`, `False` and `None` as in Python, else JSON."""
+    if isinstance(value, str):
+        return value
+    return repr(value) if value is None or isinstance(value, bool | int | float) else json.dumps(value)
