@@ -16,6 +16,11 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")  # of an object: another one in every
 FORGIVEN = "failures_forgiven"  # the event of a resume after such an end
 
 
+def _constant(error: str | None) -> str:
+    """A reason without what it ends with: a process's last words, which differ from trial to trial."""
+    return (error or "").partition("; last:")[0]
+
+
 class FailureStreak:
     """The failures in a row, in the order of tells, that share one traceback, and the configurations in a row that were
     refused; trials below `forgiven` do not count."""
@@ -40,9 +45,9 @@ class FailureStreak:
             self.unreported = row["error"]
             return
         trace = {
-            "user_error": row["traceback"] or row["error"],
+            "user_error": row["traceback"] or _constant(row["error"]),
             "bad_config": row["error"],
-            "lost": (row["error"] or "").partition("; last:")[0],  # each by another pid
+            "lost": _constant(row["error"]),  # each by another pid
         }.get(row["outcome"])
         trace = _ADDRESS.sub("0x...", trace) if trace else None
         same = trace is not None and self.traces[-1:] == [trace]

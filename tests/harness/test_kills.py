@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from function_study import STEPS
 from kill import (
@@ -47,6 +48,7 @@ POPULATION = {"study": Path(__file__).with_name("population_study.py"), "trials"
 BREEDING = ("--workers", "2", "--sampler", "random", *AT_ONCE)
 LANES_STUDY = {"study": Path(__file__).with_name("lanes_study.py"), "name": "lanes", "work": LANES_WORK}
 FUNCTION = {"study": Path(__file__).with_name("function_study.py"), "work": Work("steps", STEPS, 2 * STEPS)}
+COMMAND = {"study": Path(__file__).with_name("command_study.yaml"), "work": Work("steps", STEPS, 2 * STEPS)}
 SIDE_BY_SIDE = ("--workers", "2", "--window", "8", "-o", f"train.lanes={LANES}", "-o", "pause=0.02")
 _ELSEWHERE = ("removal.", "alerts.", "mirror.after_append")  # which a run without alerts and other trackers passes not
 NAMES = [name for name in failpoint.NAMES if not name.startswith(_ELSEWHERE)]
@@ -78,6 +80,12 @@ def fused(tmp_path_factory, process) -> Golden:
 def of_function(tmp_path_factory, process) -> Golden:
     """The study of a function."""
     return shared_golden(tmp_path_factory, "function", **FUNCTION)
+
+
+@pytest.fixture(scope="session")
+def of_command(tmp_path_factory, process) -> Golden:
+    """The study of a program."""
+    return shared_golden(tmp_path_factory, "command", **COMMAND)
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +161,41 @@ def test_a_kill_of_a_functions_study_at_any_instant_changes_nothing(tmp_path, of
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ASYNCHRONOUS_POINTS + PROMOTION_POINTS])
 def test_a_kill_of_a_functions_study_at_any_point_changes_nothing(tmp_path, of_function, name, hit):
     check_kills(Run(tmp_path / "home", **FUNCTION), of_function, {name: hit})
+
+
+def check_kill_of_command(tmp_path, of_command, targets: tuple[str, ...], seed: int) -> None:
+    """Programs die with their workers: none is left once the study has ended."""
+    rng = random.Random(f"command {targets} {seed}")
+    run = Run(tmp_path / "home", **COMMAND)
+    print(f"\nSIGKILL {kill_at(run, {target: rng.random() for target in targets}, of_command, rng)}")
+    check_sound(run, of_command.digest, sum(LOST[target] for target in targets))
+    log = f"TINY_LOG={run.home.with_suffix('.steps')}"
+    assert not [one for one in psutil.process_iter() if log in _environ(one)]
+
+
+def _environ(process: psutil.Process) -> list[str]:
+    try:
+        return [f"{name}={value}" for name, value in process.environ().items()]
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.usefixtures("process")
+def test_sampled_kills_of_a_commands_study_change_nothing(tmp_path, of_command):
+    check_kill_of_command(tmp_path, of_command, ("program", "worker", "driver"), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "seed"), _instants(INSTANTS) + [("program", seed) for seed in range(INSTANTS)])
+def test_a_kill_of_a_commands_study_at_any_instant_changes_nothing(tmp_path, of_command, target, seed):
+    check_kill_of_command(tmp_path, of_command, (target,), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ASYNCHRONOUS_POINTS + PROMOTION_POINTS])
+def test_a_kill_of_a_commands_study_at_any_point_changes_nothing(tmp_path, of_command, name, hit):
+    check_kills(Run(tmp_path / "home", **COMMAND), of_command, {name: hit})
 
 
 # At named points. The default suite kills one study at several of them.

@@ -40,7 +40,7 @@ class Attempt:
     def run(self) -> Outcome:
         trial, command = self._trial, self._command
         resumed = trial.resume()  # which raises Ended where an attempt before this one was told to end
-        self._resumed_at = (trial.epoch, trial.step)
+        self._stands = {"epoch": trial.epoch, "step": trial.step} if resumed else {}
         reports = self._directory / "reports.jsonl"
         for file in (reports, self._answers):
             file.touch()
@@ -55,7 +55,7 @@ class Attempt:
         environ = self._environ(values, reports, resumed is not None)
         with Program(arguments, command.directory, environ, self._output) as program:
             code = self._follow(program)
-        return self._outcome(code, program.tail())
+        return self._outcome(code, *program.last_words())
 
     # --- What the program is given
 
@@ -111,9 +111,9 @@ class Attempt:
 
     def _hear(self, said: Said) -> None:
         trial, began = self._trial, time.monotonic()
-        place = said.epoch if said.epoch is not None else said.step
-        if place is not None and place <= self._resumed_at[0 if said.epoch is not None else 1]:
-            self._heard_at = time.monotonic()
+        place = {"epoch": said.epoch, "step": said.step}
+        if any(place[key] is not None and place[key] <= at for key, at in self._stands.items()):
+            self._heard_at = began
             return  # up to the checkpoint that it went on from, what was reported before it stands
         if said.checkpoint is not None:
             trial.save(self._files(said.checkpoint))
@@ -153,30 +153,29 @@ class Attempt:
 
     # --- How it has ended
 
-    def _outcome(self, code: int, tail: str) -> Outcome:
-        trial, command = self._trial, self._command
-        last = f"; last: {tail}" if tail else "; it has printed nothing"
-        kept = f"{last} (all of it is the artifact {self._output.name})."
+    def _outcome(self, code: int, said: str, trace: str) -> Outcome:
+        trial, command, at = self._trial, self._command, (self._trial.step, self._trial.epoch)
+        last = f"; last: {said}" if said else "; last: nothing, it has printed nothing"
+        kept = f"{last} (its whole output is the artifact {self._output.name})."
         if self._fault:
             raise TrainerError(f"{command.program} {self._fault}: raise that in {command.file.name}, or see why{kept}")
         if trial.ended or self._leaving:
-            return Outcome(trial.ended or "preempted", trial.step, trial.epoch)
-        ended = f"{command.program} {ending(code)}"
+            return Outcome(trial.ended or "preempted", *at)
+        error = f"{command.program} {ending(code)}{kept}"
         if (kind := command.exit_codes.get(code)) is not None:
-            return Outcome(kind, trial.step, trial.epoch, "" if kind == "complete" else ended + kept)
-        if name := from_outside(code):
-            return Outcome("lost", trial.step, trial.epoch, f"{command.program} was ended from outside by {name}{kept}")
+            return Outcome(kind, *at, error="" if kind == "complete" else error)
+        if from_outside(code):
+            return Outcome("lost", *at, error=error)
         if code != 0:
-            if any(word in tail for word in _OUT_OF_MEMORY):
-                return Outcome("out_of_memory", trial.step, trial.epoch, ended + kept)
-            raise TrainerError(ended + kept)
+            no_memory = any(word in said for word in _OUT_OF_MEMORY)
+            return Outcome("out_of_memory" if no_memory else "user_error", *at, error=error, traceback=trace)
         if not trial.reported:
-            raise TrainerError(self._unreported(ended, last))
-        return Outcome("complete", trial.step, trial.epoch)
+            raise TrainerError(self._unreported(last))
+        return Outcome("complete", *at)
 
-    def _unreported(self, ended: str, last: str) -> str:
+    def _unreported(self, last: str) -> str:
         given = ", ".join(f"'{metric}': ..." for metric in self._command.metrics)
-        how = f"call trial.report(epoch, {{{given}}}) of hpo.client in it, or name patterns under output:"
+        how = f"call trial.report(epoch, {{{given}}}) of hpo.client in it, or name patterns in output"
         if self._command.output:
-            how = f"correct the patterns of output: ({', '.join(self._command.output)}), each of which has to be found"
-        return f"{ended} and without a report: {how}{last}."
+            how = f"correct the patterns in output ({', '.join(self._command.output)}), all of which have to be found"
+        return f"{self._command.program} ended without a report: {how}{last}."

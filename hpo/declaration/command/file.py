@@ -22,6 +22,7 @@ from hpo.search.strategies.base import DEFAULT
 from hpo.space.config import from_json, load_yaml
 from hpo.space.hashing import json_sha256
 from hpo.space.objective import Constraint, Objective
+from hpo.text import near
 from trainer.config.fields import Frozen
 from trainer.files.paths import expanded
 
@@ -92,6 +93,10 @@ def load(path: Path) -> Study:
     try:
         if wandb_sweep.is_sweep(document):
             document = wandb_sweep.converted(document)
+        if unknown := [key for key in document if key not in CommandFile.model_fields]:
+            known = CommandFile.model_fields
+            hint = near(unknown[0], known) or f": there are {', '.join(known)}."
+            raise StudyError(f"there is no key {unknown[0]!r}{hint}")
         return _study(path, from_json(CommandFile, json.loads(json.dumps(document))))
     except HpoError as error:
         raise type(error)(f"{path}: {error}") from error

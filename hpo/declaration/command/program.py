@@ -17,10 +17,11 @@ import psutil
 from hpo.declaration.command import guard
 from trainer.errors import ConfigError
 from trainer.quote import shortened
+from trainer.redaction import redacted
 
-_TAIL = 4096  # bytes at the end of the output, from which an error quotes
+_TAIL = 1 << 13  # bytes at the end of the output, from which an error quotes
 _LINES = 4
-# Signals by which a program has not ended itself: somebody, or the kernel for want of memory, has killed it.
+_TRACEBACK = "Traceback (most recent call last):\n"
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -79,13 +80,14 @@ class Program:
         """SIGKILL, to all that it has started."""
         self._say(b"k")
 
-    def tail(self) -> str:
-        """The last lines of its output, in one."""
+    def last_words(self) -> tuple[str, str]:
+        """The end of its output: the last lines in one, and the traceback that stands there, if it is of Python."""
         with self._output.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            text = file.read().decode(errors="replace")
-        lines = [line for line in map(str.strip, text.replace("\r", "\n").splitlines()) if line]
-        return shortened(" | ".join(" ".join(line.split()) for line in lines[-_LINES:]), 600)
+            text = redacted(file.read().decode(errors="replace").replace("\r", "\n"))
+        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+        _, mark, trace = text.rpartition(_TRACEBACK)
+        return shortened(" | ".join(lines[-(1 if mark else _LINES) :]), 600), (mark + trace).rstrip()
 
     def _say(self, word: bytes) -> None:
         with suppress(BrokenPipeError):
@@ -98,9 +100,9 @@ class Program:
                     process.kill()
 
 
-def from_outside(code: int) -> str:
-    """The name of the signal by which others have ended a program; empty where it has ended by itself."""
-    return signal.Signals(-code).name if -code in _FROM_OUTSIDE else ""
+def from_outside(code: int) -> bool:
+    """Whether others have ended the program: somebody, or the kernel for want of memory."""
+    return -code in _FROM_OUTSIDE
 
 
 def ending(code: int) -> str:

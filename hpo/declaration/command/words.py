@@ -12,7 +12,8 @@ from hpo.errors import StudyError
 from hpo.text import near
 
 ALL = "${args}"  # a word of its own, which becomes `--name=value` for each parameter and constant
-_PLACE = re.compile(r"\{\{|\}\}|\$\{[^}]*\}|\{(?P<name>[A-Za-z_]\w*)\}")
+# A place; or `{{name}}`, which stands for `{name}` itself; or `${name}`, which is a shell's.
+_PLACE = re.compile(r"\{\{(?P<meant>[A-Za-z_]\w*)\}\}|\$\{(?P<shells>\w*)\}|\{(?P<name>[A-Za-z_]\w*)\}")
 # What can stand in a place besides the parameters, and what it is.
 OWN_PLACES = ("python", "checkpoint", "directory", "seed", "number", "epoch", "step", "num_epochs")
 
@@ -38,11 +39,10 @@ def check(words: Iterable[str], known: Collection[str], where: str) -> None:
     """Raise StudyError for a place that nothing fills."""
     for word in words:
         for match in _PLACE.finditer(word):
-            if match[0].startswith("$") and word != ALL:
-                raise StudyError(
-                    f"{where}: {match[0]!r} in {word!r} is not known: {ALL!r} stands as a word of its own, "
-                    "a parameter is {lr}, and a variable of the environment is for a shell: [sh, -c, ...]."
-                )
+            if match[0] == ALL and word != ALL:
+                raise StudyError(f"{where}: {ALL} in {word!r} must be a word of its own, since it becomes several.")
+            if match["shells"] in known:
+                raise StudyError(f"{where}: {match[0]} in {word!r} is for a shell: write {match[0][1:]}.")
             if (name := match["name"]) and name not in known:
                 raise StudyError(
                     f"{where}: nothing fills {match[0]!r} in {word!r}{near(name, known) or ','} "
@@ -62,7 +62,9 @@ def filled(words: Iterable[str], values: Mapping[str, Any], params: Mapping[str,
 
 
 def _stands_for(match: re.Match[str], values: Mapping[str, Any]) -> str:
-    return as_text(values[match["name"]]) if match["name"] else match[0][:1]
+    if match["name"]:
+        return as_text(values[match["name"]])
+    return f"{{{match['meant']}}}" if match["meant"] else match[0]
 
 
 def as_text(value: Any) -> str:
