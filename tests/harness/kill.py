@@ -286,6 +286,15 @@ def stop_in_a_trial(run: Run) -> tuple[int, int, int]:
     raise AssertionError("no worker has reported and saved anything")
 
 
+def _killed(pid: int) -> bool:
+    """Kill it; False where it has ended by itself, as a program does with its trial."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def kill_at(run: Run, shares: Mapping[str, float], golden: Golden, rng: random.Random) -> str:
     """Run, SIGKILL each target at its share of the way from first claim to last tell, end the study; where they fell.
 
@@ -310,7 +319,8 @@ def kill_at(run: Run, shares: Mapping[str, float], golden: Golden, rng: random.R
             return kill_at(run, {target: 0.8 * share for target, share in shares.items()}, golden, rng)
         falls.append(f"{target} at {share:.3f} of the way: {fell}")
         children = [pid for (pid,) in run.query(select(workers.c.pid))]
-        os.kill(pid, signal.SIGKILL)
+        while not _killed(pid):
+            pid = wait_for_progress(run, driver, target, 0, rng)
         if target == "driver":
             run.finished(driver, -signal.SIGKILL)
             assert gone(children), "workers outlive their driver"
