@@ -89,7 +89,11 @@ def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, o
 def run(
     study: Annotated[
         str,
-        typer.Option("--study", help="A study's name, or FILE.py[:NAME].", autocompletion=completion.declarations),
+        typer.Option(
+            "--study",
+            help="A study's name, FILE.py[:NAME] or FILE.yaml.",
+            autocompletion=completion.declarations,
+        ),
     ],
     trials: TrialsOption = None,
     epochs: EpochsOption = None,
