@@ -8,7 +8,8 @@
   files/            <study>/<trial number>/f<fence>.<random>/: what trials handed over by Reporter.artifact;
                     <study>/study/: what is of the whole study, such as its plots
   plots/            <study>/: the plots drawn last, by their names
-  shared/           what tasks keep for all trials (Task.shared), such as tokens; may be removed when nothing runs
+  shared/           what tasks keep for all trials (Task.shared), such as tokens; may be removed when nothing runs;
+                    output/<study>/: what programs print, until it is an artifact
   logs/             what workers and the mirror print
   ray_tune/         what Ray Tune keeps of its experiments, its own copies of checkpoints among it
   optuna.db         Optuna's storage, of `hpo ui --optuna`
@@ -116,6 +117,10 @@ class Home:
     def plots(self, study: str) -> Path:
         """Where the plots drawn last are to be looked at."""
         return self.root / "plots" / check_name(study)
+
+    def output(self, study: str) -> Path:
+        """Where `CommandTask` keeps what programs print until it is an artifact."""
+        return self.shared / "output" / check_name(study)
 
     def mark(self, study: str, uid: str) -> None:
         """Leave the study's uid beside its checkpoints, by which a worker knows that it sees this very directory."""

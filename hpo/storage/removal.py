@@ -20,7 +20,8 @@ def remove_study(home: Home, study: Mapping[str, Any] | RowMapping) -> None:
     CheckpointError where a bucket is away."""
     remove_trials(home, study)
     name = study["name"]
-    for place in (home.checkpoints(name, 0).parent, home.files(name, 0).parent, home.plots(name), *_others(home, name)):
+    own = (home.checkpoints(name, 0).parent, home.files(name, 0).parent, home.plots(name), home.output(name))
+    for place in (*own, *_others(home, name)):
         _remove(place, name)
 
 

@@ -17,7 +17,7 @@ from hpo.declaration.command.program import Program, ending, from_outside
 from hpo.declaration.command.reports import Lines, Output, Reports, Said
 from hpo.declaration.function_trial import Trial
 from trainer.errors import CheckpointError, Fenced, TrainerError
-from trainer.report import Outcome, Reporter
+from trainer.report import Outcome, Reporter, numbers
 
 _OWN = "HPO_"  # begins the names of the platform's variables, of which a program sees its own alone
 _SHORTEST, _LONGEST = 0.002, 0.1  # seconds between two looks at what the program says
@@ -101,7 +101,7 @@ class Attempt:
                     self._answer(said)
         except (Fenced, CheckpointError):
             raise
-        except (TrainerError, TypeError, ValueError) as error:
+        except TrainerError as error:
             raise TrainerError(f"{self._command.program}: {error}") from error
 
     @property
@@ -117,7 +117,7 @@ class Attempt:
             return  # up to the checkpoint that it went on from, what was reported before it stands
         if said.checkpoint is not None:
             trial.save(self._files(said.checkpoint))
-        trial.report(said.epoch, said.metrics, step=said.step)
+        trial.report(said.epoch, _numbers(said.metrics), step=said.step)
         self._heard_at = time.monotonic()
         self._begun += self._heard_at - began  # others may have been waited for
         if trial.ended:
@@ -159,7 +159,7 @@ class Attempt:
         kept = f"{last} (its whole output is the artifact {self._output.name})."
         if self._fault:
             raise TrainerError(f"{command.program} {self._fault}: raise that in {command.file.name}, or see why{kept}")
-        if trial.ended or self._leaving:
+        if trial.ended or (self._leaving and (self._asked or from_outside(code))):
             return Outcome(trial.ended or "preempted", *at)
         error = f"{command.program} {ending(code)}{kept}"
         if (kind := command.exit_codes.get(code)) is not None:
@@ -179,3 +179,11 @@ class Attempt:
         if self._command.output:
             how = f"correct the patterns in output ({', '.join(self._command.output)}), all of which have to be found"
         return f"{self._command.program} ended without a report: {how}{last}."
+
+
+def _numbers(metrics: Any) -> Any:
+    """Metrics as floats; what are none, as it is. Raises TrainerError."""
+    try:
+        return numbers(metrics) if isinstance(metrics, Mapping) else metrics
+    except (TypeError, ValueError) as error:
+        raise TrainerError(str(error)) from error

@@ -122,12 +122,17 @@ class Output:
 
     def _report(self) -> Said:
         metrics = {name: value for name, value in self._found.items() if name not in POSITIONS}
-        places: dict[str, Any] = {name: self._found[name] for name in POSITIONS if name in self._found}
+        places: dict[str, Any] = {name: self._whole(name) for name in POSITIONS if name in self._found}
         self._found = {name: value for name, value in self._found.items() if name in POSITIONS}
         if not places:
             self.epoch += 1
             places = {"epoch": self.epoch}
         return Said(metrics, **places)
+
+    def _whole(self, name: str) -> int:
+        if not (value := self._found[name]).is_integer():
+            raise TrainerError(f"output.{name} has found {value:g}, which is no whole number: narrow its group.")
+        return int(value)
 
     @staticmethod
     def _number(name: str, text: str, line: str) -> float:

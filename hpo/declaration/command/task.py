@@ -64,6 +64,8 @@ class CommandTask:
             if not path.exists():
                 raise StudyError(f"{where}: code names {path}, which is not there: correct its path.")
         program = command.words[0].replace("{python}", sys.executable)
+        if "{" in program:
+            return  # which one it is depends on the trial
         named = str(command.directory / program) if os.sep in program else program
         if shutil.which(named, path=command.environ.get("PATH")) is None:
             raise StudyError(
