@@ -70,7 +70,7 @@ def run(
 ) -> StudyHandle:
     """Search until trials, epochs or time are used up, as `hpo run` does; a study that exists is continued.
 
-    study      what `hpo.study` has made of a function, a `Study`, or what `--study` takes: a name, FILE.py[:NAME], FILE.yaml
+    study      what `hpo.study` has made of a function, a `Study`, or what `--study` takes: a name or a file
     time       seconds, or text such as "90m"
     enqueue    configurations to be tried first: mappings of paths to values, or YAML files
     max_bytes  what the study's checkpoints may take: bytes, or text such as "20GB"

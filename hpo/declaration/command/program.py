@@ -86,8 +86,8 @@ class Program:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             text = redacted(file.read().decode(errors="replace").replace("\r", "\n"))
         lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-        _, mark, trace = text.rpartition(_TRACEBACK)
-        return shortened(" | ".join(lines[-(1 if mark else _LINES) :]), 600), (mark + trace).rstrip()
+        _, mark, rest = text.rpartition(_TRACEBACK)
+        return shortened(" | ".join(lines[-(1 if mark else _LINES) :]), 600), (mark + rest).rstrip() if mark else ""
 
     def _say(self, word: bytes) -> None:
         with suppress(BrokenPipeError):
