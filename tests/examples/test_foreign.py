@@ -6,6 +6,7 @@ guide names; trl's script is that of the installed package. Models, data and wha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -134,14 +135,16 @@ def start(place: Path, study: str, home: str, **environ: str) -> subprocess.Pope
 
 
 def kill_program(driver: subprocess.Popen[str], script: str) -> None:
-    """SIGKILL the script itself, some time after it has begun."""
+    """SIGKILL the script itself, some seconds after it has begun, in whichever trial lives so long."""
     while driver.poll() is None:
-        for process in psutil.Process(driver.pid).children(recursive=True):
-            if process.cmdline()[1:2] == [script]:
-                time.sleep(10)
-                process.kill()
-                return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(driver.pid).children(recursive=True):
+                if process.cmdline()[1:2] == [script]:
+                    time.sleep(8)
+                    process.kill()
+                    return
         time.sleep(0.1)
+    raise AssertionError(f"no {script} has run for 8 s: {driver.communicate()[0]}")
 
 
 @pytest.mark.parametrize("made", [mnist, nanogpt, sft], ids=lambda made: made.__name__)
