@@ -151,11 +151,12 @@ def _described(found: Confirmation, several: bool) -> str:
         if known:
             cells += [str(row.held_out or "none"), "" if row.gap is None else f"{row.gap:+.3g}"]
         table.append(cells)
-    return "\n".join([*aligned(table), *_said(found, known, several)])
+    return "\n".join([*aligned(table), *notes(found, several)])
 
 
-def _said(found: Confirmation, known: bool, several: bool) -> list[str]:
-    first = found.rows[0]
+def notes(found: Confirmation, several: bool) -> list[str]:
+    """What the table says, a sentence a line; `several`: it is one of several objectives."""
+    first, known = found.rows[0], any(row.held_out for row in found.rows)
     runs = max((row.again.count for row in found.rows if row.again), default=0)
     mean = f"mean ± standard error over {runs} seeds" if runs > 1 else "of one seed, which says nothing of its spread"
     lines = [f"{mean}; selected: the value in study {found.study}"]

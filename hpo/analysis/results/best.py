@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hpo.ledger.rows import Connection, RowMapping
 
 
-def best_trials(connection: Connection, home: Home, name: str) -> list[dict[str, Any]]:
-    """The best complete trial, or those of the Pareto front: number, values, params, the path of the checkpoint, and
-    the overrides that train it."""
+def best_trials(connection: Connection, home: Home, name: str, most: int | None = None) -> list[dict[str, Any]]:
+    """The best complete trial, or those of the Pareto front, the first `most` of it: number, values, params, the path of
+    the checkpoint, and the overrides that train it."""
     study = queries.study_row(connection, name)
-    found = queries.bests(connection, study)
+    found = queries.bests(connection, study)[:most]
     if not found:
         raise none_complete(name)
     return [_best_trial(connection, home, study, one) for one in found]
@@ -109,25 +109,10 @@ def describe_front(found: Sequence[Mapping[str, Any]]) -> str:
 def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     """The best trial as text, with the command that trains it; from the file where its configuration is `saved`, or
     has to be, since options that nothing reads are refused."""
-    reference, name, saving = shlex.quote(best["reference"]), f"{best['study']}-best", ""
-    if best["unread"] and not saved:
-        saving = command(f"best --study {best['study']} --trial {best['number']} --save {name}.yaml") + " && "
-        saved = f"{name}.yaml"
-    options = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
-    options = f"--config {shlex.quote(saved)}" if saved else options
     gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
     taken = f" ({of_checkpoint(best['checkpoint_at'], _precise)})" if best["checkpoint"] else ""
-    study = best["study"]
     at = best["judged"] and queries.Judged(**best["judged"])
     judged = judgement(best["values"], at, best["epoch"], _precise, saved=best["checkpoint_epoch"])
-    if best["reference"].startswith(REFERENCE):
-        train = f"search on from it: {command(f'run --study STUDY --warm-start {study}')}"
-    else:
-        train = (
-            "train it: "
-            + saving
-            + command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
-        )
     return "\n".join(
         [
             f"{best['study']}, trial {best['number']}: {judged}",
@@ -135,9 +120,27 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
             *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
             f"checkpoint: {best['checkpoint'] or gone}{taken}",
             *([f"metrics: {best['metrics']}"] if best["metrics"] else []),
-            train,
+            train_line(best, saved),
         ]
     )
+
+
+def train_line(best: Mapping[str, Any], saved: str | None = None) -> str:
+    """What to do with the best trial now; an imported study cannot be trained, but begun from."""
+    if best["reference"].startswith(REFERENCE):
+        return f"search on from it: {command(f'run --study STUDY --warm-start {best["study"]}')}"
+    return f"train it: {train_command(best, saved)}"
+
+
+def train_command(best: Mapping[str, Any], saved: str | None = None) -> str:
+    """What trains the best trial again, from the file where its configuration is `saved`, or has to be."""
+    reference, name, saving = shlex.quote(best["reference"]), f"{best['study']}-best", ""
+    if best["unread"] and not saved:
+        saving = command(f"best --study {best['study']} --trial {best['number']} --save {name}.yaml") + " && "
+        saved = f"{name}.yaml"
+    options = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
+    options = f"--config {shlex.quote(saved)}" if saved else options
+    return saving + command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
 
 
 def _precise(value: float) -> str:

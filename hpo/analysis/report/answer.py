@@ -1,0 +1,50 @@
+"""The answer of a report: which configuration is best, what it is worth, and how to train it.
+
+{
+    "best": [trial]      the best one, or of several objectives the front, at most MOST of it
+    "front": int         how many there are
+    "lacking": str       why there is none; else empty
+    "again": str         the command that shows one of a front in full; empty where there is one best
+}
+A trial is {"number", "values", "held_out": {objective: value}, "held_out_as": {objective: metric}, "params", "epoch",
+"judged_epoch", "beside": {metric: value}, "checkpoint", "train": the command that trains it}.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpo.analysis.report.snapshot import Snapshot, reason
+from hpo.analysis.report.trials import finite
+from hpo.analysis.results import best as bests
+from hpo.errors import HpoError
+from hpo.text import command
+
+if TYPE_CHECKING:
+    from hpo.ledger.rows import Connection
+    from hpo.storage.home import Home
+
+MOST = 20
+
+
+def answer(connection: Connection, home: Home, of: Snapshot) -> dict[str, Any]:
+    """As `hpo best` has it."""
+    front = sum(front == 0 for front, _ in of.placed.values()) if len(of.metrics) > 1 else min(len(of.placed), 1)
+    try:
+        found = bests.best_trials(connection, home, of.name, MOST)
+    except HpoError as error:
+        return {"best": [], "front": 0, "lacking": reason(error), "again": ""}
+    again = command(f"best --study {of.name} --trial {found[0]['number']}") if front > 1 else ""
+    return {"best": [_best(of, one) for one in found], "front": front, "lacking": "", "again": again}
+
+
+def _best(of: Snapshot, found: dict[str, Any]) -> dict[str, Any]:
+    judged = found["judged"] or {"epoch": None, "metrics": {}}
+    return {
+        **{key: found[key] for key in ("number", "params", "epoch", "beside", "checkpoint")},
+        "values": {metric: finite(value) for metric, value in found["values"].items()},
+        "held_out": {metric: judged["metrics"].get(held) for metric, held in of.hold_outs.items()},
+        "held_out_as": of.hold_outs,
+        "judged_epoch": judged["epoch"],
+        "train": bests.train_command(found),
+    }

@@ -1,0 +1,89 @@
+"""How sure a report's answer is: the best trials under other seeds, and without each of their parameters.
+
+{
+    "confirm": [confirmation]   one for each objective, as `hpo confirm --json` has them; empty where nobody has asked
+    "notes": [str]              what those tables say
+    "ablate": [ablation]        the same of `hpo ablate --json`
+    "noise": {objective: {"deviation": float, "runs": int}}   of runs that differ in their seed alone, pooled
+    "commands": {"confirm": str, "ablate": str}   what makes the tables
+    "lacking": {"confirm": str, "ablate": str}    why a table that was asked for is not here; else empty
+}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hpo.analysis.report.snapshot import reason
+from hpo.errors import HpoError
+from hpo.ledger import queries
+from hpo.text import command
+
+if TYPE_CHECKING:
+    from hpo.analysis.follow_up.confirm import Confirmation
+    from hpo.ledger import Ledger
+
+
+def sure(ledger: Ledger, name: str) -> dict[str, Any]:
+    """Of the newest study that each of the two commands has derived from this one."""
+    from hpo.analysis.follow_up import ablate, confirm
+
+    with ledger.read() as connection:
+        own = [one for one, of in queries.derived(connection).items() if of == name]
+        lists = {one: [row["label"] for row in queries.study_row(connection, one)["spec"]["listed"]] for one in own}
+    made = {"ablate" if ablate.FOUND in labels else "confirm": one for one, labels in lists.items()}
+    tables: dict[str, list[Any]] = {"confirm": [], "ablate": []}
+    lacking = {"confirm": "", "ablate": ""}
+    for kind, read in (("confirm", _confirmed), ("ablate", _ablated)):
+        if kind in made:
+            try:
+                tables[kind] = read(ledger, name, made[kind])
+            except HpoError as error:
+                lacking[kind] = reason(error)
+    several = len(tables["confirm"]) > 1
+    return {
+        "confirm": [one.as_json() for one in tables["confirm"]],
+        "notes": [line for one in tables["confirm"] for line in confirm.notes(one, several)],
+        "ablate": [asdict(one) for one in tables["ablate"]],
+        "noise": {one.metric: found for one in tables["confirm"] if (found := noise(one))},
+        "commands": {kind: command(f"{kind} --study {name}") for kind in ("confirm", "ablate")},
+        "lacking": lacking,
+    }
+
+
+def _confirmed(ledger: Ledger, name: str, own: str) -> list[Confirmation]:
+    from hpo.analysis.follow_up import confirm
+    from hpo.analysis.follow_up.derived_study import found, repeats
+
+    of = found(ledger, name)
+    metrics = confirm.held_out(of, None)
+    return confirm.confirmations(of, own, metrics, repeats(ledger, own, metrics))
+
+
+def _ablated(ledger: Ledger, name: str, own: str) -> list[Any]:
+    from hpo.analysis.follow_up import ablate
+    from hpo.analysis.follow_up.derived_study import SEED, found, repeats
+
+    of = found(ledger, name)
+    with ledger.read() as connection:
+        listed = queries.study_row(connection, own)["spec"]["listed"]
+    as_found: Mapping[str, Any] = next(row["params"] for row in listed if row["label"] == ablate.FOUND)
+    params = {path: value for path, value in as_found.items() if path != SEED}
+    trial = next((one for one in of.ranked if one["params"] == params), None)
+    if trial is None:
+        raise HpoError(f"no complete trial of {name!r} has the parameters that {own!r} was made of.")
+    return ablate.ablations(of, own, trial, ablate.variants(of, trial), repeats(ledger, own))
+
+
+def noise(of: Confirmation) -> dict[str, Any] | None:
+    """The standard deviation of one run, pooled over the configurations: sqrt(sum (n-1) s^2 / sum (n-1)); None where no
+    configuration has two runs."""
+    spreads = [row.again for row in of.rows if row.again is not None and row.again.error is not None]
+    freedom = sum(one.count - 1 for one in spreads)
+    if not freedom:
+        return None
+    squares = sum((one.count - 1) * one.count * (one.error or 0.0) ** 2 for one in spreads)
+    return {"deviation": math.sqrt(squares / freedom), "runs": sum(one.count for one in spreads)}

@@ -1,0 +1,90 @@
+"""The trials of a report: a column for each thing that is known of them, in number order.
+
+{
+    "number": [int], "state": [str], "epoch": [int], "planned": [int or null], "seconds": [float or null],
+    "place": [int or null]       among the complete ones, best first, from 0
+    "front": [int or null]       0 where no other trial is better in every objective; of one objective 0
+    "ended": [float or null]     seconds from the study's first attempt
+    "values": {objective: [float or null]}, "held_out": {objective: [float or null]}
+    "why": [str]                 why it was stopped, or the first line of its error
+    "settings": {path: [value]}  what differs between their configurations; null where a parameter is not active
+    "searched": [path]           those of the settings that the study searches
+}
+A value that is not finite is null: JSON has no other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hpo.analysis.report.snapshot import Snapshot
+
+
+def trials(of: Snapshot) -> dict[str, Any]:
+    """The columns. Values stand as the ledger has them, to the last digit."""
+    begin, settings, nowhere = began(of), _settings(of), (None, None)
+    return {
+        **{name: [trial[name] for trial in of.trials] for name in ("number", "state", "epoch")},
+        "planned": [of.planned(trial) for trial in of.trials],
+        "seconds": [_seconds(trial) for trial in of.trials],
+        "place": [of.placed.get(trial["number"], nowhere)[1] for trial in of.trials],
+        "front": [of.placed.get(trial["number"], nowhere)[0] for trial in of.trials],
+        "ended": [None if trial["ended_at"] is None else round(trial["ended_at"] - begin, 2) for trial in of.trials],
+        "values": {metric: [_value(trial, at) for trial in of.trials] for at, metric in enumerate(of.metrics)},
+        "held_out": {metric: [held_out(of, t, key) for t in of.trials] for metric, key in of.hold_outs.items()},
+        "why": [_why(of, trial) for trial in of.trials],
+        "settings": settings,
+        "searched": [path for path in settings if any(path in trial["params"] for trial in of.trials)],
+    }
+
+
+def began(of: Snapshot) -> float:
+    """When the first trial began, in seconds since 1970; of a study without one, when it was made."""
+    return min((t["started_at"] for t in of.trials if t["started_at"] is not None), default=of.study["created_at"])
+
+
+def held_out(of: Snapshot, trial: Mapping[str, Any], key: str) -> float | None:
+    """What a trial came to by a metric that is held out, at the epoch by which it was judged."""
+    at = of.judged.get(trial["id"])
+    return finite(at.metrics.get(key)) if at else None
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _value(trial: Mapping[str, Any], place: int) -> float | None:
+    return finite(trial["values"][place]) if trial["values"] else None
+
+
+def _seconds(trial: Mapping[str, Any]) -> float | None:
+    times = trial["started_at"], trial["ended_at"]
+    return None if None in times else round(times[1] - times[0], 2)
+
+
+def _why(of: Snapshot, trial: Mapping[str, Any]) -> str:
+    stopped = of.stops.get(trial["id"], "") if trial["state"] == "pruned" else ""
+    return (trial["error"] or "").split("\n")[0] or stopped
+
+
+def _settings(of: Snapshot) -> dict[str, list[Any]]:
+    """Of each path by which the configurations differ the value in each trial, parameters first."""
+    searched = dict.fromkeys(path for trial in of.trials for path in trial["params"])
+    paths = dict.fromkeys([*searched, *(path for config in of.configs.values() for path in config)])
+    found: dict[str, list[Any]] = {}
+    for path in paths:
+        rows = (trial["params"] if path in searched else of.configs[trial["id"]] for trial in of.trials)
+        column = [_plain(row.get(path)) for row in rows]
+        if path in searched or len({json.dumps(value) for value in column}) > 1:
+            found[path] = column
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A number, a truth value or a text; what has parts as its JSON text."""
+    if isinstance(value, float):
+        return finite(value)
+    return json.dumps(value) if isinstance(value, list | tuple | dict) else value
