@@ -1,0 +1,264 @@
+"use strict";
+/* Figures of a report: functions of (report, view) to plotly's {data, layout, caption}, or a text that says why there is
+   none. A view has the colours, the trials that are shown, those that are marked, the width and what controls are set to.
+
+   Plotly reads texts as a little HTML, so names and values go through `safe`. */
+const Figures = (() => {
+  const MOST_LINES = 500, MOST_POINTS = 2000, MOST_AXES = 8, MOST_SLICES = 6, MOST_BANDS = 4, BINS = 4, GRID = 28;
+  const STATES = ["complete", "pruned", "running", "paused", "infeasible", "failed", "waiting"];
+  const SYMBOLS = { complete: "circle", pruned: "x-thin-open", running: "triangle-up", paused: "square-open",
+    infeasible: "diamond-open", failed: "cross-thin-open", waiting: "circle-open" };
+  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
+
+  const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const figure = (value) => value === null || value === undefined ? "" : typeof value !== "number" ? String(value)
+    : Number.isInteger(value) && Math.abs(value) < 1e6 ? String(value) : String(Number(value.toPrecision(4)));
+  const better = (report, place = 0) => report.objectives[place].direction === "minimize" ? "less" : "more";
+  const titled = (report, place = 0) => `${safe(report.objectives[place].metric)} (${better(report, place)} is better)`;
+  const label = (report, path) => (report.importances.dimensions[path] || { label: path }).label;
+  const indices = (report, view) => report.trials.number.map((_, i) => i).filter((i) => view.shown[i]);
+
+  function spread(list, most, first = 0) { // the first ones, the others evenly
+    if (list.length <= most) return list;
+    const rest = list.slice(first), count = most - first;
+    return [...list.slice(0, first), ...Array.from({ length: count }, (_, i) => rest[Math.floor(i * rest.length / count)])];
+  }
+  function byPlace(report, list) {
+    const place = (i) => report.trials.place[i] === null ? Infinity : report.trials.place[i];
+    return [...list].sort((a, b) => place(a) - place(b) || a - b);
+  }
+  function quantile(sorted, share) {
+    return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : NaN;
+  }
+  /* A range that far outliers do not squeeze the others in, and how many values it leaves out. */
+  function robust(values) {
+    const sorted = values.filter((v) => v !== null && Number.isFinite(v)).sort((a, b) => a - b);
+    if (sorted.length < 8) return { range: null, beyond: 0 };
+    const low = quantile(sorted, 0.1), high = quantile(sorted, 0.9), span = high - low;
+    const least = sorted[0], most = sorted[sorted.length - 1];
+    if (!(span > 0) || most - least <= 8 * span) return { range: null, beyond: 0 };
+    const range = [Math.max(least, low - 2 * span), Math.min(most, high + 2 * span)];
+    const margin = 0.05 * (range[1] - range[0]);
+    return { range: [range[0] - margin, range[1] + margin], beyond: sorted.filter((v) => v < range[0] || v > range[1]).length };
+  }
+  const left = (count) => count ? ` ${count} values lie outside of what is drawn.` : "";
+  function axis(view, title, more = {}) {
+    return { title: { text: title, standoff: 8 }, automargin: true, gridcolor: view.colour.line, zeroline: false,
+      linecolor: view.colour.line, ...more };
+  }
+  function layout(view, x, y, more = {}) {
+    return { height: 420, margin: { l: 60, r: 16, t: 16, b: 50 }, paper_bgcolor: view.colour.paper,
+      plot_bgcolor: view.colour.paper, font: { color: view.colour.ink, size: 13 }, hovermode: "closest",
+      legend: { orientation: "h", y: -0.2, yanchor: "top" }, xaxis: x, yaxis: y, ...more };
+  }
+  function timeUnit(seconds) {
+    return seconds > 7200 ? ["hours", 3600] : seconds > 120 ? ["minutes", 60] : ["seconds", 1];
+  }
+
+  /* --- Curves */
+
+  function rung(report, i) {
+    const t = report.trials, state = t.state[i];
+    return state === "pruned" ? `stopped at epoch ${t.epoch[i]}` : state;
+  }
+  function line(report, metric, i) {
+    const found = (report.curves.lines[metric] || {})[report.trials.number[i]];
+    return found ? [report.curves.grids[found[0]], found[1]] : null;
+  }
+  /* Many curves as one trace with gaps: plotly draws a thousand traces a hundred times slower than one. */
+  function bundle(report, metric, list, name, style) {
+    const x = [], y = [], text = [], dots = { x: [], y: [], text: [] };
+    for (const i of list) {
+      const points = line(report, metric, i);
+      if (!points) continue;
+      const into = points[0].length === 1 ? dots : { x, y, text };
+      points[0].forEach((at, k) => { into.x.push(at); into.y.push(points[1][k]); into.text.push(report.trials.number[i]); });
+      if (into !== dots) { x.push(null); y.push(null); text.push(""); }
+    }
+    const hover = { hovertemplate: `trial %{text}: %{y:.5g} at ${report.curves.axis} %{x}<extra>${safe(name)}</extra>` };
+    const traces = [];
+    if (x.length) traces.push({ type: "scatter", mode: "lines", x, y, text, name, legendgroup: name, line: style, ...hover });
+    if (dots.x.length) traces.push({ type: "scatter", mode: "markers", ...dots, name, legendgroup: name,
+      showlegend: !x.length, marker: { color: style.color, size: 5, symbol: "x-thin-open", line: { width: 1.5 } }, ...hover });
+    return traces;
+  }
+  function metricOf(report, view) {
+    const known = report.curves.metrics;
+    return known.includes(view.set.metric) ? view.set.metric : known[0];
+  }
+  function rungs(report, list) { // name -> trials, stopped ones by their epoch, at most five groups of them
+    const epochs = [...new Set(list.filter((i) => report.trials.state[i] === "pruned").map((i) => report.trials.epoch[i]))];
+    epochs.sort((a, b) => a - b);
+    const ends = epochs.length <= 5 ? epochs : [0.2, 0.4, 0.6, 0.8, 1].map((s) => epochs[Math.ceil(s * epochs.length) - 1]);
+    const groups = new Map();
+    for (const i of list) {
+      let name = rung(report, i), order = STATES.indexOf(report.trials.state[i]) * 1e9;
+      if (report.trials.state[i] === "pruned") {
+        const k = ends.findIndex((end) => report.trials.epoch[i] <= end), from = k ? ends[k - 1] + 1 : epochs[0];
+        if (epochs.length > 5 && from < ends[k]) name = `stopped at epochs ${from} to ${ends[k]}`;
+        order += k;
+      }
+      if (!groups.has(name)) groups.set(name, { order, list: [], k: order % 1e9, state: report.trials.state[i] });
+      groups.get(name).list.push(i);
+    }
+    return [...groups].sort((a, b) => a[1].order - b[1].order);
+  }
+  function curves(report, view) {
+    const metric = metricOf(report, view);
+    if (!metric) return "no trial has reported a metric yet";
+    const all = byPlace(report, indices(report, view)).filter((i) => line(report, metric, i));
+    if (!all.length) return "no trial that is shown has a curve of it";
+    const list = spread(all, MOST_LINES, 100), data = [], last = [];
+    for (const [name, group] of rungs(report, list).reverse()) { // complete ones on top
+      const width = group.state === "complete" ? 1.4 : 1;
+      data.push(...bundle(report, metric, group.list, name, { color: view.colour[group.state], width,
+        dash: group.state === "complete" ? "solid" : DASHES[group.k % DASHES.length] }));
+      for (const i of group.list) last.push(...line(report, metric, i)[1]);
+    }
+    const shown = robust(last), y = axis(view, safe(metric), shown.range ? { range: shown.range } : {});
+    const some = list.length < all.length ? ` ${list.length} of ${all.length} are drawn: the best 100, and others evenly.` : "";
+    const kept = report.curves.kept < report.curves.of ? ` The page holds the curves of ${report.curves.kept} trials of ${report.curves.of}.` : "";
+    const thin = report.curves.thinned ? " Long curves have lost points, never their ends and extremes." : "";
+    return { data: [...data, ...marked(report, view, metric)], layout: layout(view, axis(view, report.curves.axis), y,
+      { legend: { orientation: "h", y: -0.2, yanchor: "top", traceorder: "reversed" } }),
+      caption: `A line for each trial; a dash, where it was stopped or has failed.${some}${kept}${thin}${left(shown.beyond)}`,
+      controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric }] };
+  }
+  function marked(report, view, metric) {
+    return [...view.marked].filter((i) => line(report, metric, i)).flatMap((i, k) =>
+      bundle(report, metric, [i], `trial ${report.trials.number[i]}`, { color: view.colour.chosen, width: 3,
+        dash: DASHES[k % DASHES.length] }));
+  }
+  function chosen(report, view) {
+    const metric = metricOf(report, view);
+    if (!view.marked.size) return "mark trials in the table above";
+    const data = metric ? marked(report, view, metric) : [];
+    if (!data.length) return "the page holds no curve of the marked trials";
+    return { data, layout: layout(view, axis(view, report.curves.axis), axis(view, safe(metric))), caption: "",
+      controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric }] };
+  }
+  function groups(report, view) {
+    const t = report.trials, metric = metricOf(report, view), list = indices(report, view);
+    if (!metric) return "no trial has reported a metric yet";
+    const options = [["state", "state"], ...Object.keys(t.settings).filter((p) => new Set(t.settings[p]).size > 1)
+      .map((p) => [p, label(report, p)])];
+    const by = options.some(([p]) => p === view.set.group) ? view.set.group : options[Math.min(1, options.length - 1)][0];
+    const found = new Map(), name = grouping(by === "state" ? t.state : t.settings[by], list);
+    for (const i of list) {
+      const points = line(report, metric, i), group = name(i);
+      if (!points) continue;
+      if (!found.has(group)) found.set(group, new Map());
+      points[0].forEach((x, k) => {
+        if (points[1][k] === null) return;
+        const at = found.get(group);
+        if (!at.has(x)) at.set(x, []);
+        at.get(x).push(points[1][k]);
+      });
+    }
+    if (!found.size) return "no trial that is shown has a curve of it";
+    const data = [], names = [...found.keys()];
+    names.forEach((group, k) => {
+      const xs = [...found.get(group).keys()].sort((a, b) => a - b), all = xs.map((x) => found.get(group).get(x));
+      const mean = all.map((v) => v.reduce((a, b) => a + b, 0) / v.length);
+      const dev = all.map((v, j) => v.length > 1 ? Math.sqrt(v.reduce((a, b) => a + (b - mean[j]) ** 2, 0) / (v.length - 1)) : 0);
+      const colour = view.colour[["complete", "pruned", "running", "infeasible", "failed", "paused"][k % 6]];
+      if (k < MOST_BANDS) data.push({ type: "scatter", mode: "lines", x: [...xs, ...[...xs].reverse()], fill: "toself",
+        y: [...mean.map((m, j) => m + dev[j]), ...mean.map((m, j) => m - dev[j]).reverse()], fillcolor: colour, opacity: 0.18,
+        line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup: group });
+      data.push({ type: "scatter", mode: xs.length > 1 ? "lines" : "markers", x: xs, y: mean, name: safe(group),
+        legendgroup: group, line: { color: colour, width: 2, dash: DASHES[k % DASHES.length] }, marker: { color: colour },
+        text: all.map((v) => v.length), hovertemplate: `%{y:.5g}, mean of %{text} trials<extra>${safe(group)}</extra>` });
+    });
+    return { data, layout: layout(view, axis(view, report.curves.axis), axis(view, safe(metric))),
+      caption: `The mean of the trials that came so far, by ${safe(by)}, and one standard deviation to each side` +
+        (names.length > MOST_BANDS ? ` of the first ${MOST_BANDS} groups.` : ".") + " Where trials were stopped, those left are the better ones.",
+      controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric },
+        { name: "group", title: "group by", options, value: by }] };
+  }
+  function grouping(column, list) { // trial -> its group: the value, or of many numbers a quarter of them
+    const values = [...new Set(list.map((i) => column[i]).filter((v) => v !== null && v !== undefined))];
+    const numbers = values.every((v) => typeof v === "number");
+    if (!numbers || values.length <= 6) return (i) => column[i] === null || column[i] === undefined ? "not active" : figure(column[i]);
+    const sorted = list.map((i) => column[i]).filter((v) => v !== null).sort((a, b) => a - b);
+    const ends = Array.from({ length: BINS }, (_, k) => quantile(sorted, (k + 1) / BINS - 1e-9));
+    return (i) => {
+      if (column[i] === null) return "not active";
+      const k = Math.max(ends.findIndex((end) => column[i] <= end), 0);
+      return `${figure(k ? ends[k - 1] : sorted[0])} to ${figure(ends[k])}`;
+    };
+  }
+
+  /* --- History */
+
+  const XS = [["trial", "trial"], ["epochs", "epochs trained"], ["time", "time"]];
+  function along(report, by) { // [trials in order, their place on the axis, its title]
+    const t = report.trials, all = t.number.map((_, i) => i);
+    if (by === "trial") return [all, t.number, "trial"];
+    const ended = all.filter((i) => t.ended[i] !== null).sort((a, b) => t.ended[a] - t.ended[b] || a - b);
+    const x = [];
+    if (by === "epochs") {
+      let sum = 0;
+      for (const i of ended) x[i] = sum += t.epoch[i];
+      return [ended, x, "epochs trained, over all trials"];
+    }
+    const [unit, size] = timeUnit(Math.max(0, ...ended.slice(-1).map((i) => t.ended[i])));
+    for (const i of ended) x[i] = t.ended[i] / size;
+    return [ended, x, `${unit} since the first trial began`];
+  }
+  function bestSoFar(report, order, x) {
+    const least = report.objectives[0].direction === "minimize", xs = [], ys = [], text = [];
+    const values = report.trials.values[report.objectives[0].metric];
+    let best = null;
+    for (const i of order) {
+      if (report.trials.state[i] !== "complete" || values[i] === null) continue;
+      if (best === null || (least ? values[i] < best : values[i] > best)) {
+        best = values[i];
+        xs.push(x[i]); ys.push(best); text.push(report.trials.number[i]);
+      }
+    }
+    if (xs.length) { xs.push(x[order[order.length - 1]]); ys.push(best); text.push(text[text.length - 1]); }
+    return { x: xs, y: ys, text };
+  }
+  function history(report, view) {
+    const t = report.trials, values = t.values[report.objectives[0].metric], by = view.set.along || "trial";
+    const [order, x, title] = along(report, by);
+    const shown = order.filter((i) => view.shown[i] && values[i] !== null && values[i] !== undefined);
+    if (!shown.length) return "no trial that is shown has a value yet";
+    const drawn = spread(byPlace(report, shown), MOST_POINTS, 500), data = [];
+    for (const state of STATES) {
+      const list = drawn.filter((i) => t.state[i] === state);
+      if (list.length) data.push({ type: "scatter", mode: "markers", name: state === "pruned" ? "stopped early" : state,
+        x: list.map((i) => x[i]), y: list.map((i) => values[i]), text: list.map((i) => t.number[i]),
+        marker: { color: view.colour[state], symbol: SYMBOLS[state], size: 7, line: { width: 1.5, color: view.colour[state] } },
+        hovertemplate: `trial %{text}: %{y:.6g}<extra>${state}</extra>` });
+    }
+    const best = bestSoFar(report, order, x);
+    if (best.x.length) data.push({ type: "scatter", mode: "lines", name: "best so far", ...best,
+      line: { shape: "hv", color: view.colour.ink, width: 1.5 }, hovertemplate: "best so far: trial %{text}, %{y:.6g}<extra></extra>" });
+    const range = robust(shown.map((i) => values[i]));
+    return { data, layout: layout(view, axis(view, title, { rangemode: "tozero" }), axis(view, titled(report), range.range ? { range: range.range } : {})),
+      caption: "The best so far is of complete trials alone: a stopped one has the value of an early epoch." +
+        (drawn.length < shown.length ? ` ${drawn.length} of ${shown.length} trials are drawn: the best 500, and others evenly.` : "") + left(range.beyond),
+      controls: [{ name: "along", title: "along", options: XS, value: by }] };
+  }
+  function studies(reports, view) {
+    const by = view.set.along || "trial", data = [];
+    let title = "";
+    reports.forEach((report, k) => {
+      const [order, x, name] = along(report, by), best = bestSoFar(report, order, x);
+      title = by === "time" ? "hours since the first trial began" : name;
+      if (by === "time") best.x = best.x.map((_, j) => best.x[j] * timeUnit(Math.max(0, ...order.slice(-1).map((i) => report.trials.ended[i])))[1] / 3600);
+      if (best.x.length) data.push({ type: "scatter", mode: "lines+markers", name: safe(report.name), ...best,
+        line: { shape: "hv", width: 2, dash: DASHES[k % DASHES.length], color: view.colour[["complete", "pruned", "running", "infeasible"][k % 4]] },
+        hovertemplate: `trial %{text}: %{y:.6g}<extra>${safe(report.name)}</extra>` });
+    });
+    if (!data.length) return "no study has a complete trial yet";
+    const metrics = [...new Set(reports.map((r) => r.objectives[0].metric))];
+    return { data, layout: layout(view, axis(view, title, { rangemode: "tozero" }), axis(view, metrics.length > 1 ? "value" : titled(reports[0]))),
+      caption: metrics.length > 1 ? `They are judged by different metrics, ${safe(metrics.join(", "))}: the curves cannot be compared.` : "",
+      controls: [{ name: "along", title: "along", options: XS, value: by }] };
+  }
+
+  return { STATES, SYMBOLS, DASHES, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, safe, figure, label, titled, better,
+    indices, spread, byPlace, robust, left, axis, layout, timeUnit, curves, chosen, groups, history, studies };
+})();

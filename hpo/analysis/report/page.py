@@ -1,0 +1,171 @@
+"""Makes a report's page of its data: one template, one stylesheet and three scripts, in one file or served.
+
+In a file all of them stand inside it, and its policy lets nothing else run and nothing be fetched. What users have
+written, names, values and errors, is escaped by the template; characters that would not be seen, or turn a line of text
+round, are shown as their code points.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.analysis.results.format import duration
+from hpo.errors import UserError
+from hpo.text import counted
+from trainer.files.durable import replacing, sync
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from hpo.analysis.report.data import StudyReport
+
+ASSETS = Path(__file__).with_name("assets")
+SCRIPTS = ("plotly-cartesian.min.js", "figures.js", "parameters.js", "report.js")  # in this order
+STYLE = "report.css"
+# Controls but line ends and tabs, marks of direction (Boucher and Anderson 2021, "Trojan Source"), and widthless ones.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_UNSEEN_JSON = re.compile(
+    r"(?<!\\)((?:\\\\)*)\\u(00[01][0-9a-f]|007f|00[89][0-9a-f]|061c|200[b-f]|202[89a-e]|206[0-9]|feff)"
+)
+
+
+def file_page(reports: Sequence[StudyReport]) -> str:
+    """The page as one file that needs nothing from elsewhere."""
+    scripts = [_asset(name) for name in SCRIPTS]
+    style = _asset(STYLE)
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    return _rendered(reports, policy=policy, inline={"scripts": scripts, "style": style})
+
+
+def served_page(reports: Sequence[StudyReport], assets: str) -> str:
+    """The same page for a server, which offers SCRIPTS and STYLE below the URL `assets`."""
+    return _rendered(reports, assets=assets, scripts=SCRIPTS)
+
+
+def write(reports: Sequence[StudyReport], path: Path) -> Path:
+    """Write the page; raises UserError where that is not allowed, or a part of the extra `report` is missing."""
+    text = file_page(reports)
+    try:
+        with replacing(path) as temporary:
+            temporary.write_bytes(text.encode())
+            sync(temporary)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file by --out.") from error
+    return path
+
+
+def _rendered(reports: Sequence[StudyReport], **how: Any) -> str:
+    from markupsafe import Markup
+
+    if inline := how.get("inline"):
+        how["inline"] = {"style": Markup(inline["style"]), "scripts": [Markup(one) for one in inline["scripts"]]}
+    bodies = [report.to_json() for report in reports]
+    title = " beside ".join(report.name for report in reports)
+    template = _environment().get_template("report.html.jinja")
+    return template.render(reports=bodies, title=f"{title}: report", data=Markup(embedded(bodies)), **how)
+
+
+def _environment() -> Environment:
+    try:
+        import jinja2
+    except ModuleNotFoundError as error:
+        raise UserError(f"a report needs {error.name}: pip install -e '.[report]' in hpo's clone.") from error
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS),
+        autoescape=True,
+        finalize=visible,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = (figure, short, setting, moment, confirmed, differing, fact, totalled, attempted)
+    made.filters |= {one.__name__: one for one in filters} | {"duration": duration}
+    return made
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+# What users have written
+
+
+def visible(value: Any) -> Any:
+    """A text whose unseen characters are shown as `\\u202e`; anything else as it is."""
+    if type(value) is not str:
+        return value
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+
+
+def embedded(data: Any) -> str:
+    """JSON that may stand in a script element: without `<`, `>` and `&`, its unseen characters as `visible` has them.
+
+    Raises ValueError for a number that JSON has not.
+    """
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    text = _UNSEEN_JSON.sub(r"\1\\\\u\2", text)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# Filters of the template
+
+
+def figure(value: float | None) -> str:
+    """A value to six digits, as `hpo best` and `hpo status` have it."""
+    return "" if value is None else f"{value:.6g}"
+
+
+def short(value: float) -> str:
+    return f"{value:.2g}"
+
+
+def setting(value: Any) -> str:
+    """A value of a configuration as one types it: a text as it is, None as nothing, anything else as JSON."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+
+
+def moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def confirmed(report: Mapping[str, Any], number: int) -> Mapping[str, Any] | None:
+    """A trial's row among the confirmed ones, by the first objective."""
+    rows = report["sure"]["confirm"][0]["rows"] if report["sure"]["confirm"] else ()
+    return next((row for row in rows if row["trial"] == number), None)
+
+
+def differing(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Path -> its value in the best configuration of each study, where these are not the same."""
+    best = [one["answer"]["best"][0]["params"] if one["answer"]["best"] else {} for one in reports]
+    for path in dict.fromkeys(path for params in best for path in params):
+        values = [params.get(path) for params in best]
+        if any(value != values[0] for value in values):
+            yield path, values
+
+
+def fact(facts: Sequence[Sequence[str]], name: str) -> str:
+    return dict(map(tuple, facts)).get(name, "")
+
+
+def totalled(counts: Mapping[str, int]) -> str:
+    return counted(sum(counts.values()), "trial")
+
+
+def attempted(by_state: Mapping[str, Mapping[str, float]]) -> float:
+    return sum(one["seconds"] for one in by_state.values())
