@@ -5,9 +5,11 @@ It reads the ledger and changes nothing, also while another process runs the stu
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results import best as bests
@@ -160,6 +162,16 @@ class StudyHandle:
         if why := figures.lacking(kind, of):
             raise UserError(f"study {self.name!r} has no plot {kind!r} yet: {why}.")
         return figures.figure(of, kind)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page that `hpo report` makes, one file that needs no network, and give its path.
+
+        Raises UserError where it cannot be written, or the extra `report` is missing.
+        """
+        from hpo.analysis.report import data, page
+
+        page.check_installed()
+        return page.write([data.read(self._ledger, self._home, self.name)], Path(path))
 
     def importance(self, evaluator: str = "ped-anova", metric: str | None = None) -> dict[str, float]:
         """Parameter -> its share in the difference between trials, the largest first. Raises HpoError where there are

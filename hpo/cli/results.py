@@ -1,4 +1,4 @@
-"""Commands about a study's results: plot, importance, confirm, ablate."""
+"""Commands about a study's results: report, plot, importance, confirm, ablate."""
 
 from __future__ import annotations
 
@@ -129,6 +129,42 @@ def _say_failed(kinds: list[str], failed: dict[str, str]) -> list[str]:
     if len(failed) == len(kinds):
         raise typer.Exit(1)
     return [kind for kind in kinds if kind not in failed]
+
+
+@app.command()
+def report(
+    studies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STUDY]...", help="The studies' names, more of them side by side; none where the home holds one."
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE.html", help="Write the page there, and leave MLflow as it is.")
+    ] = None,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Write a page that tells a study: the answer, how sure it is, curves, what mattered, what it cost. One file.
+
+    It needs no network. It is left with the study and shown in its MLflow run; of several studies it is a file alone.
+    """
+    from hpo.analysis.report import page, publish
+    from hpo.analysis.report.data import read
+    from hpo.storage.lookup import open_study
+    from hpo.tracking import mirror_process
+
+    page.check_installed()
+    ledger, name, at = open_study(home, storage, studies[0] if studies else None)
+    names = list(dict.fromkeys([name, *(studies or ())]))
+    with options.starting(f"reading {', '.join(names)} ...", sys.stderr):
+        found = [read(ledger, at, one) for one in names]
+        if out or len(found) > 1:
+            print(f"page: {page.write(found, Path(out or '-'.join([*names, 'report.html'])))}")
+            return
+        print(f"page: {publish.leave(ledger, at, found[0])}")
+    print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows it too.")
 
 
 @app.command()

@@ -14,8 +14,8 @@
     "failed": {"trials": int, "epochs": int, "seconds": float}
 }
 `saved`: epochs that stopped trials were configured to train and have not; `share` is of what would have been trained
-without stopping; `unknown` counts stopped trials whose configuration has no number of epochs. `lost`: attempts that were
-taken away by infrastructure, the steps that the next one trained again, and the seconds of those attempts. `failed`: what
+without stopping; `unknown` counts stopped trials whose configuration has no number of epochs. `lost`: attempts that
+infrastructure took away, the steps that the next one trained again, and the seconds of those attempts. `failed`: what
 was spent on trials that failed or are infeasible.
 """
 

@@ -91,7 +91,7 @@ def _along(points: Points, by_epoch: bool) -> Iterator[tuple[int, float]]:
 
 
 def thin(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> list[tuple[int, float]]:
-    """At most so many of the points, with the first, the last, and of each stretch between the least and the largest."""
+    """At most so many of the points, with the first, the last, and of each stretch between them its extremes."""
     if len(points) <= most:
         return list(points)
     inner, stretches = points[1:-1], (most - 2) // 2

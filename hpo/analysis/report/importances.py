@@ -4,7 +4,8 @@
     "shares": {objective: {path: share}}   the largest first
     "lacking": {objective: str}            why there are none; else empty
     "few": int                             complete trials below which shares still move much
-    "dimensions": {path: {"label": str, "kind": "number" or "choice", "log": bool, "low", "high", "options"}}
+    "dimensions": {path: {"label": str, "kind": "number" or "choice", "log": bool, "whole": bool, "low", "high",
+        "options", "ticks": all values of one that takes powers of two, else null}}
 }
 Shares are by PED-ANOVA (Watanabe et al. 2023, arXiv 2304.10255), as `hpo importance` has them.
 """
@@ -56,8 +57,14 @@ def dimensions(of: Snapshot) -> dict[str, dict[str, Any]]:
         log = bool(one.get("log") or one.get("powers_of_two"))
         kind = "choice" if "options" in one else "number"
         ends = {key: one.get(key) for key in ("low", "high", "options")}
-        found[path] = {"label": labels[path], "kind": kind, "log": log, **ends}
+        ticks = _powers(one["low"], one["high"]) if one.get("powers_of_two") else None
+        shown = {"label": labels[path], "kind": kind, "log": log, "whole": one.get("type") == "Int", "ticks": ticks}
+        found[path] = shown | ends
     return found
+
+
+def _powers(low: int, high: int) -> list[int]:
+    return [1 << exponent for exponent in range(low.bit_length() - 1, high.bit_length())]
 
 
 def _seen(values: Sequence[Any]) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.analysis.results.format import duration
 from hpo.errors import UserError
-from hpo.text import counted
+from hpo.text import counted, spelled
 from trainer.files.durable import replacing, sync
 
 if TYPE_CHECKING:
@@ -53,7 +52,8 @@ def served_page(reports: Sequence[StudyReport], assets: str) -> str:
 
 
 def write(reports: Sequence[StudyReport], path: Path) -> Path:
-    """Write the page; raises UserError where that is not allowed, or a part of the extra `report` is missing."""
+    """Write the page; raises UserError where that is not allowed, or the extra `report` is missing."""
+    check_installed()
     text = file_page(reports)
     try:
         with replacing(path) as temporary:
@@ -75,11 +75,17 @@ def _rendered(reports: Sequence[StudyReport], **how: Any) -> str:
     return template.render(reports=bodies, title=f"{title}: report", data=Markup(embedded(bodies)), **how)
 
 
-def _environment() -> Environment:
+def check_installed() -> None:
+    """Raise UserError where the extra is missing, before a study is read."""
     try:
-        import jinja2
+        import jinja2  # noqa: F401
     except ModuleNotFoundError as error:
         raise UserError(f"a report needs {error.name}: pip install -e '.[report]' in hpo's clone.") from error
+
+
+def _environment() -> Environment:
+    import jinja2
+
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,
@@ -89,7 +95,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     filters = (figure, short, setting, moment, confirmed, differing, fact, totalled, attempted)
-    made.filters |= {one.__name__: one for one in filters} | {"duration": duration}
+    made.filters |= {one.__name__: one for one in filters} | {"duration": spelled}
     return made
 
 

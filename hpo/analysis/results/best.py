@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def best_trials(connection: Connection, home: Home, name: str, most: int | None = None) -> list[dict[str, Any]]:
-    """The best complete trial, or those of the Pareto front, the first `most` of it: number, values, params, the path of
-    the checkpoint, and the overrides that train it."""
+    """The best complete trial, or those of the Pareto front, at most so many: number, values, params, the path of the
+    checkpoint, and the overrides that train it."""
     study = queries.study_row(connection, name)
     found = queries.bests(connection, study)[:most]
     if not found:

@@ -44,7 +44,7 @@ const Figures = (() => {
   const left = (count) => count ? ` ${count} values lie outside of what is drawn.` : "";
   function axis(view, title, more = {}) {
     return { title: { text: title, standoff: 8 }, automargin: true, gridcolor: view.colour.line, zeroline: false,
-      linecolor: view.colour.line, ...more };
+      linecolor: view.colour.line, exponentformat: "e", ...more };
   }
   function layout(view, x, y, more = {}) {
     return { height: 420, margin: { l: 60, r: 16, t: 16, b: 50 }, paper_bgcolor: view.colour.paper,
@@ -121,7 +121,7 @@ const Figures = (() => {
     const thin = report.curves.thinned ? " Long curves have lost points, never their ends and extremes." : "";
     return { data: [...data, ...marked(report, view, metric)], layout: layout(view, axis(view, report.curves.axis), y,
       { legend: { orientation: "h", y: -0.2, yanchor: "top", traceorder: "reversed" } }),
-      caption: `A line for each trial; a dash, where it was stopped or has failed.${some}${kept}${thin}${left(shown.beyond)}`,
+      caption: `A line for each trial, a broken one where it is not complete.${some}${kept}${thin}${left(shown.beyond)}`,
       controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric }] };
   }
   function marked(report, view, metric) {
@@ -140,9 +140,10 @@ const Figures = (() => {
   function groups(report, view) {
     const t = report.trials, metric = metricOf(report, view), list = indices(report, view);
     if (!metric) return "no trial has reported a metric yet";
-    const options = [["state", "state"], ...Object.keys(t.settings).filter((p) => new Set(t.settings[p]).size > 1)
-      .map((p) => [p, label(report, p)])];
-    const by = options.some(([p]) => p === view.set.group) ? view.set.group : options[Math.min(1, options.length - 1)][0];
+    const shares = Object.keys(report.importances.shares[report.objectives[0].metric] || {}); // the first matters most
+    const paths = [...new Set([...shares, ...Object.keys(t.settings)])].filter((p) => new Set(t.settings[p] || []).size > 1);
+    const options = [...paths.map((p) => [p, label(report, p)]), ["state", "state"]];
+    const by = options.some(([p]) => p === view.set.group) ? view.set.group : options[0][0];
     const found = new Map(), name = grouping(by === "state" ? t.state : t.settings[by], list);
     for (const i of list) {
       const points = line(report, metric, i), group = name(i);
@@ -156,7 +157,7 @@ const Figures = (() => {
       });
     }
     if (!found.size) return "no trial that is shown has a curve of it";
-    const data = [], names = [...found.keys()];
+    const data = [], names = [...found.keys()].sort((a, b) => parseFloat(a) - parseFloat(b) || (a < b ? -1 : 1));
     names.forEach((group, k) => {
       const xs = [...found.get(group).keys()].sort((a, b) => a - b), all = xs.map((x) => found.get(group).get(x));
       const mean = all.map((v) => v.reduce((a, b) => a + b, 0) / v.length);
@@ -236,7 +237,7 @@ const Figures = (() => {
     if (best.x.length) data.push({ type: "scatter", mode: "lines", name: "best so far", ...best,
       line: { shape: "hv", color: view.colour.ink, width: 1.5 }, hovertemplate: "best so far: trial %{text}, %{y:.6g}<extra></extra>" });
     const range = robust(shown.map((i) => values[i]));
-    return { data, layout: layout(view, axis(view, title, { rangemode: "tozero" }), axis(view, titled(report), range.range ? { range: range.range } : {})),
+    return { data, layout: layout(view, axis(view, title), axis(view, titled(report), range.range ? { range: range.range } : {})),
       caption: "The best so far is of complete trials alone: a stopped one has the value of an early epoch." +
         (drawn.length < shown.length ? ` ${drawn.length} of ${shown.length} trials are drawn: the best 500, and others evenly.` : "") + left(range.beyond),
       controls: [{ name: "along", title: "along", options: XS, value: by }] };

@@ -24,6 +24,13 @@ Object.assign(Figures, (() => {
     const scale = one.log ? Math.log : (v) => v, low = scale(one.low), high = scale(one.high);
     return { ticks: [one.low, one.high].map(figure), at: (v) => v === null ? null : high > low ? (scale(v) - low) / (high - low) : 0.5 };
   }
+  /* The axis of a dimension: whole numbers have whole ticks, powers of two are ticks themselves. */
+  function scaled(report, path) {
+    const one = dimension(report, path), few = one.whole && one.high - one.low <= 10;
+    if (one.kind === "choice") return { type: "category" };
+    if (one.ticks) return { type: "log", tickvals: one.ticks, ticktext: one.ticks.map(String) };
+    return { type: one.log ? "log" : "linear", nticks: 5, ...(few ? { dtick: 1 } : {}) };
+  }
   const text = (value) => typeof value === "string" ? value : JSON.stringify(value);
   const none = "the study searches nothing in which its trials differ";
 
@@ -52,8 +59,8 @@ Object.assign(Figures, (() => {
     paths.forEach((path, k) => {
       const column = k % columns, row = Math.floor(k / columns), n = k ? k + 1 : "", one = dimension(report, path);
       const wide = (1 - gap * (columns - 1)) / columns, from = column * (wide + gap), top = 1 - row * tall;
-      axes[`xaxis${n}`] = axis(view, safe(one.label), { domain: [from, from + wide], anchor: `y${n}`, nticks: 5,
-        ...(one.kind === "choice" ? { type: "category" } : { type: one.log ? "log" : "linear", ...(one.log ? { dtick: "D2", nticks: undefined } : {}) }) });
+      axes[`xaxis${n}`] = axis(view, safe(one.label), { domain: [from, from + wide], anchor: `y${n}`,
+        ...scaled(report, path) });
       axes[`yaxis${n}`] = axis(view, column ? "" : titled(report), { domain: [top - tall * 0.72, top], anchor: `x${n}`, showticklabels: !column,
         ...(k ? { matches: "y" } : {}), ...(range.range ? { range: range.range } : {}) });
       for (const state of STATES) {
@@ -79,16 +86,16 @@ Object.assign(Figures, (() => {
     const values = list.map((i) => t.values[metric][i]).sort((a, b) => a - b), bounds = robust(values).range || [values[0], values[values.length - 1]];
     const place = (v) => bounds[1] > bounds[0] ? Math.min(1.02, Math.max(-0.02, (v - bounds[0]) / (bounds[1] - bounds[0]))) : 0.5;
     const ranked = list.filter((i) => t.place[i] !== null), tenth = Math.max(1, Math.ceil(ranked.length / 10));
-    const classes = [["stopped or without a place", list.filter((i) => t.place[i] === null), { color: view.colour.line, width: 0.8 }],
-      ["complete", ranked.slice(tenth), { color: view.colour.pruned, width: 1 }],
-      [`the best ${tenth === 1 ? "one" : tenth}`, ranked.slice(0, tenth), { color: view.colour.complete, width: 2.5 }]];
-    const data = classes.filter(([, some]) => some.length).map(([name, some, style]) => {
+    const classes = [["stopped or without a place", list.filter((i) => t.place[i] === null), { color: view.colour.pruned, width: 0.8, dash: "dot" }, 0.35],
+      ["complete", ranked.slice(tenth), { color: view.colour.complete, width: 1 }, 0.45],
+      [`the best ${tenth === 1 ? "one" : tenth}`, ranked.slice(0, tenth), { color: view.colour.chosen, width: 2.5 }, 1]];
+    const data = classes.filter(([, some]) => some.length).map(([name, some, style, opacity]) => {
       const x = [], y = [], trial = [];
       for (const i of some) {
         paths.forEach((path, k) => { const at = units[k].at(t.settings[path][i]); x.push(k); y.push(at === null ? -0.12 : at); trial.push(t.number[i]); });
         x.push(last, null); y.push(place(t.values[metric][i]), null); trial.push(t.number[i], "");
       }
-      return { type: "scatter", mode: "lines", name, x, y, text: trial, line: style, hovertemplate: "trial %{text}<extra></extra>" };
+      return { type: "scatter", mode: "lines", name, x, y, text: trial, line: style, opacity, hovertemplate: "trial %{text}<extra></extra>" };
     });
     const names = [...paths.map((path) => label(report, path)), metric], ends = [...units.map((u) => u.ticks), bounds.map(figure)];
     const annotations = ends.flatMap((ticks, k) => ticks.length > 8 ? [] : ticks.map((tick, j) => ({ x: k, y: ticks.length > 1 ? j / (ticks.length - 1) : 0.5,
@@ -116,13 +123,13 @@ Object.assign(Figures, (() => {
     const points = list.map((i, k) => [u.at(t.settings[a][i]), v.at(t.settings[b][i]), values[k]]);
     const at = Array.from({ length: GRID }, (_, k) => k / (GRID - 1)), z = at.map((y) => at.map((x) => weighted(points, x, y)));
     const back = (path) => { const one = dimension(report, path); return at.map((s) => one.log ? Math.exp(Math.log(one.low) + s * Math.log(one.high / one.low)) : one.low + s * (one.high - one.low)); };
-    const range = robust(values).range, scaled = (path) => ({ type: dimension(report, path).log ? "log" : "linear", ...(dimension(report, path).log ? { dtick: "D2" } : {}) });
+    const range = robust(values).range;
     const pick = (name, value, but) => ({ name, title: name === "first" ? "across" : "up", value, options: paths.filter((p) => p !== but).map((p) => [p, label(report, p)]) });
     return { data: [{ type: "contour", x: back(a), y: back(b), z, colorscale: "Cividis", reversescale: better(report) === "less", ncontours: 12,
       ...(range ? { zmin: range[0], zmax: range[1] } : {}), line: { width: 0.5 }, colorbar: { title: { text: safe(metric), side: "right" }, thickness: 14 }, hoverinfo: "skip" },
       { type: "scatter", mode: "markers", x: list.map((i) => t.settings[a][i]), y: list.map((i) => t.settings[b][i]), text: list.map((i) => t.number[i]), customdata: values,
         marker: { color: "#ffffff", size: 6, line: { color: "#000000", width: 1 } }, showlegend: false, hovertemplate: "trial %{text}: %{customdata:.6g}<extra></extra>" }],
-      layout: layout(view, axis(view, safe(label(report, a)), scaled(a)), axis(view, safe(label(report, b)), scaled(b)), { height: 460 }),
+      layout: layout(view, axis(view, safe(label(report, a)), scaled(report, a)), axis(view, safe(label(report, b)), scaled(report, b)), { height: 460 }),
       caption: `${safe(metric)} (${better(report)} is better): a mean of the complete trials, weighted by one over the squared distance; dots are the ${list.length} trials it is of.`,
       controls: [pick("first", a, b), pick("second", b, a)] };
   }
