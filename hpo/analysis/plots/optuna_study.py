@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import optuna
 from optuna.distributions import json_to_distribution
@@ -16,16 +16,32 @@ from hpo.errors import StudyError
 from hpo.ledger import Ledger, imports, queries
 from hpo.ledger.rows import RowMapping
 from hpo.search.samplers.optuna_sampler import quiet_study
+from hpo.space.dimension import Dimension
+from hpo.space.objective import Constraint, Objective
 from hpo.storage.home import Home
 from hpo.tracking.optuna_tracker import STATES, value_distribution
 
-if TYPE_CHECKING:
-    from hpo.declaration.imported import ImportedDeclaration
-    from hpo.declaration.study import Study
+
+class SearchedSpace(Protocol):
+    @property
+    def dimensions(self) -> Mapping[str, Dimension]: ...
+
+
+class Searched(Protocol):
+    """What is searched and how it is judged: a `Study`, or what the ledger has recorded of one."""
+
+    @property
+    def objectives(self) -> Sequence[Objective]: ...
+
+    @property
+    def constraints(self) -> Sequence[Constraint]: ...
+
+    @property
+    def space(self) -> SearchedSpace: ...
 
 
 def to_optuna(
-    study: Study | ImportedDeclaration,
+    study: Searched,
     home: str | os.PathLike[str] | None,
     name: str,
     storage: str | None = None,
@@ -94,9 +110,7 @@ def _restored(
     )
 
 
-def _frozen(
-    study: Study | ImportedDeclaration, trial: dict[str, Any], curve: dict[int, float], metrics: Mapping[str, Any]
-) -> FrozenTrial:
+def _frozen(study: Searched, trial: dict[str, Any], curve: dict[int, float], metrics: Mapping[str, Any]) -> FrozenTrial:
     values = None if trial["values"] is None or None in trial["values"] else trial["values"]
     state = TrialState.COMPLETE if trial["state"] == "infeasible" and values else TrialState[STATES[trial["state"]]]
     params, distributions = {}, {}

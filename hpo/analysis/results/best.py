@@ -128,7 +128,7 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
 def train_line(best: Mapping[str, Any], saved: str | None = None) -> str:
     """What to do with the best trial now; an imported study cannot be trained, but begun from."""
     if best["reference"].startswith(REFERENCE):
-        return f"search on from it: {command(f'run --study STUDY --warm-start {best["study"]}')}"
+        return "search on from it: " + command(f"run --study STUDY --warm-start {best['study']}")
     return f"train it: {train_command(best, saved)}"
 
 
