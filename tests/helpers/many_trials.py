@@ -23,10 +23,26 @@ def write(home: Home, count: int, name: str = "many", seed: int = 0, workers: in
     and train/loss at every epoch."""
     study, draws = load("mlp"), random.Random(seed)
     ledger = Ledger(home.create().storage)
-    spec: dict[str, Any] = {"reference": "mlp", "overrides": {"train.num_epochs": EPOCHS}, "sampler": "tpe", "seed": seed}
-    spec |= {"strategy": {"name": "asha"}, "order": "async", "window": 8, "metrics": ["val/*", "train/loss"], "name": name}
+    spec: dict[str, Any] = {
+        "reference": "mlp",
+        "overrides": {"train.num_epochs": EPOCHS},
+        "sampler": "tpe",
+        "seed": seed,
+    }
+    spec |= {
+        "strategy": {"name": "asha"},
+        "order": "async",
+        "window": 8,
+        "metrics": ["val/*", "train/loss"],
+        "name": name,
+    }
     spec |= {"objectives": [{"metric": "val/loss", "direction": "minimize", "select": "last"}]}
-    environment = {"host": "box", "home": str(home.root), "tracking_uri": home.tracking_uri, "versions": {"torch": "2.13"}}
+    environment = {
+        "host": "box",
+        "home": str(home.root),
+        "tracking_uri": home.tracking_uri,
+        "versions": {"torch": "2.13"},
+    }
     with ledger.write() as connection:
         row = {"name": name, "uid": f"{seed:032}", "created_at": 0.0, "state": "complete", "requested": count}
         row |= {"spec": spec, "identity": study.identity(), "environment": environment, "seconds_used": 60.0 * count}
@@ -71,7 +87,11 @@ def _trial(study: int, id_: int, number: int, draws: random.Random, free: list[f
     end = free[worker] = start + PER_EPOCH * last
     bad = state in ("failed", "infeasible")
     trial = {"id": id_, "study_id": study, "number": number, "state": state, "epoch": last, "step": STEPS * last}
-    trial |= {"values": None if bad else [curve[-1]], "error": "loss is nan at step 40" if bad else None, "told": number}
+    trial |= {
+        "values": None if bad else [curve[-1]],
+        "error": "loss is nan at step 40" if bad else None,
+        "told": number,
+    }
     trial |= {"outcome": {"failed": "user_error", "infeasible": "nonfinite"}.get(state, state), "fence": 1}
     trial |= {"created_at": start, "started_at": start, "ended_at": end}
     config = {"train": {"num_epochs": EPOCHS, "seed": number % 3, "folds": 1}, "flat": params}

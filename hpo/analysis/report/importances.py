@@ -7,8 +7,8 @@
     "dimensions": {path: {"label": str, "kind": "number" or "choice", "log": bool, "whole": bool, "low", "high",
         "options", "ticks": all values of one that takes powers of two, else null}}
 }
-Shares are by PED-ANOVA (Watanabe et al. 2023, arXiv 2304.10255), as `hpo importance` has them. All is computed from what
-the ledger has recorded: no declaration is loaded, so that a study whose code has gone or changed is told as it was.
+Shares are by PED-ANOVA (Watanabe et al. 2023, arXiv 2304.10255), as `hpo importance` has them. All is computed from
+what the ledger has recorded: no declaration is loaded, so that a study is told as it was, also where its code has gone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def importances(ledger: Ledger, home: Home, of: Snapshot) -> dict[str, Any]:
 
 
 def descriptions(of: Snapshot) -> dict[str, Mapping[str, Any]]:
-    """Path -> its dimension as `Dimension.describe` has it; of what the ledger has no space of, as the values show it."""
+    """Path -> its dimension as `Dimension.describe` has it; of one the ledger has no space of, as values show it."""
     seen = dict.fromkeys(path for trial in of.trials for path in trial["params"])
     return {
         path: of.space.get(path) or _seen([t["params"][path] for t in of.trials if path in t["params"]])

@@ -48,7 +48,7 @@ def file_page(reports: Sequence[StudyReport]) -> str:
 
 def served_page(reports: Sequence[StudyReport], assets: str) -> str:
     """The same page for a server, which offers SCRIPTS and STYLE below the URL `assets`."""
-    return _rendered(reports, assets=assets, scripts=SCRIPTS)
+    return _rendered(reports, policy="", inline=None, assets=assets, scripts=SCRIPTS)
 
 
 def write(reports: Sequence[StudyReport], path: Path) -> Path:
@@ -67,7 +67,7 @@ def write(reports: Sequence[StudyReport], path: Path) -> Path:
 def _rendered(reports: Sequence[StudyReport], **how: Any) -> str:
     from markupsafe import Markup
 
-    if inline := how.get("inline"):
+    if inline := how["inline"]:
         how["inline"] = {"style": Markup(inline["style"]), "scripts": [Markup(one) for one in inline["scripts"]]}
     bodies = [report.to_json() for report in reports]
     title = " beside ".join(report.name for report in reports)

@@ -109,8 +109,8 @@ const Figures = (() => {
     const all = byPlace(report, indices(report, view)).filter((i) => line(report, metric, i));
     if (!all.length) return "no trial that is shown has a curve of it";
     const list = spread(all, MOST_LINES, 100), data = [], last = [];
-    for (const [name, group] of rungs(report, list).reverse()) { // complete ones on top
-      const width = group.state === "complete" ? 1.4 : 1;
+    for (const [name, group] of rungs(report, list)) {
+      const width = group.list.length > 50 ? 0.6 : 1.4;
       data.push(...bundle(report, metric, group.list, name, { color: view.colour[group.state], width,
         dash: group.state === "complete" ? "solid" : DASHES[group.k % DASHES.length] }));
       for (const i of group.list) last.push(...line(report, metric, i)[1]);
@@ -119,8 +119,7 @@ const Figures = (() => {
     const some = list.length < all.length ? ` ${list.length} of ${all.length} are drawn: the best 100, and others evenly.` : "";
     const kept = report.curves.kept < report.curves.of ? ` The page holds the curves of ${report.curves.kept} trials of ${report.curves.of}.` : "";
     const thin = report.curves.thinned ? " Long curves have lost points, never their ends and extremes." : "";
-    return { data: [...data, ...marked(report, view, metric)], layout: layout(view, axis(view, report.curves.axis), y,
-      { legend: { orientation: "h", y: -0.2, yanchor: "top", traceorder: "reversed" } }),
+    return { data: [...data, ...marked(report, view, metric)], layout: layout(view, axis(view, report.curves.axis), y),
       caption: `A line for each trial, a broken one where it is not complete.${some}${kept}${thin}${left(shown.beyond)}`,
       controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric }] };
   }
@@ -255,7 +254,7 @@ const Figures = (() => {
     });
     if (!data.length) return "no study has a complete trial yet";
     const metrics = [...new Set(reports.map((r) => r.objectives[0].metric))];
-    return { data, layout: layout(view, axis(view, title, { rangemode: "tozero" }), axis(view, metrics.length > 1 ? "value" : titled(reports[0]))),
+    return { data, layout: layout(view, axis(view, title), axis(view, metrics.length > 1 ? "value" : titled(reports[0]))),
       caption: metrics.length > 1 ? `They are judged by different metrics, ${safe(metrics.join(", "))}: the curves cannot be compared.` : "",
       controls: [{ name: "along", title: "along", options: XS, value: by }] };
   }

@@ -102,7 +102,7 @@ Object.assign(Figures, (() => {
       text: safe(shortened(tick)), showarrow: false, font: { size: 11, color: view.colour.ink }, bgcolor: view.colour.paper, opacity: 0.85,
       xanchor: k === last ? "right" : k ? "center" : "left" })));
     const shapes = names.map((_, k) => ({ type: "line", x0: k, x1: k, y0: 0, y1: 1, line: { color: view.colour.soft, width: 1 } }));
-    const x = axis(view, "", { tickvals: names.map((_, k) => k), ticktext: names.map((n) => safe(shortened(n, 22))), showgrid: false, range: [-0.15, last + 0.15] });
+    const x = axis(view, "", { tickvals: names.map((_, k) => k), ticktext: names.map((n) => safe(shortened(n, view.width < 560 ? 9 : 22))), showgrid: false, range: [-0.15, last + 0.15] });
     const inactive = paths.some((path) => t.settings[path].some((v) => v === null)) ? " A line below an axis: the parameter is not active in that trial." : "";
     return { data, layout: layout(view, x, axis(view, "", { visible: false, range: [-0.2, 1.08] }), { annotations, shapes }),
       caption: `Each axis runs over the range that is searched, logarithmic where the search is; ${safe(metric)}: ${better(report)} is better.${inactive}` +

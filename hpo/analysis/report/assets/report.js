@@ -189,6 +189,14 @@ const Report = (() => {
   print.addEventListener("change", () => redrawAll(true));
   addEventListener("beforeprint", () => redrawAll(true));
 
-  show(JSON.parse(document.getElementById("report-data").textContent));
+  /* In a file plotly begins after the first paint: it takes longer than all the rest. Its text is one that the policy
+     names. */
+  function begin() {
+    const later = document.querySelector("script[data-later]");
+    if (later) document.head.append(element("script", { textContent: later.textContent }));
+    show(JSON.parse(document.getElementById("report-data").textContent));
+  }
+  if (document.hidden) setTimeout(begin);
+  else requestAnimationFrame(() => setTimeout(begin));
   return { pages, redrawAll };
 })();

@@ -1,0 +1,187 @@
+"""A report in a real browser: all figures, what a user does with them, and what may not happen meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import evil_study
+import many_trials
+import pytest
+
+from hpo.analysis.report import data, page
+from hpo.storage.home import Home
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.usefixtures("process"),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package chromium"),
+]
+DRAWN = "[...document.querySelectorAll('[data-figure]')].map(f => [f.dataset.figure, !!f.querySelector('.main-svg')])"
+SCHEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module")
+def report_of(tmp_path_factory) -> Callable[[int], Path]:
+    """The page of a study of so many trials of up to fifty reports."""
+    made: dict[int, Path] = {}
+
+    def of(count: int) -> Path:
+        if count not in made:
+            home = Home.at(tmp_path_factory.mktemp("many") / "home")
+            ledger = many_trials.write(home, count)
+            made[count] = page.write([data.read(ledger, home, "many")], home.root / "report.html")
+            ledger.close()
+        return made[count]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@contextmanager
+def opened(browser: Any, file: Path, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
+    """The page with all figures drawn. Whatever it asks of a network, and whatever it complains of, fails the test."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    shown, asked, complaints = context.new_page(), list[str](), list[str]()
+    shown.on("request", lambda request: asked.append(request.url))
+    shown.on("console", lambda message: complaints.append(message.text))
+    shown.on("pageerror", lambda error: complaints.append(str(error)))
+    shown.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+    shown.goto(file.as_uri())
+    shown.wait_for_selector("html[data-ready]", timeout=120_000)
+    shown.evaluate("Report.redrawAll(true)")
+    yield shown
+    assert asked == [file.as_uri()] and complaints == []
+    context.close()
+
+
+def rows(shown: Any) -> list[list[str]]:
+    cells = "r => [...r.cells].map(c => c.innerText)"
+    return shown.evaluate(f"[...document.querySelectorAll('[data-table] tbody tr')].map({cells})")
+
+
+def of_plot(shown: Any, kind: str, words: str) -> Any:
+    """What an expression says of the plotly figure of a kind."""
+    return shown.evaluate(f"document.querySelector('[data-figure={kind}] .plot').{words}")
+
+
+@pytest.mark.parametrize("count", [10, 1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_all_figures_are_drawn_and_the_page_stays_small(count, browser, report_of):
+    with opened(browser, report_of(count)) as shown:
+        drawn = dict(shown.evaluate(DRAWN))
+        lacking = {kind for kind, there in drawn.items() if not there} - {"chosen"}  # nothing is marked yet
+        assert lacking <= ({"contour"} if count == 10 else set())  # which takes three complete trials
+        assert all(shown.inner_text(f"[data-figure={kind}] .plot").startswith("Not drawn: it") for kind in lacking)
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert len(rows(shown)) == min(count, 100)
+    assert report_of(count).stat().st_size < 8e6
+
+
+def test_five_hundred_curves_are_a_few_traces(browser, report_of):
+    """One trace a curve would take plotly many seconds."""
+    with opened(browser, report_of(1000)) as shown:
+        trials = {*of_plot(shown, "curves", "data.flatMap(t => t.text)")} - {""}
+        assert len(trials) == 500 and of_plot(shown, "curves", "data.length") < 12
+        assert "500 of" in shown.inner_text("[data-figure=curves] figcaption")
+
+
+def test_filters_marks_and_choices_show_what_was_asked_for(browser, report_of):
+    with opened(browser, report_of(1000)) as shown:
+        shown.uncheck("[name=state][value=complete]")
+        assert {row[2] for row in rows(shown)} == {"failed", "infeasible", "pruned"}
+        shown.check("[name=state][value=complete]")
+        shown.select_option("[name=column]", label="train.optim.lr")
+        shown.fill("[name=from]", "0.001")
+        shown.fill("[name=to]", "0.01")
+        column = shown.inner_text("[data-table] thead").split("\t").index("lr")
+        values = [float(row[column]) for row in rows(shown)]
+        assert len(values) == 100 and all(0.001 <= value <= 0.01 for value in values)
+        boxes = shown.query_selector_all("[data-table] tbody input")
+        boxes[0].check()
+        boxes[1].check()
+        differences = shown.inner_text("[data-differences]")
+        assert "train.optim.lr" in differences and "val/loss" in differences
+        shown.locator("[data-figure=chosen]").scroll_into_view_if_needed()
+        shown.wait_for_selector("[data-figure=chosen] .main-svg")
+        shown.select_option("[data-figure=groups] [name=group]", "train.optim.name")
+        names = of_plot(shown, "groups", "data.map(t => t.name).filter(n => n)")
+        assert names == ["adamw", "sgd"]
+        shown.select_option("[data-figure=history] [name=along]", "time")
+        title = of_plot(shown, "history", "layout.xaxis.title.text")
+        assert title == "hours since the first trial began"
+
+
+def test_a_group_shows_mean_and_deviation(browser, report_of):
+    """Against the mean over the trials of the report's own data."""
+    with opened(browser, report_of(10)) as shown:
+        shown.select_option("[data-figure=groups] [name=group]", "state")
+        [x, y] = of_plot(shown, "groups", "data.filter(t => t.name === 'complete').flatMap(t => [t.x, t.y])")
+        report = shown.evaluate("JSON.parse(document.getElementById('report-data').textContent)[0]")
+        lines, state = report["curves"]["lines"]["val/loss"], report["trials"]["state"]
+        own = [line[1] for number, line in lines.items() if state[int(number)] == "complete"]
+        assert x == list(range(1, 51))
+        assert y == pytest.approx([sum(points) / len(points) for points in zip(*own, strict=True)])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_axe_finds_no_serious_fault(scheme, browser, report_of):
+    from axe_playwright_python.sync_playwright import Axe
+
+    with opened(browser, report_of(10), scheme=scheme) as shown:
+        shown.query_selector_all("[data-table] tbody input")[0].check()
+        found = Axe().run(shown).response["violations"]
+        grave = [one for one in found if one["impact"] in ("serious", "critical")]
+        assert not grave, [(one["id"], one["nodes"][0]["html"][:200]) for one in grave]
+
+
+def test_a_narrow_screen_and_paper_hold_all_of_it(browser, report_of, tmp_path):
+    with opened(browser, report_of(10), width=360) as shown:
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        shown.emulate_media(media="print", color_scheme="dark")
+        assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        paper = "document.querySelector('[data-figure=history] .plot').layout.paper_bgcolor"
+        shown.wait_for_function(f"{paper} === '#ffffff'")
+        assert shown.evaluate("getComputedStyle(document.querySelector('[data-filter]')).display") == "none"
+        assert len(shown.pdf()) > 20_000
+
+
+def test_what_users_have_written_is_text_in_the_browser_too(browser, tmp_path):
+    file = page.write([evil_study.read(tmp_path)], tmp_path / "evil.html")
+    with opened(browser, file) as shown:
+        for box in shown.query_selector_all("[data-table] tbody input")[:3]:
+            box.check()
+        for select in shown.query_selector_all("[data-figure] select"):
+            for value in select.evaluate("s => [...s.options].map(o => o.value)"):
+                select.select_option(value)
+        assert not shown.query_selector_all("img, svg a, svg script")
+        assert evil_study.EVIL[0] in shown.inner_text("[data-table]") and evil_study.EVIL[0] in shown.inner_text(
+            "[data-differences]"
+        )
+
+
+def test_studies_side_by_side_are_one_page(browser, tmp_path):
+    home = Home.at(tmp_path / "home")
+    many_trials.write(home, 12, "first").close()
+    ledger = many_trials.write(home, 8, "second", seed=1)
+    reports = [data.read(ledger, home, name) for name in ("first", "second")]
+    ledger.close()
+    with opened(browser, page.write(reports, tmp_path / "two.html")) as shown:
+        assert shown.evaluate("document.querySelector('[data-figure=studies] .plot').data.map(t => t.name)") == [
+            "first",
+            "second",
+        ]
+        assert len(shown.query_selector_all("article")) == 2
+        assert all(there for kind, there in shown.evaluate(DRAWN) if kind != "chosen")

@@ -1,0 +1,177 @@
+"""The page of a report: nothing a user has written runs or hides in it, and the file needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import evil_study
+import pytest
+from crafted import open_crafted, put_trial
+from evil_study import EVIL
+from hypothesis import given
+from hypothesis import strategies as st
+from places import ROOT
+from study_runs import hpo
+
+import hpo.analysis.report.page as pages
+from hpo.analysis.report import data
+from hpo.errors import UserError
+from hpo.storage.home import Home
+
+PLOTLY = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"  # of plotly.js-cartesian-dist-min 4.1.1
+
+
+class Elements(HTMLParser):
+    """The tags of a page with their attributes, and the texts of its scripts and of the rest."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._open = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open = tag
+        self.scripts += [""] if tag == "script" else []
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open == "script":
+            self.scripts[-1] += data
+        elif self._open != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> data.StudyReport:
+    return evil_study.read(tmp_path_factory.mktemp("written"))
+
+
+@pytest.fixture(scope="module")
+def page(written) -> str:
+    return pages.file_page([written])
+
+
+def test_nothing_that_a_user_has_written_runs(written):
+    page = pages.file_page([written, written])
+    found = Elements(page)
+    assert len(found.scripts) == len(pages.SCRIPTS) + 1  # and the data
+    assert not [tag for tag, _ in found.tags if tag in ("img", "iframe", "object", "embed", "base", "link")]
+    assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
+    rest = page.replace("".join(map(pages._asset, pages.SCRIPTS)), "")
+    assert "alert(1)</script>" in found.text and "{{ 7 * 7 }}" in found.text
+    assert "<script>alert" not in rest and "onerror=alert(2)>" not in found.scripts[0]
+
+
+def test_what_is_not_seen_or_turns_a_line_is_shown(page):
+    for name in pages.SCRIPTS:
+        page = page.replace(pages._asset(name), "")
+    assert not [one for one in page if pages._UNSEEN.match(one)]
+    assert "\\u202egpj.exe" in Elements(page).text
+
+
+def test_the_data_in_the_page_is_the_report(page):
+    [script] = [one for one in Elements(page).scripts if one.startswith("[{")]
+    assert not set("<>&") & set(script)
+    [found] = json.loads(script)
+    assert found["trials"]["settings"]["model.plain"][:4] == EVIL[:4]
+    assert found["trials"]["settings"]["model.plain"][4:] == [*map(pages.visible, EVIL[4:]), None]
+
+
+def shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return pages.visible(value)
+    if isinstance(value, dict):
+        return {pages.visible(key): shown(one) for key, one in value.items()}
+    return [shown(one) for one in value] if isinstance(value, list) else value
+
+
+texts = st.text(st.sampled_from("ab\\\"'<>&/u202e\u202e\u2066\u200f\ufeff\x1b\x00\x7f\x9f\n\t \u2028é😀"))
+
+
+leaves = texts | st.integers() | st.booleans() | st.none()
+
+
+@given(st.recursive(leaves, lambda one: st.lists(one) | st.dictionaries(texts, one)))
+def test_embedded_data_is_what_was_given_but_for_what_is_not_seen(value):
+    text = pages.embedded(value)
+    assert text.isascii() and not set("<>&") & set(text)
+    found = json.loads(text)
+    assert found == shown(value) or len(json.dumps(found)) < len(json.dumps(shown(value)))  # keys may become one
+
+
+def test_numbers_that_json_has_not_are_refused():
+    with pytest.raises(ValueError, match="JSON"):
+        pages.embedded({"x": float("nan")})
+
+
+def test_the_policy_names_each_script_and_lets_nothing_be_fetched(page):
+    found = Elements(page)
+    [policy] = [attrs["content"] for _, attrs in found.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None and policy.startswith("default-src 'none'; ") and "unsafe-eval" not in policy
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["img-src"] == "data: blob:" and "http" not in policy
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in found.scripts}
+    assert len(set(rules["script-src"].split()) & hashes) == len(pages.SCRIPTS)
+    assert not [attrs for _, attrs in found.tags if attrs.get("src") or attrs.get("href")]
+
+
+def test_a_served_page_is_the_same_with_its_parts_as_files(written, page):
+    served, alone = Elements(pages.served_page([written], "/assets")), Elements(page)
+    assert [attrs["src"] for tag, attrs in served.tags if attrs.get("src")] == [f"/assets/{n}" for n in pages.SCRIPTS]
+    assert served.text.split() == alone.text.split()
+
+
+def test_plotlys_script_is_the_released_one_with_its_licence():
+    assets = ROOT / "hpo" / "analysis" / "report" / "assets"
+    assert hashlib.sha256((assets / "plotly-cartesian.min.js").read_bytes()).hexdigest() == PLOTLY
+    assert "MIT" in (assets / "plotly-cartesian.LICENSE.txt").read_text()
+    assert {path.name for path in assets.iterdir()} >= {*pages.SCRIPTS, pages.STYLE}
+    assert files("hpo.analysis.report") / "assets" == assets
+
+
+def test_no_script_ends_the_element_it_stands_in():
+    for name in pages.SCRIPTS:
+        assert not re.search(r"</script|<!--", pages._asset(name), re.IGNORECASE), name
+
+
+def test_a_missing_extra_is_one_sentence(monkeypatch, tmp_path, written):
+    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    with pytest.raises(UserError, match=r"a report needs jinja2: pip install -e '\.\[report\]'"):
+        pages.write([written], tmp_path / "x.html")
+
+
+def test_a_place_that_cannot_be_written_is_named(written, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        pages.write([written], tmp_path / "file" / "x.html")
+
+
+def test_the_command_writes_one_study_or_several(tmp_path):
+    home = Home.at(tmp_path / "home").create()
+    ledger = open_crafted(home.root / "ledger.db", names=("a", "b"))
+    put_trial(ledger, 0, "complete", (0.5,))
+    ledger.close()
+    both = hpo("report", "a", "b", "--out", str(tmp_path / "both.html"), home=home)
+    assert both.exit_code == 0, both.output
+    assert both.stdout == f"page: {tmp_path / 'both.html'}\n"
+    text = Elements((tmp_path / "both.html").read_text()).text
+    assert "a beside b: report" in text and "Studies side by side" in text
+    assert hpo("report", "a", "b", "--out", str(tmp_path), home=home).exit_code == 2
+    unknown = hpo("report", "a", "c", "--out", str(tmp_path / "x.html"), home=home)
+    assert unknown.exit_code == 2 and "no study 'c' in this ledger (it holds a, b)" in unknown.stderr
+    several = hpo("report", home=home)
+    assert several.exit_code == 2 and "name one" in several.stderr
+    assert not Path(tmp_path / "x.html").exists()
