@@ -28,6 +28,16 @@ def test_each_function_of_the_guide_is_a_study(number, tmp_path):
     assert found.state == "complete" and found.name == "train"
 
 
+def test_the_block_of_the_guide_to_reports_writes_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPO_HOME", str(tmp_path / "home"))
+    names: dict[str, Any] = {}
+    [block] = blocks("report.md")
+    exec(block, names)
+    assert names["page"] == Path("mlp.html")
+    assert "<h1>mlp</h1>" in names["page"].read_text(encoding="utf-8")
+
+
 def test_the_blocks_of_the_python_guide_run_one_after_another(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPO_HOME", str(tmp_path / "home"))

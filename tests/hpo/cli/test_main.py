@@ -42,6 +42,7 @@ SURFACE = {
     "show": "number --study --all --json --home --storage",
     "compare": "--study --top --all --json --csv --parquet --home --storage",
     "plot": "kinds --study --metric --save --json --home --storage --tracking-uri",
+    "report": "studies --out --home --storage --tracking-uri",
     "importance": "--study --metric --evaluator --json --home --storage",
     "confirm": "--study --top --seeds --hold-out --name --workers --executor -o --config --json --home --storage "
     "--tracking-uri",

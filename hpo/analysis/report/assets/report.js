@@ -55,7 +55,7 @@ const Report = (() => {
       }));
       if (focused) at.querySelector(`[name="${focused}"]`)?.focus();
     }
-    change() { this.stale = true; this.refresh(); }
+    change() { this.stale = true; this.refresh(true); }
   }
 
   /* One study: which trials are shown and marked, its table and its figures. */
