@@ -146,9 +146,10 @@ def report(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Write a page that tells a study: the answer, how sure it is, curves, what mattered, what it cost. One file.
+    """Write one page that tells a study, as a file.
 
-    It needs no network. It is left with the study and shown in its MLflow run; of several studies it is a file alone.
+    The answer, how sure it is, curves, what mattered, what it cost; it needs no network. It is left with the study and
+    shown in its MLflow run; of several studies it is a file alone.
     """
     from hpo.analysis.report import page, publish
     from hpo.analysis.report.data import read

@@ -53,7 +53,10 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(browser: Any, file: Path, width: int = 1280, scheme: str = "light", every: bool = True) -> Iterator[Any]:
-    """The page, with every figure drawn, or as it comes into sight. Whatever it asks of a network, and whatever it complains of, fails the test."""
+    """The page, with every figure drawn, or as it comes into sight.
+
+    Whatever it asks of a network, and whatever it complains of, fails the test.
+    """
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     shown, asked, complaints = context.new_page(), list[str](), list[str]()
     shown.on("request", lambda request: asked.append(request.url))
