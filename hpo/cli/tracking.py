@@ -85,7 +85,8 @@ def sync(
             drained.append({"study": name, "tracker": tracker.name} | asdict(result))
             if as_json:
                 continue
-            sent, place = text.tally({"batches": result.sent}), "MLflow" if tracker.keeps_files else called(tracker.name)
+            sent = text.tally({"batches": result.sent})
+            place = "MLflow" if tracker.keeps_files else called(tracker.name)
             print(f"{name}: " + (mirror_process.lag(result, tracker.name) or f"{place} has everything ({sent} sent)."))
     if as_json:
         print_json(drained)

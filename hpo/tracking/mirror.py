@@ -1,8 +1,8 @@
 """Drains a study: sends what is new in the ledger to the tracker, batch by batch, then moves the cursor.
 
-Whoever drains holds the tracker's lease on the study (`trackers.lease_of`), so one process at a time does. Killed between
-a send and the commit of its cursor, the next one sends the same again, which changes nothing; a run that was created
-but not yet recorded is found again by its tag.
+Whoever drains holds the tracker's lease on the study (`trackers.lease_of`), so one process at a time does. Killed
+between a send and the commit of its cursor, the next one sends the same again, which changes nothing; a run that was
+created but not yet recorded is found again by its tag.
 """
 
 from __future__ import annotations
