@@ -1,6 +1,7 @@
 """What a trial costs apart from its training: ours against the loop people write by hand and against Ray Tune.
 
     python bench/overhead.py [--trials 40] [--rounds 5] [--run-trials 300] [--ray-trials 10]
+    python bench/overhead.py --doors [--trials 40] [--rounds 5]
 
 Wall clock, a study that trains nothing (bench/noop.py): 10 reports of 3 metrics a trial. path, drained, peer and mlflow
 take turns, so that a change in the machine's speed meets all of them, and their databases exist before anything is
@@ -15,6 +16,9 @@ timed; run and ray follow, since their start-up is spread over more trials.
     peer     Optuna, RDB on SQLite, TPE; MLflow on SQLite, one log_metrics and one report per step
     mlflow   MLflow's client alone: create_run, one log_batch, set_terminated
     ray      Ray Tune with MLflow's callback, where ray is installed (the extra `ray`)
+
+With --doors only the paths of a task and of a function (bench/noop_function.py), which take turns; `saved` with a
+checkpoint of 4 KiB at each report, a tensor of the task's, a file of the function's.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +92,37 @@ def product(directory: Path) -> Callable[[int], dict[str, float]]:
     return run
 
 
-def _study(directory: Path) -> tuple[Home, Ledger, Callable[[int], float]]:
+def door(name: str, directory: Path, reference: str, **overrides: bool) -> Callable[[int], dict[str, float]]:
+    """Seconds and processor seconds for so many trials' own path, by one of the doors through which a study comes."""
+    _, _, drive = _study(directory, reference, overrides)
+
+    def run(trials: int) -> dict[str, float]:
+        began = time.process_time()
+        seconds = drive(trials)
+        return {name: seconds, f"{name}, processor": time.process_time() - began}
+
+    return run
+
+
+def doors(here: Path, rounds: int, trials: int) -> None:
+    """Prints what a trial of a task costs, what one of a function does, and their ratio, round by round."""
+    function = str(Path(__file__).with_name("noop_function.py"))
+    contestants = [
+        door("path", here / "task", STUDY),
+        door("function", here / "function", function),
+        door("path, saved", here / "task-saved", STUDY, saves=True, bare=False),
+        door("function, saved", here / "function-saved", function, saves=True),
+    ]
+    figures = measure(contestants, rounds, trials)
+    show(figures)
+    for kind in ("", ", saved", ", processor", ", saved, processor"):
+        ratios = [f / p for f, p in zip(figures[f"function{kind}"], figures[f"path{kind}"], strict=True)]
+        print(f"function / path{kind}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+def _study(
+    directory: Path, reference: str = STUDY, overrides: Mapping[str, bool] | None = None
+) -> tuple[Home, Ledger, Callable[[int], float]]:
     """A home for the study that trains nothing, and how to drive so many more trials of it: the seconds it took."""
     from hpo.driver.loop import Driver
     from hpo.driver.request import DriverOptions, RunRequest
@@ -104,7 +138,7 @@ def _study(directory: Path) -> tuple[Home, Ledger, Callable[[int], float]]:
     def drive(trials: int) -> float:
         nonlocal done
         done += trials
-        resolved = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
+        resolved = declare(RunRequest(home, reference=reference, overrides=overrides or {}), ledger, workers=1)
         driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=done), Inline())
         driver.acquire()
         started = time.perf_counter()
@@ -241,6 +275,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=40, help="trials a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--run-trials", type=int, default=300, help="trials of each run with its mirror beside it")
+    parser.add_argument("--doors", action="store_true", help="only the paths of a task and of a function")
     parser.add_argument("--ray-trials", type=int, default=10, help="trials of Ray Tune's only round")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -250,6 +285,9 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory() as scratch:
         here = Path(scratch)
+        if given.doors:
+            doors(here, given.rounds, given.trials)
+            return
         figures = measure(
             [ours(here / "home"), peer(here / "peer"), mlflow_alone(here / "mlflow")], given.rounds, given.trials
         )

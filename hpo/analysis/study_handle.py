@@ -84,16 +84,16 @@ class StudyHandle:
 
         with self._ledger.read() as connection:
             study = queries.study_row(connection, self.name)
-            metric = metric or study["spec"]["objectives"][0]["metric"]
+            key: str = metric or study["spec"]["objectives"][0]["metric"]
             rows = [
                 (number, step, epoch, value)
-                for number, _, step, epoch, value in queries.curves(connection, study["id"], [metric])
+                for number, _, step, epoch, value in queries.curves(connection, study["id"], [key])
             ]
             if not rows:
                 ids = [trial["id"] for trial in queries.trial_rows(connection, study["id"])]
                 known = sorted({key for values in queries.last_values(connection, ids).values() for key in values})
                 there = f"there are {', '.join(known)}" if known else "no trial has reported anything yet"
-                raise UserError(f"study {self.name!r} has no values of {metric!r}: {there}.")
+                raise UserError(f"study {self.name!r} has no values of {key!r}: {there}.")
         frame = pd.DataFrame(rows, columns=["number", "step", "epoch", "value"])
         frame["epoch"] = frame["epoch"].astype("Int64")
         return frame

@@ -164,12 +164,15 @@ class CellLive:
     """The picture in the output of a notebook's cell, as `rich.live.Live` shows it on a terminal."""
 
     def __init__(self) -> None:
+        from IPython.display import DisplayHandle
+
         self.console = Console(file=StringIO(), record=True, force_jupyter=False, width=110, height=24)
+        self._shown = DisplayHandle()
 
     def start(self) -> None:
-        from IPython.display import HTML, display
+        from IPython.display import HTML
 
-        self._shown = display(HTML(""), display_id=True)
+        self._shown.display(HTML(""))
 
     def update(self, picture: RenderableType, *, refresh: bool) -> None:
         from IPython.display import HTML

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ def check_worker(row: Mapping[str, Any], study: Study, *, data: bool = True) -> 
     stored = row["identity"]
     brought = _here(study) | ({"data": study.data_sha256()} if data else {})
     here = {key: value for key, value in brought.items() if key in stored}
-    if changed := drift({key: stored[key] for key in here}, here, study.code()):
+    if changed := drift({key: stored[key] for key in here}, here, study.code):
         raise DriftError(
             f"this worker cannot train study {row['name']!r} of {row['environment'].get('host')}: here "
             f"{'; '.join(changed)}: give it the driver's code, data and versions, or drive with --allow-drift."
@@ -68,7 +68,8 @@ def check_worker(row: Mapping[str, Any], study: Study, *, data: bool = True) -> 
 
 def check_loaded(old: Mapping[str, Any], row: Mapping[str, Any]) -> None:
     """Raise DriftError if a study whose row was `old` is now driven with other code than a worker loaded then."""
-    changed = drift(*({key: one["identity"].get(key) for key in _LOADED} for one in (old, row)))
+    before, now = ({key: one["identity"].get(key) for key in _LOADED} for one in (old, row))
+    changed = drift(before, now)
     if changed:
         raise DriftError(
             f"study {row['name']!r} is driven on with other code than this worker has loaded: {'; '.join(changed)}: "
@@ -76,13 +77,17 @@ def check_loaded(old: Mapping[str, Any], row: Mapping[str, Any]) -> None:
         )
 
 
-def drift(old: Mapping[str, Any], new: Mapping[str, Any], code: Mapping[str, Path] | None = None) -> list[str]:
+def drift(
+    old: Mapping[str, Any], new: Mapping[str, Any], code: Callable[[], Mapping[str, Path]] = dict[str, Path]
+) -> list[str]:
     """What differs, a clause each: `the code of mlp.py changed`, `train.num_epochs changed from 3 to 5`.
 
     `code` says where the parts of the code lie, by label.
     """
+    if old == new:
+        return []
     keys = sorted(old.keys() | new.keys())
-    names = _UNNAMED | {label: _beside(place) for label, place in (code or {}).items()}
+    names = _UNNAMED | {label: _beside(place) for label, place in code().items()}
     clauses = list(dict.fromkeys(clause for key in keys for clause in _clauses(key, old, new, names)))
     more = len(clauses) - MAX_CLAUSES
     return [*clauses[:MAX_CLAUSES], f"{more} more changed"] if more > 1 else clauses

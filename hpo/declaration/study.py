@@ -365,15 +365,16 @@ class Study:
     def code_sha256(self) -> dict[str, str]:
         """The digest of each part of the code, wherever that lies; of the platform's own studies that of what is
         defined there, which moves of modules do not change."""
+        parts = self.code()
         if not isinstance(self.task, str) and hasattr(self.task, "code"):  # a program's
-            written = {label: code_digest.of_study(place, program=True) for label, place in self.code().items()}
+            written = {label: code_digest.of_study(place, program=True) for label, place in parts.items()}
             return written | {"": code_digest.of_text(self.task.source())}
-        if not self.code() and (source := getattr(self.task, "source", None)):
+        if not parts and (source := getattr(self.task, "source", None)):
             return {"": code_digest.of_text(source())}
         shipped = self.module.startswith("studies.")
         return {
             label: code_digest.digest(place) if shipped or label.startswith("studies.") else code_digest.of_study(place)
-            for label, place in self.code().items()
+            for label, place in parts.items()
         }
 
     def to_optuna(

@@ -44,7 +44,7 @@ def open_study(ledger: Ledger, resolved: ResolvedStudy, options: DriverOptions, 
             f"{_judged_by(spec.to_json())}: undo that, or start another study by `hpo run --study {spec.reference} "
             "--name NAME`."
         )
-    changed = drift(row["identity"], now, resolved.study.code())
+    changed = drift(row["identity"], now, resolved.study.code)
     if changed and not options.allow_drift and is_another(row["spec"]["reference"], spec.reference):
         raise DriftError(
             f"study {spec.name!r} of this ledger is that of {row['spec']['reference']}, and {spec.reference} declares "

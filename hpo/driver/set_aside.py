@@ -38,7 +38,7 @@ def take_over(
     row = open_study(ledger, resolved, options, anew=True)
     check_home(ledger, row, options.home)
     now = identity(resolved)
-    changed = [] if options.allow_drift else drift(row["identity"], now, resolved.study.code())
+    changed = [] if options.allow_drift else drift(row["identity"], now, resolved.study.code)
     if changed:
         values = {"spec": resolved.spec.to_json(), "identity": now}
         _set_aside(ledger, lease, row, values, changed, clock, options.lease_timeout)

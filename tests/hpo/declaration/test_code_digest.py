@@ -188,5 +188,5 @@ def test_a_digest_of_an_earlier_release_is_the_studys_to_the_byte(tmp_path):
     now = {"code": {"": of_study(file, OWN)}}
     begun = {"code": {"": tree_sha256(file, "*.py")}}
     assert drift(begun, now) == []
-    [clause] = drift(begun, {"code": {"": of_study(file, OWN + "# more\n")}}, {"": file})
+    [clause] = drift(begun, {"code": {"": of_study(file, OWN + "# more\n")}}, lambda: {"": file})
     assert clause == f"the code of {file} changed"
