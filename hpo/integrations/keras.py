@@ -30,6 +30,8 @@ class TrialCallback(keras.callbacks.Callback):
     trial goes on.
     """
 
+    model: Any  # pyright: ignore[reportIncompatibleMethodOverride] set by Keras before it calls
+
     def __init__(self, trial: Trial) -> None:
         super().__init__()
         self._trial = trial

@@ -36,9 +36,9 @@ class TrialCallback:
     callbacks    the two that LightGBM calls, before and after a round
 
     A metric is called by its data and its name, such as `val/binary_logloss`. A model's file has no random numbers, so
-    they are seeded before each epoch's first round, from the trial's seed and the round. A model that LightGBM cannot go
-    on with (`unsaved` says which) is not saved: its trial begins anew after a kill, and reports the same again. Raises
-    TrainerError for `lightgbm.cv`, and for a training that does not begin where the trial goes on.
+    they are seeded before each epoch's first round, from the trial's seed and the round. A model that LightGBM cannot
+    go on with (`unsaved` says which) is not saved: its trial begins anew after a kill, and reports the same again.
+    Raises TrainerError for `lightgbm.cv`, and for a training that does not begin where the trial goes on.
     """
 
     def __init__(self, trial: Trial, *, every: int = 1) -> None:
@@ -53,7 +53,7 @@ class TrialCallback:
         return trials.rounds_left(self._trial, self._every, num_boost_round)
 
     def _before(self, env: CallbackEnv) -> None:
-        model = env.model
+        model: Any = env.model
         if env.iteration == env.begin_iteration:
             if not isinstance(model, Booster):
                 raise TrainerError(

@@ -85,7 +85,7 @@ def seed_at(trial: Trial, done: int) -> int:
 
 def lacking(error: ModuleNotFoundError, package: str, extra: str) -> Exception:
     """The sentence that names the extra of a package that is not installed; of one that it needs itself, `error`."""
-    if error.name != package:
+    if (error.name or "").partition(".")[0] != package:
         return error
     return UserError(f"hpo.integrations needs {package}: pip install -e '.[{extra}]' in hpo's clone.")
 

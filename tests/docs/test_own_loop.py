@@ -72,6 +72,25 @@ def test_killed_and_resumed_it_ends_as_the_uninterrupted_study(study, whole, hom
     assert verified.exit_code == 0, verified.output
 
 
+def test_a_loop_whose_checkpoint_is_a_directory_is_killed_and_resumed(tmp_path):
+    """The second study of the page: weights and a note, below `files/` of each checkpoint."""
+    file, whole, killed = tmp_path / "own_files.py", Home.at(tmp_path / "whole"), Home.at(tmp_path / "killed")
+    file.write_text(re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[1])
+    ran = hpo("run", "--study", str(file), *FLAGS, home=whole)
+    assert ran.exit_code == 0, ran.output
+    environment = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": "worker.after_report_commit=kill@3"}
+    command = [sys.executable, "-m", "hpo", "run", "--study", str(file), *FLAGS, "--home", str(killed.root)]
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    [left] = (killed.root / "checkpoints").rglob("step-00000003*")
+    assert {path.name for path in (left / "files").rglob("*") if path.is_file()} == {"weights.joblib", "notes.txt"}
+    resumed = hpo("resume", "--executor", "inline", home=killed)
+    assert resumed.exit_code == 0, resumed.output
+    digests = [json.loads(hpo("status", "--json", home=home).stdout)["digest"] for home in (whole, killed)]
+    assert digests[0] == digests[1]
+    verified = hpo("verify", home=killed)
+    assert verified.exit_code == 0, verified.output
+
+
 class Watching:
     """A reporter that keeps what it is told, and answers or preempts as it was made to."""
 
