@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -57,6 +58,7 @@ def import_study(
     A study of that name that was imported under the same label gets the trials that it has not.
     """
     name = check_name(name or _name_of(found.label))
+    _check_names(found)
     plainly = [replace(one, key=text(one.key), params=plain(dict(one.params))) for one in found.trials]
     trials = by_key(plainly, found.source)
     with ledger.read() as connection:
@@ -151,7 +153,7 @@ def _specification(
             described[path] = stored(merged([dimension(one), space[path]])) if path in space else one
         observed = [*dict.fromkeys([*earlier["observed"], *observed])]
         constraints = dict.fromkeys([*(one["metric"] for one in before["spec"]["constraints"]), *constraints])
-    origin |= {"space": described, "observed": observed, "attributes": plain(dict(found.attributes))}
+    origin |= {"space": described, "observed": observed, "attributes": json.dumps(dict(found.attributes))}
     spec = StudySpec(
         reference=f"{REFERENCE}{name}",
         name=name,
@@ -178,6 +180,14 @@ def _row(
     row = {"name": spec.name, "uid": before["uid"] if before else uuid.uuid4().hex, "created_at": begun}
     row |= {"state": "complete", "requested": len(found.trials), "spec": spec.to_json(), "identity": {}}
     return row | {"environment": environment, "seconds_used": 0.0}
+
+
+def _check_names(found: ImportedStudy) -> None:
+    """Raise UserError for a metric that trials are judged by and the ledger has no place for."""
+    judged = [one.metric for one in found.objectives] + [name for one in found.trials for name in one.constraints]
+    for metric in judged:
+        if len(metric) > MAX_METRIC:
+            raise UserError(f"metric {metric[:40]}... has {len(metric)} characters: give it {MAX_METRIC} by --rename.")
 
 
 def _uncarried(trials: Sequence[ImportedTrial]) -> list[str]:

@@ -75,7 +75,8 @@ def to_optuna(
         ledger.close()
     copy = quiet_study([objective.direction for objective in study.objectives], name=name)
     copy.set_user_attr("metrics", [objective.metric for objective in study.objectives])
-    for key, value in (row["spec"].get("imported") or {}).get("attributes", {}).items():
+    origin = row["spec"].get("imported") or {}
+    for key, value in json.loads(origin.get("attributes", "{}")).items():
         copy.set_user_attr(key, value)
     for trial in trials:
         record, points = records.get(trial["id"], {}), curves.get(trial["number"], {})

@@ -202,6 +202,28 @@ def test_the_ledgers_of_both_kinds_hold_what_is_imported(home, database, request
     assert only["params"]["n"] == "nan" and only["params"]["big"] == 10**18
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("csv", "t.csv", "--metric", "loss", "--rename", "lr"),
+            "--rename lr: write OLD=NEW, for example --rename lr=",
+        ),
+        (("csv", "t.csv", "--metric", "loss", "--rename", "lr=n"), "two names of trial 0 of t.csv would be one"),
+        (("csv", "t.csv", "--metric", "loss", "--name", "a b"), "study name 'a b' cannot be used"),
+        (("csv", "nowhere.csv", "--metric", "loss"), "nowhere.csv is not a file"),
+        (("csv", "t.csv", "--metric", "loss", "--tracking-uri", "nowhere"), "--tracking-uri 'nowhere' cannot be used"),
+        (("ray", "nowhere", "--metric", "loss"), "nowhere is no directory"),
+        (("nothing", "x"), "No such command 'nothing'"),
+    ],
+)
+def test_a_mistyped_import_is_one_sentence(home, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("lr,n,loss\n0.1,1,2\n")
+    assert said in refused(hpo("import", *words, home=home), 2)
+    assert not (home.root / "ledger.db").exists()
+
+
 def test_the_space_grows_with_what_is_imported(home):
     written(home, found(2))
     grown = written(home, found(4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pandas as pd
 import pytest
 
@@ -70,6 +72,35 @@ def test_columns_that_are_named_and_those_that_are_guessed(brought, tmp_path):
     space = guessed.study["spec"]["imported"]["space"]
     assert space["lr"] == {"type": "Float", "low": 0.01, "high": 1.0, "log": False, "step": None}
     assert space["opt"] == {"type": "Choice", "options": ["sgd", "adam"]}
+
+
+def test_a_time_without_a_zone_is_of_this_machine(brought, tmp_path, monkeypatch):
+    """As Optuna's tables have them; one with a zone is of that zone wherever it is read."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        rows = "lr,loss,started_at\n1,1,2024-01-01 09:00:00.123456\n2,2,2024-01-01T00:00:00+00:00\n"
+        text = brought("csv", written(tmp_path / "text.csv", rows), metrics=["loss"], params=["lr"])
+        naive = brought("csv", written(tmp_path / "t.csv", rows[:-30]), metrics=["loss"], params=["lr"])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert [trial["started_at"] for trial in text.trials] == [1704067200.123456, 1704067200.0]
+    assert [trial["started_at"] for trial in naive.trials] == [1704067200.123456]
+
+
+def test_an_exported_table_of_wandbs_pages(brought, tmp_path):
+    file = written(
+        tmp_path / "wandb.csv",
+        "Name,State,Created,Runtime,User,lr,val/loss\n"
+        "calm-1,finished,2024-01-01T00:00:00.000Z,10,me,0.1,0.5\nwild-2,crashed,2024-01-01T00:00:10.000Z,3,me,0.2,\n",
+    )
+    found = brought("wandb", file, metrics=["val/loss"], params=["lr"])
+    assert [(trial["state"], trial["params"]) for trial in found.trials] == [
+        ("complete", {"lr": 0.1}),
+        ("failed", {"lr": 0.2}),
+    ]
+    assert found.trials[0]["started_at"] == 1704067200.0
 
 
 @pytest.mark.parametrize(
