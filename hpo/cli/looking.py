@@ -44,7 +44,7 @@ def doctor(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """What is installed, what this host allows, and what would fail, with the fix. Exits 1 if something would."""
+    """What is installed here, and what would fail, with the fix. Exits 1 if something would."""
     from itertools import groupby
 
     from hpo.doctor import examine

@@ -86,6 +86,9 @@ def remove(
 
         ledger.transact(mark)
         failpoint("removal.after_mark")
+        if storage_file(home).exists():
+            with closing(tracker_of(ledger, storage_file(home))) as shown:
+                shown.remove(row["name"], row["uid"])
         if not leave_mlflow:
             _remove_from_trackers(ledger, home, row, tracking_uri)
         failpoint("removal.after_runs")
@@ -160,9 +163,6 @@ def _remove_from_trackers(ledger: Ledger, home: Home, row: RowMapping, tracking_
     """From where the study is tracked, and from wherever else it ever was."""
     uri = tracking_uri_of(ledger, row["name"], home, tracking_uri)
     uids, known = ledger.look(lambda c: (removal.uids(c, row), removal.mirrored(c, row["id"])))
-    if storage_file(home).exists():
-        with closing(tracker_of(ledger, storage_file(home))) as shown:
-            shown.remove(row["name"], row["uid"])
     known = {name: runs for name, runs in known.items() if not name.startswith(OPTUNA)}
     others = [name for name in known if name != tracker_name(uri) and not _of_another_home(row, home, name)]
     for one in [uri, *others]:

@@ -13,14 +13,18 @@ import optuna
 import pytest
 from mirrored import Made
 from sqlalchemy import update
+from typer.testing import CliRunner
 
 from hpo import Choice, Float, Objective
 from hpo.analysis.plots.optuna_study import to_optuna
-from hpo.ledger import tables
+from hpo.cli.main import app
+from hpo.clock import SystemClock
+from hpo.ledger import leases, tables
+from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
 from hpo.tracking import mirror, mirror_process
 from hpo.tracking.base import Batch, Point, Refused, Run, Unreachable
-from hpo.tracking.optuna_tracker import OptunaTracker, Searched
+from hpo.tracking.optuna_tracker import ROLE, OptunaTracker, Searched
 from trainer.runtime import failpoint
 
 SPACE = {"train.optim.lr": Float(1e-6, 1.0, log=True), "opt": Choice(["adamw", "sgd"])}
@@ -204,6 +208,20 @@ def test_a_study_of_the_name_that_is_another_takes_its_place(made):
     assert tracker.find("s", made.uid), "what another study of that name has stays"
     tracker.remove("s", made.uid)
     assert tracker.find("s", made.uid) == []
+    tracker.close()
+
+
+def test_a_study_that_is_deleted_leaves_the_storage_too(made):
+    made.complete(1, 1)
+    drained(made)
+    here = ["rm", "--study", "s", "--yes", "--leave-mlflow", "--json", "--home", str(made.home.root)]
+    lease = leases.acquire(made.ledger, f"{ROLE}:{made.id}", "s", Process.current(), SystemClock(), 60.0)
+    assert CliRunner().invoke(app, here).exit_code == 3, "its mirror lives"
+    lease.release()
+    said = CliRunner().invoke(app, here)
+    assert said.exit_code == 0, said.output
+    tracker = tracker_of(made.home)
+    assert tracker.find("s", made.uid) == [] == tracker.storage.get_all_studies()
     tracker.close()
 
 

@@ -57,7 +57,9 @@ SURFACE = {
     "lr-find": "--study -o --config --low --high --steps --save --json --home --storage",
     "diagnose": "trial --study -o --config --steps --points --profile --print-only --save --json --home --storage "
     "--tracking-uri",
-    "ui": "--study --port --open --home --storage --tracking-uri",
+    "watch": "--study --once --home --storage",
+    "doctor": "--json --home --storage --tracking-uri",
+    "ui": "--study --port --open --optuna --home --storage --tracking-uri",
     "verify": "--study --json --home --storage --tracking-uri",
     "sync": "--study --json --home --storage --tracking-uri",
     "worker": "--storage --home --study",

@@ -85,6 +85,7 @@ def until(condition: Any) -> Any:
     return found
 
 
+@pytest.mark.timeout(900)  # a driver and two servers, on a machine that may be busy
 def test_the_pages_follow_a_running_study_and_survive_a_kill(tmp_path):
     file, home, port = tmp_path / "slow.py", Home.at(tmp_path / "home"), free_port()
     file.write_text(STUDY)
@@ -113,13 +114,7 @@ def test_the_pages_follow_a_running_study_and_survive_a_kill(tmp_path):
             assert curve == [(epoch, value) for _, epoch, value in ledger["curves"]["loss"]]
             params = {param["name"]: param["param_external_value"] for param in one["params"]}
             assert params["kind"] == ledger["params"]["kind"] and float(params["x"]) == ledger["params"]["x"]
-        removed = CliRunner().invoke(app, ["rm", "--study", "slow", "--yes", "--home", str(home.root)])
-        assert removed.exit_code == 3, "its mirror lives"
         check_nothing_can_be_changed(home, port)
-    said = CliRunner().invoke(app, ["rm", "--study", "slow", "--yes", "--json", "--home", str(home.root)])
-    assert said.exit_code == 0 and sorted(json.loads(said.stdout)["runs"].values()) == [5, 5]
-    with pytest.raises(urllib.error.URLError):
-        shown(home, port)
 
 
 def check_nothing_can_be_changed(home: Home, port: int) -> None:
