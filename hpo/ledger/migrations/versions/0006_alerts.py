@@ -24,7 +24,7 @@ def upgrade() -> None:
         sa.Column("at", sa.Double, nullable=False),
         sa.ForeignKeyConstraint(["study_id"], ["studies.id"], name=op.f("fk_alerts_study_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_alerts")),
-        sa.UniqueConstraint("study_id", "target", "event", name=op.f("uq_alerts_study_id")),
+        sa.UniqueConstraint("study_id", "target", "event", name=op.f("uq_alerts_study_id_target_event")),
     )
     op.create_table(
         "alert_cursors",
