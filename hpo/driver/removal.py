@@ -108,8 +108,8 @@ def _leases(ledger: Ledger, row: RowMapping, clock: Clock) -> Iterator[list[Leas
     """Be the study's driver, its mirrors and who sends its alerts; Busy where somebody else is."""
     me, held = Process.current(), list[Lease]()
     try:
-        names = [(f"driver:{row['id']}", LEASE_TIMEOUT), *((name, MIRROR_TIMEOUT) for name in leases_of(row))]
-        for name, timeout in [*names, (f"alerts:{row['id']}", MIRROR_TIMEOUT)]:
+        others = [(name, MIRROR_TIMEOUT) for name in leases_of(row)]
+        for name, timeout in [(f"driver:{row['id']}", LEASE_TIMEOUT), *others]:
             held.append(acquire(ledger, name, row["name"], me, clock, timeout))
         with Heartbeat(f"study {row['name']}", lambda: _renew(held), LEASE_TIMEOUT / 3):
             yield held

@@ -67,7 +67,7 @@ def _set_aside(
             f"trained by host {one['host']}, pid {one['pid']}: wait for it or stop it."
         )
     new = {**values, "uid": uuid.uuid4().hex}
-    names, me, held = [*leases_of(row), f"alerts:{row['id']}"], Process.current(), [lease]
+    me, held = Process.current(), [lease]
 
     def body(connection: Connection) -> int:
         for one in held:
@@ -75,7 +75,7 @@ def _set_aside(
         return removal.set_aside(connection, row, new, list(changed))
 
     try:
-        for name in names:
+        for name in leases_of(row):
             held.append(acquire(ledger, name, row["name"], me, clock, LEASE_TIMEOUT))
         count = ledger.transact(body)
     finally:

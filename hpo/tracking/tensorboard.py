@@ -14,7 +14,14 @@ from typing import Any
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS, STATUS_UNKNOWN
+from tensorboard.plugins.hparams.metadata import (
+    NULL_TENSOR,
+    SESSION_END_INFO_TAG,
+    SESSION_START_INFO_TAG,
+    create_summary_metadata,
+)
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hpo.tracking.base import Point
@@ -25,9 +32,9 @@ FILE = "events.out.tfevents.0000000001.hpo"  # of such a form TensorBoard takes 
 _HEADER, _CRC = struct.Struct("<QI"), struct.Struct("<I")
 _VERSION = "brain.Event:2"
 _STATUS = {
-    "FINISHED": api_pb2.STATUS_SUCCESS,
-    "KILLED": api_pb2.STATUS_FAILURE,
-    "FAILED": api_pb2.STATUS_FAILURE,
+    "FINISHED": STATUS_SUCCESS,
+    "KILLED": STATUS_FAILURE,
+    "FAILED": STATUS_FAILURE,
 }
 
 
@@ -59,9 +66,9 @@ class TensorBoardTracker(FolderTracker):
 
     def _show(self, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """A trial's parameters as a session of the HParams page, once, and how it has ended, once."""
-        shown = {metadata.SESSION_START_INFO_TAG: _start(now)} if now["params"] and not before["params"] else {}
+        shown = {SESSION_START_INFO_TAG: _start(now)} if now["params"] and not before["params"] else {}
         if now["params"] and now["ended_at"] is not None and before["ended_at"] is None:
-            shown[metadata.SESSION_END_INFO_TAG] = _end(now)
+            shown[SESSION_END_INFO_TAG] = _end(now)
         if shown:
             there = {value.tag for event, _ in _events(folder / FILE) for value in event.summary.value}
             self._add(folder / FILE, [_hparams(tag, data, now) for tag, data in shown.items() if tag not in there])
@@ -86,24 +93,24 @@ class TensorBoardTracker(FolderTracker):
             self._ends[file] = stream.tell()
 
 
-def _start(record: Mapping[str, Any]) -> plugin_data_pb2.HParamsPluginData:
-    info = plugin_data_pb2.SessionStartInfo(group_name=record["name"], start_time_secs=record["started_at"] / 1000)
+def _start(record: Mapping[str, Any]) -> HParamsPluginData:
+    info = SessionStartInfo(group_name=record["name"], start_time_secs=record["started_at"] / 1000)
     for path, text in record["params"].items():
         try:
             info.hparams[path].number_value = float(text)
         except ValueError:
             info.hparams[path].string_value = text
-    return plugin_data_pb2.HParamsPluginData(session_start_info=info)
+    return HParamsPluginData(session_start_info=info)
 
 
-def _end(record: Mapping[str, Any]) -> plugin_data_pb2.HParamsPluginData:
-    status = _STATUS.get(record["status"], api_pb2.STATUS_UNKNOWN)
-    info = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=record["ended_at"] / 1000)
-    return plugin_data_pb2.HParamsPluginData(session_end_info=info)
+def _end(record: Mapping[str, Any]) -> HParamsPluginData:
+    status = _STATUS.get(record["status"], STATUS_UNKNOWN)
+    info = SessionEndInfo(status=status, end_time_secs=record["ended_at"] / 1000)
+    return HParamsPluginData(session_end_info=info)
 
 
-def _hparams(tag: str, data: plugin_data_pb2.HParamsPluginData, record: Mapping[str, Any]) -> Event:
-    value = Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR)
+def _hparams(tag: str, data: HParamsPluginData, record: Mapping[str, Any]) -> Event:
+    value = Summary.Value(tag=tag, metadata=create_summary_metadata(data), tensor=NULL_TENSOR)
     at = record["started_at"] if record["ended_at"] is None else record["ended_at"]
     return Event(wall_time=at / 1000, summary=Summary(value=[value]))
 

@@ -65,9 +65,10 @@ def lease_of(study_id: int, uri: str) -> str:
 
 
 def leases_of(study: RowMapping) -> list[str]:
-    """The names of the leases of all that may mirror a study."""
+    """The names of the leases of all that may mirror a study or send its alerts."""
     others = [OPTUNA, *study["environment"].get("trackers", [])]
-    return [f"mirror:{study['id']}", *(lease_of(study["id"], one) for one in others)]
+    alerts = [f"alerts:{study['id']}"] if study["environment"].get("alerts") else []
+    return [f"mirror:{study['id']}", *(lease_of(study["id"], one) for one in others), *alerts]
 
 
 def called(tracker: str) -> str:

@@ -1,0 +1,13 @@
+from tensorboard.compat.proto.summary_pb2 import Summary
+
+class Event:
+    wall_time: float
+    step: int
+    file_version: str
+    summary: Summary
+    def __init__(
+        self, *, wall_time: float = ..., step: int = ..., file_version: str = ..., summary: Summary = ...
+    ) -> None: ...
+    @staticmethod
+    def FromString(data: bytes) -> Event: ...
+    def SerializeToString(self) -> bytes: ...
