@@ -73,7 +73,11 @@ class Attempt:
         file = self._directory / "trial.json"
         file.write_text(json.dumps(told, indent=1), encoding="utf-8")
         own = {TRIAL: str(file)} | {f"{_OWN}PARAM_{name}": words.as_text(one) for name, one in trial.params.items()}
-        own |= {f"{_OWN}{name.upper()}": words.as_text(told[name]) for name in words.OWN_PLACES if name in told}
+        own |= {
+            f"{_OWN}{name.upper()}": words.as_text(told[name])
+            for name in words.OWN_PLACES
+            if told.get(name) is not None
+        }
         if not command.output:
             own |= {REPORTS: str(reports), ANSWERS: str(self._answers)}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
@@ -111,8 +115,8 @@ class Attempt:
 
     def _hear(self, said: Said) -> None:
         trial, began = self._trial, time.monotonic()
-        place = {"epoch": said.epoch, "step": said.step}
-        if any(place[key] is not None and place[key] <= at for key, at in self._stands.items()):
+        places = {"epoch": said.epoch, "step": said.step}
+        if any((place := places[key]) is not None and place <= at for key, at in self._stands.items()):
             self._heard_at = began
             return  # up to the checkpoint that it went on from, what was reported before it stands
         if said.checkpoint is not None:

@@ -125,7 +125,8 @@ def _study(path: Path, file: CommandFile) -> Study:
 
 
 def _command(path: Path, file: CommandFile) -> Command:
-    known = [*file.space, *file.constants, *words.OWN_PLACES]
+    own = [name for name in words.OWN_PLACES if name != "num_epochs" or file.num_epochs is not None]
+    known = [*file.space, *file.constants, *own]
     texts = {
         "command": words.split(file.command, "command"),
         "resume": words.split(file.resume, "resume") if file.resume else [],

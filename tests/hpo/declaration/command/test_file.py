@@ -96,6 +96,7 @@ BAD_KEYS = [
     ({"command": ""}, "command is empty"),
     ({"command": "train 'half"}, "No closing quotation"),
     ({"command": "train --lr={rate}"}, "nothing fills '{rate}' in '--lr={rate}'"),
+    ({"command": "train --epochs={num_epochs}"}, "nothing fills '{num_epochs}' in '--epochs={num_epochs}'"),
     ({"command": "train --lr=${lr}"}, "${lr} in '--lr=${lr}' is for a shell: write {lr}"),
     ({"command": "train x${args}"}, "${args} in 'x${args}' must be a word of its own"),
     ({"minimize": None}, "say what it is judged by"),
