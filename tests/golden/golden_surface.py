@@ -155,6 +155,9 @@ def _imported(text: str) -> Iterator[tuple[str, Any]]:
     """Yields each name that the text imports from hpo or the trainer, with what it stands for; that is None for a
     module that nothing has imported yet, such as the one that needs Ray, whose import takes long."""
     for module, several in _IMPORT.findall(text):
+        if module.startswith("hpo.integrations.") and find_spec(module):  # which needs a library, and is one of five
+            yield f"{module}.{several}", None
+            continue
         for name in re.findall(r"\w+", re.sub(r"#.*|\bas \w+", "", several)):
             value = getattr(import_module(module), name, None)
             assert value is not None or find_spec(f"{module}.{name}"), f"{module} has no {name}"
@@ -180,6 +183,8 @@ def _shape(name: str, value: Any, guides: str) -> Iterator[str]:
                 yield f"{name}.{inner}{_parameters(member)}"
     elif callable(value):
         yield f"{name}{_parameters(value)}"
+    elif value is None and "." in name:
+        yield name
     else:
         yield name
         yield from (f"{name}[{key!r}]" for key in value) if isinstance(value, Mapping) else ()
