@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from study_runs import drive
@@ -53,3 +54,33 @@ def test_a_metric_that_is_not_reported_is_met_by_those_that_are(tmp_path):
     assert state == "stopped"
     assert "no epoch has reported 'val/logloss', by which the study judges" in reason
     assert "Reported were train/rmse" in reason
+
+
+class Bare:
+    """All that a callback may know of a trial."""
+
+    seed, epoch, step = 7, 0, 0
+
+    def __init__(self, directory):
+        self.directory, self.reports, self.files = directory, [], []
+
+    def report(self, epoch=None, metrics=None, *, step=None):
+        self.reports.append((epoch, metrics))
+        return epoch == 2
+
+    def save(self, files):
+        self.files.append({path.name for path in Path(files).iterdir()})
+
+    def resume(self):
+        return None
+
+
+def test_a_callback_needs_no_more_than_a_trials_methods(tmp_path):
+    import xgboost
+
+    from hpo.integrations.xgboost import TrialCallback
+
+    trial, data = Bare(tmp_path), xgboost.DMatrix([[0.0], [1.0]], [0, 1])
+    xgboost.train({}, data, 9, evals=[(data, "train")], callbacks=[TrialCallback(trial)], verbose_eval=False)
+    assert [epoch for epoch, _ in trial.reports] == [1, 2] and trial.files == [{"model.ubj"}] * 2
+    assert list(tmp_path.iterdir()) == [], "what was saved is the trial's, and lies in its directory no more"
