@@ -9,7 +9,7 @@ from importlib import import_module
 
 from hpo.errors import UserError
 from hpo.interchange.record import ImportedStudy
-from hpo.interchange.study import Imported, import_study, renamed
+from hpo.interchange.study import Imported, checked, import_study, renamed
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
 from hpo.tracking.uri import check_uri
@@ -56,10 +56,10 @@ def bring(request: Request, home: Home, storage: str | None, tracking_uri: str |
     """
     if tracking_uri:
         check_uri(tracking_uri)
-    found = read(request)
+    name, found = checked(read(request), request.name)
     with home.keeping():
         ledger = Ledger(storage or home.create().storage)
-        return ledger, import_study(found, ledger, home, tracking_uri or home.tracking_uri, request.name)
+        return ledger, import_study(found, ledger, home, tracking_uri or home.tracking_uri, name)
 
 
 def read(request: Request) -> ImportedStudy:

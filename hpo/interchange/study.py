@@ -50,24 +50,27 @@ class Imported:
         return "\n  ".join(lines)
 
 
-def import_study(
-    found: ImportedStudy, ledger: Ledger, home: Home, tracking_uri: str, name: str | None = None
-) -> Imported:
-    """Write what was found into the ledger, under `name` or the label. Raises UserError, and then nothing is written.
-
-    A study of that name that was imported under the same label gets the trials that it has not.
-    """
+def checked(found: ImportedStudy, name: str | None) -> tuple[str, ImportedStudy]:
+    """The name that the study gets, and the study with its trials as the ledger takes them. Raises UserError where it
+    cannot be written, before anything is."""
     name = check_name(name or _name_of(found.label))
     _check_names(found)
     plainly = [replace(one, key=text(one.key), params=plain(dict(one.params))) for one in found.trials]
-    trials = by_key(plainly, found.source)
+    if not plainly:
+        raise UserError(f"{found.source}: {found.label!r} has no trial that has ended, so there is nothing to import.")
+    return name, replace(found, label=text(found.label), trials=list(by_key(plainly, found.source).values()))
+
+
+def import_study(found: ImportedStudy, ledger: Ledger, home: Home, tracking_uri: str, name: str) -> Imported:
+    """Write what `checked` has passed into the ledger. Raises UserError, and then nothing is written.
+
+    A study of that name that was imported under the same label gets the trials that it has not.
+    """
     with ledger.read() as connection:
         before = queries.find_study(connection, name)
         known = imports.records(connection, before["id"]) if before and before["spec"].get("imported") else {}
     _check_same(before, name, found)
-    new = [trial for key, trial in trials.items() if key not in known]
-    if not trials:
-        raise UserError(f"{found.source}: {found.label!r} has no trial that has ended, so there is nothing to import.")
+    new = [trial for trial in found.trials if trial.key not in known]
     spec, guessed = _specification(found, name, new, before)
     study = _row(found, spec, home, tracking_uri, before)
     constraints, now = [Constraint(**one) for one in spec.constraints], time.time()

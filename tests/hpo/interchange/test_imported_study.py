@@ -44,6 +44,7 @@ def found(count: int = 3, label: str = "sweep", **given) -> ImportedStudy:
 
 
 def written(home, study: ImportedStudy, name: str | None = None) -> studies.Imported:
+    name, study = studies.checked(study, name)
     with closing(Ledger(home.create().storage)) as ledger:
         return studies.import_study(study, ledger, home, home.tracking_uri, name)
 
@@ -194,9 +195,9 @@ def test_the_ledgers_of_both_kinds_hold_what_is_imported(home, database, request
     url = home.storage if database == "sqlite" else request.getfixturevalue("postgres_database")()
     home.create()
     with closing(Ledger(url)) as ledger:
-        study = ImportedStudy("csv", "odd", "/t", LOSS, [trial])
-        assert studies.import_study(study, ledger, home, home.tracking_uri).added == 1
-        assert studies.import_study(study, ledger, home, home.tracking_uri).added == 0
+        name, study = studies.checked(ImportedStudy("csv", "odd", "/t", LOSS, [trial]), None)
+        assert studies.import_study(study, ledger, home, home.tracking_uri, name).added == 1
+        assert studies.import_study(study, ledger, home, home.tracking_uri, name).added == 0
         with ledger.read() as connection:
             [only] = queries.trial_rows(connection, queries.study_row(connection, "odd")["id"])
     assert only["params"]["n"] == "nan" and only["params"]["big"] == 10**18
