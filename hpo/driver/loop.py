@@ -82,7 +82,8 @@ class Driver:
         values = self._budget.columns()
         if not self.idle:
             values |= continued(row, self._resolved, self._options)
-            values["lease_seconds"] = self._options.lease_timeout
+        elif self._options.max_bytes:
+            values |= {"environment": row["environment"] | {"max_bytes": self._options.max_bytes}}
         self._state = values.get("state", self._state)
 
         def body(connection: Connection) -> None:
@@ -120,7 +121,6 @@ class Driver:
         self._ledger.transact(self._renew)
         self._time.stop()
         self._fill(ask=False)  # a trial may have ended while the workers were leaving
-        self._retention.keep()
         return self._end()
 
     def _drive(self, on_tick: Callable[[], None]) -> None:
@@ -375,6 +375,7 @@ class Driver:
 
     def _end(self) -> str:
         """The state the study is left in, written unless trials wait; `reason` says what a user has to know of it."""
+        self._retention.keep()  # also of an ended study, whose bound this command may have lowered
         name = self._spec.name
         if not self._done:
             if self._expired:

@@ -107,7 +107,7 @@ def continued(row: RowMapping, resolved: ResolvedStudy, options: DriverOptions) 
     values["environment"] = {"home": str(options.home.root)}
     values["environment"] |= {name: row["environment"][name] for name in as_begun if name in row["environment"]}
     values["environment"] |= _environment(resolved, options)
-    return {"state": "open"} | values
+    return {"state": "open", "lease_seconds": options.lease_timeout} | values
 
 
 def write_changes(connection: Connection, row: RowMapping, lease: Lease, values: Mapping[str, Any]) -> None:

@@ -135,3 +135,26 @@ def test_a_bound_that_is_none_is_refused(home):
             app, ["run", "--study", "mlp", "--max-bytes", value, "--trials", "1", "--home", str(home.root)]
         )
         assert result.exit_code == 2 and words in result.stderr and value in result.stderr
+
+
+@pytest.mark.usefixtures("process")
+def test_a_remembered_budget_is_lowered_and_raised_by_naming_another(tmp_path, file):
+    home = Home.at(tmp_path / "home")
+    tight = run(Home.at(tmp_path / "tight"), file, 1)
+
+    def again(*words: str) -> tuple[int, dict[int, list[int]]]:
+        said = CliRunner().invoke(app, [*words, "--executor", "inline", "--home", str(home.root)])
+        assert said.exit_code == 0, said.output
+        ledger = Ledger(home.storage)
+        with ledger.read() as connection:
+            remembered = queries.study_row(connection, "kept")["environment"].get("max_bytes")
+        steps = seen(ledger)[1]
+        ledger.close()
+        return remembered, steps
+
+    begun = ("run", "--study", file, "--trials", str(TRIALS))
+    whole = {number: [1, 2, 3] for number in range(TRIALS)}
+    assert again(*begun, "--max-bytes", "1GB") == (10**9, whole)
+    assert again(*begun, "--max-bytes", "1B") == (1, tight[1]), "of a study that has ended too"
+    assert again("resume") == (1, tight[1])
+    assert again("resume", "--max-bytes", "2GB") == (2 * 10**9, tight[1])
