@@ -8,7 +8,7 @@ from hpo.clock import Clock, SystemClock
 from hpo.declaration.budget import Budget
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.driver import end_reason, failure_streak
-from hpo.driver.open import continued, open_study, write_changes
+from hpo.driver.open import continued, open_study, remembered, write_changes
 from hpo.driver.proposer import LedgerProposer, ListProposer
 from hpo.driver.reclaim import Reclaimer
 from hpo.driver.request import DriverOptions
@@ -80,10 +80,8 @@ class Driver:
         self._retention = Retention(self._ledger, self._spec.name, self._options, self._lease)
         self._options.budget.check(self._spec.name, stored, self._used)
         values = self._budget.columns()
-        if not self.idle:
-            values |= continued(row, self._resolved, self._options)
-        elif self._options.max_bytes:
-            values |= {"environment": row["environment"] | {"max_bytes": self._options.max_bytes}}
+        options = self._options
+        values |= remembered(row, options) if self.idle else continued(row, self._resolved, options)
         self._state = values.get("state", self._state)
 
         def body(connection: Connection) -> None:

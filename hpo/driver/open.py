@@ -110,6 +110,11 @@ def continued(row: RowMapping, resolved: ResolvedStudy, options: DriverOptions) 
     return {"state": "open", "lease_seconds": options.lease_timeout} | values
 
 
+def remembered(row: RowMapping, options: DriverOptions) -> dict[str, Any]:
+    """What of a command a study that has ended keeps: the bytes its checkpoints may take."""
+    return {"environment": row["environment"] | {"max_bytes": options.max_bytes}} if options.max_bytes else {}
+
+
 def write_changes(connection: Connection, row: RowMapping, lease: Lease, values: Mapping[str, Any]) -> None:
     """Bring the row to `values`, with an event for each thing a user may want to know of; nothing where nothing is new.
 
