@@ -43,7 +43,7 @@ const Report = (() => {
       Plotly.react(this.at, made.data, made.layout, { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d"] });
     }
     controls(list) {
-      const at = this.node.querySelector("[data-controls]"), shape = JSON.stringify(list);
+      const at = this.node.querySelector("[data-controls]"), shape = JSON.stringify(list.map((one) => ({ ...one, value: null })));
       if (this.shape === shape) return;
       this.shape = shape;
       const focused = document.activeElement && at.contains(document.activeElement) ? document.activeElement.name : null;
