@@ -29,6 +29,7 @@ WITHOUT = {
     "migrate": "its exit code says all",
     "node": "it serves until it is ended",
     "ui": "it serves until it is ended",
+    "watch": "it shows what `status --json` prints, again and again",
     "worker": "it serves until it is ended",
 }
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
