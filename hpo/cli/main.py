@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from hpo import text
-from hpo.cli import alerts, completion, interchange, looking, models, options, removal, results, tracking, training
+from hpo.cli import alerts, interchange, looking, models, options, removal, results, tracking, training
 from hpo.cli import workers as cli_workers
 from hpo.cli.driving import drive
 from hpo.cli.facts import print_json
@@ -25,6 +25,7 @@ from hpo.cli.options import (
     CheckpointsOption,
     ConfigOption,
     CpusOption,
+    DeclarationOption,
     DriftOption,
     EnqueueOption,
     EpochsOption,
@@ -32,6 +33,7 @@ from hpo.cli.options import (
     GpusOption,
     HomeOption,
     JsonOption,
+    OrderOption,
     OverrideOption,
     SamplerOption,
     SchedulerOption,
@@ -87,14 +89,7 @@ def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, o
 
 @app.command()
 def run(
-    study: Annotated[
-        str,
-        typer.Option(
-            "--study",
-            help="A study's name, FILE.py[:NAME] or FILE.yaml.",
-            autocompletion=completion.declarations,
-        ),
-    ],
+    study: DeclarationOption,
     trials: TrialsOption = None,
     epochs: EpochsOption = None,
     time: TimeOption = None,
@@ -108,14 +103,7 @@ def run(
     scheduler: SchedulerOption = None,
     sampler: SamplerOption = None,
     strategy: StrategyOption = None,
-    order: Annotated[
-        str | None,
-        typer.Option(
-            "--order",
-            help="ordered (reproducible) or async.",
-            autocompletion=completion.among(completion.ORDERS),
-        ),
-    ] = None,
+    order: OrderOption = None,
     window: WindowOption = None,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="The study's seed.  [default: 0]")

@@ -193,8 +193,11 @@ StudyOption = Annotated[
         autocompletion=completion.studies,
     ),
 ]
+DeclarationOption = Annotated[
+    str, typer.Option("--study", help="A study's name, FILE.py[:NAME] or FILE.yaml.", autocompletion=completion.declarations)
+]
 KnownStudyOption = Annotated[
-    str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].", autocompletion=completion.known)
+    str, typer.Option("--study", help="A study's name, FILE.py[:NAME] or FILE.yaml.", autocompletion=completion.known)
 ]
 BestTrialOption = Annotated[
     int | None,
@@ -271,6 +274,12 @@ WindowOption = Annotated[
         max=100_000,
         help="Trials open at a time.  [default: twice the workers, at least 4; under strategies that "
         "pause as many as workers, of a population its size]",
+    ),
+]
+OrderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--order", help="ordered (reproducible) or async.", autocompletion=completion.among(completion.ORDERS)
     ),
 ]
 EnqueueOption = Annotated[
