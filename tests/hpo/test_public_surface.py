@@ -21,7 +21,7 @@ def fresh(code):
 
 def test_the_public_names_are_these():
     classes = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "StudyHandle", "Trial"]
-    assert sorted(hpo.__all__) == [*classes, "__version__", "load", "open", "resume", "run", "study"]
+    assert sorted(hpo.__all__) == [*classes, "__version__", "import_study", "load", "open", "resume", "run", "study"]
     assert all(getattr(hpo, name) is not None for name in hpo.__all__)
     assert dir(hpo) == sorted(hpo.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
