@@ -64,7 +64,7 @@ class Pace:
             "time/data_share": self.loader.waited / seconds,
             "time/checkpoint_seconds": stood,
         }
-        of_all = everyone(self._own(times | metrics))
+        of_all = everyone(self._own({**times, **metrics}))
         ranks = enumerate(of_all) if len(of_all) > 1 else ()
         return times | {f"system/rank/{rank}/{name}": value for rank, own in ranks for name, value in own.items()}
 

@@ -154,7 +154,9 @@ def test_how_many_are_ahead_is_counted_in_the_order_of_all(size):
             assert ahead(losses, number) == before, f"seed {seed}, trial {number}"
 
 
-@pytest.mark.parametrize("strategy", [Asha(), Halving(min_epochs=1), Hyperband(max_epochs=2)], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy", [Asha(min_epochs=1), Halving(min_epochs=1), Hyperband(max_epochs=2)], ids=lambda one: one.name
+)
 def test_a_rung_orders_the_front_of_its_trial_alone(strategy):
     """In the transaction of its report: of n on a front that takes n^2 / 2 distances."""
     rng = random.Random(0)
