@@ -603,7 +603,7 @@ def test_asha_of_tune_has_the_same_first_rung(epochs, first):
     from hpo.driver.ray_tune.driver import make_scheduler
 
     scheduler = make_scheduler("asha", hpo.load("mlp").configure({"train.num_epochs": epochs}))
-    rungs = [rung.milestone for bracket in scheduler._brackets for rung in bracket._rungs]
+    rungs = [milestone for bracket in scheduler._brackets for milestone, _ in bracket._rungs]
     assert min(rungs) == first
 
 
