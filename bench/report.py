@@ -7,7 +7,7 @@ paint    milliseconds from the navigation to the first contentful paint, by the 
 curves   milliseconds in which the figure of learning curves, of at most 500, is drawn
 filter   milliseconds from a filter's input to the table that answers it, and to the figures in sight
 memory   megabytes of the page's JavaScript heap after every figure was drawn
-Each study is one of tests/helpers/many_trials.py: trials of up to 50 reports of two metrics.
+Each study is one of bench/many_trials.py: trials of up to 50 reports of two metrics.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench.machine import machine  # noqa: E402
-from hpo.text import aligned  # noqa: E402
+from bench.machine import machine
+from hpo.text import aligned
 
 TIMES = 5
 CURVES = """() => { const plot = Report.pages[0].plots.find(p => p.node.dataset.figure === 'curves');
   plot.stale = true; const begin = performance.now(); plot.refresh(true); return performance.now() - begin; }"""
 FILTER = """() => new Promise(resolve => { const begin = performance.now();
   document.querySelector('[name=state]').click(); const table = performance.now() - begin;
-  requestAnimationFrame(() => setTimeout(() => resolve([table, performance.now() - begin]))); })"""
+  const look = () => Report.pages[0].plots.some(p => p.stale && p.seen) ? setTimeout(look)
+    : resolve([table, performance.now() - begin]);
+  look(); })"""
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 
 def made(directory: Path, trials: int) -> tuple[Path, float]:
     """The page of a study of so many trials, and the processor time that it took."""
-    import many_trials
-
+    from bench import many_trials
     from hpo.analysis.report import data, page
     from hpo.storage.home import Home
 

@@ -64,7 +64,7 @@ def at_edge(of: Snapshot, best: Mapping[str, Any]) -> Iterator[Caution]:
         if path not in best["params"] or "low" not in one or one["low"] == one["high"]:
             continue
         low, high, value = one["low"], one["high"], best["params"][path]
-        log = one.get("log") or one.get("powers_of_two")
+        log = bool(one.get("log") or one.get("powers_of_two"))
         if one["type"] == "Int" and _count(one) < FEWEST_VALUES:
             continue
         place = (_scaled(value, log) - _scaled(low, log)) / (_scaled(high, log) - _scaled(low, log))

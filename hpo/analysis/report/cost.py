@@ -23,9 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.report.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from hpo.ledger.rows import RowMapping
 
 SPENT_IN_VAIN = ("failed", "infeasible")
 
@@ -105,6 +108,6 @@ def _lost(of: Snapshot) -> dict[str, Any]:
     return found
 
 
-def _again(tries: Sequence[Mapping[str, Any]]) -> int:
+def _again(tries: Sequence[RowMapping]) -> int:
     """The steps that an attempt has trained and the next one again."""
     return sum(max(before["step"] - after["from_step"], 0) for before, after in pairwise(tries))

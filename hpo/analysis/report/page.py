@@ -166,7 +166,7 @@ def differing(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[
 
 
 def fact(facts: Sequence[Sequence[str]], name: str) -> str:
-    return dict(map(tuple, facts)).get(name, "")
+    return next((value for one, value in facts if one == name), "")
 
 
 def totalled(counts: Mapping[str, int]) -> str:

@@ -78,7 +78,8 @@ const Report = (() => {
       for (const path of t.searched) found.push([label(this.report, path), t.settings[path], path]);
       for (const path of Object.keys(t.settings)) if (!t.searched.includes(path)) found.push([path, t.settings[path], path]);
       found.push(["why", t.why]);
-      return found.map(([name, values, path]) => ({ name, values, path: path || name }));
+      return found.map(([name, values, path]) => ({ name, values, path: path || name,
+        used: values.some((v) => v !== null && v !== ""), numeric: values.every((v) => v === null || typeof v === "number") }));
     }
     filterForm() {
       const form = this.node.querySelector("[data-filter]");
@@ -107,10 +108,17 @@ const Report = (() => {
       this.table();
       this.redraw();
     }
-    redraw() { // the table answers at once, the figures in sight right after
+    redraw() { // the table answers at once; the figures in sight follow one by one, so that the page stays awake
       for (const plot of this.plots) plot.stale = true;
-      cancelAnimationFrame(this.frame);
-      this.frame = requestAnimationFrame(() => this.plots.forEach((plot) => plot.refresh()));
+      const next = () => {
+        const plot = this.plots.find((one) => one.stale && one.seen);
+        if (plot) {
+          plot.refresh();
+          this.timer = setTimeout(next);
+        }
+      };
+      clearTimeout(this.timer);
+      this.timer = setTimeout(next);
     }
     sorted() {
       const t = this.report.trials, list = Figures.byPlace(this.report, Figures.indices(this.report, this));
@@ -124,18 +132,17 @@ const Report = (() => {
       });
     }
     table() {
-      const table = this.node.querySelector("[data-table]"), list = this.sorted(), numeric = (one) => one.values.every((v) => v === null || typeof v === "number");
-      const used = this.columns.filter((one) => one.values.some((v) => v !== null && v !== ""));
+      const table = this.node.querySelector("[data-table]"), list = this.sorted(), used = this.columns.filter((one) => one.used);
       const heads = used.map((one) => {
         const button = element("button", { type: "button", textContent: one.name, title: one.path });
         const down = this.order?.column === one ? this.order.down : null;
         button.addEventListener("click", () => { this.order = { column: one, down: down === false }; this.table(); });
-        const head = element("th", { scope: "col", className: numeric(one) ? "number" : "" }, button);
+        const head = element("th", { scope: "col", className: one.numeric ? "number" : "" }, button);
         if (down !== null) head.setAttribute("aria-sort", down ? "descending" : "ascending");
         return head;
       });
       table.tHead.replaceChildren(element("tr", {}, element("th", { scope: "col", textContent: "mark" }), ...heads));
-      table.tBodies[0].replaceChildren(...list.slice(0, this.rows).map((i) => this.row(i, used, numeric)));
+      table.tBodies[0].replaceChildren(...list.slice(0, this.rows).map((i) => this.row(i, used)));
       const count = this.node.querySelector("[data-count]");
       count.replaceChildren(`${list.length} of ${this.count} trials${list.length > this.rows ? `, the first ${this.rows} of them below ` : ""}`);
       if (list.length > this.rows) {
@@ -144,12 +151,12 @@ const Report = (() => {
         count.append(more);
       }
     }
-    row(i, used, numeric) {
+    row(i, used) {
       const box = element("input", { type: "checkbox", checked: this.marked.has(i), ariaLabel: `mark trial ${this.report.trials.number[i]}` });
       box.addEventListener("change", () => { this.marked[box.checked ? "add" : "delete"](i); this.differences(); this.redraw(); });
       return element("tr", {}, element("td", {}, box), ...used.map((one) => {
         const text = figure(one.values[i]);
-        return element("td", { className: numeric(one) ? "number" : "", title: text.length > 30 ? text : "" }, element("bdi", { textContent: text }));
+        return element("td", { className: one.numeric ? "number" : "", title: text.length > 30 ? text : "" }, element("bdi", { textContent: text }));
       }));
     }
     differences() {

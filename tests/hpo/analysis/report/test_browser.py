@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import evil_study
-import many_trials
 import pytest
 
+from bench import many_trials
 from hpo.analysis.report import data, page
 from hpo.storage.home import Home
 

@@ -114,7 +114,14 @@ def _curve(params: dict[str, Any], epochs: int, draws: random.Random) -> Iterato
 
 def _reports(id_: int, curve: list[float], start: float) -> Iterator[dict[str, Any]]:
     for epoch, value in enumerate(curve, start=1):
-        point = {"trial_id": id_, "step": STEPS * epoch, "fold": 0, "epoch": epoch, "fence": 1, "revision": epoch}
+        point: dict[str, Any] = {
+            "trial_id": id_,
+            "step": STEPS * epoch,
+            "fold": 0,
+            "epoch": epoch,
+            "fence": 1,
+            "revision": epoch,
+        }
         point["at"] = start + PER_EPOCH * epoch
         yield point | {"key": "val/loss", "value": value}
         yield point | {"key": "train/loss", "value": 0.8 * value}
