@@ -194,7 +194,10 @@ StudyOption = Annotated[
     ),
 ]
 DeclarationOption = Annotated[
-    str, typer.Option("--study", help="A study's name, FILE.py[:NAME] or FILE.yaml.", autocompletion=completion.declarations)
+    str,
+    typer.Option(
+        "--study", help="A study's name, FILE.py[:NAME] or FILE.yaml.", autocompletion=completion.declarations
+    ),
 ]
 KnownStudyOption = Annotated[
     str, typer.Option("--study", help="A study's name, FILE.py[:NAME] or FILE.yaml.", autocompletion=completion.known)
