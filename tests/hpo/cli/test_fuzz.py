@@ -195,10 +195,13 @@ def words_of(rng: random.Random) -> list[str]:
 
 
 def names(line: str, typed: list[str]) -> bool:
-    """Whether a refusal shows what was typed, or its beginning or end where it is long, however it is quoted."""
+    """Whether a refusal shows what was typed or the part of it that is wrong, its beginning or end where it is long,
+    however it is quoted."""
     plain = line.replace("\\\\", "\\")
     for text in typed:
-        for shown in (text, repr(text)[1:-1], ascii(text)[1:-1], redacted(text)):
+        if not text.strip() and repr(text) in plain:
+            return True
+        for shown in (text, repr(text)[1:-1], ascii(text)[1:-1], redacted(text), text.rpartition(":")[2]):
             if shown.strip() and (shown.strip()[:10] in plain or shown.strip()[-10:] in plain):
                 return True
     return False
