@@ -6,26 +6,33 @@ from typing import Annotated
 
 import typer
 
+from hpo.cli.facts import print_json
+from hpo.cli.options import JsonOption
+
 app = typer.Typer()
 
 
 @app.command()
 def alert(
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="As `hpo run --alert` takes them.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Send a trial message, to see whether alerts arrive."""
     import datetime
 
     from hpo.alerts import message, rules, senders
 
-    now, missing = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"), 0
+    now, tried = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"), []
     for rule in rules.parse_all(targets):
+        error = None
         try:
             senders.send(rule.target, message.trial_message(now))
-        except senders.Undelivered as error:
-            missing += 1
-            print(f"{rule.target}: not taken: {error}.")
-        else:
-            print(f"{rule.target}: taken.")
-    if missing:
+        except senders.Undelivered as undelivered:
+            error = str(undelivered)
+        tried.append({"target": str(rule.target), "error": error})
+        if not as_json:
+            print(f"{rule.target}: not taken: {error}." if error else f"{rule.target}: taken.")
+    if as_json:
+        print_json(tried)
+    if any(one["error"] for one in tried):
         raise typer.Exit(1)

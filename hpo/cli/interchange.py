@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hpo.cli import options
-from hpo.cli.options import HomeOption, StorageOption, TrackingOption
+from hpo.cli.driving import starting
+from hpo.cli.facts import notes, print_json
+from hpo.cli.options import HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.errors import UserError
 
 app = typer.Typer()
@@ -47,6 +48,7 @@ def _bring(
     rename: list[str] | None,
     name: str | None,
     at: tuple[str, str | None, str | None],
+    as_json: bool,
     params: list[str] | None = None,
 ) -> None:
     """Import, say what was done, and send it to MLflow."""
@@ -57,10 +59,13 @@ def _bring(
     home, storage, tracking_uri = Home.at(at[0]), *at[1:]
     names = dict(map(_renaming, rename or ()))
     request = Request(tool, source, study, metric or (), direction or (), params or (), names, name)
-    with options.starting(f"reading {tool} ...", sys.stderr):
+    with starting(f"reading {tool} ...", sys.stderr):
         ledger, imported = bring(request, home, storage, tracking_uri)
-    print(imported.describe())
-    print(mirror_process.send(ledger, home, imported.name, tracking_uri) or "MLflow shows it too.")
+    with notes(as_json):
+        print(imported.describe())
+        print(mirror_process.send(ledger, home, imported.name, tracking_uri) or "MLflow shows it too.")
+    if as_json:
+        print_json(imported)
 
 
 def _renaming(text: str) -> tuple[str, str]:
@@ -77,12 +82,13 @@ def optuna_(
     metric: MetricOption = None,
     rename: RenameOption = None,
     name: NameOption = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
     """A study of Optuna's storage."""
-    _bring("optuna", url, study, metric, None, rename, name, (home, storage, tracking_uri))
+    _bring("optuna", url, study, metric, None, rename, name, (home, storage, tracking_uri), as_json)
 
 
 @imports.command("mlflow")
@@ -95,12 +101,13 @@ def mlflow_(
     direction: DirectionOption = None,
     rename: RenameOption = None,
     name: NameOption = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
     """The runs of an MLflow experiment."""
-    _bring("mlflow", uri, experiment, metric, direction, rename, name, (home, storage, tracking_uri))
+    _bring("mlflow", uri, experiment, metric, direction, rename, name, (home, storage, tracking_uri), as_json)
 
 
 @imports.command("wandb")
@@ -114,12 +121,13 @@ def wandb_(
     param: ParamOption = None,
     rename: RenameOption = None,
     name: NameOption = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Runs of Weights & Biases: an offline directory, or the exported table."""
-    _bring("wandb", path, project, metric, direction, rename, name, (home, storage, tracking_uri), param)
+    _bring("wandb", path, project, metric, direction, rename, name, (home, storage, tracking_uri), as_json, param)
 
 
 @imports.command("ray")
@@ -129,12 +137,13 @@ def ray_(
     direction: DirectionOption = None,
     rename: RenameOption = None,
     name: NameOption = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
     """The results of a Ray Tune experiment. Ray is not needed."""
-    _bring("ray", directory, None, metric, direction, rename, name, (home, storage, tracking_uri))
+    _bring("ray", directory, None, metric, direction, rename, name, (home, storage, tracking_uri), as_json)
 
 
 @imports.command("csv")
@@ -145,9 +154,10 @@ def csv_(
     direction: DirectionOption = None,
     rename: RenameOption = None,
     name: NameOption = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
     """A table of trials, one in each row."""
-    _bring("csv", file, None, metric, direction, rename, name, (home, storage, tracking_uri), param)
+    _bring("csv", file, None, metric, direction, rename, name, (home, storage, tracking_uri), as_json, param)

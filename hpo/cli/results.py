@@ -142,6 +142,7 @@ def report(
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE.html", help="Write the page there, and leave MLflow as it is.")
     ] = None,
+    as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
@@ -159,13 +160,17 @@ def report(
     page.check_installed()
     ledger, name, at = open_study(home, storage, studies[0] if studies else None)
     names = list(dict.fromkeys([name, *(studies or ())]))
-    with options.starting(f"reading {', '.join(names)} ...", sys.stderr):
+    with starting(f"reading {', '.join(names)} ...", sys.stderr):
         found = [read(ledger, at, one) for one in names]
-        if out or len(found) > 1:
-            print(f"page: {page.write(found, Path(out or '-'.join([*names, 'report.html'])))}")
-            return
-        print(f"page: {publish.leave(ledger, at, found[0])}")
-    print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows it too.")
+        alone = bool(out) or len(found) > 1
+        path = page.write(found, Path(out or "-".join([*names, "report.html"]))) if alone else None
+        path = path or publish.leave(ledger, at, found[0])
+    with notes(as_json):
+        print(f"page: {path}")
+        if not alone:
+            print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows it too.")
+    if as_json:
+        print_json({"studies": names, "page": path})
 
 
 @app.command()

@@ -186,8 +186,8 @@ def seconds(value: Any) -> float:
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value / 1000 if value > 1e11 else float(value)
-    if hasattr(value, "to_pydatetime"):  # of pandas, to which a time without a zone would be one of UTC
-        value = value.to_pydatetime(warn=False)
+    if of_pandas := getattr(value, "to_pydatetime", None):  # to which a time without a zone would be one of UTC
+        value = of_pandas(warn=False)
     return (value if isinstance(value, datetime) else datetime.fromisoformat(str(value))).timestamp()
 
 
