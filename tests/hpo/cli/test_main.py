@@ -32,36 +32,39 @@ SEVERAL = str(HARNESS / "several_study.py")
 # Adding to this is a decision, taking away from it breaks somebody's script.
 SURFACE = {
     "init": "name",
-    "run": "--study --trials --epochs --time --name --workers --executor --cpus-per-worker --gpus-per-worker "
-    "--scheduler --sampler --strategy --order --window --seed --tier --enqueue --warm-start -o "
-    "--config --home --storage --checkpoints --max-bytes --tracking-uri --allow-drift --json",
+    "run": "--study --trials --epochs --time --name --workers --executor --cpus-per-worker "
+    "--gpus-per-worker --scheduler --sampler --strategy --order --window --seed --tier --enqueue "
+    "--warm-start -o --config --home --storage --checkpoints --max-bytes --tracking-uri --tracker "
+    "--alert --allow-drift --json",
     "resume": "--study --trials --epochs --time --workers --executor --cpus-per-worker --gpus-per-worker "
-    "--scheduler --home --storage --max-bytes --tracking-uri --allow-drift --json",
+    "--scheduler --home --storage --max-bytes --tracking-uri --tracker --alert --allow-drift --json",
     "status": "--study --json --home --storage",
     "best": "--study --trial --json --save --home --storage",
     "show": "number --study --all --json --home --storage",
     "compare": "--study --top --all --json --csv --parquet --home --storage",
-    "plot": "kinds --study --metric --save --json --home --storage --tracking-uri",
-    "report": "studies --out --home --storage --tracking-uri",
-    "importance": "--study --metric --evaluator --json --home --storage",
-    "confirm": "--study --top --seeds --hold-out --name --workers --executor -o --config --json --home --storage "
-    "--tracking-uri",
-    "ablate": "--study --trial --seeds --name --workers --executor --json --home --storage --tracking-uri",
-    "gc": "--study --keep-best --max-bytes --dry-run --json --home --storage --tracking-uri",
-    "rm": "--study --dry-run --yes --leave-mlflow --json --home --storage --tracking-uri",
-    "soup": "--study --top --trial --save --json --home --storage --tracking-uri",
-    "export": "number --to --format --study --json --home --storage",
-    "schedule": "--study -o --config --steps-per-epoch --save --json --home --storage",
-    "plan": "--study --memory -o --config --json --home --storage",
-    "batch-find": "--study -o --config --steps --json --home --storage",
-    "lr-find": "--study -o --config --low --high --steps --save --json --home --storage",
-    "diagnose": "trial --study -o --config --steps --points --profile --print-only --save --json --home --storage "
-    "--tracking-uri",
     "watch": "--study --once --home --storage",
     "doctor": "--json --home --storage --tracking-uri",
     "ui": "--study --port --open --optuna --home --storage --tracking-uri",
     "verify": "--study --json --home --storage --tracking-uri",
     "sync": "--study --json --home --storage --tracking-uri",
+    "alert": "targets --json",
+    "plot": "kinds --study --metric --save --json --home --storage --tracking-uri",
+    "report": "studies --out --json --home --storage --tracking-uri",
+    "importance": "--study --metric --evaluator --json --home --storage",
+    "confirm": "--study --top --seeds --hold-out --name --workers --executor -o --config --json --home "
+    "--storage --tracking-uri",
+    "ablate": "--study --trial --seeds --name --workers --executor --json --home --storage --tracking-uri",
+    "gc": "--study --keep-best --max-bytes --dry-run --json --home --storage --tracking-uri",
+    "soup": "--study --top --trial --save --json --home --storage --tracking-uri",
+    "export": "--to number --format --study --name --json --home --storage",
+    "import": "",
+    "rm": "--study --dry-run --yes --leave-mlflow --json --home --storage --tracking-uri",
+    "schedule": "--study -o --config --steps-per-epoch --save --json --home --storage",
+    "lr-find": "--study -o --config --low --high --steps --save --json --home --storage",
+    "diagnose": "trial --study -o --config --steps --points --profile --print-only --save --json --home "
+    "--storage --tracking-uri",
+    "plan": "--study --memory -o --config --json --home --storage",
+    "batch-find": "--study -o --config --steps --json --home --storage",
     "worker": "--storage --home --study",
     "node": "rendezvous --storage",
     "migrate": "--storage --wait",
