@@ -70,7 +70,7 @@ def sync(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Send MLflow and other trackers what they missed while they were away."""
+    """Send trackers what they missed while they were away."""
     from hpo.storage.lookup import open_ledger, study_names
     from hpo.tracking import mirror_process
     from hpo.tracking.trackers import called, open_tracker, trackers_of

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
 import pytest
@@ -28,6 +29,7 @@ PAGES = sorted(
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"(?:^|&& |; )(?:\$ )?(?:\.venv/bin/)?hpo ((?!--)[a-z-]+)([^\n;|&#>]*)", re.MULTILINE)
 GROUP = typer.main.get_command(app)
+GROUPS = ("import",)  # commands that have commands
 # The blocks of a page run one after another; before them runs what a page takes for granted.
 RUN_HERE = {
     "data.md": "",
@@ -38,13 +40,18 @@ RUN_HERE = {
 }
 RUN_BY = {  # or begin with `...`, and so are fragments
     "README.md": "tests/docs/test_doors.py",
+    "alerts.md": "tests/docs/test_doors.py",
+    "command.md": "tests/docs/test_command.py",
     "executors.md": "tests/hpo/driver/ray_tune",
     "first-study.md": "tests/studies/mlp/test_quickstart.py",
     "from-a-script.md": "tests/docs/test_from_a_script.py",
     "function.md": "tests/docs/test_doors.py",
     "home.md": "",
+    "import-export.md": "tests/docs/test_doors.py",
+    "integrations.md": "tests/docs/test_integrations.py",
     "own-loop.md": "tests/docs/test_own_loop.py",
     "python.md": "tests/docs/test_doors.py",
+    "report.md": "tests/docs/test_doors.py",
     "search.md": "",
 }
 
@@ -53,6 +60,12 @@ def code_of(page: Path) -> str:
     text = page.read_text(encoding="utf-8")
     spans = re.findall(r"`([^`]+)`", FENCE.sub("", text))
     return "\n".join([code for _, code in FENCE.findall(text)] + [span.replace("\n", " ") for span in spans])
+
+
+def _command(outer: Any, name: str, rest: str) -> Any:
+    """The command of that name, of a group that which `rest` begins with."""
+    command = GROUP.get_command(outer, name)
+    return command.get_command(outer, rest.split()[0].rstrip("\\")) if name in GROUPS and rest.split() else command
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -97,7 +110,7 @@ def test_each_command_and_option_that_a_page_shows_exists():
     with Context(GROUP, info_name="hpo") as outer:
         for page in PAGES:
             for name, rest in COMMAND.findall(code_of(page)):
-                command = GROUP.get_command(outer, name)
+                command = _command(outer, name, rest)
                 options = {word for p in command.params for word in (*p.opts, *p.secondary_opts)} if command else set()
                 used = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest)
                 unknown = [option for option in used if option not in {*options, "--help"}]
@@ -120,7 +133,9 @@ def test_lines_that_can_be_typed_are_understood():
     with Context(GROUP, info_name="hpo") as outer:
         for page, line in typed:
             name, *arguments = shlex.split(line)[1:]
-            command = GROUP.get_command(outer, name)
+            if name in GROUPS:
+                name, *arguments = f"{name} {arguments[0]}", *arguments[1:]
+            command = _command(outer, *name.partition(" ")[::2])
             assert command is not None, (page, line)
             command.make_context(name, arguments, parent=outer)
 

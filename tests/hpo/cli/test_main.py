@@ -179,6 +179,8 @@ def test_status_as_json(crafted, home):
         "front": [],
         "epochs_trained": 3,
         "replaced": 0,
+        "imported": None,
+        "alerts": {},
         "attempts": 3,
         "digest": digest,
     }
