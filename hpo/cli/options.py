@@ -200,7 +200,7 @@ DeclarationOption = Annotated[
     ),
 ]
 KnownStudyOption = Annotated[
-    str, typer.Option("--study", help="A study's name, FILE.py[:NAME] or FILE.yaml.", autocompletion=completion.known)
+    str, typer.Option("--study", help="A study's name, or FILE.py[:NAME].", autocompletion=completion.known)
 ]
 BestTrialOption = Annotated[
     int | None,

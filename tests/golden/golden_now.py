@@ -30,6 +30,7 @@ def platform_facts() -> dict[str, Any]:
         "system": platform.system(),
         "architecture": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "avx512": "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"),
         "libc": " ".join(platform.libc_ver()),
         "python": ".".join(platform.python_version_tuple()[:2]),
         **{name: importlib.metadata.version(name) for name in PACKAGES},

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
@@ -146,9 +147,10 @@ def _text(*files: Path) -> str:
 
 def _starter() -> str:
     """Returns the file that `hpo init` writes."""
-    result = CliRunner().invoke(app, ["init", "my_study"])
-    assert result.exit_code == 0, result.output
-    return Path("my_study.py").read_text()
+    with TemporaryDirectory() as directory, contextlib.chdir(directory):
+        result = CliRunner().invoke(app, ["init", "my_study"])
+        assert result.exit_code == 0, result.output
+        return Path("my_study.py").read_text()
 
 
 def _imported(text: str) -> Iterator[tuple[str, Any]]:

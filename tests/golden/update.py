@@ -34,10 +34,11 @@ def main() -> int:
 
 def _changes(now: dict[str, Any]) -> list[str]:
     names = golden_record.recorded_names()
+    loose = golden_record.bound_to_another_processor(now)
     lines = [f"{name} is not recorded" for name in now if name not in names]
     lines += [f"{name} is recorded and not given any more" for name in names if name not in now]
     for name in (name for name in names if name in now):
-        lines += golden_record.differences(name, golden_record.recorded(name), now[name])
+        lines += golden_record.differences(name, golden_record.recorded(name), now[name], loose=loose)
     return lines
 
 

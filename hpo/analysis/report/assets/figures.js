@@ -112,7 +112,7 @@ const Figures = (() => {
     for (const [name, group] of rungs(report, list)) {
       const width = group.list.length > 50 ? 0.6 : 1.4;
       data.push(...bundle(report, metric, group.list, name, { color: view.colour[group.state], width,
-        dash: group.state === "complete" ? "solid" : DASHES[group.k % DASHES.length] }));
+        dash: group.state === "complete" ? "solid" : DASHES[1 + group.k % (DASHES.length - 1)] }));
       for (const i of group.list) last.push(...line(report, metric, i)[1]);
     }
     const shown = robust(last), y = axis(view, safe(metric), shown.range ? { range: shown.range } : {});

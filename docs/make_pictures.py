@@ -1,0 +1,81 @@
+"""Writes the pictures of the README: the live table, the head of a report and one of its figures, of a study just run.
+
+    python docs/make_pictures.py
+
+It needs Chromium. Look at the pictures before they are committed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PICTURES = Path(__file__).with_name("pictures")
+STUDY = (
+    "--study",
+    "mlp",
+    "--trials",
+    "30",
+    "--executor",
+    "inline",
+    "-o",
+    "train.num_epochs=12",
+    "-o",
+    "data.test=true",
+)
+WIDTH = 900
+
+
+def main() -> None:
+    """Run the study in a home that goes again, and take the pictures."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as home:
+        for command in (("run", *STUDY), ("report", "--out", f"{home}/report.html", "mlp")):
+            subprocess.run([sys.executable, "-m", "hpo", *command, "--home", f"{home}/.hpo"], check=True)
+        table(Path(home, ".hpo"), PICTURES / "table.svg")
+        report(Path(home, "report.html"))
+
+
+def table(home: Path, to: Path) -> None:
+    """The live table, as a terminal of 100 columns shows it."""
+    from rich.console import Console
+
+    from hpo.cli.live import View
+    from hpo.ledger import Ledger
+    from hpo.storage.home import Home
+
+    ledger = Ledger(Home.at(home).storage, create=False)
+    with open("/dev/null", "w", encoding="utf-8") as nothing:
+        console = Console(record=True, width=100, height=18, force_terminal=True, file=nothing)
+        view = View(ledger, "mlp", console, workers=1)
+        view.progress.refresh()
+        console.print(view.picture())
+        console.save_svg(str(to), title="hpo run --study mlp --trials 30")
+    ledger.close()
+
+
+def report(page: Path) -> None:
+    """The head of the report down to the best configuration, and its learning curves."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        tab = browser.new_page(viewport={"width": WIDTH, "height": 1200})
+        tab.goto(page.as_uri())
+        head = tab.locator("table").first.bounding_box()
+        assert head is not None
+        clip = {"x": 0, "y": 0, "width": WIDTH, "height": head["y"] + head["height"] + 10}
+        tab.screenshot(path=PICTURES / "report.png", clip=clip)
+        figure = tab.locator(".js-plotly-plot, figure").first
+        figure.scroll_into_view_if_needed()
+        tab.locator(".js-plotly-plot .main-svg").first.wait_for()
+        tab.wait_for_timeout(1000)
+        figure.screenshot(path=PICTURES / "curves.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
