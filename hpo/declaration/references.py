@@ -39,7 +39,10 @@ def load(reference: str) -> Study:
     if study is None:
         hint = f"it has {', '.join(studies)}{near(attribute, studies)}".rstrip(".?")
         if not studies:
-            hint = f"write {attribute} = Study(...), or @hpo.study(space=..., minimize=...) above a function"
+            hint = (
+                f"write {attribute} = Study(...), or @hpo.study(space=..., minimize=...) above a function, where an "
+                "import of the file runs it: not below `if __name__`"
+            )
         raise StudyError(f"{module.__file__} has no {attribute}; {hint}.")
     if not isinstance(study, Study):
         raise StudyError(f"{attribute} in {module.__file__} is a {type(study).__name__}, not an hpo.Study.")

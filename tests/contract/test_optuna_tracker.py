@@ -24,7 +24,8 @@ from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
 from hpo.tracking import mirror, mirror_process
 from hpo.tracking.base import Batch, Point, Refused, Run, Unreachable
-from hpo.tracking.optuna_tracker import ROLE, OptunaTracker, Searched
+from hpo.tracking.optuna_tracker import OptunaTracker, Searched
+from hpo.tracking.trackers import OPTUNA, lease_of
 from trainer.runtime import failpoint
 
 SPACE = {"train.optim.lr": Float(1e-6, 1.0, log=True), "opt": Choice(["adamw", "sgd"])}
@@ -215,7 +216,7 @@ def test_a_study_that_is_deleted_leaves_the_storage_too(made):
     made.complete(1, 1)
     drained(made)
     here = ["rm", "--study", "s", "--yes", "--leave-mlflow", "--json", "--home", str(made.home.root)]
-    lease = leases.acquire(made.ledger, f"{ROLE}:{made.id}", "s", Process.current(), SystemClock(), 60.0)
+    lease = leases.acquire(made.ledger, lease_of(made.id, OPTUNA), "s", Process.current(), SystemClock(), 60.0)
     assert CliRunner().invoke(app, here).exit_code == 3, "its mirror lives"
     lease.release()
     said = CliRunner().invoke(app, here)

@@ -154,12 +154,20 @@ def _described(found: Confirmation, several: bool) -> str:
     return "\n".join([*aligned(table), *notes(found, several)])
 
 
+def _seedless(found: Confirmation) -> bool:
+    """Whether every configuration that has several values has one and the same, but for rounding."""
+    several = [row.again for row in found.rows if row.again and row.again.count > 1]
+    return bool(several) and all((one.error or 0.0) <= 1e-12 * abs(one.mean) for one in several)
+
+
 def notes(found: Confirmation, several: bool) -> list[str]:
     """What the table says, a sentence a line; `several`: it is one of several objectives."""
     first, known = found.rows[0], any(row.held_out for row in found.rows)
     runs = max((row.again.count for row in found.rows if row.again), default=0)
     mean = f"mean ± standard error over {runs} seeds" if runs > 1 else "of one seed, which says nothing of its spread"
     lines = [f"{mean}; selected: the value in study {found.study}"]
+    if _seedless(found):
+        lines.append("no value differs between the seeds: the training does not use its seed, so luck is not measured")
     lines += not_repeated([row.trial for row in found.rows if row.changed])
     if known:
         lines.append(f"gap: {found.hold_out} minus the value it was selected by; nothing here is chosen by it")

@@ -7,7 +7,8 @@
     "again": str         the command that shows one of a front in full; empty where there is one best
 }
 A trial is {"number", "values", "held_out": {objective: value}, "held_out_as": {objective: metric}, "params", "epoch",
-"judged_epoch", "beside": {metric: value}, "checkpoint", "train": the command that trains it}.
+"judged_epoch", "beside": {metric: value}, "checkpoint", "imported": bool, "train": the command that trains it, or
+that searches on from an imported one}.
 """
 
 from __future__ import annotations
@@ -47,4 +48,5 @@ def _best(of: Snapshot, found: dict[str, Any]) -> dict[str, Any]:
         "held_out_as": of.hold_outs,
         "judged_epoch": judged["epoch"],
         "train": bests.train_command(found),
+        "imported": bests.imported(found),
     }

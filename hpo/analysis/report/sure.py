@@ -5,7 +5,7 @@
     "notes": [str]              what those tables say
     "ablate": [ablation]        the same of `hpo ablate --json`
     "noise": {objective: {"deviation": float, "runs": int}}   of runs that differ in their seed alone, pooled
-    "commands": {"confirm": str, "ablate": str}   what makes the tables
+    "commands": {"confirm": str, "ablate": str}   what makes the tables; of an imported study nothing does
     "lacking": {"confirm": str, "ablate": str}    why a table that was asked for is not here; else empty
 }
 """
@@ -33,6 +33,7 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
 
     with ledger.read() as connection:
         own = [one for one, of in queries.derived(connection).items() if of == name]
+        imported = bool(queries.study_row(connection, name)["spec"].get("imported"))
         lists = {one: [row["label"] for row in queries.study_row(connection, one)["spec"]["listed"]] for one in own}
     made = {"ablate" if ablate.FOUND in labels else "confirm": one for one, labels in lists.items()}
     tables: dict[str, list[Any]] = {"confirm": [], "ablate": []}
@@ -49,7 +50,7 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
         "notes": [line for one in tables["confirm"] for line in confirm.notes(one, several)],
         "ablate": [asdict(one) for one in tables["ablate"]],
         "noise": {one.metric: found for one in tables["confirm"] if (found := noise(one))},
-        "commands": {kind: command(f"{kind} --study {name}") for kind in ("confirm", "ablate")},
+        "commands": {} if imported else {kind: command(f"{kind} --study {name}") for kind in ("confirm", "ablate")},
         "lacking": lacking,
     }
 

@@ -126,14 +126,21 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
 
 
 def train_line(best: Mapping[str, Any], saved: str | None = None) -> str:
-    """What to do with the best trial now; an imported study cannot be trained, but begun from."""
-    if best["reference"].startswith(REFERENCE):
-        return "search on from it: " + command(f"run --study STUDY --warm-start {best['study']}")
-    return f"train it: {train_command(best, saved)}"
+    """What to do with the best trial now."""
+    what = "search on from it" if imported(best) else "train it"
+    return f"{what}: {train_command(best, saved)}"
+
+
+def imported(best: Mapping[str, Any]) -> bool:
+    """Whether the trial is another tool's: it cannot be trained here, but begun from."""
+    return best["reference"].startswith(REFERENCE)
 
 
 def train_command(best: Mapping[str, Any], saved: str | None = None) -> str:
-    """What trains the best trial again, from the file where its configuration is `saved`, or has to be."""
+    """What trains the best trial again, from the file where its configuration is `saved`, or has to be; of an imported
+    study, what searches on from it."""
+    if imported(best):
+        return command(f"run --study STUDY --warm-start {best['study']}")
     reference, name, saving = shlex.quote(best["reference"]), f"{best['study']}-best", ""
     if best["unread"] and not saved:
         saving = command(f"best --study {best['study']} --trial {best['number']} --save {name}.yaml") + " && "

@@ -106,7 +106,7 @@ def test_a_value_or_a_trained_epoch_makes_a_change_a_drift(home, file):
         drive(home, trials=2, reference=str(file))
     with Ledger(home.storage).write() as connection:  # its worker has left before the first
         connection.execute(update(trials).values(epoch=0))
-    file.write_text(WHOLE + "# mended\n")
+    file.write_text(WHOLE + "MENDED = True\n")
     assert drive(home, trials=2, reference=str(file))[1].trials["complete"] == 2
 
 

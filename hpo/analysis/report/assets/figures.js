@@ -253,9 +253,9 @@ const Figures = (() => {
         hovertemplate: `trial %{text}: %{y:.6g}<extra>${safe(report.name)}</extra>` });
     });
     if (!data.length) return "no study has a complete trial yet";
-    const metrics = [...new Set(reports.map((r) => r.objectives[0].metric))];
-    return { data, layout: layout(view, axis(view, title), axis(view, metrics.length > 1 ? "value" : titled(reports[0]))),
-      caption: metrics.length > 1 ? `They are judged by different metrics, ${safe(metrics.join(", "))}: the curves cannot be compared.` : "",
+    const judged = [...new Set(reports.map((r) => titled(r)))];  // by metric and direction
+    return { data, layout: layout(view, axis(view, title), axis(view, judged.length > 1 ? "value" : judged[0])),
+      caption: judged.length > 1 ? `They are judged differently, ${judged.join(", ")}: the curves cannot be compared.` : "",
       controls: [{ name: "along", title: "along", options: XS, value: by }] };
   }
 
