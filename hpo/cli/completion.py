@@ -174,9 +174,10 @@ def _ledger(ctx: typer.Context) -> Iterator[Connection]:
     from hpo.cli import secret_files
     from hpo.storage.lookup import open_ledger
 
-    secret_files.read_into(os.environ)
-    home, storage = ctx.params.get("home"), ctx.params.get("storage") or os.environ.get("HPO_STORAGE")
-    ledger, _ = open_ledger(os.path.expanduser(home or os.environ.get("HPO_HOME") or ".hpo"), storage)
+    environ = dict(os.environ)
+    secret_files.read_into(environ)
+    home, storage = ctx.params.get("home"), ctx.params.get("storage") or environ.get("HPO_STORAGE")
+    ledger, _ = open_ledger(os.path.expanduser(home or environ.get("HPO_HOME") or ".hpo"), storage)
     try:
         with ledger.read() as connection:
             yield connection

@@ -24,6 +24,7 @@ from trainer.config.idle import Idle, rows_unread
 from trainer.config.optim import OPTIMIZERS
 from trainer.config.schedule import OWN_FIELDS
 from trainer.files.paths import expanded
+from trainer.report import trains_itself
 from trainer.runtime.dotted import check_call, named
 
 # What the trainer and the reporter add to what a task reports.
@@ -42,7 +43,7 @@ def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool 
             "nsga3, tpe or auto."
         )
     study.check_task()
-    if not isinstance(study.task, str) and (lack := lacking(study, study.shape)):
+    if not isinstance(study.task, str) and (lack := lacking(study.task, study.shape)):
         raise UserError(lack)
     values = flatten(as_json(study.config))
     _check_sizes(values)
@@ -63,10 +64,10 @@ def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool 
         pick_device(str(device))
 
 
-def lacking(study: Study, shape: TrialShape) -> str:
+def lacking(task: Any, shape: TrialShape) -> str:
     """What a trial of this shape asks of a task that has a loop of its own, and that has not, in a sentence; else
-    empty. Imports the task."""
-    if not study.trains_itself:
+    empty. A task's class or an instance, which may have a loop that the class has not."""
+    if not trains_itself(task):
         return ""
     asked = {
         "train.lanes": (shape.lanes > 1, "which has no lanes"),
@@ -74,9 +75,10 @@ def lacking(study: Study, shape: TrialShape) -> str:
         "train.folds": (shape.folds > 1, "which trains no folds"),
         "train.seeds": (shape.seeds > 1, "which trains under one seed"),
     }
+    name = (task if isinstance(task, type) else type(task)).__name__
     for path, (is_asked, why) in asked.items():
         if is_asked:
-            return f"{study.task_class().__name__} has a fit() of its own, {why}: leave {path}."
+            return f"{name} has a fit() of its own, {why}: leave {path}."
     return ""
 
 

@@ -20,7 +20,7 @@ from trainer.distributed.rank import peer_lost
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
 from trainer.loop import Watch, fit
 from trainer.redaction import redacted
-from trainer.report import Outcome, OutcomeKind, Reporter
+from trainer.report import Outcome, OutcomeKind, Reporter, trains_itself
 from trainer.runtime.device import out_of_memory
 from trainer.runtime.threads import limited
 
@@ -49,9 +49,9 @@ def _attempt(
         if shape.lanes > 1:
             only = "Ray Tune trains each trial on its own"
             raise ConfigError(f"train.lanes: {only}: leave it out, or use another executor.")
-        if lack := lacking(study, shape):
+        if lack := lacking(task, shape):
             raise ConfigError(lack)
-        if study.trains_itself:
+        if trains_itself(task):
             return _own_loop(task, reporter, store)
         return (fit_folds if shape.parts > 1 else fit)(task, config.train, reporter, store, watch)
 

@@ -151,9 +151,9 @@ class LaneGroup:
         services.say(f"{opened.name}: trial {claim.number} begins, attempt {claim.fence}, as one of several lanes")
         try:
             config = config_of(opened.study, claim)
-            if lack := lacking(opened.study, TrialShape.of(claim.config)):
-                raise ConfigError(lack)
             task = task_of(opened.study, services.home, config)
+            if lack := lacking(task, TrialShape.of(claim.config)):
+                raise ConfigError(lack)
             reporter.sweep_files()
             self._lanes[group.admit(task, config.train, reporter, reporter.store())] = claim, reporter
         except (Exception, SystemExit) as error:

@@ -61,7 +61,8 @@ def in_ledger(home: Home, wrap: Callable[[Reporter], Reporter]) -> tuple[Attempt
     opened: Any = SimpleNamespace(
         name=made.name,
         row={"environment": {}},
-        strategy=strategy,
+        resolved=SimpleNamespace(strategy=strategy),
+        study=SimpleNamespace(trains_itself=False),
         curves=Curves(made.id, [Objective("val/loss")]),
         history=lambda connection, claim, epoch: SimpleNamespace(epoch=epoch, told=True),
     )

@@ -15,6 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
+from hpo.ledger import Ledger
+from hpo.storage.home import Home
 
 SAID = home_asset.recorded()
 STUDIES = (home_asset.COMPLETE, home_asset.INTERRUPTED)
@@ -35,13 +37,18 @@ def said(*arguments: str, home: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory) -> Path:
-    """The home, in a place where it was not written."""
-    return home_asset.unpacked(tmp_path_factory.mktemp("asset"))
+    """The home, in a place where it was not written, with its ledger brought to this release."""
+    home = home_asset.unpacked(tmp_path_factory.mktemp("asset"))
+    Ledger(Home(home).storage).close()
+    return home
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_it_opens_with_the_status_and_digest_it_had(unpacked, name):
-    assert said("status", "--study", name, home=unpacked) == SAID[name]["status"]
+    """Later versions may say more."""
+    then = SAID[name]["status"]
+    now = said("status", "--study", name, home=unpacked)
+    assert {key: now[key] for key in then} == then
 
 
 @pytest.mark.parametrize("name", STUDIES)

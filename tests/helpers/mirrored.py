@@ -92,7 +92,7 @@ class Made:
             checkpoint=checkpoint,
             checkpoint_path=checkpoint.path.name if checkpoint else "",
             decide=(lambda connection: Verdict("stop", step, stop)) if stop else None,
-            strategy={"name": "asha", "min_epochs": 1},
+            strategy="asha",
         )
         self.ledger.transact(lambda connection: transactions.commit(connection, [lane]))
 

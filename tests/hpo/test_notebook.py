@@ -110,7 +110,7 @@ def test_a_cell_is_stopped_and_a_later_one_ends_as_if_it_was_not(kernel, tmp_pat
         stop,
     )
     assert not begun.error and stopped
-    assert "stopping: trials are saved" in begun.text
+    assert "stopping: trials are saved" in begun.text + json.dumps(begun.pages)
     live = [page for page in begun.updates if page]
     assert "parabola" in live[0] and "trial" in live[0] and "loss" in live[0], "the table, in place of the last one"
     assert begun.updates[-1] == "", "which is taken away"

@@ -257,7 +257,7 @@ def test_folds_of_the_studies_cover_what_they_divide():
 GIVEN = {"train.folds": 4, "train.num_epochs": 1, "train.batch_size": 256, "model.num_layers": 1}
 
 
-SEARCH = {"reference": "mlp", "sampler": "random", "strategy": "asha", "overrides": GIVEN}
+SEARCH = {"reference": "mlp", "sampler": "random", "strategy": "halving", "overrides": GIVEN}
 
 
 def digest(home: Home) -> str:

@@ -24,7 +24,7 @@ from hpo import Choice, Float, Objective, Study
 from hpo.analysis.follow_up import ablate
 from hpo.analysis.follow_up.derived_study import RunDefaults, Spread, found, request
 from hpo.analysis.plots import figures as plots
-from hpo.analysis.plots import importance, ticks
+from hpo.analysis.plots import importance, stopped, ticks
 from hpo.cli.main import app
 from hpo.driver import end_reason
 from hpo.driver.request import RunRequest
@@ -157,12 +157,12 @@ def test_a_parameter_in_which_complete_trials_do_not_differ_is_in_no_pair(tmp_pa
     panels = {}
     without_page(monkeypatch)
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: panels.update({Path(path).stem: figure.axes}))
-    plots.draw(plots.subject(alike("a", "b", "c"), None), list(plots.PAIRS), tmp_path)
+    plots.draw(plots.subject(alike("a", "b", "c"), None), list(stopped.PAIRS), tmp_path)
     for kind, axes in panels.items():
         assert {one.get_xlabel() for one in axes} - {"", "val/loss"} == {"a", "b", "c"}, kind
     of = plots.subject(alike("a"), None)
-    assert {kind: plots.lacking(kind, of) for kind in plots.PAIRS} == dict.fromkeys(
-        plots.PAIRS, "the complete trials differ in one parameter at most"
+    assert {kind: plots.lacking(kind, of) for kind in stopped.PAIRS} == dict.fromkeys(
+        stopped.PAIRS, "the complete trials differ in one parameter at most"
     )
     assert not plots.lacking("slice", of)
 

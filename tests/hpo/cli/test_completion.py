@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from hpo.analysis.plots import figures, importance
 from hpo.cli import completion
 from hpo.cli.main import app
+from hpo.interchange import export as exports
 from hpo.storage.home import Home
 from hpo.workers.executors import placement
 from trainer.model import export
@@ -86,7 +87,7 @@ def test_paths_of_overrides(studied):
 
 def test_names_are_those_of_the_tables():
     assert (*figures.KINDS,) == completion.KINDS and (*importance.EVALUATORS,) == completion.EVALUATORS
-    assert (*export.FORMATS,) == completion.FORMATS and (*placement.EXECUTORS,) == completion.EXECUTORS
+    assert (*export.FORMATS, *exports.FORMATS) == completion.FORMATS and (*placement.EXECUTORS,) == completion.EXECUTORS
     assert placement.SCHEDULERS == completion.SCHEDULERS
     assert offered("plot", "h") == ["history"] and offered("run", "--strategy", "asha") == ["asha", "asha-promote"]
     assert offered("run", "--sampler", "nsga") == ["nsga2", "nsga3"]

@@ -21,7 +21,7 @@ def test_asha_by_name_is_the_default(tmp_path, declared):
     study = tmp_path / "some_study.py"
     study.write_text(CURVES.replace(f"    {DECLARED},\n", f"    strategy={declared},\n" if declared else ""))
     home = Home(tmp_path / "home").create()
-    _, spec = declare(RunRequest(home, str(study), strategy="asha"), Ledger(home.storage), workers=1)
+    spec = declare(RunRequest(home, str(study), strategy="asha"), Ledger(home.storage), workers=1).spec
     assert spec.strategy == make_strategy(DEFAULT).model_dump() == make_strategy("asha").model_dump()
     assert {
         name: make_strategy(name).model_dump().get("min_epochs") for name in ("asha", "halving", "asha-promote")
@@ -40,6 +40,6 @@ def test_a_strategy_named_again_keeps_the_options_it_was_begun_with(tmp_path):
     driven(ledger, RunRequest(home, str(study), sampler="random"), trials=1)
     study.write_text(CURVES.replace(DECLARED, 'strategy="median"'))
     for named, expected in (("asha", 1), (None, 1), ("asha-promote", 1), ("halving", 1)):
-        _, spec = declare(RunRequest(home, str(study), strategy=named), ledger, workers=1)
+        spec = declare(RunRequest(home, str(study), strategy=named), ledger, workers=1).spec
         assert spec.strategy["min_epochs"] == expected and spec.strategy["name"] == (named or "asha")
     ledger.close()

@@ -100,7 +100,7 @@ def test_a_study_begins_with_what_an_imported_one_has_found(home, tmp_path):
     written(home, studies.renamed(found(5), {"train.optim.lr": "lr"}))
     with closing(Ledger(home.storage)) as ledger:
         request = RunRequest(home, reference=str(file), warm_start="sweep", sampler="tpe")
-        _, spec = declare(request, ledger, workers=1)
+        spec = declare(request, ledger, workers=1).spec
     known = records(spec.earlier)
     assert [(one.coordinates, one.values) for one in known] == [
         ({"lr": 0.01 / (n + 1)}, (1.0 / (n + 1),)) for n in range(5)

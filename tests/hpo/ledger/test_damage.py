@@ -49,6 +49,8 @@ def whole(tmp_path_factory) -> Path:
         connection.execute(insert(tables.checkpoints).values(kept | stored))
         event = {"study_id": 1, "trial_id": trial, "kind": "x", "fields": {}, "at": 0.0, "uid": "u", "revision": 1}
         connection.execute(insert(tables.events).values(event))
+        told = {"study_id": 1, "target": "t", "event": "end/1", "content": {}, "state": "sent", "at": 0.0}
+        connection.execute(insert(tables.alerts).values(told))
     assert all(damage.first(connection) == "" for connection in [ledger.engine.connect()])
     ledger.close()
     return path
