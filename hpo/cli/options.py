@@ -61,7 +61,8 @@ def _misuse(error: Any) -> str:
     wrong = getattr(error.__cause__, "errors", list)()
     if wrong and (allowed := _allowed(error.param.get_runtime_param().adapter.json_schema())):
         name = next((opt for opt in error.param.opts if opt.startswith("-")), error.param.opts[0].upper())
-        return f"{name} {shortened(str(wrong[0]['input']))}: give {allowed}."
+        typed = str(wrong[0]["input"])
+        return f"{name} {shortened(typed) if typed.strip() else repr(typed)}: give {allowed}."
     path = error.ctx.command_path if error.ctx else "hpo"
     given = f" (given: {quoted(wrong[0]['input'])})" if wrong else ""
     said = error.format_message().rstrip(".") + given

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpo.doctor.finding import Finding
+from hpo.errors import UserError
 from hpo.ledger.store import NETWORK_FILESYSTEMS, backend, filesystem_of
 from hpo.storage.home import Home
 from hpo.text import megabytes
@@ -37,7 +38,10 @@ def filesystem(home: Home, storage: str | None) -> Iterator[Finding]:
     """Its kind: SQLite needs a local one."""
     place = existing(home.root)
     kind = filesystem_of(place)
-    local = backend(storage or home.storage) == "sqlite"
+    try:
+        local = backend(storage or home.storage) == "sqlite"
+    except UserError:  # which is told of the ledger
+        local = False
     if kind in NETWORK_FILESYSTEMS and local:
         fix = "choose a --home on a local disk, or --storage postgresql+psycopg://..."
         yield Finding("disk", "fails", f"{place} lies on {kind}, where SQLite's WAL is unsafe", fix)

@@ -49,11 +49,11 @@ def rights(at: Home) -> Iterator[Finding]:
 def ledger(at: Home, storage: str | None) -> Iterator[Finding]:
     """That it answers, its schema, its integrity, its leases."""
     url = storage or at.storage
-    if away := _away(url):
-        fix = "start the server, or correct --storage; the host must let port and address through."
-        yield Finding("ledger", "fails", f"{redacted_url(url)} does not answer ({away})", fix)
-        return
     try:
+        if away := _away(url):
+            fix = "start the server, or correct --storage; the host must let port and address through."
+            yield Finding("ledger", "fails", f"{redacted_url(url)} does not answer ({away})", fix)
+            return
         opened = Ledger(url, create=False)
     except NoLedger:
         yield Finding("ledger", "ok", f"{redacted_url(url)} holds no ledger yet: `hpo run` makes it")

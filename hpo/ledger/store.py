@@ -157,12 +157,16 @@ class Ledger:
         self.transact(_migrate)
 
 
-def _engine(url: str, create: bool) -> Engine:
-    shown = f"--storage {redacted_url(url)!r}"
+def _parsed(url: str) -> sa.URL:
     try:
-        parsed = make_url(url)
+        return make_url(url)
     except (exc.ArgumentError, ValueError) as error:  # ValueError for a port that is no number
+        shown = f"--storage {redacted_url(url)!r}"
         raise UserError(f"{shown} is not a database URL: use sqlite:///PATH or postgresql+psycopg://...") from error
+
+
+def _engine(url: str, create: bool) -> Engine:
+    shown, parsed = f"--storage {redacted_url(url)!r}", _parsed(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed, path_of(url), create)
     if unclear(url):
@@ -216,8 +220,8 @@ def _sqlite_engine(url: sa.URL, path: Path | None, create: bool) -> Engine:
 
 
 def backend(url: str) -> str:
-    """The kind of database that a URL names: `sqlite`, `postgresql` or another."""
-    return make_url(url).get_backend_name()
+    """The kind of database that a URL names: `sqlite`, `postgresql` or another. Raises UserError for no such URL."""
+    return _parsed(url).get_backend_name()
 
 
 def writable(path: Path) -> bool:

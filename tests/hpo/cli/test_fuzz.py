@@ -199,7 +199,9 @@ def names(line: str, typed: list[str]) -> bool:
     however it is quoted."""
     plain = line.replace("\\\\", "\\")
     for text in typed:
-        if not text.strip() and repr(text) in plain:
+        if not text.strip() and (repr(text) in plain or f"/{text}/" in plain):
+            return True
+        if "***" in plain and text.partition(":")[0] in plain:  # a URL, whose rest may be secret
             return True
         for shown in (text, repr(text)[1:-1], ascii(text)[1:-1], redacted(text), text.rpartition(":")[2]):
             if shown.strip() and (shown.strip()[:10] in plain or shown.strip()[-10:] in plain):

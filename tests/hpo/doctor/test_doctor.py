@@ -190,3 +190,8 @@ def test_the_bounds_of_a_container(tmp_path):
 
 def test_shared_memory_that_is_missing():
     assert level(limits.shared_memory(Path("/nowhere/shm")))["note"].fix
+
+
+def test_a_storage_that_is_no_url_fails_in_a_sentence(tmp_path):
+    said = CliRunner().invoke(app, ["doctor", "--storage", "/dev/null", "--home", str(tmp_path / "home")])
+    assert said.exit_code == 1 and "'/dev/null' is not a database URL: use sqlite:///PATH or" in said.stdout

@@ -77,7 +77,7 @@ def test_several_trackers_have_cursors_and_leases_of_their_own(made, tmp_path):
         values = {"environment": row["environment"] | {"trackers": uris}}
         connection.execute(update(tables.studies).values(**values))
         assert trackers.leases_of(queries.study_row(connection, "s"))[1:] == [
-            trackers.lease_of(made.id, uri) for uri in uris
+            trackers.lease_of(made.id, uri) for uri in (trackers.OPTUNA, *uris)
         ]
 
 
