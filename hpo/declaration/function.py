@@ -171,7 +171,7 @@ def _config(where: str, space: Mapping[str, Dimension], constants: Mapping[str, 
         raise StudyError(f"{where}: {both[0]!r} is searched and a constant: leave it out of one of them.")
     for name, one in space.items():
         if not isinstance(one, Dimension):
-            raise StudyError(f"{where}: space[{name!r}]={one!r} is no dimension: write hpo.Float(0.0, 1.0).")
+            raise StudyError(f"{where}: space[{name!r}]={one!r} is no dimension: write {_suggested(one)}.")
     Space(dict(space))  # which says what is wrong with a dimension
     fields: dict[str, Any] = {name: (_type(one), _middle(one)) for name, one in space.items()}
     for name, value in constants.items():
@@ -186,6 +186,20 @@ def _config(where: str, space: Mapping[str, Dimension], constants: Mapping[str, 
 
 def _middle(dimension: Dimension) -> Any:
     return dimension.value(dimension.from_unit(0.0 if isinstance(dimension, Choice) else 0.5))
+
+
+def _suggested(one: object) -> str:
+    """The dimension that was meant by a pair of bounds, else an example."""
+    match one:
+        case (bool(), _) | (_, bool()):
+            return f"hpo.Choice({[*one]!r})"
+        case (int(low), int(high)):
+            return f"hpo.Int({low}, {high})"
+        case (int() | float() as low, int() | float() as high):
+            return f"hpo.Float({low}, {high})"
+        case [_, *_]:
+            return f"hpo.Choice({[*one]!r})"
+    return "hpo.Float(0.0, 1.0)"
 
 
 def _type(dimension: Dimension) -> Any:

@@ -55,6 +55,8 @@ def write(reports: Sequence[StudyReport], path: Path) -> Path:
     """Write the page; raises UserError where that is not allowed, or the extra `report` is missing."""
     check_installed()
     text = file_page(reports)
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written, {path.parent} is no directory: make it first.")
     try:
         with replacing(path) as temporary:
             temporary.write_bytes(text.encode())
