@@ -157,7 +157,7 @@ def test_a_missing_extra_is_one_sentence(monkeypatch, tmp_path, written):
 def test_a_place_that_cannot_be_written_is_named(written, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"none/x\.html cannot be written, .*none is no directory: make it first\."):
-        page.write([written], tmp_path / "none" / "x.html")
+        pages.write([written], tmp_path / "none" / "x.html")
     assert not (tmp_path / "none").exists()
     with pytest.raises(UserError, match="cannot be written"):
         pages.write([written], tmp_path / "file" / "x.html")
