@@ -29,6 +29,7 @@ ERRORS = 2.0  # standard errors, or deviations, which chance exceeds about once 
 FEWEST_GAPS = 10  # trials with a held-out value, from which their spread is taken
 MANY = 0.25  # of the trials that have ended
 FEWEST_ENDED = 4
+FEWEST_COMPLETE = 5  # trials that a best one and shares of parameters are taken from
 PERFECT = 1e-6  # how close to a perfect value is perfect
 AT_MOST_ONE = ("acc", "accuracy", "auc", "auroc", "f1", "precision", "recall", "r2", "ndcg", "map", "iou", "dice")
 
@@ -39,6 +40,7 @@ def cautions(of: Snapshot, confirmed: Sequence[Mapping[str, Any]]) -> list[dict[
     found = [
         *(leaked(of, best) if best else ()),
         *(overselected(of, best, confirmed) if best else ()),
+        *few(of),
         *in_vain(of),
         *drifted(of),
         *(at_edge(of, best) if best else ()),
@@ -55,6 +57,16 @@ def _best(of: Snapshot) -> Mapping[str, Any] | None:
     numbers = [n for n, (front, _) in of.placed.items() if front == 0]
     first = min(numbers, key=lambda n: of.placed[n], default=None)
     return next((trial for trial in of.trials if trial["number"] == first), None)
+
+
+def few(of: Snapshot) -> Iterator[Caution]:
+    """Fewer than FEWEST_COMPLETE trials are complete, of FEWEST_ENDED at least that have ended: the others were stopped
+    or came to nothing, so there is little to be best of."""
+    complete, ended = len(of.placed), sum(trial["state"] in TERMINAL_STATES for trial in of.trials)
+    if 0 < complete < FEWEST_COMPLETE and ended >= FEWEST_ENDED:
+        text = f"only {complete} of {counted(ended, 'trial')} {'is' if complete == 1 else 'are'} complete"
+        text += ": the best is one of few, and what mattered is a guess"
+        yield "few", text, "ask for more by --trials, or stop fewer by --strategy"
 
 
 def at_edge(of: Snapshot, best: Mapping[str, Any]) -> Iterator[Caution]:

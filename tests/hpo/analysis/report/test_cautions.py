@@ -114,6 +114,15 @@ def test_many_trials_in_vain(ledger, state, bad, ended, warned):
     assert (state in kinds(ledger)) is warned
 
 
+@pytest.mark.parametrize(
+    ("complete", "stopped", "warned"), [(1, 5, True), (4, 0, True), (5, 20, False), (3, 0, False), (0, 6, False)]
+)
+def test_a_best_one_of_few(ledger, complete, stopped, warned):
+    for number in range(complete + stopped):
+        put_trial(ledger, number, "complete" if number < complete else "pruned", (0.5,))
+    assert ("few" in kinds(ledger)) is warned
+
+
 def test_drift_and_differing_replays(ledger):
     trial = put_trial(ledger, 0, "complete", (0.5,))
     assert kinds(ledger) == []
