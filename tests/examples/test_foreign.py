@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -134,17 +135,22 @@ def start(place: Path, study: str, home: str, **environ: str) -> subprocess.Pope
     )
 
 
-def kill_program(driver: subprocess.Popen[str], script: str) -> None:
-    """SIGKILL the script itself, some seconds after it has begun, in whichever trial lives so long."""
+def reported(home: Path) -> int:
+    with contextlib.closing(sqlite3.connect(f"file:{home / 'ledger.db'}?mode=ro", uri=True)) as ledger:
+        return ledger.execute("SELECT count(*) FROM reports").fetchone()[0]
+
+
+def kill_program(driver: subprocess.Popen[str], script: str, home: Path) -> None:
+    """SIGKILL the script itself once it has reported again, in whichever trial lives on after that."""
+    before = reported(home)
     while driver.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(driver.pid).children(recursive=True):
-                if process.cmdline()[1:2] == [script]:
-                    time.sleep(8)
+                if process.cmdline()[1:2] == [script] and reported(home) > before:
                     process.kill()
                     return
-        time.sleep(0.1)
-    raise AssertionError(f"no {script} has run for 8 s: {driver.communicate()[0]}")
+        time.sleep(0.05)
+    raise AssertionError(f"no {script} has lived on after a report: {driver.communicate()[0]}")
 
 
 @pytest.mark.parametrize("made", [mnist, nanogpt, sft], ids=lambda made: made.__name__)
@@ -162,7 +168,9 @@ def test_a_foreign_script_is_tuned_pruned_killed_and_resumed(made: Callable[[Pat
     driver.communicate()
     assert driver.returncode == -signal.SIGKILL
     driver = start(tmp_path, study, "killed")
-    kill_program(driver, {"mnist": "main.py", "nanogpt": "train.py", "sft": "sft.py"}[made.__name__])
+    kill_program(
+        driver, {"mnist": "main.py", "nanogpt": "train.py", "sft": "sft.py"}[made.__name__], tmp_path / "killed"
+    )
     output, _ = driver.communicate()
     assert driver.returncode == 0, output
     assert hpo.open(home=tmp_path / "killed").digest == whole.digest
