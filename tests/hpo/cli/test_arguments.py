@@ -63,7 +63,7 @@ def test_what_hpo_run_refuses_is_said_in_its_own_words(tmp_path, given, error, s
     assert not (tmp_path / "home").exists()
 
 
-def test_drift_and_a_stopped_study_are_said_in_python_too(tmp_path):
+def test_drift_and_a_stopped_study_are_said_in_python_too(process, tmp_path):
     """What is refused, and why a study had to stop, which a command would print."""
     file, home = tmp_path / "train.py", tmp_path / "home"
     text = (
