@@ -74,8 +74,7 @@ def run(
     time       seconds, or text such as "90m"
     enqueue    configurations to be tried first: mappings of paths to values, or YAML files
     max_bytes  what the study's checkpoints may take: bytes, or text such as "20GB"
-    trackers   where it is shown besides MLflow, as `--tracker` takes them
-    alerts     who is told of what, as `--alert` takes it
+    trackers, alerts   where else it is shown, and who is told of what, as `--tracker` and `--alert` take them
     overrides  path -> value, as `-o` sets them
     progress   show how it is getting on
 
@@ -93,34 +92,30 @@ def run(
     """
     _check_guarded()
     reference, executor = _placed(study, executor, workers)
-    return _drive(
-        RunRequest(
-            home=Home.at(home),
-            reference=reference,
-            name=name,
-            **_extent(trials, epochs, time, max_bytes),
-            executor=executor,
-            workers=workers,
-            resources=Resources(cpus_per_worker, gpus_per_worker),
-            scheduler=scheduler,
-            sampler=sampler,
-            strategy=strategy,
-            order=order,
-            window=window,
-            seed=seed,
-            tier=tier,
-            enqueue=None if enqueue is None else _entries(enqueue),
-            warm_start=warm_start,
-            overrides=_overrides(config, overrides),
-            storage=storage or os.environ.get("HPO_STORAGE"),
-            checkpoints=checkpoints or os.environ.get("HPO_CHECKPOINTS"),
-            tracking_uri=tracking_uri or os.environ.get("HPO_TRACKING_URI"),
-            trackers=trackers,
-            alerts=alerts,
-            allow_drift=allow_drift,
-        ),
-        progress,
+    request = RunRequest(
+        home=Home.at(home),
+        reference=reference,
+        name=name,
+        **_extent(trials, epochs, time, max_bytes),
+        executor=executor,
+        workers=workers,
+        resources=Resources(cpus_per_worker, gpus_per_worker),
+        scheduler=scheduler,
+        sampler=sampler,
+        strategy=strategy,
+        order=order,
+        window=window,
+        seed=seed,
+        tier=tier,
+        enqueue=None if enqueue is None else _entries(enqueue),
+        warm_start=warm_start,
+        overrides=_overrides(config, overrides),
+        **_given(storage=storage, checkpoints=checkpoints, tracking_uri=tracking_uri),
+        trackers=trackers,
+        alerts=alerts,
+        allow_drift=allow_drift,
     )
+    return _drive(request, progress)
 
 
 @named(_arguments)
@@ -276,6 +271,11 @@ def _check_guarded() -> None:
             "hpo.run is called while the study's file is imported, as each worker imports it: put the call under "
             '`if __name__ == "__main__":`.'
         )
+
+
+def _given(**places: str | None) -> dict[str, Any]:
+    """As they were given, else as the environment has them."""
+    return {name: place or os.environ.get(f"HPO_{name.upper()}") for name, place in places.items()}
 
 
 def _extent(

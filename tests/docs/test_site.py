@@ -150,8 +150,11 @@ def test_the_python_of_every_page_is_run_by_a_test():
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for code in (RUN_HERE[page], *blocks(ROOT / "docs" / "guide" / page, "python")):
+    shown = blocks(ROOT / "docs" / "guide" / page, "python")
+    assert shown, "the page has nothing to run"
+    for code in (RUN_HERE[page], *shown):
         exec(compile(code, page, "exec"), names)
     if "space" in names:  # of paths that a study has
         base = hpo.load("mlp")
-        hpo.Study(name="page", config=base.config, task=base.task, space=names["space"], objectives=base.objectives)
+        given = {"config": base.config, "task": base.task, "objectives": base.objectives}
+        assert {*hpo.Study(name="page", space=names["space"], **given).space.paths} == names["space"].keys()
