@@ -232,3 +232,13 @@ def test_the_space_grows_with_what_is_imported(home):
         spec = queries.study_row(connection, "sweep")["spec"]
     assert spec["imported"]["space"]["train.optim.lr"]["low"] == 0.01 / 4
     assert grown.guessed == ["the space of train.optim.lr, model.hidden_size from the values that were tried"]
+
+
+def test_a_report_of_an_imported_study_offers_what_can_be_done(home, tmp_path):
+    written(home, found(5))
+    out = tmp_path / "page.html"
+    told = hpo("report", "--out", str(out), home=home)
+    assert told.exit_code == 0, told.output
+    page = out.read_text(encoding="utf-8")
+    assert "hpo run --study STUDY --warm-start sweep" in page
+    assert "hpo confirm --study" not in page and "hpo ablate --study" not in page
