@@ -6,7 +6,7 @@ import difflib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from trainer.redaction import redacted_url
+from trainer.redaction import redacted
 
 _given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -76,7 +76,7 @@ def command(words: str) -> str:
 
 
 def _quoted(flag: str, value: str) -> str:
-    if redacted_url(value) == value:
+    if redacted(value) == value:  # and not redacted_url: a directory may be called `q?x`
         return shlex.quote(value)
     return f'"${{HPO_{flag[2:].upper().replace("-", "_")}:?export the URL that {flag} had}}"'
 

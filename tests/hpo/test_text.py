@@ -1,0 +1,27 @@
+"""The next command, as a person can type it."""
+
+import shlex
+
+import pytest
+
+from hpo import text
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    yield
+    text.forget()
+
+
+@pytest.mark.parametrize("home", ["q?x", "two words", "at@home?a=b", "it's"])
+def test_the_next_command_names_the_directory_that_was_given(home):
+    text.given("--home", home)
+    assert shlex.split(text.command("resume --study s")) == ["hpo", "resume", "--study", "s", "--home", home]
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:secret@db/ledger", "postgresql://db/ledger?password=secret"])
+def test_a_url_with_a_password_is_left_to_the_environment(url):
+    text.given("--storage", url)
+    said = text.command("resume")
+    assert "secret" not in said
+    assert said.startswith('hpo resume --storage "${HPO_STORAGE:?')
