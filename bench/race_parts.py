@@ -1,0 +1,187 @@
+"""Where the time of a whole study goes: by the clock and by the processor, a line for each kind of process.
+
+    python bench/race_parts.py [--rounds 5] [--trials 40] [--workers 2] [--study mlp] [--peer FILE] [-- RUN OPTIONS]
+
+A round runs `hpo run` in a fresh home, random search and nothing pruned, and then, with `--peer`, the loop that a user
+would write instead: `python FILE DIR TRIALS WORKERS`. The two take turns, so that a change in the machine's speed meets
+both, and ratios are of one round each.
+
+Processor time is user and system. The whole is what the system counts for a command and all it has waited for; the
+parts are read from /proc every 20 ms while the command runs, so what a process does in its last 20 ms is missing from
+them. A process counts as what its command line says: the module that it runs, `driver` for the command itself.
+
+    first claim   seconds from the command until a worker has taken the first trial
+    first report  and until the first epoch is in the ledger
+    last end      and until the last trial has ended; what follows is the mirror's rest, and leaving
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench.machine import machine
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_ROLES = {
+    "hpo.workers.worker": "workers",
+    "hpo.tracking.mirror_process": "mirror",
+    "hpo.alerts.process": "alerts",
+}
+
+
+def run(command: Sequence[str]) -> dict[str, float]:
+    """Seconds of a command by the clock, and processor seconds of it and, by role, of all that it starts."""
+    before = os.times()
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    watch = _Watch(process.pid)
+    _, errors = process.communicate()
+    seconds = time.perf_counter() - started
+    parts = watch.end()
+    after = os.times()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {errors}")
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"clock": seconds, "processor": used} | parts
+
+
+class _Watch:
+    """Reads in a thread what the processes below `root` have used, until it ends."""
+
+    def __init__(self, root: int) -> None:
+        self._root, self._ended = root, threading.Event()
+        self._used: dict[int, tuple[str, float]] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> dict[str, float]:
+        """Role -> processor seconds."""
+        self._ended.set()
+        self._thread.join()
+        found: dict[str, float] = {}
+        for role, seconds in self._used.values():
+            found[role] = found.get(role, 0.0) + seconds
+        return found
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            for pid in _below(self._root):
+                if (seconds := _used(pid)) is not None:
+                    role = "driver" if pid == self._root else _role(pid)
+                    self._used[pid] = (role or self._used.get(pid, ("others",))[0], seconds)
+
+
+def _role(pid: int) -> str:
+    """What a process counts as; "" where that cannot be told any more."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return ""
+    module = words[words.index("-m") + 1] if "-m" in words else ""
+    return _ROLES.get(module, "others" if words != [""] else "")
+
+
+def _below(root: int) -> Iterator[int]:
+    """The process and all that it and its threads have started."""
+    yield root
+    try:
+        tasks = list(Path(f"/proc/{root}/task").iterdir())
+        children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    except OSError:
+        return
+    for pid in children:
+        yield from _below(pid)
+
+
+def _used(pid: int) -> float | None:
+    """User and system seconds of a process, without its children's (man proc)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def ours(options: argparse.Namespace, home: Path) -> dict[str, float]:
+    """A study of `hpo run` in a fresh home."""
+    what = ["--study", options.study, "--trials", options.trials, "--workers", options.workers]
+    search = ["--sampler", "random", "--strategy", "none"]
+    began = time.time()
+    figures = run([sys.executable, "-m", "hpo", "run", *map(str, what), *search, "--home", str(home), *options.more])
+    with closing(sqlite3.connect(home / "ledger.db")) as ledger:
+        for name, query in (
+            ("first claim", "SELECT min(started_at) FROM attempts"),
+            ("first report", "SELECT min(at) FROM reports"),
+            ("last end", "SELECT max(ended_at) FROM trials"),
+        ):
+            figures[name] = ledger.execute(query).fetchone()[0] - began
+    return figures
+
+
+def peer(options: argparse.Namespace, directory: Path) -> dict[str, float]:
+    """The same by the loop in `--peer`."""
+    figures = run([sys.executable, options.peer, str(directory), str(options.trials), str(options.workers)])
+    return {f"peer, {name}": figures[name] for name in ("clock", "processor")}
+
+
+def measure(
+    rounds: int, scratch: Path, contestants: Sequence[Callable[[Path], dict[str, float]]]
+) -> list[dict[str, float]]:
+    """The figures of each round; every second round begins with the last contestant."""
+    found = []
+    for number in range(rounds):
+        turns = list(enumerate(contestants))[:: -1 if number % 2 else 1]
+        found.append({})
+        for which, contestant in turns:
+            found[-1] |= contestant(scratch / f"{number}-{which}")
+        print(f"round {number + 1}:", ", ".join(f"{k} {v:.2f}" for k, v in found[-1].items()), flush=True)
+    return found
+
+
+def show(rounds: Sequence[dict[str, float]]) -> None:
+    """Medians and ranges over the rounds, and ratios within each."""
+    names = list(dict.fromkeys(name for one in rounds for name in one))
+    for name in names:
+        values = [one.get(name, 0.0) for one in rounds]
+        print(f"{name:28} {statistics.median(values):8.2f} s  ({min(values):.2f} to {max(values):.2f})")
+    parts = [name for name in ("driver", *_ROLES.values(), "others") if name in names]
+    ratios = {f"{name} / processor": (name, "processor") for name in parts}
+    if "peer, clock" in names:
+        ratios |= {"clock / peer": ("clock", "peer, clock"), "processor / peer": ("processor", "peer, processor")}
+    for name, (part, whole) in ratios.items():
+        values = [one.get(part, 0.0) / one[whole] for one in rounds]
+        print(f"{name:28} {statistics.median(values):8.3f}    ({min(values):.3f} to {max(values):.3f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--study", default="mlp")
+    parser.add_argument("--peer", help="a script that does the same without hpo")
+    parser.add_argument("more", nargs="*", help="further options of `hpo run`, after --")
+    options = parser.parse_args()
+    print(machine())
+    contestants: list[Callable[[Path], dict[str, float]]] = [lambda place: ours(options, place)]
+    if options.peer:
+        contestants.append(lambda place: peer(options, place))
+    with tempfile.TemporaryDirectory() as scratch:
+        show(measure(options.rounds, Path(scratch), contestants))
+
+
+if __name__ == "__main__":
+    main()
