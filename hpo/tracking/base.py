@@ -137,6 +137,11 @@ class Tracker(Protocol):
         """Store all of `batch`, the status last."""
         ...
 
+    def flush(self) -> None:
+        """Have all that was sent on the disk, or wherever it is kept; what was sent before may be lost until then
+        where the machine dies, though not where this process does."""
+        ...
+
     def discard(self, run_id: str) -> None:
         """Delete a run that another one stands for, and its models."""
         ...

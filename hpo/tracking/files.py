@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from trainer.files.durable import replacing, sha256, sync
 
@@ -34,3 +35,9 @@ def _link_file(source: Path, target: Path) -> None:
 def digests(root: Path) -> dict[str, str]:
     """Name -> sha256 of every file below a directory."""
     return {str(path.relative_to(root)): sha256(path) for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def directory_of(uri: str) -> Path | None:
+    """The directory behind an artifact URI, which MLflow unquotes; None where a server or a store is behind it."""
+    parts = urlsplit(uri)
+    return Path(unquote(parts.path if parts.scheme else uri)) if parts.scheme in ("", "file") else None

@@ -26,7 +26,7 @@ from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
 from hpo.tracking.trackers import called, lease_of
 from trainer.runtime.failpoint import failpoint
 
-POLL = 0.3  # seconds between looks
+POLL = 1.5  # seconds between looks: a person sees within two what has happened, and a look serves many reports
 MAX_PAUSE = 30.0  # seconds between looks at a tracker that is away
 LEASE_TIMEOUT = 60.0  # seconds; longer than one call to a tracker may hang
 GRACE = 10.0  # seconds of trying once it is time to leave
@@ -291,6 +291,7 @@ class Mirror:
         """Record runs and how far they have come; raise Busy if another process mirrors the study by now."""
         if not cursors:
             return
+        self._tracker.flush()
         where = (self._tracker.name, study["id"])
         self._lease.write(lambda connection: mirror_queries.move(connection, *where, cursors))
         self._renewed = self._clock.monotonic()

@@ -31,7 +31,7 @@ from hpo.storage.home import Home
 from hpo.text import command
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mirror import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag
-from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow_sqlite import open_mlflow
 from hpo.tracking.trackers import TRACKERS, lease_of, open_tracker
 from hpo.tracking.uri import tracker_name, tracking_uri_of
 from trainer import redaction
@@ -147,7 +147,7 @@ def _activity(pid: int) -> tuple[str, ...]:
 def send(ledger: Ledger, home: Home, study: str, tracking_uri: str | None) -> str:
     """Send MLflow what a command has changed; why it has not got it, empty where it has."""
     try:
-        tracker = MlflowTracker(tracking_uri_of(ledger, study, home, tracking_uri), home.artifacts)
+        tracker = open_mlflow(tracking_uri_of(ledger, study, home, tracking_uri), home.artifacts)
         result = drain(ledger, tracker, study, home)
     except Busy:
         return "the study's mirror sends it to MLflow."

@@ -9,26 +9,27 @@ makes a second run; the first opening of a new database is a race that only a lo
 from __future__ import annotations
 
 import getpass
-import ipaddress
 import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from hpo.errors import HpoError
 from hpo.ledger.sqlite_url import path_of
 from hpo.ledger.store import DATABASE_ERRORS, read_only, writable
 from hpo.text import command
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
-from hpo.tracking.files import digests, link
+from hpo.tracking.files import digests, directory_of, link
 from hpo.tracking.mlflow_models import Models
 from hpo.tracking.mlflow_removal import remove_study
 from hpo.tracking.mlflow_store import initialise, location, locked
-from hpo.tracking.uri import DATABASES, check_uri, tracker_name
+from hpo.tracking.uri import DATABASES, check_uri, loopback, tracker_name
 from trainer.files.durable import write_text
 from trainer.redaction import redacted
 
@@ -98,8 +99,19 @@ class MlflowTracker:
                 elif not writable(database):
                     # With the driver's name, since MLflow makes the directory of what follows a bare `sqlite:///`.
                     uri = read_only(uri, database)
-            self._client: MlflowClient = _open(uri, artifacts, made=create and self._is_database)
-            self._models = Models(self._client, _directory)
+            self._address, self._made = uri, create and self._is_database
+            self._connect()
+
+    def _connect(self) -> None:
+        self._client  # noqa: B018  # so that a store which cannot be opened is known at once
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        return _open(self._address, self._artifacts, made=self._made)
+
+    @cached_property
+    def _models(self) -> Models:
+        return Models(self._client, directory_of)
 
     def open_study(self, study: str, run: Run) -> str:
         return self._create(self._experiment(study), run, {})
@@ -161,7 +173,7 @@ class MlflowTracker:
     def remove(self, study: str, uid: str) -> None:
         own = self._artifacts if self._is_database else None
         with self._speaking():
-            remove_study(self._client, self._models, _directory, study, uid, own=own)
+            remove_study(self._client, self._models, directory_of, study, uid, own=own)
         self._experiments.pop(study, None)
 
     def points(self, runs: Sequence[RunView]) -> Iterator[tuple[str, Point]]:
@@ -197,8 +209,11 @@ class MlflowTracker:
         with self._speaking():
             return self._models.digests(model_id)
 
+    def flush(self) -> None:
+        """MLflow's client commits, and a server answers, once all is on the disk."""
+
     def close(self) -> None:
-        if self._is_database:
+        if self._is_database and "_client" in self.__dict__:
             self._client._tracking_client.store._dispose_engine()
 
     def _create(self, experiment: str, run: Run, tags: dict[str, str]) -> str:
@@ -206,9 +221,13 @@ class MlflowTracker:
         tags |= {"mlflow.source.name": run.source} if run.source else {}
         tags |= {"mlflow.source.git.commit": run.commit} if run.commit else {}
         with self._speaking():
-            created = self._client.create_run(experiment, run.started_at, tags, run.name)
-            self._roots[created.info.run_id] = str(created.info.artifact_uri)
-            return created.info.run_id
+            run_id, self._roots[run_id] = self._made_run(experiment, run, tags)
+            return run_id
+
+    def _made_run(self, experiment: str, run: Run, tags: dict[str, str]) -> tuple[str, str]:
+        """A new run, and where its artifacts lie."""
+        created = self._client.create_run(experiment, run.started_at, tags, run.name)
+        return created.info.run_id, str(created.info.artifact_uri)
 
     def _experiment(self, study: str) -> str:
         """The study's experiment, made if there is none."""
@@ -216,22 +235,31 @@ class MlflowTracker:
             return known
         with self._speaking():
             place = location(self._artifacts / study) if self._is_database else None
-            self._experiments[study] = self._client.create_experiment(study, place)
+            self._experiments[study] = self._made_experiment(study, place)
         return self._experiments[study]
+
+    def _made_experiment(self, study: str, place: str | None) -> str:
+        return self._client.create_experiment(study, place)
 
     def _known(self, study: str) -> str | None:
         """The study's experiment, if there is one."""
         if study not in self._experiments:
             with self._speaking():
-                found = self._client.get_experiment_by_name(study)
+                found = self._experiment_named(study)
             if found is None:
                 return None
-            if found.lifecycle_stage == "deleted":
+            self._experiments[study], stage = found
+            if stage == "deleted":
+                del self._experiments[study]
                 raise Unreachable(
                     f"MLflow's experiment {study!r} was deleted: restore it, or give the study another --name."
                 )
-            self._experiments[study] = found.experiment_id
         return self._experiments[study]
+
+    def _experiment_named(self, study: str) -> tuple[str, str] | None:
+        """The id and the lifecycle stage of an experiment."""
+        found = self._client.get_experiment_by_name(study)
+        return None if found is None else (found.experiment_id, found.lifecycle_stage)
 
     def _view(self, run: Any) -> RunView:
         self._roots[run.info.run_id] = run.info.artifact_uri
@@ -294,10 +322,10 @@ class MlflowTracker:
 
     def _local(self, run_id: str) -> Path | None:
         """The run's artifact directory if this host has it, None if artifacts go through a server or a store."""
-        root = _directory(self._artifact_uri(run_id))
+        root = directory_of(self._artifact_uri(run_id))
         if root is None:
             return None
-        if not self._is_database and not _loopback(self.name) and not root.parents[1].exists():
+        if not self._is_database and not loopback(self.name) and not root.parents[1].exists():
             raise Unreachable(
                 f"MLflow at {self.name} keeps artifacts in {root.parents[1]} on its own host: start it with "
                 "--serve-artifacts, or give both hosts that directory."
@@ -307,14 +335,13 @@ class MlflowTracker:
     @contextmanager
     def _speaking(self) -> Iterator[None]:
         """Turn what MLflow, the network and the disk raise into Unreachable or Refused, in one sentence."""
-        from mlflow.exceptions import MlflowException
-        from requests import RequestException
-
         try:
             yield
         except FileNotFoundError as error:
             raise Refused(f"{error.filename} is missing.") from error
-        except (MlflowException, RequestException, *DATABASE_ERRORS, OSError) as error:
+        except Exception as error:
+            if isinstance(error, HpoError) or not isinstance(error, _outages()):
+                raise
             text = redacted(" ".join(str(error).split()))[:300]
             if self._is_sqlite and any(words in text for words in _DAMAGED):
                 raise Unreachable(
@@ -335,26 +362,17 @@ def _open(uri: str, artifacts: Path, *, made: bool) -> MlflowClient:
         return MlflowClient(uri)
 
 
+def _outages() -> tuple[type[Exception], ...]:
+    """What MLflow, its database, the network and the disk raise."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    return (MlflowException, RequestException, *DATABASE_ERRORS, OSError)
+
+
 def _user() -> str:
     """The user's name, or the uid where it has none, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
         return str(os.getuid())
-
-
-def _directory(uri: str) -> Path | None:
-    """The directory behind an artifact URI; None if artifacts go through a server or a store."""
-    from mlflow.utils.file_utils import local_file_uri_to_path
-
-    return Path(local_file_uri_to_path(uri)) if urlsplit(uri).scheme in ("", "file") else None
-
-
-def _loopback(uri: str) -> bool:
-    host = urlsplit(uri).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -59,7 +59,7 @@ class Models:
         """The files first, which MLflow's own deletion leaves; after a kill in between, the model is found again."""
         root = self._directory(made.artifact_location)
         if root is not None:
-            shutil.rmtree(root, ignore_errors=not root.exists())
+            take_away(root)
         else:
             self._repository(made.artifact_location).delete_artifacts()
         self._client.delete_logged_model(made.model_id)
@@ -72,10 +72,10 @@ class Models:
     def _add_files(self, model: Model, made: Any) -> None:
         root = self._directory(made.artifact_location)
         if root is not None:
-            _lay_out(model, root)
+            lay_out(model, root)
             return
         with tempfile.TemporaryDirectory() as copy:
-            _lay_out(model, Path(copy))
+            lay_out(model, Path(copy))
             self._client.log_model_artifacts(made.model_id, copy)
 
     def views(self, experiment: str) -> list[ModelView]:
@@ -131,7 +131,13 @@ class Models:
                 return found
 
 
-def _lay_out(model: Model, root: Path) -> None:
+def take_away(root: Path) -> None:
+    """Remove the files of a model, if any are there."""
+    shutil.rmtree(root, ignore_errors=not root.exists())
+
+
+def lay_out(model: Model, root: Path) -> None:
+    """Give a model its files."""
     for name, source in model.files.items():
         link(source, root / name)
     for name, text in model.texts.items():

@@ -6,13 +6,17 @@ import fcntl
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import unquote
 
 from hpo.ledger.sqlite_url import url_of
 from trainer.files.durable import sync
+
+REVISION = "dc11669786a5"  # of the tables of the versions that are recorded
 
 # Where MLflow 3.17 keeps absolute paths of artifacts.
 _PATHS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
@@ -31,20 +35,26 @@ def initialise(database: Path, artifacts: Path) -> None:
         new = database.with_name(f"{database.name}.new")
         for leftover in (new, Path(f"{new}-wal"), Path(f"{new}-shm")):
             leftover.unlink(missing_ok=True)
-        _fill(new, artifacts, _recorded())
+        _fill(new, artifacts, recorded())
         sync(new)
         os.replace(new, database)
         sync(database.parent)
     return None
 
 
-def _fill(new: Path, artifacts: Path, recorded: str) -> None:
-    """Make the tables and MLflow's first experiment, by the statements `recorded` where there are any."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
+def _fill(new: Path, artifacts: Path, statements: str) -> None:
+    """Make the tables and MLflow's first experiment, by `statements` where there are any, and without MLflow then."""
     with closing(sqlite3.connect(new)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.executescript(recorded)
+        connection.executescript(statements)
+        if statements:
+            now = int(time.time() * 1000)
+            first = (0, "Default", f"{location(artifacts)}/0", "active", now, now, "default")
+            connection.execute("INSERT INTO experiments VALUES (?, ?, ?, ?, ?, ?, ?)", first)
+            connection.commit()
+            return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
     SqlAlchemyStore(url_of(new), location(artifacts))._dispose_engine()
 
 
@@ -53,14 +63,12 @@ def location(directory: Path) -> str:
     return str(directory).replace("%", "%25")
 
 
-def _recorded() -> str:
+def recorded() -> str:
     """The statements that make what the migrations of the installed MLflow make, much sooner; "" if not known.
 
     `python -m hpo.tracking.mlflow_store` writes the file for a version; a test holds it against the migrations.
     """
-    from mlflow.version import VERSION
-
-    path = Path(__file__).with_name(f"mlflow-{VERSION}.sql")
+    path = Path(__file__).with_name(f"mlflow-{version('mlflow-skinny')}.sql")
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
@@ -113,7 +121,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    from mlflow.version import VERSION
-
     with tempfile.TemporaryDirectory() as scratch:
-        Path(__file__).with_name(f"mlflow-{VERSION}.sql").write_text(record(Path(scratch)), encoding="utf-8")
+        Path(__file__).with_name(f"mlflow-{version('mlflow-skinny')}.sql").write_text(
+            record(Path(scratch)), encoding="utf-8"
+        )

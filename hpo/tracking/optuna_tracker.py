@@ -188,6 +188,9 @@ class OptunaTracker:
     def model_digests(self, model_id: str) -> dict[str, str]:
         return {}
 
+    def flush(self) -> None:
+        """SQLite has each of Optuna's transactions on the disk."""
+
     def close(self) -> None:
         self._storage.remove_session()
         self._storage.engine.dispose()

@@ -112,6 +112,10 @@ class FolderTracker(ABC):
     def model_digests(self, model_id: str) -> dict[str, str]:
         return {}
 
+    def flush(self) -> None:
+        """Every file is on the disk once it is written."""
+        return
+
     def close(self) -> None:
         """Every file is closed once it is written."""
         return

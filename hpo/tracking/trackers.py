@@ -13,6 +13,7 @@ from hpo.ledger.rows import RowMapping
 from hpo.storage.home import Home
 from hpo.tracking.base import Tracker
 from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow_sqlite import open_mlflow
 from hpo.tracking.uri import tracker_name, tracking_uri_of
 from trainer.quote import quoted
 
@@ -44,7 +45,7 @@ def open_tracker(uri: str, artifacts: Path, *, create: bool = True) -> Tracker:
     """The tracker at `uri`, of those above or MLflow. Raises Unreachable."""
     name, _, place = uri.partition(":")
     if name not in TRACKERS:
-        return MlflowTracker(uri, artifacts, create=create)
+        return open_mlflow(uri, artifacts) if create else MlflowTracker(uri, artifacts, create=False)
     module, _, kind = TRACKERS[name][0].partition(":")
     return getattr(importlib.import_module(module), kind)(Path(place))
 

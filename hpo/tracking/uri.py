@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -79,3 +80,14 @@ def check_uri(uri: str) -> str:
     if wrong:
         raise UserError(f"--tracking-uri {redacted_url(uri)!r} cannot be used, {wrong}: {fix}.")
     return scheme
+
+
+def loopback(uri: str) -> bool:
+    """Whether a server's URI names this host itself."""
+    host = urlsplit(uri).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
+import pytest
+
+from hpo.tracking import mlflow_store
+from hpo.tracking.base import Batch, Model, Point, Refused, Run
+from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow_sqlite import SqliteTracker, open_mlflow
 from hpo.tracking.mlflow_store import initialise
 
 TIMES = ("creation_time", "last_update_time")
@@ -31,7 +39,86 @@ def test_recorded_statements_make_what_migrations_make(tmp_path, monkeypatch):
     """`python -m hpo.tracking.mlflow_store` records those of another version of MLflow."""
     made, migrated = tmp_path / "made.db", tmp_path / "migrated.db"
     initialise(made, tmp_path / "artifacts")
-    monkeypatch.setattr("mlflow.version.VERSION", "0.0.0")  # nothing is recorded of it
+    monkeypatch.setattr(mlflow_store, "version", lambda _: "0.0.0")  # nothing is recorded of it
     initialise(migrated, tmp_path / "artifacts")
     assert contents(made) == contents(migrated)
+    assert f"VALUES('{mlflow_store.REVISION}')" in "".join(contents(migrated)[0])
     assert contents(made)[1][0]["artifact_location"] == str(tmp_path / "artifacts" / "0")
+
+
+WHEN = (*TIMES, "creation_timestamp_ms", "last_updated_timestamp_ms", "input_uuid")
+
+
+def everything_sent(tracker: MlflowTracker, root: Path) -> dict[str, list]:
+    """What a study and a trial leave in every table, without ids, times of writing and places."""
+    study = Run("u" * 32, "s", 1_700_000_000_000, {"hpo.run_uid": "u" * 32, "hpo.study": "s"}, "studies.mlp", "c0ffee")
+    parent = tracker.open_study("s", study)
+    tracker.describe("s", {"mlflow.note.content": "first"})
+    tracker.describe("s", {"mlflow.note.content": "second", "other": "ü"})
+    uid = f"{study.uid}/0"
+    child = tracker.open_trial(parent, Run(uid, "s-0000", 5, {"hpo.run_uid": uid, "hpo.study": "s"}))
+    values = [0.5, math.nan, math.inf, -math.inf, 0.1 + 0.2, -0.0]
+    points = [Point(key, step, 7 + step, v) for key in ("val/loss", "a b") for step, v in enumerate(values)]
+    late = [Point("val/loss", 1, 9, 1.0), Point("val/loss", 5, 12, 2.0), Point("val/loss", 5, 12, 1.0)]
+    (root / "weights").write_bytes(b"\x00\x01")
+    model = Model("trial-0-step-5", 5, {"hpo.step": "5"}, points[:1], {"c.json": "{}"}, {"weights": root / "weights"})
+    tracker.send(parent, Batch(tags={"hpo.state": "running"}, status="RUNNING", texts={"study.json": "{}"}))
+    tracker.send(child, Batch(points, {"train.lr": "0.1", "model.name": "x" * 4000}, {"hpo.state": "running"}))
+    for status in ("SCHEDULED", "RUNNING"):
+        tracker.send(child, Batch(late, tags={"hpo.state": status}, status=status))
+    end = Batch(points[-2:], tags={"hpo.state": "complete"}, models=[model], status="FINISHED", ended_at=9)
+    for batch in (end, end, Batch(removed_models=[model.name])):
+        tracker.send(child, batch)
+    tracker.flush()
+    [made] = {path.parent.name for path in (root / "artifacts").glob("s/models/*/artifacts")} or {"none"}
+    tracker.close()
+    names = {parent: "PARENT", child: "CHILD", made: "MODEL", str(root): "ROOT"}
+    found = {}
+    with closing(sqlite3.connect(root / "mlflow.db")) as connection:
+        connection.row_factory = sqlite3.Row
+        models = [row[0] for row in connection.execute("SELECT model_id FROM logged_models")]
+        names |= dict.fromkeys(models, "MODEL")
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            rows = [dict(row) for row in connection.execute(f"SELECT * FROM {table}")]
+            texts = [repr(sorted((k, v) for k, v in row.items() if k not in WHEN)) for row in rows]
+            for old, new in names.items():
+                texts = [text.replace(old, new) for text in texts]
+            found[table] = sorted(texts)
+    return found
+
+
+def test_rows_are_those_of_mlflows_client(tmp_path):
+    for name in ("own", "client"):
+        (tmp_path / name).mkdir()
+    own, client = (
+        everything_sent(kind(f"sqlite:///{tmp_path / name}/mlflow.db", tmp_path / name / "artifacts"), tmp_path / name)
+        for name, kind in (("own", SqliteTracker), ("client", MlflowTracker))
+    )
+    assert own == client
+    assert len(own["metrics"]) == 15 and len(own["latest_metrics"]) == 2 and own["logged_models"]
+
+
+def test_what_mlflow_may_refuse_is_left_to_its_client(tmp_path):
+    tracker = open_mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "artifacts")
+    assert isinstance(tracker, SqliteTracker)
+    run = tracker.open_study("s", Run("u" * 32, "s", 5, {"hpo.run_uid": "u" * 32, "hpo.study": "s"}))
+    assert "_client" not in tracker.__dict__
+    with pytest.raises(Refused, match="Invalid value"):
+        tracker.send(run, Batch(params={"lr(max)": "1"}))
+    tracker.send(run, Batch(params={"long": "x" * 6000}))
+    assert tracker.find("s", "u" * 32)[0].params == {"long": "x" * 6000}
+    tracker.close()
+
+
+@pytest.mark.parametrize("known", ["0000", ""])
+def test_another_release_of_mlflow_is_spoken_to_by_its_client(tmp_path, monkeypatch, known):
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    open_mlflow(uri, tmp_path / "artifacts").close()
+    if known:  # tables of another revision
+        monkeypatch.setattr("hpo.tracking.mlflow_sqlite.REVISION", known)
+    else:  # a version of which nothing is recorded
+        monkeypatch.setattr(mlflow_store, "version", lambda _: "0.0.0")
+    tracker = open_mlflow(uri, tmp_path / "artifacts")
+    assert type(tracker) is MlflowTracker
+    tracker.close()

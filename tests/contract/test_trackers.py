@@ -1,4 +1,4 @@
-"""What every tracker must do, on MLflow with SQLite, with PostgreSQL, and through a server."""
+"""What every tracker must do: MLflow with SQLite, by its client and without, with PostgreSQL, and through a server."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from hpo.tracking.base import Batch, Model, Point, Refused, Run, Tracker, Unreac
 from hpo.tracking.files import link
 from hpo.tracking.gate import token_of
 from hpo.tracking.mlflow import MlflowTracker, silence
+from hpo.tracking.mlflow_sqlite import SqliteTracker
 from hpo.tracking.mlflow_store import initialise
 from hpo.tracking.uri import check_uri
 
@@ -53,9 +54,9 @@ def _server(path: Path) -> Iterator[str]:
     ui.halt(process)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql", pytest.param("server", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["rows", "sqlite", "postgresql", pytest.param("server", marks=pytest.mark.slow)])
 def uri(request, tmp_path_factory) -> Iterator[str]:
-    path = tmp_path_factory.mktemp("tracker")
+    path = tmp_path_factory.mktemp(request.param)
     if request.param == "server":
         yield from _server(path)
     elif request.param == "postgresql":
@@ -66,7 +67,8 @@ def uri(request, tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def tracker(uri, tmp_path_factory) -> Iterator[Tracker]:
-    opened = MlflowTracker(uri, tmp_path_factory.mktemp("artifacts") / "artifacts")
+    kind = SqliteTracker if Path(uri).parent.name.startswith("rows") else MlflowTracker
+    opened = kind(uri, tmp_path_factory.mktemp("artifacts") / "artifacts")
     yield opened
     opened.close()
 
@@ -140,13 +142,15 @@ def test_statuses_come_and_go_and_a_new_text_replaces_the_old(opened):
 
 
 class Mortal:
-    """An MLflow client that dies at its n-th call, before or after the call is carried out."""
+    """An MLflow client, or a connection, that dies at its n-th call, before or after the call is carried out."""
 
     def __init__(self, client: Any, n: int, after: bool) -> None:
         self.client, self.left, self.after = client, n, after
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.client, name)
+        if not callable(method):
+            return method
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.left -= 1
@@ -171,40 +175,44 @@ def test_a_model_is_made_once_wherever_its_making_stops(opened, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x00\x01")
     points = [Point("val/loss", 20, 1_700_000_002_000, 0.1 + 0.2), Point("epoch", 20, 1_700_000_002_000, 2.0)]
     stopped = 0
-    for n in range(1, 7):  # search, create, metrics, run, output, finish
+    # A client's calls: search, create, metrics, run, output, finish; or statements of a connection.
+    calls = 17 if isinstance(tracker, SqliteTracker) else 6
+    owner, name = (tracker, "_rows") if isinstance(tracker, SqliteTracker) else (tracker._models, "_client")
+    for n in range(1, calls + 1):
         for after in (False, True):
             tags = {"hpo.step": "20", "hpo.best": "true"}
             files = {"model.safetensors": tmp_path / "model.safetensors"}
             model = Model(f"trial-{n}-{after}", 20, tags, points, {"config.json": "{}"}, files)
             batch = Batch(points=points, models=[model])
-            whole, tracker._models._client = tracker._models._client, Mortal(tracker._models._client, n, after)
+            whole = getattr(owner, name)
+            setattr(owner, name, Mortal(whole, n, after))
             try:
                 tracker.send(child, batch)
             except KeyboardInterrupt:
                 stopped += 1
             finally:
-                tracker._models._client = whole
+                setattr(owner, name, whole)
             for _ in range(2):
                 tracker.send(child, batch)
             [view] = [one for one in tracker.models("s") if one.name == model.name]
             assert (view.run_id, view.finished, view.points) == (child, True, frozenset(points))
             assert tags.items() <= view.tags.items()
             assert sorted(tracker.model_digests(view.model_id)) == ["config.json", "model.safetensors"]
-    assert stopped == 12
+    assert stopped == 2 * calls
     outputs = tracker._client.get_run(child).outputs.model_outputs
-    assert len(outputs) == len({one.model_id for one in outputs}) == 12
+    assert len(outputs) == len({one.model_id for one in outputs}) == 2 * calls
     assert {one.step for one in outputs} == {20}
     [run] = tracker.find("s", STUDY.uid, children=True)
     assert {point for _, point in tracker.points([run])} == set(points)
     # An answer that was lost leaves two of a name; the older stays.
     tracker._client.create_logged_model(tracker._experiment("s"), "trial-1-True", child)
     tracker.send(child, batch)
-    assert len({one.name for one in tracker.models("s")}) == len(tracker.models("s")) == 12
+    assert len({one.name for one in tracker.models("s")}) == len(tracker.models("s")) == 2 * calls
     gone, place = batch.models[0].name, tracker._client.get_logged_model(view.model_id).artifact_location
     assert view.name == gone and files_of(tracker, place)
     for _ in range(2):
         tracker.send(child, Batch(removed_models=[gone, "never-made"]))
-        assert len(tracker.models("s")) == 11 and gone not in {one.name for one in tracker.models("s")}
+        assert len(tracker.models("s")) == 2 * calls - 1 and gone not in {one.name for one in tracker.models("s")}
     assert not files_of(tracker, place), "its bytes are freed"
     tracker.discard(child)
     assert tracker.models("s") == []

@@ -29,6 +29,7 @@ from hpo.tracking.base import Unreachable
 from hpo.tracking.mirror import Mirror
 from hpo.tracking.mirror_process import Mirroring
 from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow_sqlite import open_mlflow
 from hpo.tracking.uri import tracker_name
 from hpo.verify import verify
 from trainer.runtime import failpoint
@@ -52,7 +53,7 @@ def made(home):
 
 @pytest.fixture
 def tracker(home):
-    opened = MlflowTracker(home.tracking_uri, home.artifacts)
+    opened = open_mlflow(home.tracking_uri, home.artifacts)
     yield opened
     opened.close()
 
