@@ -5,7 +5,6 @@ from __future__ import annotations
 from hpo.driver.request import DriverOptions
 from hpo.ledger import Ledger
 from hpo.ledger.leases import Lease
-from hpo.storage.gc import keep_within
 
 
 class Retention:
@@ -24,5 +23,7 @@ class Retention:
     def keep(self) -> None:
         """Drop what is too much, if anything may be."""
         if self._max_bytes is not None and self._due:
+            from hpo.storage.gc import keep_within  # and with it torch, which a driver needs for nothing else
+
             self._due = False
             keep_within(self._ledger, self._home, self._study, self._lease, self._max_bytes)

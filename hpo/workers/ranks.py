@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpo.declaration.identity import check_worker
 from hpo.errors import DriftError, HpoError, StorageError, UserError
@@ -21,13 +21,15 @@ from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint.store import CheckpointStore
-from trainer.distributed.launch import RankFailed, RankLost, launch
 from trainer.distributed.member import this
 from trainer.distributed.node_server import Server
 from trainer.distributed.nodes import Meeting
 from trainer.distributed.rank import Failure
 from trainer.errors import CheckpointError, ConfigError, Fenced
 from trainer.report import Outcome
+
+if TYPE_CHECKING:
+    from trainer.distributed.launch import RankFailed
 
 _RANK = "hpo.workers.ranks:rank"  # what each rank calls, by its path
 _FAILED = (
@@ -46,6 +48,8 @@ def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -
     `leaving` makes them checkpoint and leave. Raises what `hpo.workers.attempt.attempt` does. A rank that is lost makes
     the outcome `lost`.
     """
+    from trainer.distributed.launch import RankFailed, RankLost, launch  # and with it torch's elastic agent
+
     job = {"home": str(home.root), "claim": asdict(claim)}
     device = claim.config["train"]["device"]
     environ = {"HPO_STORAGE": storage}  # which may hold a password
