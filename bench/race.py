@@ -3,30 +3,34 @@
     python bench/race.py --cache FILE [--syne-tune PYTHON] [--text FILE] [--plot FILE.svg]
     python bench/race.py --cache FILE --workloads mlp --seeds 3           a short one
 
-Three studies, `mlp`, `convnet` and `gpt` (on the first 40 kB of --text, else of this project's own pages), are searched
-by hpo and by programs that a competent user of Optuna, Ray Tune and Syne Tune would write: bench/racing/. What is even:
+Three studies, `mlp`, `convnet` and `gpt` (on the first 40 kB of --text, else of this project's own pages), are
+searched by hpo and by programs that a competent user of Optuna, Ray Tune and Syne Tune would write: bench/racing/.
+What is even:
 
-- the clock     starts with the command, so imports, tables and clusters count; at the budget all processes are killed
-- the work      models, data, batches, epochs, losses, optimizers, schedules and clipping are the study's; validation and
-                held-out data are both measured after each epoch (tests/bench/test_race.py compares them); the peers'
-                loop shares no code with hpo's trainer, indexes tensors batch by batch and augments whole batches
-- the space     the study's, in each tool's own primitives; Ray Tune and Syne Tune have no conditions, so what they draw
-                for a dimension that does not exist is left out; the points that a study tries first are tried first by all
-- the machine   as many training processes each (--processes), one thread each (OMP_NUM_THREADS=1), one cell at a time
-- what is kept  a checkpoint of model and optimizer after each epoch, and MLflow on SQLite; of each value the time at
-                which the tool recorded it (hpo's ledger, MLflow's database), read after the kill
-- the search    hpo's defaults; Optuna's TPE with MedianPruner and with HyperbandPruner(max_resource=epochs); ASHA as Ray
-                Tune and Syne Tune give it, up to the study's epochs, with random search
+- the clock: it starts with the command, so imports, tables and clusters count; at the budget all processes are
+  killed.
+- the work: models, data, batches, epochs, losses, optimizers, schedules and clipping are the study's, and validation
+  and held-out data are both measured after each epoch. The peers' loop shares no code with hpo's trainer, indexes
+  tensors batch by batch and augments whole batches; tests/bench/test_race.py holds it against the trainer.
+- the space: the study's, in each tool's own primitives. Ray Tune and Syne Tune have no conditions, so a trial leaves
+  out what they draw for a dimension that does not exist. The points that a study tries first all try first.
+- the machine: as many training processes each (--processes), of one thread each, and one contender at a time.
+- what is kept: a checkpoint of model and optimizer after each epoch, and MLflow on SQLite. The time of a value is the
+  one at which the tool recorded it, in hpo's ledger or in MLflow's database, which are read after the kill.
+- the search: hpo's defaults; Optuna's TPE with MedianPruner, and with HyperbandPruner(max_resource=epochs); ASHA with
+  random search as Ray Tune and Syne Tune give it, up to the study's epochs.
 
-A contender's value is the best of any epoch of any trial so far, the held-out value is that epoch's. Trials that reported
-an epoch count as trials. Optuna's journal file, fused optimizers, reused actors of Ray and a tuner of Syne Tune that looks
-ten times a second are choices in the peers' favour. A trial of Syne Tune is a new process: so its local backend works.
+A contender's value is the best of any epoch of any trial so far, and the held-out value is that epoch's. Trials that
+have reported an epoch count as trials. Optuna's journal file and forked processes, fused optimizers, Ray's reused
+actors and ten looks a second by Syne Tune's tuner are choices in the peers' favour. Syne Tune's local backend starts
+a process for each trial.
 
-Syne Tune needs an environment of its own, whose interpreter is --syne-tune:
-`python -m venv DIR && DIR/bin/pip install syne-tune==0.16.0 torch==2.13.0 scikit-learn mlflow psutil`.
+Syne Tune needs an environment of its own, whose interpreter is --syne-tune: `python -m venv DIR && DIR/bin/pip
+install syne-tune==0.16.0 torch==2.13.0 scikit-learn mlflow`.
 
-Every cell (workload, contender, seed) that has ended is a line of --cache and is not run again; delete the lines of
-what has changed. A contender that ended by itself is not scored: its log is shown, and the exit code is 1.
+Every cell (workload, contender, seed, budget, processes) that has ended is a line of --cache and is not run again;
+delete the lines of what has changed. A contender that ends by itself is not scored: its log is shown, and the exit
+code is 1.
 """
 
 from __future__ import annotations
@@ -139,7 +143,9 @@ def parsed() -> argparse.Namespace:
     given.commands = contenders(given.syne_tune)
     given.contenders = given.contenders.split(";") if given.contenders else list(given.commands)
     if unknown := [name for name in given.contenders if name not in given.commands]:
-        parser.error(f"--contenders {unknown[0]!r}: give some of {'; '.join(given.commands)}; Syne Tune's needs --syne-tune")
+        parser.error(
+            f"--contenders {unknown[0]!r}: give some of {'; '.join(given.commands)}; Syne Tune's needs --syne-tune"
+        )
     if given.text and not given.text.is_file():
         parser.error(f"--text {given.text} is not there: give a file of text, or leave it out")
     return given

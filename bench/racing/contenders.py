@@ -20,7 +20,9 @@ Command = Callable[[Path, Mapping[str, Any], int, int], list[str]]  # directory,
 
 def hpo(directory: Path, workload: Mapping[str, Any], seed: int, processes: int) -> list[str]:
     """The product's own command, all of whose search is its default."""
-    fields = [f"-o{path}={str(value).lower() if value is True else value}" for path, value in workload["overrides"].items()]
+    fields = [
+        f"-o{path}={str(value).lower() if value is True else value}" for path, value in workload["overrides"].items()
+    ]
     run = ["run", "--study", workload["name"], "--trials", "1000000", "--seed", str(seed), "--workers", str(processes)]
     return [sys.executable, "-m", "hpo", *run, "--home", str(directory / "home"), *fields]
 

@@ -6,6 +6,8 @@ optimizers, a checkpoint of model and optimizer after each epoch that replaces t
 tests/bench/test_race.py holds it against the studies' own tasks.
 """
 
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import importlib.util
@@ -65,7 +67,9 @@ def pictures(base: Config) -> dict[str, Batch]:
     parts: dict[str, Batch] = {}
     for place, (name, count) in enumerate(counts.items()):
         seed = 3 * base["data.seed"] + place
-        x, y = map(torch.from_numpy, shapes.pictures(count, base["data.pictures.size"], base["data.pictures.noise"], seed))
+        x, y = map(
+            torch.from_numpy, shapes.pictures(count, base["data.pictures.size"], base["data.pictures.noise"], seed)
+        )
         if name == "train":
             generator = torch.Generator().manual_seed(seed)
             wrong = torch.rand(count, generator=generator) < base["data.pictures.mislabelled"]
@@ -202,7 +206,7 @@ def schedule_of(optimizer: torch.optim.Optimizer, config: Config, steps: int) ->
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor], config: Config) -> Tensor:
     """One step, by the gradient at the worst point nearby where SAM is on; the loss before it."""
-    params = [*model.parameters()]
+    params: list[Tensor] = [*model.parameters()]
     optimizer.zero_grad()
     first = loss()
     first.backward()

@@ -46,12 +46,9 @@ def suggest(trial: optuna.Trial, space: dict[str, Any]) -> dict[str, Any]:
 
 def first_point(point: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:
     """A point to try first, with powers of two as the exponents that Optuna searches."""
-    return {
-        f"log2 {path}" if space[path].get("powers_of_two") else path: value.bit_length() - 1
-        if space[path].get("powers_of_two")
-        else value
-        for path, value in point.items()
-    }
+    exponents = {path for path in point if space[path].get("powers_of_two")}
+    plain = {path: value for path, value in point.items() if path not in exponents}
+    return plain | {f"log2 {path}": point[path].bit_length() - 1 for path in exponents}
 
 
 def study_of(directory: Path, workload: dict[str, Any], seed: int, pruner: str) -> optuna.Study:
@@ -98,15 +95,15 @@ def work(directory: Path, seed: int, pruner: str) -> None:
 
 def main() -> None:
     directory, seed, processes, pruner = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    context = multiprocessing.get_context("fork")
+    tables = context.Process(target=track, args=(directory,))  # MLflow's cannot be made by several at once
+    tables.start()
     workload = loop.read(directory)
     loop.prepare(workload, directory)
     study = study_of(directory, workload, seed, pruner)
     for point in workload["enqueue"]:
         study.enqueue_trial(first_point(point, workload["space"]))
-    context = multiprocessing.get_context("fork")
-    table = context.Process(target=track, args=(directory,))  # MLflow's tables cannot be made by several at once
-    table.start()
-    table.join()
+    tables.join()
     workers = [context.Process(target=work, args=(directory, 1000 * seed + k, pruner)) for k in range(processes)]
     for worker in workers:
         worker.start()

@@ -43,7 +43,15 @@ def table(rows: Sequence[Row], workload: str) -> str:
     """A workload's table in Markdown, and who was ahead of whom at each tenth of the budget."""
     found = by_contender(rows, workload)
     first = next(iter(found.values()))[0]
-    header = ["contender", *(f"{10 * tenth} %" for tenth in TENTHS), "held-out", "first, s", "trials/h", "epochs/h", "seeds"]
+    header = [
+        "contender",
+        *(f"{10 * tenth} %" for tenth in TENTHS),
+        "held-out",
+        "first, s",
+        "trials/h",
+        "epochs/h",
+        "seeds",
+    ]
     lines = [
         f"{workload}: best {first['metric']} ({first['mode']}) at tenths of {first['budget']:g} s, means over seeds; "
         f"{first['processes']} processes each",
@@ -75,26 +83,24 @@ def verdicts(found: Mapping[str, Sequence[Row]], mode: str) -> list[str]:
     lines = []
     for name, rows in found.items():
         if name != OURS:
-            signs = [ahead(means(found[OURS], tenth), means(rows, tenth), mode) for tenth in TENTHS]
-            at = {word: [f"{10 * t} %" for t, sign in zip(TENTHS, signs, strict=True) if sign == s] for word, s in WORDS.items()}
-            said = "; ".join(f"{word} at {', '.join(tenths)}" for word, tenths in at.items() if tenths)
-            lines.append(f"- hpo against {name}: {said}")
+            at: dict[str, list[str]] = {}
+            for tenth in TENTHS:
+                if word := standing(means(found[OURS], tenth), means(rows, tenth), mode):
+                    at.setdefault(word, []).append(f"{10 * tenth} %")
+            said = "; ".join(f"{word} at {', '.join(tenths)}" for word, tenths in at.items())
+            lines.append(f"- hpo against {name}: {said or 'neither has a value from each seed'}")
     peers = {name: an_hour(rows, "epochs") for name, rows in found.items() if name != OURS}
     best = max(peers, key=lambda name: peers[name])
     ratio = an_hour(found[OURS], "epochs") / peers[best] if peers[best] else math.inf
     return [*lines, f"- epochs an hour: hpo has {ratio:.2f} times those of the best peer, {best}"]
 
 
-WORDS = {"ahead": 1, "even": 0, "behind": -1}
-
-
-def ahead(ours: float, theirs: float, mode: str) -> int:
-    """1 ahead, -1 behind; who has no value from some seed yet is behind who has one from each."""
-    missing = int(math.isnan(theirs)) - int(math.isnan(ours))
-    if missing or math.isnan(ours):
-        return missing
-    difference = ours - theirs if mode == "maximize" else theirs - ours
-    return int(math.copysign(1, difference)) if abs(difference) > 1e-9 else 0
+def standing(ours: float, theirs: float, mode: str) -> str:
+    """ahead, even or behind, empty where neither has a value (NaN); who has none is behind who has one."""
+    if math.isnan(ours) or math.isnan(theirs):
+        return "" if math.isnan(ours) and math.isnan(theirs) else "behind" if math.isnan(ours) else "ahead"
+    gained = ours - theirs if mode == "maximize" else theirs - ours
+    return "even" if abs(gained) < 1e-9 else "ahead" if gained > 0 else "behind"
 
 
 def plot(rows: Sequence[Row], workloads: Sequence[str], file: Path) -> None:
