@@ -28,6 +28,7 @@ class FailureStreak:
     def __init__(self, forgiven: int, rows: Iterable[RowMapping] = ()) -> None:
         self.forgiven = forgiven
         self.traces: list[str] = []
+        self.shown = ""  # the newest of them in full
         self.refusals: list[str] = []
         self.unreported = ""  # why no trial could be judged
         for row in rows:
@@ -52,12 +53,14 @@ class FailureStreak:
         trace = _ADDRESS.sub("0x...", trace) if trace else None
         same = trace is not None and self.traces[-1:] == [trace]
         self.traces = [*self.traces, trace] if same and trace else [trace] if trace else []
+        self.shown = row["traceback"] or row["error"] or ""
 
     def ahead(self, ended: Mapping[int, RowMapping]) -> FailureStreak:
         """The streak that trials which have ended, by number, fill although the sampler is not told of them yet; itself
         where they do not."""
         found = FailureStreak(self.forgiven)
         found.traces, found.refusals, found.unreported = [*self.traces], [*self.refusals], self.unreported
+        found.shown = self.shown
         for number in sorted(ended):
             found.note(ended[number])
         return found if found.full else self
@@ -74,7 +77,7 @@ class FailureStreak:
         if len(self.refusals) >= MAX_REFUSED:
             refused = f"{len(self.refusals)} configurations in a row were refused, as no such can be:"
             return f"{refused}\n{self.refusals[-1]}\n{resume}"
-        return f"{len(self.traces)} trials in a row failed in the same way:\n{own_part(self.traces[-1])}\n{resume}"
+        return f"{len(self.traces)} trials in a row failed in the same way:\n{own_part(self.shown)}\n{resume}"
 
 
 def forgiven(connection: Connection, study_id: int) -> int:

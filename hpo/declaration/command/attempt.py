@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from hpo.declaration.command.program import Program, ending, from_outside
 from hpo.declaration.command.reports import Lines, Output, Reports, Said
 from hpo.declaration.function_trial import Trial
 from trainer.errors import CheckpointError, Fenced, TrainerError
+from trainer.quote import in_one_line, shortened
+from trainer.redaction import redacted
 from trainer.report import Outcome, Reporter, numbers
 
 _OWN = "HPO_"  # begins the names of the platform's variables, of which a program sees its own alone
@@ -53,6 +56,7 @@ class Attempt:
         else:
             self._channel = Reports(Lines(reports))
         environ = self._environ(values, reports, resumed is not None)
+        self._ran = shortened(in_one_line(redacted(shlex.join(arguments))), 500)
         with Program(arguments, command.directory, environ, self._output) as program:
             code = self._follow(program)
         return self._outcome(code, *program.last_words())
@@ -159,7 +163,7 @@ class Attempt:
 
     def _outcome(self, code: int, said: str, trace: str) -> Outcome:
         trial, command, at = self._trial, self._command, (self._trial.step, self._trial.epoch)
-        last = f"; last: {said}" if said else "; last: nothing, it has printed nothing"
+        last = f"; last: {said or 'nothing, it has printed nothing'}; run as: {self._ran}"
         kept = f"{last} (its whole output is the artifact {self._output.name})."
         if self._fault:
             raise TrainerError(f"{command.program} {self._fault}: raise that in {command.file.name}, or see why{kept}")

@@ -50,7 +50,7 @@ class Command:
     def program(self) -> str:
         """What errors call it: its script, if it has one, which says more than the interpreter."""
         files = self.files()
-        return files[0].name if files else Path(self.words[0]).name
+        return files[0].name if files else Path(self.words[0]).name.strip("{}")
 
     def files(self) -> list[Path]:
         """The files that its words name; of the first word only a script that lies beside, not an interpreter."""

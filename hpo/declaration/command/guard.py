@@ -10,6 +10,7 @@ children once their parent has ended. It ends as the program has: by its exit co
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import select
@@ -17,7 +18,7 @@ import signal
 import sys
 import time
 
-NOT_STARTED = 127  # the exit code where there is no such program, as a shell has it
+NOT_STARTED, NOT_EXECUTABLE = 127, 126  # the exit codes where a program is missing, or may not run, as a shell has it
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LINUX = sys.platform == "linux"
 
@@ -45,6 +46,8 @@ def _start(arguments: list[str]) -> int:
         os.execvp(arguments[0], arguments)
     except OSError as error:
         os.write(2, f"{arguments[0]}: {error.strerror}\n".encode())
+        if error.errno in (errno.EACCES, errno.ENOEXEC):
+            os._exit(NOT_EXECUTABLE)
     finally:
         os._exit(NOT_STARTED)
 

@@ -105,11 +105,27 @@ def from_outside(code: int) -> bool:
     return -code in _FROM_OUTSIDE
 
 
+# What an exit code or a signal means wherever a program does not say otherwise; of 128 more than a signal, see `code`.
+_MEANINGS = {
+    2: "wrong arguments, or a file that is missing, to most programs",
+    126: "found, but not executable",
+    127: "no such program, or a library of it is missing",
+    -signal.SIGKILL: "killed from outside, as for want of memory",
+    -signal.SIGTERM: "asked to end from outside",
+    -signal.SIGSEGV: "a fault in native code",
+    -signal.SIGBUS: "a fault in native code, or no room in shared memory or on the disk",
+    -signal.SIGABRT: "native code gave up",
+    -signal.SIGILL: "an instruction that this processor lacks",
+    -signal.SIGFPE: "a division by zero in native code",
+}
+
+
 def ending(code: int) -> str:
-    """`ended with exit code 1`, or `ended by SIGSEGV`."""
+    """`ended with exit code 1`, or `ended by SIGSEGV (a fault in native code)`."""
+    meaning = f" ({_MEANINGS[code]})" if code in _MEANINGS else ""
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"ended with exit code {code}{meaning}"
     try:
-        return f"ended by {signal.Signals(-code).name}"
+        return f"ended by {signal.Signals(-code).name}{meaning}"
     except ValueError:
         return f"ended by signal {-code}"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hpo.declaration.command import ready
 from hpo.declaration.command.attempt import Attempt
 from hpo.declaration.command.command import Command
 from hpo.declaration.function_trial import SCRATCH, Ended, Trial, hand_over_files
 from hpo.declaration.loading import source_parts
-from hpo.errors import StudyError
 from trainer.files import scratch
 from trainer.report import Outcome, Reporter
 
@@ -54,24 +52,8 @@ class CommandTask:
 
     @classmethod
     def check_ready(cls) -> None:
-        """Raise StudyError where the command cannot run here: no such program, directory or file."""
-        command, where = cls.command, cls.command.file
-        if not command.directory.is_dir():
-            raise StudyError(
-                f"{where}: directory={str(command.directory)!r} is no directory: make it, or name another."
-            )
-        for path in command.code:
-            if not path.exists():
-                raise StudyError(f"{where}: code names {path}, which is not there: correct its path.")
-        program = command.words[0].replace("{python}", sys.executable)
-        if "{" in program:
-            return  # which one it is depends on the trial
-        named = str(command.directory / program) if os.sep in program else program
-        if shutil.which(named, path=command.environ.get("PATH")) is None:
-            raise StudyError(
-                f"{where}: command: there is no program {program!r} here that can be run: correct its name, or write "
-                "{python} for the Python that runs hpo."
-            )
+        """Raise StudyError where the command cannot run here: no such program, directory, script or module."""
+        ready.check(cls.command)
 
     # --- An attempt
 

@@ -255,10 +255,28 @@ def test_exit_codes_say_what_became_of_a_trial(tmp_path):
         assert (outcome.kind, outcome.epoch) == (kind, 1)
 
 
-@pytest.mark.parametrize("code", ["kill -9 $$", "kill -TERM $$", "exit 137"])
-def test_a_program_that_was_killed_is_lost_and_not_wrong(tmp_path, code):
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("kill -9 $$", "SIGKILL (killed from outside, as for want of memory)"),
+        ("kill -TERM $$", "SIGTERM (asked to end from outside)"),
+        ("exit 137", "SIGKILL (killed from outside, as for want of memory)"),
+    ],
+)
+def test_a_program_that_was_killed_is_lost_and_not_wrong(tmp_path, code, said):
     outcome = fit(tmp_path, shell(REPORT % (1, 0.5), code), Told())
-    assert outcome.kind == "lost" and "; last: " in outcome.error
+    assert outcome.kind == "lost" and outcome.error.startswith(f"sh ended by {said}; last: ")
+
+
+def test_a_failure_shows_the_command_with_its_values(tmp_path):
+    (tmp_path / "tool").touch(mode=0o755)
+    words = ["./tool", "--lr={lr}", "{kind}", "two\nlines", "--seed={seed}"]
+    (tmp_path / "tool").write_text("#!/bin/sh\necho bad lr; exit 3\n")
+    said = refusal(tmp_path, words)
+    assert said.startswith("tool ended with exit code 3; last: bad lr; run as: ./tool --lr=0.25 'a b' 'two\\nlines' --s")
+    (tmp_path / "tool").write_text("no script, for want of a first line\n\0")
+    said = refusal(tmp_path, words)
+    assert said.startswith("tool ended with exit code 126 (found, but not executable); last: ./tool: Exec format error;")
 
 
 def test_a_program_that_runs_out_of_memory_does_not_fit(tmp_path):
@@ -270,7 +288,8 @@ def test_an_exception_is_the_trials_error_with_its_traceback(tmp_path):
     outcome = fit(tmp_path, python(tmp_path, "print('before')\nraise ValueError('too  bad')"), Told())
     assert outcome.kind == "user_error" and outcome.traceback.startswith("Traceback (most recent call last):\n")
     assert outcome.error == (
-        "train.py ended with exit code 1; last: ValueError: too bad (its whole output is the artifact output.f1.log)."
+        f"train.py ended with exit code 1; last: ValueError: too bad; run as: {sys.executable} train.py "
+        "(its whole output is the artifact output.f1.log)."
     )
 
 
@@ -278,8 +297,10 @@ def test_an_exception_is_the_trials_error_with_its_traceback(tmp_path):
     ("lines", "declared", "said"),
     [
         (["exit 7"], {}, "sh ended with exit code 7; last: nothing, it has printed nothing"),
-        (["echo one; echo two >&2; exit 7"], {}, "sh ended with exit code 7; last: one | two (its whole output"),
-        (["kill -SEGV $$"], {}, "sh ended by SIGSEGV"),
+        (["echo one; echo two >&2; exit 7"], {}, "sh ended with exit code 7; last: one | two; run as: sh -c"),
+        (["kill -SEGV $$"], {}, "sh ended by SIGSEGV (a fault in native code); last: "),
+        (["exit 2"], {}, "exit code 2 (wrong arguments, or a file that is missing, to most programs); last: nothing"),
+        (["no-such-program"], {}, "exit code 127 (no such program, or a library of it is missing); last: sh: 1: no-su"),
         (["echo done"], {}, "ended without a report: call trial.report(epoch, {'val/loss': ...}) of hpo.client in it"),
         (["true"], {"output": PATTERNS}, "correct the patterns in output (epoch, val/loss, val/acc)"),
         (["sleep 600"], {"timeout": 0.3}, "sh has run for 0.3 s, its timeout, and not ended: raise that in mine.yaml"),

@@ -150,7 +150,8 @@ def test_a_file_that_is_not_there_is_named():
     ("changes", "said"),
     [
         ({"command": "no-such-program {lr}"}, "there is no program 'no-such-program' here that can be run"),
-        ({"command": "./train.py {lr}"}, "there is no program './train.py' here"),  # which may not be executed
+        ({"command": "./train.py {lr}"}, "'./train.py' is a file that may not be executed: run `chmod +x"),
+        ({"command": "{python} nofit.py --lr={lr}"}, "train.yaml: command: there is no script 'nofit.py' in "),
         ({"directory": "absent"}, "is no directory: make it, or name another"),
         ({"code": ["absent.py"]}, "absent.py, which is not there"),
     ],

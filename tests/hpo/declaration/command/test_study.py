@@ -33,7 +33,8 @@ def test_equal_failures_stop_a_study_whatever_they_print_last(tmp_path):
     home = Home(tmp_path / "home")
     _, status, state, reason = drive(home, trials=9, reference=write(tmp_path, "echo $HPO_PARAM_lr; exit 3"))
     assert state == "stopped" and status.trials["failed"] == 3, status.trials
-    assert "3 trials in a row failed in the same way:\nsh ended with exit code 3\n" in reason
+    assert "3 trials in a row failed in the same way:\nsh ended with exit code 3; last: 0." in reason
+    assert "; run as: sh -c 'echo $HPO_PARAM_lr; exit 3' (its whole output" in reason, "of the last of them"
     [study] = query(home, select(studies))
     left = home.output("mine") / "00000" / "output.f1.log"
     left.parent.mkdir(parents=True, exist_ok=True)
