@@ -14,6 +14,7 @@ from hpo.driver.run import run
 from hpo.driver.signals import leave
 from hpo.ledger import Ledger, queries
 from hpo.space.config import flatten
+from hpo.text import command
 from hpo.tracking import mirror_process
 from hpo.tracking.uri import tracker_name, tracking_uri_of
 
@@ -59,4 +60,7 @@ def _left(ledger: Ledger, name: str, request: RunRequest) -> RunResult:
         state = queries.study_row(connection, name)["state"]
     tracker = tracker_name(tracking_uri_of(ledger, name, request.home, request.tracking_uri))
     behind = mirror_process.behind(ledger, tracker, name)
-    return RunResult(name, "interrupted" if state == "open" else state, "", behind, signal.SIGINT)
+    if state == "open":
+        return RunResult(name, "interrupted", "", behind, signal.SIGINT)
+    reason = f"its failures have ended the study: `{command(f'compare --study {name}')}` shows them."
+    return RunResult(name, state, reason if state == "stopped" else "", behind, None)

@@ -146,6 +146,10 @@ class Driver:
         self._expired = True
         self._executor.preempt()
 
+    def all_ended(self) -> bool:
+        """Whether nothing is left to be trained, by a look at the ledger, which no signal handler may take."""
+        return self._fill(ask=False)
+
     def request_stop(self) -> None:
         """Stop gracefully: workers checkpoint and leave, trials wait for the next resume."""
         self._stopping = True

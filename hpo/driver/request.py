@@ -84,7 +84,8 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended: `state` complete, stopped or interrupted; `behind` rows MLflow does not have yet."""
+    """How a run ended: `state` complete, stopped or interrupted; `behind` rows MLflow does not have yet; the `signal`
+    that interrupted it, None where the study ended all the same."""
 
     study: str
     state: str

@@ -175,7 +175,7 @@ def _drive(
                 tell(left)
             left = beside.finish(tell)
     on_tick("")
-    return RunResult(spec.name, state, driver.reason, left, signals.first)
+    return RunResult(spec.name, state, driver.reason, left, signals.first if state == "interrupted" else None)
 
 
 def _driver_of(placement: Placement) -> type[Driver]:

@@ -13,6 +13,7 @@ from typing import NoReturn
 from hpo.driver.loop import Driver
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDED = "all trials have ended, and the study with them: nothing is left to be stopped."
 
 
 def leave(number: int) -> NoReturn:
@@ -35,7 +36,7 @@ class Signals:
     def untold(self) -> str:
         """What the user is to be told, once, by what shows the run, which also knows what is waited for."""
         text, self._untold = self._untold, ""
-        return text
+        return _ENDED if text and self._driver.all_ended() else text
 
     def __enter__(self) -> Signals:
         heard = _STOPPING if threading.current_thread() is threading.main_thread() else ()

@@ -411,7 +411,7 @@ def test_ctrl_c_at_the_very_end_still_says_how_the_study_ended(tmp_path, monkeyp
     monkeypatch.setattr(Driver, "release", interrupted)
     flags = ("--study", SEVERAL, "--trials", "2", "--executor", "inline", "--sampler", "random")
     ended = hpo("run", *flags, home=Home(tmp_path))
-    assert ended.exit_code == 130
+    assert ended.exit_code == 0, "as that of any study that has ended"
     assert "several: complete, 2 of 2 trials ended" in ended.stdout and "interrupted." not in ended.stderr
 
 

@@ -655,6 +655,25 @@ def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_pat
 
 
 @pytest.mark.usefixtures("process")
+def test_ctrl_c_after_the_last_report_ends_as_an_ended_study(home, tmp_path):
+    (tmp_path / "last.py").write_text(
+        "import os, signal\nimport hpo\n"
+        "@hpo.study(space={'lr': hpo.Float(0.1, 0.9)}, minimize='loss')\n"
+        "def last(trial):\n"
+        "    trial.report(1, {'loss': trial.params.lr})\n"
+        "    if trial.number == 1:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    run = ("run", "--study", str(tmp_path / "last.py"), "--executor", "inline", "--trials")
+    ended = hpo(*run, "2", home=home)
+    assert ended.exit_code == 0, ended.output
+    assert "all trials have ended, and the study with them" in ended.output and "wait for" not in ended.output
+    assert "last: complete, 2 of 2 trials ended" in ended.stdout
+    waits = hpo("resume", "--executor", "inline", "--trials", "3", home=home)
+    assert waits.exit_code == 0, "and it can be continued as any other"
+
+
+@pytest.mark.usefixtures("process")
 def test_ctrl_c_while_results_are_written_leaves_a_whole_study(home, fragile, monkeypatch):
     class Interrupted(Results):
         asked = False
@@ -668,7 +687,8 @@ def test_ctrl_c_while_results_are_written_leaves_a_whole_study(home, fragile, mo
     monkeypatch.setattr("hpo.driver.run.Results", Interrupted)
     run = ("run", "--study", str(fragile), "--executor", "inline", "--trials", "1")
     result = hpo(*run, home=home)
-    assert result.exit_code == 130, result.output
+    assert result.exit_code == 0, result.output
+    assert "fragile: complete, 1 of 1 trial ended" in result.stdout and "wait for" not in result.output
     assert (home.checkpoints("fragile", 0) / "metrics.json").exists()
     result = hpo("verify", home=home)
     assert result.exit_code == 0, result.output

@@ -13,8 +13,11 @@ from hpo.driver.signals import Signals
 class Asked:
     """A driver that keeps what it was asked."""
 
-    def __init__(self) -> None:
-        self.stops = 0
+    def __init__(self, *, ended: bool = False) -> None:
+        self.stops, self.ended = 0, ended
+
+    def all_ended(self) -> bool:
+        return self.ended
 
     def request_stop(self) -> None:
         self.stops += 1
@@ -47,3 +50,10 @@ def test_who_looks_at_stderr_alone_is_told_at_once(capfd, monkeypatch, out, err,
         os.kill(os.getpid(), signal.SIGINT)
     assert capfd.readouterr().err.count("stopping: trials are saved") == at_once
     assert signals.untold().startswith("stopping: trials are saved")
+
+
+def test_once_all_trials_have_ended_none_is_said_to_wait(capfd):
+    with Signals(Asked(ended=True), lambda: None, "hpo resume") as signals:  # type: ignore[arg-type]
+        os.kill(os.getpid(), signal.SIGINT)
+    said = capfd.readouterr().err + signals.untold()
+    assert "all trials have ended, and the study with them" in said and "wait" not in said
