@@ -187,15 +187,11 @@ class StudyHandle:
 
         Raises UserError where no checkpoint of it is kept, or the study trains no torch model of its own.
         """
-        from hpo.analysis.models.checkpoints import nothing_kept, trained
+        from hpo.analysis.models.checkpoints import model_of
 
         number = int(self.best["number"]) if number is None else number
         with self._ledger.read() as connection:
-            kept = trained(connection, self._home, self.name, number)
-        if kept is None:
-            raise nothing_kept(self.name, number)
-        study = self._declared()
-        kept.task(study)  # which refuses one with a loop of its own
+            study, kept = model_of(connection, self._home, self.name, number)
         with kept.place.opened(kept.path, kept.sha256, weights_alone=True) as directory:
             return study.load_model(directory, study.rebuild(kept.config, kept.config_hash))
 

@@ -145,8 +145,23 @@ def test_a_model_is_loaded_in_eval_mode_with_its_weights(tmp_path):
 
 
 def test_a_function_has_no_model_that_anybody_else_knows(found):
-    with pytest.raises(UserError, match="study 'tiny' trains in a loop of its own: only that knows its model"):
+    number = found.best["number"]
+    lie = found.best["checkpoint"] or "the trial has saved no files: have the code call trial.save(files) before"
+    with pytest.raises(UserError, match="study 'tiny' trains in a loop of its own, so only its code knows the") as said:
         found.load_model()
+    assert lie in str(said.value)
+    for words in (("soup",), ("soup", "--trial", str(number)), ("export", str(number), "--to", "model.safetensors")):
+        ran = CliRunner().invoke(app, [*words, "--home", str(found._home.root)])
+        assert ran.exit_code == 2 and "only its code knows the model" in ran.stderr, ran.output
+
+
+def test_a_study_that_keeps_no_checkpoint_says_what_would_make_one(tmp_path):
+    small = {"train.num_epochs": 1, "model.num_layers": 1, "train.checkpoint.every_epochs": None}
+    ran = hpo.run("mlp", trials=1, home=tmp_path / "home", executor="inline", progress=False, overrides=small)
+    with pytest.raises(UserError, match="keeps no checkpoint, since train.checkpoint.every_epochs and every_steps are"):
+        ran.load_model()
+    told = CliRunner().invoke(app, ["soup", "--home", str(tmp_path / "home")]).stderr
+    assert "-o train.checkpoint.every_epochs=1" in told and "train it again" not in told
 
 
 def test_it_runs_within_a_running_event_loop(tmp_path):

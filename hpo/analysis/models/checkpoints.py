@@ -17,6 +17,7 @@ from hpo.declaration.study import Study
 from hpo.errors import UserError
 from hpo.ledger import queries
 from hpo.ledger.rows import Connection
+from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.text import command
@@ -55,8 +56,6 @@ class KeptCheckpoint:
 
     def task(self, study: Study) -> Any:
         """The task under the trial's configuration."""
-        if study.trains_itself:
-            raise UserError(f"study {self.study!r} trains in a loop of its own: only that knows its model.")
         return study.task_class()(study.rebuild(self.config, self.config_hash))
 
 
@@ -105,8 +104,51 @@ def evaluating(config: Any, step: int) -> Iterator[torch.device]:
             yield device
 
 
-def nothing_kept(name: str, number: int) -> UserError:
+def model_of(connection: Connection, home: Home, name: str, number: int) -> tuple[Study, KeptCheckpoint]:
+    """The study, and a trial's best kept checkpoint, from which its model is loaded. Raises UserError, which says why
+    there is none and what would make one."""
+    trial = detail(connection, home, name, number)
+    if trial["imported"]:
+        raise imported.refuse(name)
+    study, kept = declared(connection, name), trained(connection, home, name, number)
+    if study.trains_itself:
+        raise _no_model(study, name, trial, kept)
+    if kept is None:
+        raise UserError(f"trial {number} of study {name!r} {_why_nothing(trial)}")
+    return study, kept
+
+
+def _no_model(study: Study, name: str, trial: Mapping[str, Any], kept: KeptCheckpoint | None) -> UserError:
+    """Of a study whose model only its own code knows: where the trial's files lie, or how it hands some over."""
+    files = sorted({event["fields"]["path"] for event in trial["events"] if event["kind"] == "artifact"})
+    if kept is not None:
+        lie = f"the files that it has saved lie in {kept.place.shown(kept.path)}: load them as they were written"
+    elif any(one["state"] == "deleted" for one in trial["checkpoints"]):
+        lie = "its saved files were deleted, by what the study keeps or by `hpo gc`: train it again, or name another"
+    else:
+        lie = "the trial has saved no files: have the code call trial.save(files) before trial.report"
+    handed = f"; its artifacts are {', '.join(files[:5])}{' ...' if files[5:] else ''}, in `{command('ui')}`"
     return UserError(
-        f"trial {number} of study {name!r} has no checkpoint any more: train it again, as "
-        f"`{command('best')}` shows, or name another."
+        f"study {name!r} trains in a loop of its own, so only its code knows the model; "
+        f"{lie}{handed if files else ''}."
     )
+
+
+def _why_nothing(trial: Mapping[str, Any]) -> str:
+    """Why a trial of the shared trainer has no kept checkpoint, and what would make one."""
+    saves = trial["config"]["train"]["checkpoint"]
+    if {one["state"] for one in trial["checkpoints"]} >= {"deleted"}:
+        why = "has no checkpoint any more: what the study keeps, or `hpo gc`, has deleted it"
+    elif trial["checkpoints"]:
+        why = "has no checkpoint that can be used: its files were damaged"
+    elif trial["state"] not in TERMINAL_STATES:
+        return f"has no checkpoint yet, as it is {trial['state']}: wait for one."
+    elif saves["every_epochs"] is None and saves["every_steps"] is None:
+        return (
+            "keeps no checkpoint, since train.checkpoint.every_epochs and every_steps are null: run a study with "
+            "`-o train.checkpoint.every_epochs=1`, which saves each epoch."
+        )
+    else:
+        why = f"has no checkpoint: it was {trial['state']} at epoch {trial['epoch']}, before one was saved"
+    again = command(f"best --study {trial['study']} --trial {trial['number']}")
+    return f"{why}; train it again, as `{again}` shows, or name another."

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo.analysis.models.checkpoints import declared, nothing_kept, trained
+from hpo.analysis.models.checkpoints import model_of
 from hpo.errors import HomeError
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
@@ -32,9 +32,7 @@ def export_trial(ledger: Ledger, home: Home, name: str, number: int, format: str
     from trainer.task import built
 
     with ledger.read() as connection:
-        study, found = declared(connection, name), trained(connection, home, name, number)
-    if found is None:
-        raise nothing_kept(name, number)
+        study, found = model_of(connection, home, name, number)
     task = found.task(study)
     config = task.config.train
     about = {"study": name, "trial": str(number), "step": str(found.step), "config": json.dumps(found.config)}

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.analysis.models.checkpoints import KeptCheckpoint, all_trained, declared, evaluating, trained
+from hpo.analysis.models.checkpoints import KeptCheckpoint, all_trained, declared, evaluating, model_of, trained
 from hpo.analysis.results.compare import headline
 from hpo.declaration.study import Study
 from hpo.errors import HomeError, HpoError, UserError
@@ -88,6 +88,8 @@ def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
             raise HpoError(f"study {name!r} has no complete trial, and a soup is made of at least two.")
         numbers = ranks[:top]
         found = [one for number in numbers if (one := trained(connection, home, name, number)) is not None]
+        if study.trains_itself or not found:
+            model_of(connection, home, name, numbers[0])  # which says why it has none
     gone = [number for number in numbers if number not in {one.number for one in found}]
     weights = {one.number: one.weights() for one in found}
     members = [one for one in found if mixing.same_architecture(weights[one.number], weights[found[0].number])]
@@ -109,7 +111,8 @@ def of_one_trial(ledger: Ledger, home: Home, name: str, number: int, top: int) -
     and greedily (Vaswani et al. 2017, arXiv 1706.03762, section 6.1, average the last). Raises UserError for fewer
     than two."""
     with ledger.read() as connection:
-        study, kept = declared(connection, name), all_trained(connection, home, name, number)
+        study = model_of(connection, home, name, number)[0]
+        kept = all_trained(connection, home, name, number)
     if len(kept) < 2:
         raise UserError(
             f"an average is made of at least two checkpoints, and trial {number} of study {name!r} keeps {len(kept)}: "
