@@ -6,6 +6,7 @@ It reads the ledger and changes nothing, also while another process runs the stu
 from __future__ import annotations
 
 import os
+import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -175,12 +176,15 @@ class StudyHandle:
 
     def importance(self, evaluator: str = "ped-anova", metric: str | None = None) -> dict[str, float]:
         """Parameter -> its share in the difference between trials, the largest first. Raises HpoError where there are
-        too few trials."""
+        too few trials; says on standard error where few make the shares uncertain."""
         from hpo.analysis.plots import figures
-        from hpo.analysis.plots.importance import importances
+        from hpo.analysis.plots.importance import caution, importances
 
         of = figures.subject(self.to_optuna(), metric)
-        return importances(of.study, evaluator, of.loss)
+        shares = importances(of.study, evaluator, of.loss)
+        if beware := caution(of.study):
+            print(beware, file=sys.stderr)
+        return shares
 
     def load_model(self, number: int | None = None) -> nn.Module:
         """The trained model of a trial, by default of the best, in eval mode, with the weights that were evaluated.
@@ -214,7 +218,8 @@ class StudyHandle:
 
         frame = pd.DataFrame([_named(row, found.objectives) for row in found.rows])
         shown = [name for name in frame.columns if not name.startswith("metrics.")]
-        parts = [f"<p>{escape(repr(self))}</p>", frame[shown].to_html(index=False, border=0) if len(frame) else ""]
+        frame = frame[shown].astype(object).where(frame[shown].notna(), "")  # absent values are blank, as in tables
+        parts = [f"<p>{escape(repr(self))}</p>", frame.to_html(index=False, border=0) if len(frame) else ""]
         if self.status().trials["complete"]:
             from hpo.analysis.plots import figures
 

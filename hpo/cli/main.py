@@ -227,7 +227,8 @@ def status(
     ledger, names, _ = open_studies(home, storage, study)
     with ledger.read() as connection:
         if as_json:
-            rows = [facts_of(connection, name) for name in names]
+            derived = queries.derived(connection)
+            rows = [facts_of(connection, name) for name in names if study or derived.get(name) not in names]
             print_json(rows if len(rows) > 1 else rows[0])
             return
         found = [queries.status(connection, name) for name in names]
@@ -294,7 +295,7 @@ def compare(
     study: StudyOption = None,
     top: Annotated[
         int | None,
-        typer.Option("--top", min=1, max=MOST, help="How many trials, best first.  [default: 10, in files all]"),
+        typer.Option("--top", min=1, max=MOST, help="How many trials, in this order.  [default: 10, in files all]"),
     ] = None,
     every: AllOption = False,
     as_json: JsonOption = False,
@@ -303,7 +304,7 @@ def compare(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Trials side by side, best first."""
+    """Trials side by side: complete ones best first, then the others."""
     from hpo.analysis.results import compare as tables
     from hpo.storage.lookup import open_study
 

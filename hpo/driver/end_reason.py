@@ -65,7 +65,7 @@ def nothing_scored(study: str, asked: int, again: str, outcomes: Collection[str]
 def none_whole(study: str, asked: int) -> str:
     shows, more = command(f"compare --study {study}"), command(f"resume --study {study} --trials {2 * asked}")
     return (
-        f"no trial is complete: of {counted(asked, 'trial')} each was stopped before its end, `{shows}` shows them; "
+        f"no trial is complete: of {counted(asked, 'trial')} each was pruned, `{shows}` shows them; "
         f"`{more}` goes on, and `--strategy none --name NAME` lets a study's trials train to their end."
     )
 

@@ -115,7 +115,7 @@ def _earlier(name: str, study: Study, ledger: Ledger | None) -> list[dict[str, A
         raise UserError(f"--warm-start {name}: this home holds no study yet; name the home of that one by --home.")
     earlier, complete = warm_start.found(ledger, name, study)
     whole = sum(one["state"] == "complete" for one in earlier)
-    stopped = f", and {len(earlier) - whole} that stopped early" if len(earlier) > whole else ""
+    stopped = f", and {len(earlier) - whole} pruned ones" if len(earlier) > whole else ""
     print(f"warm start: {whole} of {counted(complete, 'complete trial')} of study {name}{stopped}", file=sys.stderr)
     return earlier
 

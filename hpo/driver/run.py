@@ -114,16 +114,20 @@ def _run(
 
 
 def _taken_out(overrides: Mapping[str, Any], spec: StudySpec) -> str:
-    """What a preset sets, and so is not searched, of what the study would search without it."""
-    if (preset := overrides.get("preset")) is None:
+    """What the user sets, itself or by a preset, and so is not searched, of what the study would search without it."""
+    if not overrides or spec.listed:
         return ""
     declared = load(spec.reference)
-    others = {path: value for path, value in overrides.items() if path != "preset"}
-    space = (declared if spec.tier is None else declared.upto(spec.tier)).space.pinned(flatten(others))
-    left = space.pinned(flatten(declared.presets[str(preset)])).dimensions
-    taken = [path for path in space.dimensions if path not in left]
-    are = "is" if len(taken) == 1 else "are"
-    return f"preset={preset} sets {', '.join(taken)}, which {are} not searched" if taken else ""
+    space = (declared if spec.tier is None else declared.upto(spec.tier)).space
+    told: list[str] = []
+    preset = overrides.get("preset")
+    directly = {path: value for path, value in overrides.items() if path != "preset"}
+    for which, values in (("this run", directly), (f"preset={preset}", declared.presets.get(str(preset), {}))):
+        before, space = space, space.pinned(flatten(values))
+        if taken := [path for path in before.dimensions if path not in space.dimensions]:
+            are = "is" if len(taken) == 1 else "are"
+            told.append(f"{which} sets {', '.join(taken)}, which {are} not searched")
+    return "\n".join(told)
 
 
 def _lease_seconds() -> float:

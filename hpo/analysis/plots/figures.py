@@ -48,7 +48,7 @@ KINDS: Mapping[str, Kind] = {
     "contour": Kind("plot_contour", "the value over each pair of parameters"),
     "rank": Kind("plot_rank", "the trials' ranks over each pair of parameters"),
     "parallel": Kind(
-        "plot_parallel_coordinate", "each trial as a line through its parameters, dotted if stopped early"
+        "plot_parallel_coordinate", "each trial as a line through its parameters, dotted if pruned"
     ),
     "edf": Kind("plot_edf", "the share of complete trials with at most this value; below, where others stopped"),
     "timeline": Kind("plot_timeline", "when each trial ran, and how it ended"),

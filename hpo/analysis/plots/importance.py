@@ -100,11 +100,16 @@ def describe(study: optuna.Study, found: dict[str, float], metric: str, evaluato
         lines.append(f"  {name:<{width}}  {share:4.0%}  {'█' * round(share * 40)}".rstrip() + by)
     if some := sorted({name for trial in complete for name in trial.params} - found.keys()):
         lines.append(f"not judged, as only some trials have them: {', '.join(some)}")
-    if len(complete) < FEW:
-        lines.append(f"With fewer than {FEW} complete trials these shares can still change much.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *filter(None, [caution(study)])])
+
+
+def caution(study: optuna.Study) -> str:
+    """What to beware of where shares are taken from few trials; empty where they are not."""
+    few = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < FEW
+    return f"With fewer than {FEW} complete trials these shares can still change much." if few else ""
 
 
 def facts(study: optuna.Study, found: dict[str, float], metric: str, evaluator: str) -> dict[str, Any]:
     """The same as JSON values."""
-    return {"study": study.study_name, "metric": metric, "evaluator": evaluator, "importances": found}
+    named = {"study": study.study_name, "metric": metric, "evaluator": evaluator}
+    return {**named, "importances": found, "caution": caution(study) or None}

@@ -15,7 +15,7 @@ from hpo.search.samplers.optuna_sampler import quiet_study
 
 PAIRS = ("contour", "rank")  # a row of panels for each parameter
 KINDS = ("history", "slice", *PAIRS, "edf")  # marked by crosses; parallel by lines; curves and the timeline draw them
-NAME = "stopped early"
+NAME = "pruned"
 _GREY = "#888888"
 _MARGIN = 0.05  # of an axis, as Optuna leaves it around the points
 

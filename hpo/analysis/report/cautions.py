@@ -66,7 +66,7 @@ def few(of: Snapshot) -> Iterator[Caution]:
     if 0 < complete < FEWEST_COMPLETE and ended >= FEWEST_ENDED:
         text = f"only {complete} of {counted(ended, 'trial')} {'is' if complete == 1 else 'are'} complete"
         text += ": the best is one of few, and what mattered is a guess"
-        yield "few", text, "ask for more by --trials, or stop fewer by --strategy"
+        yield "few", text, "ask for more by --trials, or prune fewer by --strategy"
 
 
 def at_edge(of: Snapshot, best: Mapping[str, Any]) -> Iterator[Caution]:

@@ -3,7 +3,7 @@
 {
     "shares": {objective: {path: share}}   the largest first
     "lacking": {objective: str}            why there are none; else empty
-    "few": int                             complete trials below which shares still move much
+    "caution": str                         where shares are taken from few trials; else empty
     "dimensions": {path: {"label": str, "kind": "number" or "choice", "log": bool, "whole": bool, "low", "high",
         "options", "ticks": all values of one that takes powers of two, else null}}
 }
@@ -37,18 +37,19 @@ def importances(ledger: Ledger, home: Home, of: Snapshot) -> dict[str, Any]:
 
     shares: dict[str, dict[str, float]] = {}
     lacking: dict[str, str] = {}
-    described = descriptions(of)
+    described, caution = descriptions(of), ""
     try:
         found = to_optuna(recorded(of, described), home.root, of.name, ledger.url, of.metrics[0])
     except HpoError as error:
         lacking = dict.fromkeys(of.metrics, reason(error))
     else:
+        caution = importance.caution(found)
         for metric in of.metrics:
             subject = figures.subject(found, metric)
             lacking[metric] = importance.lacking_importances(subject.study, subject.loss)
             if not lacking[metric]:
                 shares[metric] = importance.importances(subject.study, target=subject.loss)
-    return {"shares": shares, "lacking": lacking, "few": importance.FEW, "dimensions": dimensions(described)}
+    return {"shares": shares, "lacking": lacking, "caution": caution, "dimensions": dimensions(described)}
 
 
 def descriptions(of: Snapshot) -> dict[str, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Lays trials side by side: one row per trial, best first; as text, JSON, CSV or Parquet.
+"""Lays trials side by side: one row per trial, complete ones best first; as text, JSON, CSV or Parquet.
 
 Column names follow MLflow's `search_runs`: `metrics.<key>` and `params.<path>`, and `values.<metric>` for what the
 trial was judged by, at the end of epoch `judged_epoch`, of which its metrics are, too; `epoch` and `step` are how far
@@ -63,7 +63,7 @@ def headline(
 
 
 def compare(connection: Connection, name: str, top: int | None = None) -> Comparison:
-    """The `top` trials of a study, or all: complete ones first, then those that were stopped, each by the first
+    """The `top` trials of a study, or all: complete ones first, then those that were not, each by the first
     objective, or by `front` where there are several, then by number."""
     study = queries.study_row(connection, name)
     objectives = study["spec"]["objectives"]

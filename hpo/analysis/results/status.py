@@ -17,9 +17,10 @@ SHOWN = 10  # trials of a front
 
 
 def facts_of(connection: Connection, name: str) -> dict[str, Any]:
-    """How far a study is, and its digest, as JSON values."""
+    """How far a study is, its digest, and the same of the studies derived from it, as JSON values."""
     digest = queries.digest(connection, queries.study_row(connection, name))
-    return asdict(queries.status(connection, name)) | {"digest": digest}
+    derived = [facts_of(connection, one) for one, of in queries.derived(connection).items() if of == name != one]
+    return asdict(queries.status(connection, name)) | {"digest": digest, "derived": derived}
 
 
 def line(status: Status) -> str:

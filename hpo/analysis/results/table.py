@@ -45,7 +45,7 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     )
     by_worth += [column for column in varied if column in metrics]
     kept = _fitting(found, titles, by_worth, width)
-    same = [column for column in columns if column not in varied]
+    same = [column for column in columns if column not in varied and found.rows[0][column] is not None]
     lines = [f"the same in all: {', '.join(_named(found, column) for column in same)}"] if same else []
     out = [titles[column] for column in varied if column not in kept and column not in metrics]
     shown = {column for column in metrics if column in kept or column in same}

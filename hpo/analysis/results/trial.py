@@ -249,8 +249,12 @@ def _parameters(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iter
     changed = {path: (old, new) for path, old, new in differences(base, trial["config"])}
     for path, value in trial["params"].items():
         old, _ = changed.pop(path, (value, value))
-        yield [path, json.dumps(value), f"study: {json.dumps(old)}"]
-    yield from ([path, json.dumps(new), f"study: {json.dumps(old)}"] for path, (old, new) in changed.items())
+        yield [path, json.dumps(value), _instead(old)]
+    yield from ([path, json.dumps(new), _instead(old)] for path, (old, new) in changed.items())
+
+
+def _instead(old: Any) -> str:
+    return f"the study itself has {json.dumps(old)}"
 
 
 def _curve(key: str, curve: list[list[Any]]) -> list[str]:

@@ -437,7 +437,7 @@ def test_stopped_trials_are_marked_below_a_header_within_bounds(tmp_path):
     assert head[0].startswith(f"best: trial {best.number}, val/0 {best.value:.6g} (x ")
     assert head[1:2] == ["100 trials: 60 complete, 40 pruned"] and head[2].startswith("cost: 280 epochs, ")
     for kind, panels in (("history", 1), ("slice", 3)):
-        crosses = [one for one in plots.figure(of, kind).data if one.name == "stopped early"]
+        crosses = [one for one in plots.figure(of, kind).data if one.name == "pruned"]
         assert len(crosses) == panels and sum(one.showlegend is not False for one in crosses) == 1
         assert set(crosses[0].y) == {9.0 + i for i in range(40)}
     before = time.process_time()

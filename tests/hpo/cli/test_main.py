@@ -233,6 +233,11 @@ def test_a_derived_study_never_makes_a_command_ambiguous(home, command):
     assert result.stderr.splitlines()[0] == said
     assert "name one with --study" not in result.stderr
     assert hpo("status", home=home).stdout.count("\n") == 3
+    facts = json.loads(hpo("status", "--json", home=home).stdout)
+    assert (facts["study"], [one["study"] for one in facts["derived"]]) == ("mine", ["mine-confirm", "mine-ablate"])
+    assert facts == json.loads(hpo("status", "--study", "mine", "--json", home=home).stdout)
+    alone = json.loads(hpo("status", "--study", "mine-ablate", "--json", home=home).stdout)
+    assert alone == facts["derived"][1] and alone["derived"] == [] and alone.keys() == facts.keys()
     assert hpo("status", "--study", "mine-ablate", home=home).stdout.startswith("mine-ablate: ")
 
 
@@ -352,7 +357,7 @@ def test_show_tells_all_about_a_trial(crafted, home):
         "epoch 2, step 20, 1:30 from its start to its end",
         "error: ValueError: no",
     ]
-    assert re.search(r"train\.optim\.lr +0\.1 +study: null", text)
+    assert re.search(r"train\.optim\.lr +0\.1 +the study itself has null", text)
     assert re.search(r"val/accuracy +▁█ +last 0\.3 +min 0\.1 +max 0\.3", text)
     assert re.search(r"1 +box:41 +steps 0 to 20 +running", text)
     assert text.endswith("\nTraceback:\n  here\nValueError: no\n")

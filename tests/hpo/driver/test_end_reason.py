@@ -28,7 +28,7 @@ def test_a_study_whose_trials_were_all_stopped_has_failed(home):
             assert state == ("stopped" if name == "stopped" else "complete"), ended.trials
         again = driven(ledger, RunRequest(home, name="stopped"), trials=3)
     assert drivers[0].reason.startswith(
-        "no trial is complete: of 3 trials each was stopped before its end, `hpo compare"
+        "no trial is complete: of 3 trials each was pruned, `hpo compare"
     )
     assert "`hpo resume --study stopped --trials 6" in drivers[0].reason
     assert again == ("stopped", "stopped"), "a resume with nothing left to train says the same"

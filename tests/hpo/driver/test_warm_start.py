@@ -189,7 +189,7 @@ def test_a_warm_start_takes_the_curves_of_stopped_trials_too(tmp_path, capsys):
     told = records(resolved.spec.earlier, len(resolved.study.constraints))
     assert [list(one.curve) for one in told] == [list(known[row["number"]]) for row in rows]
     said = f"warm start: {states.count('complete')} of {states.count('complete')} complete trials of study source"
-    assert f"{said}, and {states.count('pruned')} that stopped early" in capsys.readouterr().err
+    assert f"{said}, and {states.count('pruned')} pruned ones" in capsys.readouterr().err
     drive(home, 4, name="new", warm_start="source", sampler="freeze-thaw")
     assert "warm start" in capsys.readouterr().err
     drive(home, 6, name="new")

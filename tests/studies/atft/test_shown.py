@@ -43,7 +43,7 @@ def test_best_and_compare_show_the_ratio_beside_the_objective(tmp_path):
 
 def spec_of(**given) -> SimpleNamespace:
     """Of a study's specification what is read."""
-    return SimpleNamespace(**({"reference": "atft", "tier": None} | given))
+    return SimpleNamespace(**({"reference": "atft", "tier": None, "listed": []} | given))
 
 
 def test_a_preset_says_what_it_takes_out_of_the_space():
@@ -51,10 +51,13 @@ def test_a_preset_says_what_it_takes_out_of_the_space():
     told = _taken_out({"preset": Raw("full")}, spec)
     assert told == "preset=full sets model.hidden_size, model.num_heads, model.num_layers, which are not searched"
     assert _taken_out({"preset": Raw("full"), "model.num_heads": Raw("8")}, spec) == (
+        "this run sets model.num_heads, which is not searched\n"
         "preset=full sets model.hidden_size, model.num_layers, which are not searched"
     )
     assert _taken_out({"preset": Raw("small")}, spec) == ""
-    assert _taken_out({"model.hidden_size": Raw("8")}, spec) == "", "what an option sets, its user knows"
+    assert _taken_out({"model.hidden_size": Raw("8")}, spec) == "this run sets model.hidden_size, which is not searched"
+    assert _taken_out({"train.num_epochs": Raw("8")}, spec) == "", "which the study does not search"
+    assert _taken_out({"model.hidden_size": 8}, spec_of(listed=[{}])) == "", "where nothing is searched"
 
 
 def test_of_a_tier_a_preset_takes_what_that_would_search():

@@ -59,7 +59,7 @@ const Figures = (() => {
 
   function rung(report, i) {
     const t = report.trials, state = t.state[i];
-    return state === "pruned" ? `stopped at epoch ${t.epoch[i]}` : state;
+    return state === "pruned" ? `pruned at epoch ${t.epoch[i]}` : state;
   }
   function line(report, metric, i) {
     const found = (report.curves.lines[metric] || {})[report.trials.number[i]];
@@ -95,7 +95,7 @@ const Figures = (() => {
       let name = rung(report, i), order = STATES.indexOf(report.trials.state[i]) * 1e9;
       if (report.trials.state[i] === "pruned") {
         const k = ends.findIndex((end) => report.trials.epoch[i] <= end), from = k ? ends[k - 1] + 1 : epochs[0];
-        if (epochs.length > 5 && from < ends[k]) name = `stopped at epochs ${from} to ${ends[k]}`;
+        if (epochs.length > 5 && from < ends[k]) name = `pruned at epochs ${from} to ${ends[k]}`;
         order += k;
       }
       if (!groups.has(name)) groups.set(name, { order, list: [], k: order % 1e9, state: report.trials.state[i] });
@@ -171,7 +171,7 @@ const Figures = (() => {
     });
     return { data, layout: layout(view, axis(view, report.curves.axis), axis(view, safe(metric))),
       caption: `The mean of the trials that came so far, by ${safe(by)}, and one standard deviation to each side` +
-        (names.length > MOST_BANDS ? ` of the first ${MOST_BANDS} groups.` : ".") + " Where trials were stopped, those left are the better ones.",
+        (names.length > MOST_BANDS ? ` of the first ${MOST_BANDS} groups.` : ".") + " Where trials were pruned, those left are the better ones.",
       controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric },
         { name: "group", title: "group by", options, value: by }] };
   }
@@ -227,7 +227,7 @@ const Figures = (() => {
     const drawn = spread(byPlace(report, shown), MOST_POINTS, 500), data = [];
     for (const state of STATES) {
       const list = drawn.filter((i) => t.state[i] === state);
-      if (list.length) data.push({ type: "scatter", mode: "markers", name: state === "pruned" ? "stopped early" : state,
+      if (list.length) data.push({ type: "scatter", mode: "markers", name: state,
         x: list.map((i) => x[i]), y: list.map((i) => values[i]), text: list.map((i) => t.number[i]),
         marker: { color: view.colour[state], symbol: SYMBOLS[state], size: 7, line: { width: 1.5, color: view.colour[state] } },
         hovertemplate: `trial %{text}: %{y:.6g}<extra>${state}</extra>` });
@@ -237,7 +237,7 @@ const Figures = (() => {
       line: { shape: "hv", color: view.colour.ink, width: 1.5 }, hovertemplate: "best so far: trial %{text}, %{y:.6g}<extra></extra>" });
     const range = robust(shown.map((i) => values[i]));
     return { data, layout: layout(view, axis(view, title), axis(view, titled(report), range.range ? { range: range.range } : {})),
-      caption: "The best so far is of complete trials alone: a stopped one has the value of an early epoch." +
+      caption: "The best so far is of complete trials alone: a pruned one has the value of an early epoch." +
         (drawn.length < shown.length ? ` ${drawn.length} of ${shown.length} trials are drawn: the best 500, and others evenly.` : "") + left(range.beyond),
       controls: [{ name: "along", title: "along", options: XS, value: by }] };
   }

@@ -39,13 +39,12 @@ Object.assign(Figures, (() => {
     if (report.importances.lacking[metric]) return report.importances.lacking[metric];
     const shares = Object.entries(report.importances.shares[metric]).slice(0, 20).reverse();
     const complete = report.trials.state.filter((s) => s === "complete").length;
-    const few = complete < report.importances.few ? ` With fewer than ${report.importances.few} complete trials they can still change much.` : "";
     return { data: [{ type: "bar", orientation: "h", x: shares.map(([, s]) => 100 * s), y: shares.map(([p]) => safe(label(report, p))),
       text: shares.map(([, s]) => ` ${Math.round(100 * s)} %`), textposition: "outside", cliponaxis: false, marker: { color: view.colour.complete },
       hovertemplate: "%{y}: %{x:.1f} %<extra></extra>" }],
       layout: layout(view, axis(view, `share of the difference in ${safe(metric)}, %`, { rangemode: "tozero" }), axis(view, "", { type: "category" }),
         { height: 110 + 30 * shares.length, margin: { l: 60, r: 50, t: 16, b: 50 } }),
-      caption: `Of ${complete} complete trials, by PED-ANOVA.${few}`,
+      caption: `Of ${complete} complete trials, by PED-ANOVA. ${report.importances.caution}`,
       controls: report.objectives.length > 1 ? [{ name: "objective", options: report.objectives.map((o) => [o.metric, o.metric]), value: metric }] : [] };
   }
 
@@ -65,7 +64,7 @@ Object.assign(Figures, (() => {
         ...(k ? { matches: "y" } : {}), ...(range.range ? { range: range.range } : {}) });
       for (const state of STATES) {
         const some = list.filter((i) => t.state[i] === state && t.settings[path][i] !== null);
-        if (some.length) data.push({ type: "scatter", mode: "markers", name: state === "pruned" ? "stopped early" : state, legendgroup: state,
+        if (some.length) data.push({ type: "scatter", mode: "markers", name: state, legendgroup: state,
           showlegend: !data.some((d) => d.legendgroup === state), xaxis: `x${n}`, yaxis: `y${n}`,
           x: some.map((i) => one.kind === "choice" ? safe(text(t.settings[path][i])) : t.settings[path][i]), y: some.map((i) => values[i]),
           text: some.map((i) => t.number[i]), hovertemplate: `trial %{text}: %{y:.6g} at %{x}<extra>${state}</extra>`,
@@ -86,7 +85,7 @@ Object.assign(Figures, (() => {
     const values = list.map((i) => t.values[metric][i]).sort((a, b) => a - b), bounds = robust(values).range || [values[0], values[values.length - 1]];
     const place = (v) => bounds[1] > bounds[0] ? Math.min(1.02, Math.max(-0.02, (v - bounds[0]) / (bounds[1] - bounds[0]))) : 0.5;
     const ranked = list.filter((i) => t.place[i] !== null), tenth = Math.max(1, Math.ceil(ranked.length / 10));
-    const classes = [["stopped or without a place", list.filter((i) => t.place[i] === null), { color: view.colour.pruned, width: 0.8, dash: "dot" }, 0.35],
+    const classes = [["pruned or without a place", list.filter((i) => t.place[i] === null), { color: view.colour.pruned, width: 0.8, dash: "dot" }, 0.35],
       ["complete", ranked.slice(tenth), { color: view.colour.complete, width: 1 }, 0.45],
       [`the best ${tenth === 1 ? "one" : tenth}`, ranked.slice(0, tenth), { color: view.colour.chosen, width: 2.5 }, 1]];
     const data = classes.filter(([, some]) => some.length).map(([name, some, style, opacity]) => {

@@ -169,7 +169,7 @@ const Report = (() => {
       const paths = Object.keys(t.settings).filter((path) => list.length === 1 || new Set(list.map((i) => t.settings[path][i])).size > 1);
       const rows = [...Object.entries(t.values), ...paths.map((path) => [path, t.settings[path]])];
       table.tBodies[0].append(...rows.map(([name, column]) => element("tr", {}, element("th", { scope: "row", textContent: name }),
-        ...list.map((i) => element("td", {}, element("bdi", { textContent: column[i] === null ? "none" : figure(column[i]) }))))));
+        ...list.map((i) => element("td", {}, element("bdi", { textContent: figure(column[i]) }))))));
     }
   }
 
