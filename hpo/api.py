@@ -22,6 +22,7 @@ from hpo.declaration.references import reference_of
 from hpo.declaration.study import Study
 from hpo.driver.request import RunRequest
 from hpo.errors import HpoError, UserError
+from hpo.space.tags import checked
 from hpo.storage.home import Home
 from hpo.workers.executors.resources import Resources
 
@@ -64,6 +65,7 @@ def run(
     tracking_uri: str | None = None,
     trackers: Sequence[str] | None = None,
     alerts: Sequence[str] | None = None,
+    tags: Mapping[str, str | float | bool] | None = None,
     max_bytes: int | str | None = None,
     allow_drift: bool = False,
     progress: bool = True,
@@ -75,6 +77,7 @@ def run(
     enqueue    configurations to be tried first: mappings of paths to values, or YAML files
     max_bytes  what the study's checkpoints may take: bytes, or text such as "20GB"
     trackers, alerts   where else it is shown, and who is told of what, as `--tracker` and `--alert` take them
+    tags       name -> value, of the study, beside those that it has
     overrides  path -> value, as `-o` sets them
     progress   show how it is getting on
 
@@ -113,6 +116,7 @@ def run(
         **_given(storage=storage, checkpoints=checkpoints, tracking_uri=tracking_uri),
         trackers=trackers,
         alerts=alerts,
+        tags=dict(checked(key, value) for key, value in (tags or {}).items()),
         allow_drift=allow_drift,
     )
     return _drive(request, progress)

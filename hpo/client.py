@@ -74,6 +74,14 @@ class Trial:
         else:
             self._saved = os.path.abspath(files)
 
+    def tag(self, key: str, value: str | float | bool) -> None:
+        """Give the trial a tag, in place of one of that name."""
+        if REPORTS not in os.environ:
+            print(f"tag: {key}={value}", flush=True)
+            return
+        with open(os.environ[REPORTS], "ab", buffering=0) as file:
+            file.write((json.dumps({"tags": {key: value}}) + "\n").encode())
+
     def report(
         self, epoch: int | None = None, metrics: Mapping[str, Any] | None = None, *, step: int | None = None
     ) -> bool:

@@ -167,6 +167,9 @@ class _Reporter:
     def artifact(self, path: Path, name: str | None = None) -> None:
         self.reporter.artifact(path, f"fold-{self.at.number}/{name or path.name}")
 
+    def tag(self, key: str, value: str) -> None:
+        self.reporter.tag(key, value)
+
 
 class _Saver:
     """Saves a fold's states with what the folds before it have come to."""

@@ -177,6 +177,10 @@ class Reporter(Protocol):
         """
         ...
 
+    def tag(self, key: str, value: str) -> None:
+        """Give the trial a tag, in place of one of that name."""
+        ...
+
 
 class CustomLoop(Protocol):
     """A task that trains by a loop of its own; docs/guide/own-loop.md has the rules such a loop keeps."""
@@ -203,6 +207,9 @@ class Silent:
         pass
 
     def artifact(self, path: Path, name: str | None = None) -> None:
+        pass
+
+    def tag(self, key: str, value: str) -> None:
         pass
 
 

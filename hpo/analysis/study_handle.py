@@ -52,8 +52,8 @@ class StudyHandle:
     def trials(self) -> pd.DataFrame:
         """A row for each trial, by number.
 
-        `number`, `state`, `value` (with several objectives `values.<metric>`), `params.<path>`, `metrics.<key>` of the
-        epoch that it was judged by, `epoch` and `step` it was trained to, `seconds` from its begin to its end, `reason`
+        `number`, `state`, `value` (with several objectives `values.<metric>`), `tags.<key>`, `params.<path>`,
+        `metrics.<key>` of the epoch that it was judged by, `epoch` and `step` it was trained to, `seconds` from its begin to its end, `reason`
         why it was stopped or has failed, `checkpoint` the path of the one kept, None where there is none.
         """
         import pandas as pd

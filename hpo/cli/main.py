@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from hpo import text
-from hpo.cli import alerts, interchange, looking, models, options, removal, results, tracking, training
+from hpo.cli import alerts, interchange, looking, models, options, removal, results, tags, tracking, training
 from hpo.cli import workers as cli_workers
 from hpo.cli.driving import drive
 from hpo.cli.facts import print_json
@@ -40,6 +40,7 @@ from hpo.cli.options import (
     StorageOption,
     StrategyOption,
     StudyOption,
+    TagOption,
     TimeOption,
     TrackerOption,
     TrackingOption,
@@ -122,6 +123,7 @@ def run(
     tracking_uri: TrackingOption = None,
     tracker: TrackerOption = None,
     alert: AlertOption = None,
+    tag: TagOption = None,
     allow_drift: DriftOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -129,6 +131,7 @@ def run(
     from hpo.declaration import enqueue as enqueued
     from hpo.declaration.budget import parse_time
     from hpo.driver.request import RunRequest
+    from hpo.space.tags import parsed
     from hpo.storage.home import Home
     from hpo.workers.executors.resources import Resources
 
@@ -159,6 +162,7 @@ def run(
             tracking_uri=tracking_uri,
             trackers=tracker,
             alerts=alert,
+            tags=parsed(tag or ()),
             allow_drift=allow_drift,
         ),
         as_json=as_json,
@@ -332,6 +336,7 @@ app.add_typer(looking.app)
 app.add_typer(tracking.app)
 app.add_typer(alerts.app)
 app.add_typer(results.app)
+app.add_typer(tags.app)
 app.add_typer(models.app)
 app.add_typer(interchange.app)
 app.add_typer(removal.app)

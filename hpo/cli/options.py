@@ -177,6 +177,10 @@ AlertOption = Annotated[
         "end,failure,best; none tells nobody.  [default: as last time]",
     ),
 ]
+TagOption = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="KEY=VALUE", help="A tag of the study, beside those it has; may be repeated."),
+]
 CheckpointsOption = Annotated[
     str | None,
     typer.Option(

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hpo.errors import UserError
+from hpo.space import tags
 from trainer.errors import TrainerError
 from trainer.files import scratch
 from trainer.quote import quoted
@@ -148,6 +150,14 @@ class Trial:
                 self.ended = ended
                 raise Ended
         return self._resumed
+
+    def tag(self, key: str, value: str | float | bool) -> None:
+        """Give the trial a tag, in place of one of that name: `hpo show`, MLflow and reports show it, and reports group
+        trials by it. Raises TrainerError for a name that is the platform's, or a value that is no text or number."""
+        try:
+            self._reporter.tag(*tags.checked(key, value))
+        except UserError as error:
+            raise TrainerError(f"trial.tag(): {error}") from error
 
     @property
     def preempted(self) -> bool:

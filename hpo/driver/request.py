@@ -78,6 +78,7 @@ class RunRequest:
     tracking_uri: str | None = None
     trackers: Sequence[str] | None = None  # besides MLflow
     alerts: Sequence[str] | None = None
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])  # of the study, beside those that it has
     allow_drift: bool = False
     lease_timeout: float | None = None
 

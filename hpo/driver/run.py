@@ -20,7 +20,7 @@ from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest, RunResu
 from hpo.driver.resolve import begun, declare
 from hpo.driver.signals import Signals, leave
 from hpo.errors import NoLedger, UserError
-from hpo.ledger import Ledger, queries
+from hpo.ledger import Ledger, queries, tags
 from hpo.space.config import Raw, flatten
 from hpo.storage import locations
 from hpo.storage.metrics_json import Results
@@ -100,6 +100,9 @@ def _run(
     driver = _driver_of(placement)(ledger, resolved, options, placement.make())
     driver.acquire()
     try:
+        if request.tags:
+            row = _row(ledger, spec.name) or {}
+            ledger.transact(lambda connection: tags.put(connection, row["id"], tags.STUDY, request.tags))
         results, show = Results(ledger, spec.name, home), watch(ledger, spec.name, placement.workers)
         for notice in filter(None, (silence(options.tracking_uri), _taken_out(request.overrides, spec))):
             print(notice, file=sys.stderr)

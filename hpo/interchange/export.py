@@ -13,7 +13,7 @@ from hpo.analysis.models.export import check_path
 from hpo.analysis.results import compare as tables
 from hpo.analysis.study_handle import StudyHandle
 from hpo.errors import UserError
-from hpo.ledger import Ledger, imports, queries
+from hpo.ledger import Ledger, imports, queries, tags
 from hpo.ledger.json import plain
 from hpo.storage.home import Home
 from hpo.text import counted
@@ -78,6 +78,7 @@ def document(ledger: Ledger, name: str) -> dict[str, Any]:
         space = {path: one.describe() for path, one in searched(connection, name).space.dimensions.items()}
         rows = queries.trial_rows(connection, study["id"])
         records = imports.records_by_id(connection, study["id"]) if study["spec"].get("imported") else {}
+        given = tags.given(connection, study["id"])
         curves: dict[int, dict[str, list[list[Any]]]] = {}
         for number, key, step, epoch, value in queries.curves(connection, study["id"]):
             curves.setdefault(number, {}).setdefault(key, []).append([step, epoch, value])
@@ -86,13 +87,14 @@ def document(ledger: Ledger, name: str) -> dict[str, Any]:
             **{key: row[key] for key in ("number", "state", "outcome", "error", "params", "values", "violations")},
             **{key: _time(row[key]) for key in ("started_at", "ended_at")},
             "curves": curves.get(row["number"], {}),
+            "tags": given.get(row["number"], {}),
             "attributes": records.get(row["id"], {}).get("attributes", {}),
         }
         for row in rows
     ]
     spec = study["spec"]
     judged = {"objectives": spec["objectives"], "constraints": spec.get("constraints", [])}
-    return plain({"study": name, **judged, "space": space, "trials": trials})
+    return plain({"study": name, "tags": given.get(tags.STUDY, {}), **judged, "space": space, "trials": trials})
 
 
 def _time(at: float | None) -> str | None:

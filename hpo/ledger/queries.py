@@ -14,7 +14,7 @@ from sqlalchemy import and_, bindparam, exists, func, select, tuple_
 from sqlalchemy.engine import Connection, RowMapping
 
 from hpo.errors import StudyError
-from hpo.ledger import alert_queries, damage
+from hpo.ledger import alert_queries, damage, tags
 from hpo.ledger.alert_queries import Trouble
 from hpo.ledger.leases import holder
 from hpo.ledger.names import machine_dependent
@@ -105,6 +105,7 @@ class Status:
     replaced: int = 0
     imported: str | None = None
     alerts: dict[str, Trouble] = field(default_factory=dict[str, Trouble])  # that a target has not taken
+    tags: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def replaces(spec: Mapping[str, Any]) -> bool:
@@ -139,6 +140,7 @@ def status(connection: Connection, name: str) -> Status:
         else 0,
         imported=_origin(study["spec"]),
         alerts=alert_queries.troubles(connection, study["id"]),
+        tags=tags.given(connection, study["id"]).get(tags.STUDY, {}),
     )
 
 

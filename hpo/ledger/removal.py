@@ -27,6 +27,7 @@ from hpo.ledger.tables import (
     mirrors,
     reports,
     studies,
+    tags,
     trials,
     workers,
 )
@@ -84,6 +85,7 @@ def erase(connection: Connection, study_id: int) -> None:
     connection.execute(delete(events).where(events.c.study_id == study_id))
     own = leases.c.name.endswith(f":{study_id}") | leases.c.name.like(f"mirror:{study_id}:%")
     connection.execute(delete(leases).where(own))
+    connection.execute(delete(tags).where(tags.c.study_id == study_id))
     connection.execute(delete(studies).where(studies.c.id == study_id))
 
 
@@ -95,6 +97,7 @@ def erase_trials(connection: Connection, study_id: int) -> None:
     connection.execute(delete(events).where(events.c.study_id == study_id, events.c.trial_id.is_not(None)))
     for table in (mirrors, alerts, alert_cursors):
         connection.execute(delete(table).where(table.c.study_id == study_id))
+    connection.execute(delete(tags).where(tags.c.study_id == study_id, tags.c.number >= 0))
     connection.execute(delete(trials).where(trials.c.study_id == study_id))
 
 

@@ -26,7 +26,7 @@ from trainer.redaction import ENCODE, redacted_url, unclear
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = "0006"  # the newest of migrations/versions
+SCHEMA_VERSION = "0007"  # the newest of migrations/versions
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
 DATABASE_ERRORS = (exc.SQLAlchemyError, sqlite3.Error)  # what a database raises, through SQLAlchemy or beside it
 PATIENCE = 60.0  # seconds for which a database that went away is tried again

@@ -9,6 +9,7 @@
              ├─ workers                  who trains
              ├─ leases                   who drives a study, who mirrors it
              ├─ mirrors                  how far a tracker has come with a trial
+             ├─ tags                     what people and training functions call it, or a trial of it
              └─ alerts, alert_cursors    what is to be told to whom, and how far the ledger was looked through for it
 
 Conventions. Times are seconds since the epoch, for people and trackers, never compared to decide
@@ -248,6 +249,16 @@ mirrors = Table(
     Column("number", Integer, primary_key=True),  # trial number; -1 is the study's own run
     Column("run_id", String(64), nullable=False),
     Column("revision", Integer, nullable=False),  # everything up to here is in the tracker
+)
+
+tags = Table(
+    "tags",
+    metadata,
+    Column("study_id", Integer, ForeignKey("studies.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),  # trial number; -1 is the study
+    Column("key", String(250), primary_key=True),
+    Column("value", Text),  # null once it was removed, so that trackers drop it too
+    Column("at", Double, nullable=False),
 )
 
 alerts = Table(

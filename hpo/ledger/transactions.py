@@ -16,6 +16,7 @@ from sqlalchemy import case, false, select, update
 from sqlalchemy.engine import Connection
 
 from hpo.ledger import statements as sql
+from hpo.ledger import tags
 from hpo.ledger.claims import Claim, begin_earlier, fenced, source
 from hpo.ledger.json import plain, text
 from hpo.ledger.names import machine_dependent
@@ -263,6 +264,12 @@ def _check_source(connection: Connection, lane: TrialReport, verdict: Verdict) -
             f"strategy {lane.strategy} restarts trial {lane.claim.number} at step {lane.step} from "
             f"{verdict.checkpoint!r}: name a kept checkpoint of this step or a later one, as <trial number>/<path>."
         )
+
+
+def tag(connection: Connection, taken: Claim, given: Mapping[str, str]) -> None:
+    """Give the trial tags; raise Fenced if it is another's."""
+    _bump(connection, taken)
+    tags.put_held(connection, taken, given)
 
 
 def record(connection: Connection, taken: Claim, kind: str, fields: Mapping[str, Any], uid: str) -> None:

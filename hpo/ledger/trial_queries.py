@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Column, Select, Table, bindparam, select
+from sqlalchemy import Column, Select, Table, bindparam, func, select
 
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.ledger.tables import asks, attempts, checkpoints, decisions, events, reports, trials, workers
@@ -64,6 +64,12 @@ def find_trial(connection: Connection, study_id: int, number: int) -> RowMapping
         .where(trials.c.study_id == study_id, trials.c.number == number)
     )
     return connection.execute(query).mappings().first()
+
+
+def there(connection: Connection, study_id: int) -> str:
+    """Which trials a study has, as a clause: `it has trials 0 to 9`."""
+    count = connection.execute(select(func.count()).select_from(trials).where(trials.c.study_id == study_id)).scalar()
+    return f"it has trials 0 to {count - 1}" if count else "it has none yet"
 
 
 def held(connection: Connection, study_id: int, number: int) -> tuple[int, int]:

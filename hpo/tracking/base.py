@@ -67,8 +67,8 @@ class Batch:
     """What is sent to a run at once.
 
     `texts` and `files` are artifacts by name: a text, and a finished file or directory, linked rather than copied
-    where that is possible. `removed` are names of artifacts to take away, `removed_models` of models. `values` are a
-    trial's by objective, and `violations` how far it is beyond the bounds of each constraint, once they are known.
+    where that is possible. `removed` are names of artifacts to take away, `removed_models` of models, `removed_tags` of
+    tags. `values` are a trial's by objective, and `violations` how far it is beyond the bounds of each constraint, once they are known.
     `ended_at` in milliseconds.
     """
 
@@ -80,6 +80,7 @@ class Batch:
     removed: Sequence[str] = ()
     models: Sequence[Model] = ()
     removed_models: Sequence[str] = ()
+    removed_tags: Sequence[str] = ()
     values: Sequence[float] = ()
     violations: Mapping[str, float] = field(default_factory=dict)
     status: Status | None = None

@@ -243,7 +243,8 @@ class Mirror:
         new = {key: value for key, value in batch.tags.items() if tags.get(key) != value}
         unchanged = batch.status == status and batch.ended_at is None
         self._tracker.send(run_id, replace(batch, tags=new, status=None if unchanged else batch.status))
-        self._shown[run_id] = ({**tags, **new}, batch.status)
+        shown = {key: value for key, value in {**tags, **new}.items() if key not in batch.removed_tags}
+        self._shown[run_id] = (shown, batch.status)
         self.sent += 1
 
     def _recover(self, study: RowMapping, uid: str) -> str | None:

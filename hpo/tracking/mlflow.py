@@ -157,6 +157,7 @@ class MlflowTracker:
                 params=[Param(key, value) for key, value in batch.params.items()],
                 tags=[RunTag(key, value) for key, value in batch.tags.items()],
             )
+            self._remove_tags(run_id, batch.removed_tags)
             if batch.models or batch.removed_models:
                 experiment = self._client.get_run(run_id).info.experiment_id
                 self._models.send(experiment, run_id, batch.models, batch.removed_models)
@@ -164,6 +165,12 @@ class MlflowTracker:
                 self._client.set_terminated(run_id, batch.status, batch.ended_at)
             elif batch.status is not None:
                 self._client.update_run(run_id, batch.status)
+
+    def _remove_tags(self, run_id: str, keys: Sequence[str]) -> None:
+        if keys:  # those that are there: MLflow refuses to take away what is not
+            there = self._client.get_run(run_id).data.tags
+            for key in (key for key in keys if key in there):
+                self._client.delete_tag(run_id, key)
 
     def discard(self, run_id: str) -> None:
         with self._speaking():

@@ -146,6 +146,7 @@ class OptunaTracker:
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, int(number))
             trial = self._storage.get_trial(trial_id)
             tags = trial.system_attrs[_TAGS] | dict(batch.tags)
+            tags = {key: value for key, value in tags.items() if key not in batch.removed_tags}
             if not trial.state.is_finished():
                 declared = self._searched(self._storage.get_study_name_from_id(study_id))
                 self._set_params(trial, declared, batch.params)

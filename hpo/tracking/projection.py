@@ -25,7 +25,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpo.ledger import mirror_queries, queries
+from hpo.ledger import mirror_queries, queries, tags
+from hpo.ledger.mirror_queries import STUDY
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import STATES, TERMINAL_STATES
@@ -127,25 +128,27 @@ def study_run(study: RowMapping) -> Run:
 
 def study_batch(connection: Connection, study: RowMapping, home: Home, state: str) -> Batch:
     """What the study's run shows now; `state` is running, interrupted, complete or stopped."""
-    tags = {"hpo.state": state, "hpo.requested": str(study["requested"])}
-    tags |= {f"hpo.spec.{key}": _text(value, MAX_TAG) for key, value in study["spec"].items() if _scalar(value)}
-    tags["hpo.spec.strategy"] = study["spec"].get("strategy", {}).get("name", "none")
+    given, removed = tags.split(tags.every(connection, study["id"], [STUDY]).get(STUDY, {}))
+    shown = given | {"hpo.state": state, "hpo.requested": str(study["requested"])}
+    shown |= {f"hpo.spec.{key}": _text(value, MAX_TAG) for key, value in study["spec"].items() if _scalar(value)}
+    shown["hpo.spec.strategy"] = study["spec"].get("strategy", {}).get("name", "none")
     described = {**_environment(study), **study["environment"].get("versions", {})}
-    tags |= {f"hpo.env.{key}": _text(value, MAX_TAG) for key, value in described.items() if _scalar(value)}
+    shown |= {f"hpo.env.{key}": _text(value, MAX_TAG) for key, value in described.items() if _scalar(value)}
     best = queries.bests(connection, study)
-    tags |= _best_tags(study, best)
-    tags[pages.NOTE] = _study_note(connection, study, best)
+    shown |= _best_tags(study, best)
+    shown[pages.NOTE] = _study_note(connection, study, best)
     ended = None
     if STUDY_STATUS[state] in ("FINISHED", "FAILED"):
         ended = mirror_queries.last_end(connection, study["id"])
     soup = queries.newest_event(connection, study["id"], "soup")
     declared = {name: study[name] for name in ("name", "uid", "spec", "identity")}
     declared["environment"] = _environment(study)
-    shown = {"study.json": declared} | ({"soup.json": soup} if soup else {})
-    texts = {name: json.dumps(content, indent=2, sort_keys=True) + "\n" for name, content in shown.items()}
+    contents = {"study.json": declared} | ({"soup.json": soup} if soup else {})
+    texts = {name: json.dumps(content, indent=2, sort_keys=True) + "\n" for name, content in contents.items()}
     files = run_files.of_study(home, study["name"], artifacts.of_study(connection, study["id"]))
     ended_at = None if ended is None else milliseconds(ended)
-    return Batch(tags=tags, texts=texts, files=files, status=STUDY_STATUS[state], ended_at=ended_at)
+    status = STUDY_STATUS[state]
+    return Batch(tags=shown, removed_tags=removed, texts=texts, files=files, status=status, ended_at=ended_at)
 
 
 def experiment_tags(connection: Connection, study: RowMapping) -> dict[str, str]:
@@ -228,10 +231,12 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
         texts[metrics_json.NAME] = metrics_json.text(
             study, trial, last, judged, kept, lambda row: checkpoint_name(row["step"])
         )
+    given, removed_tags = tags.split(facts.tags.get(trial["number"], {}))
     return Batch(
         points=_points(study, trial, facts.values.get(trial["id"], [])),
         params={path: _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},
-        tags=_tags(trial, facts) | run_files.checkpoint_tags(found),
+        tags=given | _tags(trial, facts) | run_files.checkpoint_tags(found),
+        removed_tags=removed_tags,
         texts=texts,
         files=files,
         removed=removed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hpo.ledger import mirror_queries, queries
+from hpo.ledger import mirror_queries, queries, tags
 from hpo.ledger.rows import Connection, RowMapping, by_trial
 from hpo.space.trial_state import TERMINAL_STATES
 
@@ -23,6 +23,7 @@ class Facts:
         told = mirror_queries.shown_events(connection, ids)
         self.artifacts = by_trial(row for row in told if row["kind"] == "artifact")
         self.shrunk = by_trial(row for row in told if "micro_batch_size" in row["fields"])
+        self.tags = tags.every(connection, study["id"], [row["number"] for row in rows])
         self.preemptions = mirror_queries.preemptions(connection, ids)
         over = [row for row in rows if row["state"] in TERMINAL_STATES]
         ended = [row["id"] for row in over]

@@ -128,6 +128,7 @@ class FolderTracker(ABC):
         status = batch.status or record["status"]
         ended = (batch.ended_at or record["ended_at"]) if status in _OVER else None
         merged: dict[str, Any] = {name: record[name] | dict(getattr(batch, name)) for name in ("params", "tags")}
+        merged["tags"] = {key: one for key, one in merged["tags"].items() if key not in batch.removed_tags}
         merged["keys"] = sorted({*record["keys"], *(point.key for point in batch.points)})
         return {**record, **merged, "status": status, "ended_at": ended}
 

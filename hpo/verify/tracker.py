@@ -148,12 +148,13 @@ class _Comparison:
     def _check_run(self, at: str, view: RunView, batch: Batch, opened_with: Mapping[str, str]) -> None:
         tags = {**opened_with, **batch.tags}
         shown = {key: view.tags.get(key) for key in tags if key in view.tags or key not in projection.LATER}
+        shown |= {key: view.tags[key] for key in batch.removed_tags if key in view.tags}
         shown.pop(pages.NOTE, None)  # which people may write themselves
         earlier = projection.EARLIER_STATUS.get(batch.tags["hpo.state"])
         for what, value, wanted in (
             ("status", batch.status if view.status == earlier else view.status, batch.status),
             ("end", view.ended_at, batch.ended_at),
-            *((f"tag {key}", shown[key], tags[key]) for key in shown),
+            *((f"tag {key}", shown[key], tags.get(key)) for key in shown),
         ):
             if value != wanted:
                 self._differ(f"{at}: MLflow has the {what} {value}, the ledger {wanted}")

@@ -192,6 +192,9 @@ class LedgerReporter:
         finally:
             self.sweep_files()
 
+    def tag(self, key: str, value: str) -> None:
+        self._ledger.transact(lambda connection: transactions.tag(connection, self._claim, {key: value}))
+
     def sweep_files(self) -> None:
         """Remove what this attempt and those before it have stored and no event names, or is shown no more."""
         if self._place.entries(self._files):

@@ -20,6 +20,7 @@ class Told:
         self.reports: list[tuple[int, int | None, dict[str, float]]] = []
         self.committed: list[Any] = []
         self.artifacts: dict[str, bytes] = {}
+        self.tags: dict[str, str] = {}
 
     def report(self, step, metrics, *, epoch=None, fold=0, checkpoint=None):
         self.reports.append((step, epoch, dict(metrics)))
@@ -31,6 +32,9 @@ class Told:
 
     def artifact(self, path, name=None):
         self.artifacts[name or path.name] = path.read_bytes()
+
+    def tag(self, key, value):
+        self.tags[key] = value
 
 
 def fit(function: Any, directory: Path, told: Told, committed=(), **declared: Any) -> Outcome:

@@ -68,7 +68,7 @@ def found(tmp_path_factory, process):
 def options(name: str) -> set[str]:
     """Of a command, as Python would call them."""
     params = typer.main.get_command(app).commands[name].params  # type: ignore[attr-defined]
-    several = {"-o": "overrides", "--alert": "alerts", "--tracker": "trackers"}
+    several = {"-o": "overrides", "--alert": "alerts", "--tracker": "trackers", "--tag": "tags"}
     return {several.get(one.opts[0], one.opts[0].lstrip("-").replace("-", "_")) for one in params}
 
 

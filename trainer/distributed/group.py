@@ -161,6 +161,10 @@ class _Reporter:
         if self._leads:
             self._reporter.artifact(path, name)
 
+    def tag(self, key: str, value: str) -> None:
+        if self._leads:
+            self._reporter.tag(key, value)
+
 
 class _Store:
     """Rank 0 judges the checkpoints; every rank reads what it needs of the one it has chosen."""

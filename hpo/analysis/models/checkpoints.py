@@ -129,8 +129,7 @@ def _no_model(study: Study, name: str, trial: Mapping[str, Any], kept: KeptCheck
         lie = "the trial has saved no files: have the code call trial.save(files) before trial.report"
     handed = f"; its artifacts are {', '.join(files[:5])}{' ...' if files[5:] else ''}, in `{command('ui')}`"
     return UserError(
-        f"study {name!r} trains in a loop of its own, so only its code knows the model; "
-        f"{lie}{handed if files else ''}."
+        f"study {name!r} trains in a loop of its own, so only its code knows the model; {lie}{handed if files else ''}."
     )
 
 

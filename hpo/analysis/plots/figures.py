@@ -47,9 +47,7 @@ KINDS: Mapping[str, Kind] = {
     "slice": Kind("plot_slice", "the value over each parameter"),
     "contour": Kind("plot_contour", "the value over each pair of parameters"),
     "rank": Kind("plot_rank", "the trials' ranks over each pair of parameters"),
-    "parallel": Kind(
-        "plot_parallel_coordinate", "each trial as a line through its parameters, dotted if pruned"
-    ),
+    "parallel": Kind("plot_parallel_coordinate", "each trial as a line through its parameters, dotted if pruned"),
     "edf": Kind("plot_edf", "the share of complete trials with at most this value; below, where others stopped"),
     "timeline": Kind("plot_timeline", "when each trial ran, and how it ended"),
     "pareto": Kind("plot_pareto_front", "the trials that no other one is better than in every objective"),

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import HpoError
-from hpo.ledger import ends, queries, report_queries, verify_queries
+from hpo.ledger import ends, queries, report_queries, tags, verify_queries
 from hpo.search.ranking import placed
 from hpo.space.config import flatten
 from hpo.space.objective import hold_out_of
@@ -36,6 +36,7 @@ class Snapshot:
     befell: Sequence[RowMapping]  # drift and changes of the environment, in their order
     replays: int  # reports that a later attempt has made with another value
     digest: str
+    tags: Mapping[int, Mapping[str, str]]  # by number
 
     @property
     def name(self) -> str:
@@ -101,6 +102,7 @@ def read(connection: Connection, name: str) -> Snapshot:
         befell=report_queries.study_events(connection, study["id"], ("drift", "environment")),
         replays=report_queries.count_events(connection, study["id"], "replay_differs"),
         digest=queries.digest(connection, study),
+        tags=tags.given(connection, study["id"]),
     )
 
 

@@ -7,6 +7,7 @@
     "ended": [float or null]     seconds from the study's first attempt
     "values": {objective: [float or null]}, "held_out": {objective: [float or null]}
     "why": [str]                 why it was stopped, or the first line of its error
+    "tags": {key: [str or null]}
     "settings": {path: [value]}  what differs between their configurations; null where a parameter is not active
     "searched": [path]           those of the settings that the study searches
 }
@@ -21,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.analysis.report.snapshot import Snapshot
+from hpo.ledger.tags import STUDY
 
 
 def trials(of: Snapshot) -> dict[str, Any]:
@@ -36,6 +38,7 @@ def trials(of: Snapshot) -> dict[str, Any]:
         "values": {metric: [_value(trial, at) for trial in of.trials] for at, metric in enumerate(of.metrics)},
         "held_out": {metric: [held_out(of, t, key) for t in of.trials] for metric, key in of.hold_outs.items()},
         "why": [_why(of, trial) for trial in of.trials],
+        "tags": {key: [of.tags.get(t["number"], {}).get(key) for t in of.trials] for key in _tag_keys(of)},
         "settings": settings,
         "searched": [path for path in settings if any(path in trial["params"] for trial in of.trials)],
     }
@@ -63,6 +66,10 @@ def _value(trial: Mapping[str, Any], place: int) -> float | None:
 def _seconds(trial: Mapping[str, Any]) -> float | None:
     times = trial["started_at"], trial["ended_at"]
     return None if None in times else round(times[1] - times[0], 2)
+
+
+def _tag_keys(of: Snapshot) -> list[str]:
+    return sorted({key for number, given in of.tags.items() if number != STUDY for key in given})
 
 
 def _why(of: Snapshot, trial: Mapping[str, Any]) -> str:

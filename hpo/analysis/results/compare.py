@@ -1,9 +1,9 @@
 """Lays trials side by side: one row per trial, complete ones best first; as text, JSON, CSV or Parquet.
 
-Column names follow MLflow's `search_runs`: `metrics.<key>` and `params.<path>`, and `values.<metric>` for what the
-trial was judged by, at the end of epoch `judged_epoch`, of which its metrics are, too; `epoch` and `step` are how far
-it was trained, `seconds` how long it took from its start to its end. With several objectives `front` is 0 for what no
-other trial is better than.
+Column names follow MLflow's `search_runs`: `metrics.<key>`, `params.<path>` and `tags.<key>`, and `values.<metric>` for
+what the trial was judged by, at the end of epoch `judged_epoch`, of which its metrics are, too; `epoch` and `step` are
+how far it was trained, `seconds` how long it took from its start to its end. With several objectives `front` is 0 for
+what no other trial is better than.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
-from hpo.ledger import queries
+from hpo.ledger import queries, tags
 from hpo.ledger.names import machine_dependent
 from hpo.search.ranking import placed
 from hpo.space.objective import hold_out_of
@@ -74,12 +74,14 @@ def compare(connection: Connection, name: str, top: int | None = None) -> Compar
     judged = queries.judged(connection, study, shown)
     for trial_id, at in judged.items():
         metrics[trial_id] |= at.metrics
+    given = tags.given(connection, study["id"])
     rows = [
         _row(trial, objectives, fronts.get(trial["number"]), judged.get(trial["id"]), metrics.get(trial["id"], {}))
+        | {f"tags.{key}": value for key, value in given.get(trial["number"], {}).items()}
         for trial in shown
     ]
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    leading = [column for column in columns if not column.startswith(("params.", "metrics."))]
+    leading = [column for column in columns if not column.startswith(("params.", "metrics.", "tags."))]
     columns = leading + sorted(column for column in columns if column not in leading)
     every = [{column: row.get(column) for column in columns} for row in rows]
     return Comparison(name, objectives, study["spec"]["metrics"], columns, every)

@@ -33,13 +33,15 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     epochs = ["epoch", "judged_epoch"] if earlier else ["epoch"]
     leading = ["number", "state", *epochs, *front, *_judged(found), *held_out, "seconds"]
     params = [column for column in found.columns if column.startswith("params.")]
-    columns = [*leading, *params, *metrics]
+    tags = [column for column in found.columns if column.startswith("tags.")]
+    columns = [*leading, *tags, *params, *metrics]
     if every:
         return Group(*_spaced(_table(found, titles, block) for block in _blocks(found, titles, columns, width)))
     always = {"number", "front", *_judged(found)}
     varied = [c for c in columns if c in always or len(found.rows) == 1 or _distinct(found, c) > 1]
     by_worth = [column for column in varied if column in always]
     by_worth += [column for column in (*held_out, "state", *epochs, "seconds") if column in varied]
+    by_worth += [column for column in varied if column in tags]
     by_worth += sorted(
         (c for c in varied if c in params), key=lambda c: (-_distinct(found, c), _width(found, titles, c))
     )

@@ -11,7 +11,7 @@ from hpo.analysis.results.compare import headline
 from hpo.analysis.results.format import duration, judgement, number, sparkline
 from hpo.declaration.user_code import own_part
 from hpo.errors import UserError
-from hpo.ledger import imports, queries, trial_queries
+from hpo.ledger import imports, queries, tags, trial_queries
 from hpo.ledger.external import KEY
 from hpo.ledger.json import plain
 from hpo.space.config import flatten
@@ -43,9 +43,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
     study = queries.study_row(connection, name)
     row = trial_queries.find_trial(connection, study["id"], number)
     if row is None:
-        count = len(queries.trial_rows(connection, study["id"]))
-        there = f"it has trials 0 to {count - 1}" if count else "it has none yet"
-        raise UserError(f"study {name!r} has no trial {number}: {there}.")
+        raise UserError(f"study {name!r} has no trial {number}: {trial_queries.there(connection, study['id'])}.")
     metrics = [objective["metric"] for objective in study["spec"]["objectives"]]
     judged = queries.judged(connection, study, [row]).get(row["id"])
     place = locations.place(home, study)
@@ -61,6 +59,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "judged": judged and _plainly(judged),
         "seconds": None if None in (row["started_at"], row["ended_at"]) else row["ended_at"] - row["started_at"],
         "seconds_trained": sum(one["ended_at"] - one["started_at"] for one in tries if one["ended_at"] is not None),
+        "tags": tags.given(connection, study["id"]).get(number, {}),
         "params": row["params"],
         "config": row["config"],
         "config_hash": row["config_hash"],
@@ -190,6 +189,7 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     if values := {metric: value for metric, value in trial["values"].items() if value is not None}:
         kept, judged = kept_checkpoint(trial), trial["judged"] and queries.Judged(**trial["judged"])
         yield judgement(values, judged, trial["epoch"], saved=kept["epoch"] if kept else None)
+    yield from _section("tags", ([key, value] for key, value in trial["tags"].items()))
     yield from _section("parameters", _parameters(trial, base))
     if isinstance(base, str) and base:
         yield f"  ({base})"

@@ -123,6 +123,10 @@ class Attempt:
         if any((place := places[key]) is not None and place <= at for key, at in self._stands.items()):
             self._heard_at = began
             return  # up to the checkpoint that it went on from, what was reported before it stands
+        if said.tags is not None:
+            self._tag(said.tags)
+            if said.metrics is None:
+                return  # a line of tags alone
         if said.checkpoint is not None:
             trial.save(self._files(said.checkpoint))
         trial.report(said.epoch, _numbers(said.metrics), step=said.step)
@@ -130,6 +134,12 @@ class Attempt:
         self._begun += self._heard_at - began  # others may have been waited for
         if trial.ended:
             self._end_at = self._heard_at + (self._command.grace if self._channel.answered else 0.0)
+
+    def _tag(self, given: Any) -> None:
+        if not isinstance(given, dict):
+            raise TrainerError(f"tags {given!r:.80} are no names with values: give such as {{'team': 'vision'}}.")
+        for key, value in given.items():
+            self._trial.tag(key, value)
 
     def _files(self, given: Any) -> Any:
         if isinstance(given, str):

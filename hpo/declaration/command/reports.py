@@ -13,7 +13,7 @@ from trainer.errors import TrainerError
 from trainer.quote import quoted
 
 POSITIONS = ("epoch", "step")  # the patterns that say where a report stands
-_KEYS = ("metrics", *POSITIONS, "checkpoint", "id")
+_KEYS = ("metrics", *POSITIONS, "checkpoint", "tags", "id")
 _LONGEST = 1 << 20  # bytes of a line
 _FORM = '{"epoch": 1, "metrics": {"val/loss": 0.5}}'
 _ENDS = re.compile(rb"[\r\n]")
@@ -27,6 +27,7 @@ class Said:
     epoch: int | None = None
     step: int | None = None
     checkpoint: Any = None
+    tags: Any = None
     id: Any = None
 
 
@@ -89,7 +90,7 @@ class Reports:
         for key in POSITIONS:
             if not isinstance(value := report.get(key), int | None) or isinstance(value, bool):
                 raise TrainerError(f"{where} has {key} {quoted(value)}: give a whole number from 1.")
-        return Said(report.get("metrics"), *(report.get(key) for key in ("epoch", "step", "checkpoint", "id")))
+        return Said(report.get("metrics"), *(report.get(key) for key in ("epoch", "step", "checkpoint", "tags", "id")))
 
     @staticmethod
     def _text(line: bytes) -> str:

@@ -298,6 +298,9 @@ class _Results:
     def artifact(self, path: Path, name: str | None = None) -> None:
         self._inner.artifact(path, name)
 
+    def tag(self, key: str, value: str) -> None:
+        self._inner.tag(key, value)
+
     def _send(self) -> None:
         if self._held is not None and self._held["epoch"] < self._last_epoch:
             try:

@@ -27,8 +27,6 @@ def test_a_study_whose_trials_were_all_stopped_has_failed(home):
             ended = ledger.look(lambda c, name=name: queries.status(c, name))
             assert state == ("stopped" if name == "stopped" else "complete"), ended.trials
         again = driven(ledger, RunRequest(home, name="stopped"), trials=3)
-    assert drivers[0].reason.startswith(
-        "no trial is complete: of 3 trials each was pruned, `hpo compare"
-    )
+    assert drivers[0].reason.startswith("no trial is complete: of 3 trials each was pruned, `hpo compare")
     assert "`hpo resume --study stopped --trials 6" in drivers[0].reason
     assert again == ("stopped", "stopped"), "a resume with nothing left to train says the same"

@@ -141,9 +141,10 @@ const Figures = (() => {
     if (!metric) return "no trial has reported a metric yet";
     const shares = Object.keys(report.importances.shares[report.objectives[0].metric] || {}); // the first matters most
     const paths = [...new Set([...shares, ...Object.keys(t.settings)])].filter((p) => new Set(t.settings[p] || []).size > 1);
-    const options = [...paths.map((p) => [p, label(report, p)]), ["state", "state"]];
+    const options = [...paths.map((p) => [p, label(report, p)]), ...Object.keys(t.tags).map((k) => [`tag:${k}`, `tag ${k}`]), ["state", "state"]];
     const by = options.some(([p]) => p === view.set.group) ? view.set.group : options[0][0];
-    const found = new Map(), name = grouping(by === "state" ? t.state : t.settings[by], list);
+    const found = new Map(), name = by.startsWith("tag:") ? grouping(t.tags[by.slice(4)], list, "without it")
+      : grouping(by === "state" ? t.state : t.settings[by], list);
     for (const i of list) {
       const points = line(report, metric, i), group = name(i);
       if (!points) continue;
@@ -175,14 +176,14 @@ const Figures = (() => {
       controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric },
         { name: "group", title: "group by", options, value: by }] };
   }
-  function grouping(column, list) { // trial -> its group: the value, or of many numbers a quarter of them
+  function grouping(column, list, absent = "not active") { // trial -> its group: the value, or of many numbers a quarter of them
     const values = [...new Set(list.map((i) => column[i]).filter((v) => v !== null && v !== undefined))];
     const numbers = values.every((v) => typeof v === "number");
-    if (!numbers || values.length <= 6) return (i) => column[i] === null || column[i] === undefined ? "not active" : figure(column[i]);
+    if (!numbers || values.length <= 6) return (i) => column[i] === null || column[i] === undefined ? absent : figure(column[i]);
     const sorted = list.map((i) => column[i]).filter((v) => v !== null).sort((a, b) => a - b);
     const ends = Array.from({ length: BINS }, (_, k) => quantile(sorted, (k + 1) / BINS - 1e-9));
     return (i) => {
-      if (column[i] === null) return "not active";
+      if (column[i] === null) return absent;
       const k = Math.max(ends.findIndex((end) => column[i] <= end), 0);
       return `${figure(k ? ends[k - 1] : sorted[0])} to ${figure(ends[k])}`;
     };

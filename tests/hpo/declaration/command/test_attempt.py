@@ -273,10 +273,14 @@ def test_a_failure_shows_the_command_with_its_values(tmp_path):
     words = ["./tool", "--lr={lr}", "{kind}", "two\nlines", "--seed={seed}"]
     (tmp_path / "tool").write_text("#!/bin/sh\necho bad lr; exit 3\n")
     said = refusal(tmp_path, words)
-    assert said.startswith("tool ended with exit code 3; last: bad lr; run as: ./tool --lr=0.25 'a b' 'two\\nlines' --s")
+    assert said.startswith(
+        "tool ended with exit code 3; last: bad lr; run as: ./tool --lr=0.25 'a b' 'two\\nlines' --s"
+    )
     (tmp_path / "tool").write_text("no script, for want of a first line\n\0")
     said = refusal(tmp_path, words)
-    assert said.startswith("tool ended with exit code 126 (found, but not executable); last: ./tool: Exec format error;")
+    assert said.startswith(
+        "tool ended with exit code 126 (found, but not executable); last: ./tool: Exec format error;"
+    )
 
 
 def test_a_program_that_runs_out_of_memory_does_not_fit(tmp_path):

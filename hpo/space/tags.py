@@ -1,0 +1,47 @@
+"""Tags that people and training functions give to trials and studies: their names, and their values as text."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections.abc import Sequence
+
+from hpo.errors import UserError
+from trainer.quote import quoted
+
+RESERVED = ("hpo.", "mlflow.")  # what the platform and its tracker say themselves begins so
+MAX_KEY, MAX_VALUE = 250, 5000  # characters, which every release of MLflow 3 keeps
+_KEY = re.compile(r"[\w\-. :/]+")
+
+
+def checked(key: object, value: object) -> tuple[str, str]:
+    """A tag as it is stored: numbers and booleans as Python writes them. Raises UserError for what no tag can be."""
+    if not isinstance(key, str) or not _KEY.fullmatch(key) or posixpath.normpath(key) != key or key[0] in "/ ":
+        raise UserError(
+            f"{quoted(key)} is no name of a tag: take letters, digits, '_', '-', '.', ':', ' ' and '/', as in 'team'."
+        )
+    if key.startswith(RESERVED):
+        raise UserError(f"the tag {quoted(key)} is the platform's own, as all that begin with 'hpo.' or 'mlflow.' are.")
+    if len(key) > MAX_KEY:
+        raise UserError(f"the tag's name {quoted(key)} is longer than {MAX_KEY} characters: shorten it.")
+    if not isinstance(value, str | int | float | bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise UserError(f"tag {key}={quoted(value)}: give a text, a finite number or a boolean.")
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) > MAX_VALUE or not text.strip() or "\0" in text:
+        raise UserError(f"tag {key}={quoted(value)}: give a text of 1 to {MAX_VALUE} characters.")
+    return key, text
+
+
+def parsed(given: Sequence[str]) -> dict[str, str]:
+    """Tags written as KEY=VALUE, of which none may stand twice. Raises UserError."""
+    found: dict[str, str] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise UserError(f"tag {quoted(one)} has no value: write KEY=VALUE, such as team=vision.")
+        key, text = checked(name, value)
+        if key in found:
+            raise UserError(f"tag {quoted(key)} is given twice: leave one of {found[key]!r} and {text!r} out.")
+        found[key] = text
+    return found
