@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: watch, doctor."""
+"""Commands that look and change nothing: watch, serve, doctor."""
 
 from __future__ import annotations
 
@@ -35,6 +35,51 @@ def watch(
     finally:
         ledger.close()
     raise typer.Exit(1 if state == "stopped" else 0)
+
+
+@app.command()
+def serve(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where the pages are.")] = 5001,
+    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", metavar="NAME", help="What browsers call it behind a proxy; repeatable."),
+    ] = None,
+    root_path: Annotated[
+        str, typer.Option("--root-path", metavar="PATH", help="Below which path a proxy shows the pages.")
+    ] = "",
+    mlflow: Annotated[
+        str | None,
+        typer.Option("--mlflow", metavar="URL", help="Where `hpo ui` runs, for links to it from each trial."),
+    ] = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open a browser too.")] = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+) -> None:
+    """Serve live pages: studies, their reports, their trials. They show the ledger and change nothing."""
+    from hpo.analysis.serve import pages
+
+    pages.check_installed()
+    from hpo.analysis.serve.server import serve as serve_pages
+    from hpo.ledger import Ledger
+    from hpo.storage.home import Home
+
+    at = Home.at(home)
+    ledger = Ledger(storage or at.storage, create=False, read_only=True)
+    try:
+        code = serve_pages(
+            ledger,
+            at,
+            host=host,
+            port=port,
+            allowed=allowed_host or (),
+            prefix=root_path,
+            mlflow=mlflow,
+            open_browser=browser,
+        )
+    finally:
+        ledger.close()
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -202,8 +202,13 @@ def bests(connection: Connection, study: RowMapping) -> list[Best]:
 def ranked(connection: Connection, study: RowMapping) -> list[int]:
     """The numbers of the complete trials, best first: by front where there are several objectives, within one by the
     first objective, the lowest number among equals."""
-    places = placed(study["spec"]["objectives"], _scored(connection, study))
-    return sorted(places, key=lambda number: places[number])
+    found = places(connection, study)
+    return sorted(found, key=lambda number: found[number])
+
+
+def places(connection: Connection, study: RowMapping) -> dict[int, tuple[int, int]]:
+    """Number -> the front and the place, both from 0, of each complete trial that has all values."""
+    return placed(study["spec"]["objectives"], _scored(connection, study))
 
 
 def _scored(connection: Connection, study: RowMapping) -> dict[int, Sequence[float]]:
@@ -213,14 +218,16 @@ def _scored(connection: Connection, study: RowMapping) -> dict[int, Sequence[flo
     return {number: values for number, values in rows if values and None not in values}
 
 
-def trial_rows(connection: Connection, study_id: int) -> list[dict[str, Any]]:
-    """Every trial in number order: the columns of `trials`, and `params` and `config_hash` of its ask."""
-    rows = connection.execute(
+def trial_rows(connection: Connection, study_id: int, numbers: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Every trial, or those of the numbers given, in number order: the columns of `trials`, and `params` and
+    `config_hash` of its ask."""
+    query = (
         select(trials, asks.c.params, asks.c.config_hash)
         .join(asks, asks.c.trial_id == trials.c.id)
         .where(trials.c.study_id == study_id)
         .order_by(trials.c.number)
     )
+    rows = connection.execute(query.where(trials.c.number.in_(numbers)) if numbers else query)
     return [dict(row) for row in rows.mappings()]
 
 

@@ -70,12 +70,23 @@ class Ledger:
     made, without it that is NoLedger; an older one is brought up to date by whoever is to write, with `create` or
     `upgrade`, and refused by a StorageError to those who only read. A server that does not answer is tried
     for `patience` seconds more: by processes that are started for a study, not by commands, whose user may have
-    mistyped the URL. A file that is locked answers later: another process makes its tables.
+    mistyped the URL. A file that is locked answers later: another process makes its tables. Through a `read_only`
+    one the database itself lets nothing be written.
     """
 
-    def __init__(self, url: str, *, create: bool = True, upgrade: bool = False, patience: float = 0.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool = True,
+        upgrade: bool = False,
+        patience: float = 0.0,
+        read_only: bool = False,
+    ) -> None:
         self.url = url
         self.engine = _engine(url, create)
+        if read_only:
+            _refuse_writes(self.engine)
         try:
             with _one_sentence(self):
                 self._prepare(create, create or upgrade, patience)
@@ -217,6 +228,15 @@ def _sqlite_engine(url: sa.URL, path: Path | None, create: bool) -> Engine:
             raise HomeError(f"{path} was written while it was read, by one who may not write it: try again.")
 
     return engine
+
+
+def _refuse_writes(engine: Engine) -> None:
+    @event.listens_for(engine, "begin")
+    def refuse(connection: Connection) -> None:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA query_only = ON")
+        else:
+            connection.exec_driver_sql("SET TRANSACTION READ ONLY")
 
 
 def backend(url: str) -> str:

@@ -11,6 +11,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from html import escape
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,15 @@ def token_of(home: Home) -> str:
 
 
 class Gate:
-    """An ASGI application that passes on to `app` what brings `token` and comes from one of `origins` or from none."""
+    """An ASGI application that passes on to `app` what brings `token` and comes from one of `origins` or from none.
 
-    def __init__(self, app: App, token: str, origins: Collection[str], cookie: str) -> None:
+    The `cookie` of that name is for all paths, and comes along where another site links to these pages; of `strictly`
+    it is for the paths below that one, and does not.
+    """
+
+    def __init__(self, app: App, token: str, origins: Collection[str], cookie: str, strictly: str = "") -> None:
         self._app, self._token, self._origins, self._cookie = app, token, origins, cookie
+        self._strictly = strictly
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -76,16 +82,25 @@ class Gate:
         return cookie.value if cookie else ""
 
     async def _let_in(self, path: str, query: list[tuple[str, str]], send: Send) -> None:
-        """Leave the cookie and lead on to the same page; a browser keeps the fragment."""
+        """Leave the cookie and lead on to the same page; a browser keeps the fragment.
+
+        A strict cookie is not sent on where a page of another site, or a file, has led here: a page of ours has to.
+        """
+        if self._strictly:
+            cookie = f"{self._cookie}={self._token}; Path={self._strictly}; HttpOnly; SameSite=Strict"
+            same = "./" + (f"?{urlencode(query)}" if query else "")
+            page = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(same)}">'
+            kind = ("Content-Type", "text/html; charset=utf-8")
+            return await answer(send, 200, page.encode(), kind, ("Set-Cookie", cookie))
         # A path of two slashes would lead to another host.
         target = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
         cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
-        await answer(send, 303, b"", ("Location", target), ("Set-Cookie", cookie))
+        return await answer(send, 303, b"", ("Location", target), ("Set-Cookie", cookie))
 
 
 async def answer(send: Send, status: int, body: bytes, *headers: tuple[str, str]) -> None:
     """Answer an HTTP request whole, with a text that nobody keeps."""
-    sent = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"), *headers]
+    sent = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store", **dict(headers)}.items()
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpo.analysis.report.snapshot import Snapshot
 from hpo.analysis.results.compare import headline
@@ -28,40 +28,49 @@ MOST_METRICS = 4
 MOST_POINTS = 100  # of a curve
 _FIRST = 20  # trials that are asked what they report where none has been judged
 
+X = TypeVar("X", int, float)
 Points = list[tuple[int, int | None, float]]  # (step, epoch, value)
 
 
-def curves(connection: Connection, of: Snapshot) -> dict[str, Any]:
-    """The curves of the metrics that matter most. Values are rounded to six significant digits."""
-    metrics = _metrics(connection, of)
+def curves(connection: Connection, of: Snapshot, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The curves of the metrics that matter most. Values are rounded to six significant digits.
+
+    Of a part of the trials they are to be `like` those of all: of the same metrics, over the same axis.
+    """
+    metrics, numbers = (like["metrics"], [t["number"] for t in of.trials]) if like else (_metrics(connection, of), ())
     read: dict[str, dict[int, Points]] = {metric: {} for metric in metrics}
-    for number, key, step, epoch, value in queries.curves(connection, of.study["id"], metrics) if metrics else ():
+    found = queries.curves(connection, of.study["id"], metrics, numbers) if metrics else ()
+    for number, key, step, epoch, value in found:
         read[key].setdefault(number, []).append((step, epoch, value))
     there = sorted({number for lines in read.values() for number in lines})
-    by_epoch = any(epoch is not None for lines in read.values() for line in lines.values() for _, epoch, _ in line)
+    by_epoch = like["axis"] == "epoch" if like else _by_epoch(read)
     kept, grids = (
         set(chosen(there, {number: place for number, (_, place) in of.placed.items()})),
         dict[tuple[int, ...], int](),
     )
     lines: dict[str, dict[int, list[Any]]] = {}
     thinned = False
-    for metric, found in read.items():
+    for metric, own in read.items():
         lines[metric] = {}
-        for number in sorted(kept & found.keys()):
-            points = list(_along(found[number], by_epoch))
+        for number in sorted(kept & own.keys()):
+            points = list(_along(own[number], by_epoch))
             shown = thin(points)
             thinned |= len(shown) < len(points)
             grid = grids.setdefault(tuple(x for x, _ in shown), len(grids))
-            lines[metric][number] = [grid, [_rounded(value) for _, value in shown]]
+            lines[metric][number] = [grid, [rounded(value) for _, value in shown]]
     return {
         "axis": "epoch" if by_epoch else "step",
         "metrics": [metric for metric in metrics if lines[metric]],
         "grids": [list(grid) for grid in grids],
-        "lines": {metric: found for metric, found in lines.items() if found},
+        "lines": {metric: own for metric, own in lines.items() if own},
         "kept": len(kept),
         "of": len(there),
         "thinned": thinned,
     }
+
+
+def _by_epoch(read: Mapping[str, Mapping[int, Points]]) -> bool:
+    return any(epoch is not None for lines in read.values() for line in lines.values() for _, epoch, _ in line)
 
 
 def _metrics(connection: Connection, of: Snapshot) -> list[str]:
@@ -90,12 +99,12 @@ def _along(points: Points, by_epoch: bool) -> Iterator[tuple[int, float]]:
             yield (epoch if by_epoch and epoch is not None else step), value
 
 
-def thin(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> list[tuple[int, float]]:
+def thin(points: Sequence[tuple[X, float]], most: int = MOST_POINTS) -> list[tuple[X, float]]:
     """At most so many of the points, with the first, the last, and of each stretch between them its extremes."""
     if len(points) <= most:
         return list(points)
     inner, stretches = points[1:-1], (most - 2) // 2
-    kept: list[tuple[int, float]] = [points[0]]
+    kept: list[tuple[X, float]] = [points[0]]
     for i in range(stretches):
         stretch = inner[i * len(inner) // stretches : (i + 1) * len(inner) // stretches]
         finite = [point for point in stretch if math.isfinite(point[1])] or stretch
@@ -103,5 +112,6 @@ def thin(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> list[t
     return [*kept, points[-1]]
 
 
-def _rounded(value: float) -> float | None:
+def rounded(value: float) -> float | None:
+    """To six significant digits; None where it is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -5,6 +5,7 @@ All of it is plain JSON. Each part is documented in the module that computes it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,11 @@ from hpo.analysis.report.sure import sure
 from hpo.analysis.report.timeline import timeline
 from hpo.analysis.report.trials import trials
 from hpo.analysis.results import status as statuses
+from hpo.ledger import queries
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
+    from hpo.ledger.rows import Connection
     from hpo.storage.home import Home
 
 
@@ -58,29 +61,44 @@ class StudyReport:
         return dict(vars(self))
 
 
-def read(ledger: Ledger, home: Home, name: str) -> StudyReport:
+def read(ledger: Ledger, home: Home, name: str, *, quick: bool = False) -> StudyReport:
     """The study as it stands now; while it runs, all but importances and derived studies is of one instant.
 
+    A `quick` one lacks importances and the digest, which take most of the time where trials are many.
     Raises StudyError where the ledger has none of that name.
     """
     with ledger.read() as connection:
-        of = snapshot.read(connection, name)
+        of = snapshot.read(connection, name, digest=not quick)
         best, lines = answer(connection, home, of), curves(connection, of)
     found = sure(ledger, name)
     return StudyReport(
         name=name,
-        state=of.status.state,
-        status=statuses.line(of.status),
+        **told(of.status),
         read_at=of.read_at,
-        counts={state: count for state, count in of.status.trials.items() if count},
         objectives=[dict(one) for one in of.objectives],
         answer=best,
         sure=found,
         trials=trials(of),
         curves=lines,
         cost=cost(of),
-        importances=importances(ledger, home, of),
+        importances=importances(ledger, home, of, shared=not quick),
         timeline=timeline(of),
         cautions=cautions(of, found["confirm"]),
         environment=environment(of),
     )
+
+
+def changes(connection: Connection, report: Mapping[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
+    """What a report that was made before says now: its `state`, `status` and `counts`, and where there are `numbers`
+    its `trials` and `curves` of these trials alone, without their places."""
+    if not numbers:
+        return told(queries.status(connection, report["name"]))
+    of = snapshot.part(connection, report["name"], numbers)
+    columns = {name: column for name, column in trials(of, report).items() if name not in ("place", "front")}
+    return {**told(of.status), "trials": columns, "curves": curves(connection, of, report["curves"])}
+
+
+def told(status: queries.Status) -> dict[str, Any]:
+    """How far the study is."""
+    counts = {state: count for state, count in status.trials.items() if count}
+    return {"state": status.state, "status": statuses.line(status), "counts": counts}

@@ -30,14 +30,21 @@ if TYPE_CHECKING:
     from hpo.storage.home import Home
 
 
-def importances(ledger: Ledger, home: Home, of: Snapshot) -> dict[str, Any]:
-    """Of each objective."""
+LATER = "the shares are being computed"
+
+
+def importances(ledger: Ledger, home: Home, of: Snapshot, *, shared: bool = True) -> dict[str, Any]:
+    """Of each objective; on request without the shares, which take most of the time that a report takes."""
+    described = descriptions(of)
+    if not shared:
+        lacking = dict.fromkeys(of.metrics, LATER)
+        return {"shares": {}, "lacking": lacking, "caution": "", "dimensions": dimensions(described)}
     from hpo.analysis.plots import figures, importance
     from hpo.analysis.plots.optuna_study import to_optuna
 
     shares: dict[str, dict[str, float]] = {}
     lacking: dict[str, str] = {}
-    described, caution = descriptions(of), ""
+    caution = ""
     try:
         found = to_optuna(recorded(of, described), home.root, of.name, ledger.url, of.metrics[0])
     except HpoError as error:

@@ -1,4 +1,4 @@
-"""Makes a report's page of its data: one template, one stylesheet and three scripts, in one file or served.
+"""Makes a report's page of its data, and the live pages of theirs: templates, one stylesheet and a few scripts.
 
 In a file all of them stand inside it, and its policy lets nothing else run and nothing be fetched. What users have
 written, names, values and errors, is escaped by the template; characters that would not be seen, or turn a line of text
@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +44,12 @@ def file_page(reports: Sequence[StudyReport]) -> str:
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    return _rendered(reports, policy=policy, inline={"scripts": scripts, "style": style})
-
-
-def served_page(reports: Sequence[StudyReport], assets: str) -> str:
-    """The same page for a server, which offers SCRIPTS and STYLE below the URL `assets`."""
-    return _rendered(reports, policy="", inline=None, assets=assets, scripts=SCRIPTS)
+    bodies = [report.to_json() for report in reports]
+    title = f"{' beside '.join(report.name for report in reports)}: report"
+    inline = {"scripts": [_marked_up(one) for one in scripts], "style": _marked_up(style)}
+    return rendered(
+        "report.html.jinja", title=title, reports=bodies, data=bodies, policy=policy, inline=inline, live=None
+    )
 
 
 def write(reports: Sequence[StudyReport], path: Path) -> Path:
@@ -66,15 +67,16 @@ def write(reports: Sequence[StudyReport], path: Path) -> Path:
     return path
 
 
-def _rendered(reports: Sequence[StudyReport], **how: Any) -> str:
+def rendered(template: str, *, data: Any, **what: Any) -> str:
+    """A page: `frame.html.jinja` says what each needs. `data` is what its scripts read."""
+    return _environment().get_template(template).render(data=_marked_up(embedded(data)), **what)
+
+
+def _marked_up(text: str) -> Any:
+    """A text that is to stand in a page as it is."""
     from markupsafe import Markup
 
-    if inline := how["inline"]:
-        how["inline"] = {"style": Markup(inline["style"]), "scripts": [Markup(one) for one in inline["scripts"]]}
-    bodies = [report.to_json() for report in reports]
-    title = " beside ".join(report.name for report in reports)
-    template = _environment().get_template("report.html.jinja")
-    return template.render(reports=bodies, title=f"{title}: report", data=Markup(embedded(bodies)), **how)
+    return Markup(text)
 
 
 def check_installed() -> None:
@@ -85,6 +87,7 @@ def check_installed() -> None:
         raise UserError(f"a report needs {error.name}: pip install -e '.[report]' in hpo's clone.") from error
 
 
+@cache
 def _environment() -> Environment:
     import jinja2
 

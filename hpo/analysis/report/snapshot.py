@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +83,28 @@ def valued(trial: Mapping[str, Any]) -> bool:
     return bool(trial["values"]) and None not in trial["values"]
 
 
-def read(connection: Connection, name: str) -> Snapshot:
-    """The study as it stands now. Raises StudyError where the ledger has none of that name."""
+def read(connection: Connection, name: str, *, digest: bool = True) -> Snapshot:
+    """The study as it stands now; without its digest on request, for which every value is read.
+
+    Raises StudyError where the ledger has none of that name.
+    """
+    of = part(connection, name)
+    attempts = verify_queries.attempts_by_trial(connection, of.study["id"])
+    return replace(
+        of,
+        attempts={id_: sorted(rows, key=lambda row: row["fence"]) for id_, rows in attempts.items()},
+        power=report_queries.means(connection, of.study["id"], POWER),
+        befell=report_queries.study_events(connection, of.study["id"], ("drift", "environment")),
+        replays=report_queries.count_events(connection, of.study["id"], "replay_differs"),
+        digest=queries.digest(connection, of.study) if digest else "",
+    )
+
+
+def part(connection: Connection, name: str, numbers: Sequence[int] = ()) -> Snapshot:
+    """What there is of the trials of these numbers, or of all, without attempts and what befell the study."""
     study = queries.study_row(connection, name)
-    trials = queries.trial_rows(connection, study["id"])
+    trials = queries.trial_rows(connection, study["id"], numbers)
     configs = queries.configs(connection, [trial["id"] for trial in trials])
-    attempts = verify_queries.attempts_by_trial(connection, study["id"])
     return Snapshot(
         read_at=time.time(),
         study=study,
@@ -96,12 +112,12 @@ def read(connection: Connection, name: str) -> Snapshot:
         trials=trials,
         configs={number: flatten(config) for number, config in configs.items()},
         judged=queries.judged(connection, study, [trial for trial in trials if trial["values"]]),
-        stops=ends.stop_reasons(connection, study["id"]),
-        attempts={id_: sorted(rows, key=lambda row: row["fence"]) for id_, rows in attempts.items()},
-        power=report_queries.means(connection, study["id"], POWER),
-        befell=report_queries.study_events(connection, study["id"], ("drift", "environment")),
-        replays=report_queries.count_events(connection, study["id"], "replay_differs"),
-        digest=queries.digest(connection, study),
+        stops=ends.stop_reasons(connection, study["id"], [trial["id"] for trial in trials] if numbers else ()),
+        attempts={},
+        power={},
+        befell=(),
+        replays=0,
+        digest="",
         tags=tags.given(connection, study["id"]),
     )
 

@@ -18,16 +18,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hpo.analysis.report.snapshot import Snapshot
 from hpo.ledger.tags import STUDY
 
 
-def trials(of: Snapshot) -> dict[str, Any]:
-    """The columns. Values stand as the ledger has them, to the last digit."""
-    begin, settings, nowhere = began(of), _settings(of), (None, None)
+def trials(of: Snapshot, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The columns. Values stand as the ledger has them, to the last digit.
+
+    Of a part of the trials they are to be `like` those of the report of all of them: since when, and which settings.
+    """
+    begin = like["timeline"]["began"] if like else began(of)
+    settings, nowhere = _settings(of, like and like["trials"]["settings"]), (None, None)
     return {
         **{name: [trial[name] for trial in of.trials] for name in ("number", "state", "epoch")},
         "planned": [of.planned(trial) for trial in of.trials],
@@ -77,15 +81,16 @@ def _why(of: Snapshot, trial: Mapping[str, Any]) -> str:
     return (trial["error"] or "").split("\n")[0] or stopped
 
 
-def _settings(of: Snapshot) -> dict[str, list[Any]]:
-    """Of each path by which the configurations differ the value in each trial, parameters first."""
+def _settings(of: Snapshot, known: Collection[str] | None) -> dict[str, list[Any]]:
+    """Of each path by which the configurations differ the value in each trial, parameters first; in a part of the
+    trials, which may be alike, by the paths that are `known` too."""
     searched = dict.fromkeys(path for trial in of.trials for path in trial["params"])
     paths = dict.fromkeys([*searched, *(path for config in of.configs.values() for path in config)])
     found: dict[str, list[Any]] = {}
     for path in paths:
         rows = (trial["params"] if path in searched else of.configs[trial["id"]] for trial in of.trials)
         column = [_plain(row.get(path)) for row in rows]
-        if path in searched or len({json.dumps(value) for value in column}) > 1:
+        if path in searched or (len({json.dumps(value) for value in column}) > 1 if known is None else path in known):
             found[path] = column
     return found
 

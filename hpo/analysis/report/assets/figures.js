@@ -61,30 +61,41 @@ const Figures = (() => {
     const t = report.trials, state = t.state[i];
     return state === "pruned" ? `pruned at epoch ${t.epoch[i]}` : state;
   }
-  function line(report, metric, i) {
-    const found = (report.curves.lines[metric] || {})[report.trials.number[i]];
-    return found ? [report.curves.grids[found[0]], found[1]] : null;
+  /* The curves that a figure is of: of a metric, over epochs or time. A live page asks for those that it does not hold. */
+  function source(report, view, timed = true) {
+    const c = report.curves, known = c.known || c.metrics;
+    const metric = known.includes(view.set.metric) ? view.set.metric : c.metrics[0] || known[0];
+    if (!metric) return null;
+    const along = timed && view.set.along === "time" ? "time" : c.axis, held = along === c.axis && c.lines[metric];
+    if (!held && view.need) view.need(metric, along);
+    const lines = held || (c.fetched || {})[`${along} ${metric}`] || {};
+    const [unit, size] = along === "time" ? timeUnit(Math.max(0, ...Object.values(lines).map(([x]) => x[x.length - 1]))) : [c.axis, 1];
+    const controls = [{ name: "metric", options: known.map((m) => [m, m]), value: metric }];
+    if (timed && view.need) controls.push({ name: "along", title: "over", options: [[c.axis, c.axis], ["time", "time"]], value: along });
+    return { metric, lines, size, title: along === "time" ? `${unit} since the trial began` : c.axis, controls };
+  }
+  function line(report, of, i) {
+    const found = of.lines[report.trials.number[i]];
+    if (!found) return null;
+    const grid = typeof found[0] === "number" ? report.curves.grids[found[0]] : found[0];
+    return [of.size === 1 ? grid : grid.map((x) => x / of.size), found[1]];
   }
   /* Many curves as one trace with gaps: plotly draws a thousand traces a hundred times slower than one. */
-  function bundle(report, metric, list, name, style) {
+  function bundle(report, of, list, name, style) {
     const x = [], y = [], text = [], dots = { x: [], y: [], text: [] };
     for (const i of list) {
-      const points = line(report, metric, i);
+      const points = line(report, of, i);
       if (!points) continue;
       const into = points[0].length === 1 ? dots : { x, y, text };
       points[0].forEach((at, k) => { into.x.push(at); into.y.push(points[1][k]); into.text.push(report.trials.number[i]); });
       if (into !== dots) { x.push(null); y.push(null); text.push(""); }
     }
-    const hover = { hovertemplate: `trial %{text}: %{y:.5g} at ${report.curves.axis} %{x}<extra>${safe(name)}</extra>` };
+    const hover = { hovertemplate: `trial %{text}: %{y:.5g} at %{x:.4g} ${of.title}<extra>${safe(name)}</extra>` };
     const traces = [];
     if (x.length) traces.push({ type: "scatter", mode: "lines", x, y, text, name, legendgroup: name, line: style, ...hover });
     if (dots.x.length) traces.push({ type: "scatter", mode: "markers", ...dots, name, legendgroup: name,
       showlegend: !x.length, marker: { color: style.color, size: 5, symbol: "x-thin-open", line: { width: 1.5 } }, ...hover });
     return traces;
-  }
-  function metricOf(report, view) {
-    const known = report.curves.metrics;
-    return known.includes(view.set.metric) ? view.set.metric : known[0];
   }
   function rungs(report, list) { // name -> trials, stopped ones by their epoch, at most five groups of them
     const epochs = [...new Set(list.filter((i) => report.trials.state[i] === "pruned").map((i) => report.trials.epoch[i]))];
@@ -104,41 +115,39 @@ const Figures = (() => {
     return [...groups].sort((a, b) => a[1].order - b[1].order);
   }
   function curves(report, view) {
-    const metric = metricOf(report, view);
-    if (!metric) return "no trial has reported a metric yet";
-    const all = byPlace(report, indices(report, view)).filter((i) => line(report, metric, i));
+    const of = source(report, view);
+    if (!of) return "no trial has reported a metric yet";
+    const all = byPlace(report, indices(report, view)).filter((i) => of.lines[report.trials.number[i]]);
     if (!all.length) return "no trial that is shown has a curve of it";
     const list = spread(all, MOST_LINES, 100), data = [], last = [];
     for (const [name, group] of rungs(report, list)) {
       const width = group.list.length > 50 ? 0.6 : 1.4;
-      data.push(...bundle(report, metric, group.list, name, { color: view.colour[group.state], width,
+      data.push(...bundle(report, of, group.list, name, { color: view.colour[group.state], width,
         dash: group.state === "complete" ? "solid" : DASHES[1 + group.k % (DASHES.length - 1)] }));
-      for (const i of group.list) last.push(...line(report, metric, i)[1]);
+      for (const i of group.list) last.push(...line(report, of, i)[1]);
     }
-    const shown = robust(last), y = axis(view, safe(metric), shown.range ? { range: shown.range } : {});
+    const shown = robust(last), y = axis(view, safe(of.metric), shown.range ? { range: shown.range } : {});
     const some = list.length < all.length ? ` ${list.length} of ${all.length} are drawn: the best 100, and others evenly.` : "";
     const kept = report.curves.kept < report.curves.of ? ` The page holds the curves of ${report.curves.kept} trials of ${report.curves.of}.` : "";
     const thin = report.curves.thinned ? " Long curves have lost points, never their ends and extremes." : "";
-    return { data: [...data, ...marked(report, view, metric)], layout: layout(view, axis(view, report.curves.axis), y),
+    return { data: [...data, ...marked(report, view, of)], layout: layout(view, axis(view, of.title), y),
       caption: `A line for each trial, a broken one where it is not complete.${some}${kept}${thin}${left(shown.beyond)}`,
-      controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric }] };
+      controls: of.controls };
   }
-  function marked(report, view, metric) {
-    return [...view.marked].filter((i) => line(report, metric, i)).flatMap((i, k) =>
-      bundle(report, metric, [i], `trial ${report.trials.number[i]}`, { color: view.colour.chosen, width: 3,
+  function marked(report, view, of) {
+    return [...view.marked].filter((i) => of.lines[report.trials.number[i]]).flatMap((i, k) =>
+      bundle(report, of, [i], `trial ${report.trials.number[i]}`, { color: view.colour.chosen, width: 3,
         dash: DASHES[k % DASHES.length] }));
   }
   function chosen(report, view) {
-    const metric = metricOf(report, view);
     if (!view.marked.size) return "mark trials in the table above";
-    const data = metric ? marked(report, view, metric) : [];
+    const of = source(report, view), data = of ? marked(report, view, of) : [];
     if (!data.length) return "the page holds no curve of the marked trials";
-    return { data, layout: layout(view, axis(view, report.curves.axis), axis(view, safe(metric))), caption: "",
-      controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric }] };
+    return { data, layout: layout(view, axis(view, of.title), axis(view, safe(of.metric))), caption: "", controls: of.controls };
   }
   function groups(report, view) {
-    const t = report.trials, metric = metricOf(report, view), list = indices(report, view);
-    if (!metric) return "no trial has reported a metric yet";
+    const t = report.trials, of = source(report, view, false), list = indices(report, view);
+    if (!of) return "no trial has reported a metric yet";
     const shares = Object.keys(report.importances.shares[report.objectives[0].metric] || {}); // the first matters most
     const paths = [...new Set([...shares, ...Object.keys(t.settings)])].filter((p) => new Set(t.settings[p] || []).size > 1);
     const options = [...paths.map((p) => [p, label(report, p)]), ...Object.keys(t.tags).map((k) => [`tag:${k}`, `tag ${k}`]), ["state", "state"]];
@@ -146,7 +155,7 @@ const Figures = (() => {
     const found = new Map(), name = by.startsWith("tag:") ? grouping(t.tags[by.slice(4)], list, "without it")
       : grouping(by === "state" ? t.state : t.settings[by], list);
     for (const i of list) {
-      const points = line(report, metric, i), group = name(i);
+      const points = line(report, of, i), group = name(i);
       if (!points) continue;
       if (!found.has(group)) found.set(group, new Map());
       points[0].forEach((x, k) => {
@@ -170,11 +179,10 @@ const Figures = (() => {
         legendgroup: group, line: { color: colour, width: 2, dash: DASHES[k % DASHES.length] }, marker: { color: colour },
         text: all.map((v) => v.length), hovertemplate: `%{y:.5g}, mean of %{text} trials<extra>${safe(group)}</extra>` });
     });
-    return { data, layout: layout(view, axis(view, report.curves.axis), axis(view, safe(metric))),
+    return { data, layout: layout(view, axis(view, of.title), axis(view, safe(of.metric))),
       caption: `The mean of the trials that came so far, by ${safe(by)}, and one standard deviation to each side` +
         (names.length > MOST_BANDS ? ` of the first ${MOST_BANDS} groups.` : ".") + " Where trials were pruned, those left are the better ones.",
-      controls: [{ name: "metric", options: report.curves.metrics.map((m) => [m, m]), value: metric },
-        { name: "group", title: "group by", options, value: by }] };
+      controls: [...of.controls, { name: "group", title: "group by", options, value: by }] };
   }
   function grouping(column, list, absent = "not active") { // trial -> its group: the value, or of many numbers a quarter of them
     const values = [...new Set(list.map((i) => column[i]).filter((v) => v !== null && v !== undefined))];
@@ -187,6 +195,20 @@ const Figures = (() => {
       const k = Math.max(ends.findIndex((end) => column[i] <= end), 0);
       return `${figure(k ? ends[k - 1] : sorted[0])} to ${figure(ends[k])}`;
     };
+  }
+
+  /* All metrics of one trial, one at a time. */
+  function trial(subject, view) {
+    const metrics = Object.keys(subject.curves), metric = metrics.includes(view.set.metric) ? view.set.metric : metrics[0];
+    if (!metric) return "the trial has reported nothing yet";
+    const axes = Object.keys(subject.curves[metric]), along = axes.includes(view.set.along) ? view.set.along : axes[0];
+    const [x, y] = subject.curves[metric][along], [unit, size] = along === "time" ? timeUnit(x[x.length - 1]) : [along, 1];
+    return { data: [{ type: "scatter", mode: x.length < 60 ? "lines+markers" : "lines", x: x.map((at) => at / size), y, name: safe(metric),
+      line: { color: view.colour.complete, width: 1.5 }, hovertemplate: `%{y:.6g} at ${unit} %{x:.4g}<extra></extra>` }],
+      layout: layout(view, axis(view, along === "time" ? `${unit} since the trial began` : along), axis(view, safe(metric))),
+      caption: y.some((v) => v === null) ? "Values that are not finite are left out." : "",
+      controls: [{ name: "metric", options: metrics.map((m) => [m, m]), value: metric },
+        { name: "along", title: "over", options: axes.map((a) => [a, a]), value: along }] };
   }
 
   /* --- History */
@@ -261,5 +283,5 @@ const Figures = (() => {
   }
 
   return { STATES, SYMBOLS, DASHES, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, safe, figure, label, titled, better,
-    indices, spread, byPlace, robust, left, axis, layout, timeUnit, curves, chosen, groups, history, studies };
+    indices, spread, byPlace, robust, left, axis, layout, timeUnit, curves, chosen, trial, groups, history, studies };
 })();

@@ -1,10 +1,10 @@
 "use strict";
 /* Brings a report's page to life: figures where they come into sight, filters, marked trials, light and dark. */
 const Report = (() => {
-  const ROWS = 100, { STATES, figure, label, safe } = Figures;
+  const ROWS = 100, RESTS = 5, FRESH = 5000, { STATES, figure, label, safe } = Figures;
   const COLOURS = ["paper", "ink", "soft", "line", "chosen", ...STATES];
   const dark = matchMedia("(prefers-color-scheme: dark)"), print = matchMedia("print");
-  const pages = [];
+  const pages = [], live = "live" in document.documentElement.dataset;
 
   const element = (tag, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
@@ -16,17 +16,26 @@ const Report = (() => {
     return Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   }
 
+  /* Make parts of a node anew; what had the focus has it again. */
+  function keepFocus(node, make) {
+    const had = document.activeElement, named = (one) => [one.tagName, one.name, one.value, one.title, one.ariaLabel, one.textContent].join();
+    const name = node.contains(had) && named(had);
+    make();
+    if (name && document.activeElement !== had) [...node.querySelectorAll("input, select, button, a")].find((one) => named(one) === name)?.focus({ preventScroll: true });
+  }
+
   /* One figure of the page: drawn when it comes into sight, and again when what it shows has changed. */
   class Plot {
     constructor(node, subject, view) {
       Object.assign(this, { node, subject, view, set: {}, stale: true, seen: false });
       this.at = node.querySelector(".plot");
+      this.rests = 0;
       new IntersectionObserver(([entry]) => { this.seen = entry.isIntersecting; this.refresh(); }, { rootMargin: "300px" }).observe(node);
     }
     refresh(force = false) {
       if (!this.stale || !(force || this.seen)) return;
       this.stale = false;
-      const view = { ...this.view(), set: this.set, width: this.at.clientWidth || 900 };
+      const begin = performance.now(), view = { ...this.view(), set: this.set, width: this.at.clientWidth || 900 };
       const made = Figures[this.node.dataset.figure](this.subject, view), lacking = typeof made === "string";
       this.at.classList.toggle("lacking", lacking);
       this.node.querySelector("[data-caption]").innerHTML = ""; // and text alone goes in
@@ -41,6 +50,7 @@ const Report = (() => {
       this.node.querySelector("[data-caption]").textContent = made.caption.replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
       this.controls(made.controls || []);
       Plotly.react(this.at, made.data, made.layout, { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d"] });
+      this.rests = performance.now() + RESTS * (performance.now() - begin);
     }
     controls(list) {
       const at = this.node.querySelector("[data-controls]"), shape = JSON.stringify(list.map((one) => ({ ...one, value: null })));
@@ -62,14 +72,70 @@ const Report = (() => {
   class Study {
     constructor(node, report) {
       Object.assign(this, { node, report, marked: new Set(), order: null, rows: ROWS });
-      this.count = report.trials.number.length;
-      this.shown = new Uint8Array(this.count).fill(1);
-      this.columns = this.tableColumns();
+      this.fetches = new Map();
+      this.hidden = new Set();
       this.plots = [...node.querySelectorAll("[data-figure]")].map((one) => new Plot(one, report, () => this.view()));
       this.filterForm();
-      this.table();
+      this.measure();
+      if (live && report.state === "running") this.order = { path: "trial", down: true }; // so that what comes is seen
+      this.filter();
     }
-    view() { return { colour: colours(), shown: this.shown, marked: this.marked }; }
+    view() {
+      const need = live ? (metric, along) => this.need(metric, along) : null;
+      return { colour: colours(), shown: this.shown, marked: this.marked, need };
+    }
+    /* What follows from the report, and may have changed with it. */
+    measure() {
+      this.count = this.report.trials.number.length;
+      this.columns = this.tableColumns();
+      this.filterChoices();
+    }
+    /* Take in a part of a report that is newer, or the whole of one. */
+    merge(part) {
+      const { trials: t, curves } = this.report, grown = part.trials ? Math.max(t.number.length, ...part.trials.number.map((n) => n + 1)) : 0;
+      for (const name of ["state", "status", "counts"]) this.report[name] = part[name];
+      const into = (columns, from) => {
+        for (const [name, column] of Object.entries(from)) {
+          if (!Array.isArray(column)) { into(columns[name] ??= {}, column); continue; }
+          if (name === "searched") continue;
+          const all = columns[name] ??= [];
+          while (all.length < grown) all.push(null);
+          part.trials.number.forEach((number, k) => { all[number] = column[k]; });
+        }
+      };
+      if (part.trials) {
+        into(t, part.trials);
+        t.searched.push(...part.trials.searched.filter((path) => !t.searched.includes(path)));
+        for (const all of [t.place, t.front, ...Object.values(t.settings), ...Object.values(t.held_out)]) while (all.length < grown) all.push(null);
+        for (const [metric, lines] of Object.entries(part.curves.lines)) {
+          for (const [number, [grid, values]] of Object.entries(lines)) (curves.lines[metric] ??= {})[number] = [part.curves.grids[grid], values];
+        }
+      }
+      Object.assign(t, part.places || {});
+      this.changed();
+    }
+    renew(report) {
+      report.curves.fetched = this.report.curves.fetched;
+      Object.assign(this.report, report);
+      this.changed();
+    }
+    changed() {
+      this.measure();
+      this.apply();
+      this.redraw(true);
+    }
+    /* Curves that the page does not hold are asked for, and again when they are old and something has changed. */
+    async need(metric, along) {
+      const key = `${along} ${metric}`, last = this.fetches.get(key), t = performance.now();
+      if (last && (last.pending || t < last.until)) return;
+      this.fetches.set(key, { pending: true });
+      const answer = await fetch(`curves?${new URLSearchParams({ metric, along })}`);
+      if (answer.ok) {
+        (this.report.curves.fetched ??= {})[key] = await answer.json();
+        for (const plot of this.plots) if (plot.seen) plot.change();
+      }
+      this.fetches.set(key, { until: performance.now() + Math.max(FRESH, 20 * (performance.now() - t)) });
+    }
     tableColumns() {
       const t = this.report.trials, found = [["trial", t.number], ["state", t.state]];
       for (const [metric, column] of Object.entries(t.values)) found.push([metric, column]);
@@ -84,39 +150,54 @@ const Report = (() => {
     }
     filterForm() {
       const form = this.node.querySelector("[data-filter]");
-      this.states = STATES.filter((state) => this.report.counts[state]).map((state) => {
-        const box = element("input", { type: "checkbox", name: "state", value: state, checked: true });
-        form.append(element("label", {}, box, `${state} (${this.report.counts[state]})`));
-        return box;
-      });
-      this.column = element("select", { name: "column" }, ...this.columns.map((one, k) => element("option", { value: k, textContent: one.path })));
+      this.states = element("span", { className: "controls" });
+      this.states.addEventListener("input", ({ target }) => this.hidden[target.checked ? "delete" : "add"](target.value));
+      this.column = element("select", { name: "column" });
       this.from = element("input", { type: "text", name: "from", autocomplete: "off" });
       this.to = element("input", { type: "text", name: "to", autocomplete: "off" });
-      form.append(element("label", {}, "where", this.column), element("label", {}, "from, or with", this.from), element("label", {}, "to", this.to));
+      form.append(this.states, element("label", {}, "where", this.column), element("label", {}, "from, or with", this.from), element("label", {}, "to", this.to));
       form.addEventListener("input", () => this.filter());
       form.addEventListener("submit", (event) => event.preventDefault());
     }
+    filterChoices() {
+      const { counts } = this.report, choices = JSON.stringify([counts, this.columns.map((one) => one.path)]);
+      if (choices === this.choices) return;
+      this.choices = choices;
+      const chosen = this.column.value || "trial";
+      keepFocus(this.node.querySelector("[data-filter]"), () => {
+        this.states.replaceChildren(...STATES.filter((state) => counts[state]).map((state) => {
+          const box = element("input", { type: "checkbox", name: "state", value: state, checked: !this.hidden.has(state) });
+          return element("label", {}, box, `${state} (${counts[state]})`);
+        }));
+        this.column.replaceChildren(...this.columns.map((one) => element("option", { value: one.path, textContent: one.path })));
+        this.column.value = chosen;
+      });
+    }
     filter() {
-      const t = this.report.trials, states = new Set(this.states.filter((box) => box.checked).map((box) => box.value));
-      const column = this.columns[this.column.value].values, from = this.from.value.trim(), to = this.to.value.trim();
+      this.rows = ROWS;
+      this.apply();
+      this.redraw();
+    }
+    apply() {
+      if (this.shown?.length !== this.count) this.shown = new Uint8Array(this.count);
+      const t = this.report.trials, column = this.columns.find((one) => one.path === this.column.value).values, from = this.from.value.trim(), to = this.to.value.trim();
       const least = Number(from || NaN), most = Number(to || NaN), word = from.toLowerCase();
       for (let i = 0; i < this.count; i++) {
         const value = column[i], numeric = typeof value === "number";
         const inside = !(from || to) || (numeric ? !(value < least) && !(value > most) : value !== null && String(value).toLowerCase().includes(word));
-        this.shown[i] = states.has(t.state[i]) && inside ? 1 : 0;
+        this.shown[i] = !this.hidden.has(t.state[i]) && inside ? 1 : 0;
       }
-      this.rows = ROWS;
       this.table();
-      this.redraw();
     }
-    redraw() { // the table answers at once; the figures in sight follow one by one, so that the page stays awake
+    /* The table answers at once; the figures in sight follow one by one, so that the page stays awake. What nobody has
+       asked for waits until a figure has rested. */
+    redraw(unasked = false) {
       for (const plot of this.plots) plot.stale = true;
       const next = () => {
-        const plot = this.plots.find((one) => one.stale && one.seen);
-        if (plot) {
-          plot.refresh();
-          this.timer = setTimeout(next);
-        }
+        const plots = this.plots.filter((one) => one.stale && one.seen), now = performance.now();
+        const plot = plots.find((one) => !unasked || one.rests <= now);
+        plot?.refresh();
+        if (plots.length) this.timer = setTimeout(next, plot ? 0 : 250);
       };
       clearTimeout(this.timer);
       this.timer = setTimeout(next);
@@ -124,7 +205,7 @@ const Report = (() => {
     sorted() {
       const t = this.report.trials, list = Figures.byPlace(this.report, Figures.indices(this.report, this));
       if (!this.order) return list;
-      const { column, down } = this.order, values = column.values;
+      const { path, down } = this.order, values = this.columns.find((one) => one.path === path).values;
       const rank = (v) => v === null || v === undefined || v === "" ? 2 : typeof v === "number" ? 0 : 1;
       return list.sort((a, b) => {
         const x = values[a], y = values[b];
@@ -136,14 +217,16 @@ const Report = (() => {
       const table = this.node.querySelector("[data-table]"), list = this.sorted(), used = this.columns.filter((one) => one.used);
       const heads = used.map((one) => {
         const button = element("button", { type: "button", textContent: one.name, title: one.path });
-        const down = this.order?.column === one ? this.order.down : null;
-        button.addEventListener("click", () => { this.order = { column: one, down: down === false }; this.table(); });
+        const down = this.order?.path === one.path ? this.order.down : null;
+        button.addEventListener("click", () => { this.order = { path: one.path, down: down === false }; this.table(); });
         const head = element("th", { scope: "col", className: one.numeric ? "number" : "" }, button);
         if (down !== null) head.setAttribute("aria-sort", down ? "descending" : "ascending");
         return head;
       });
-      table.tHead.replaceChildren(element("tr", {}, element("th", { scope: "col", textContent: "mark" }), ...heads));
-      table.tBodies[0].replaceChildren(...list.slice(0, this.rows).map((i) => this.row(i, used)));
+      keepFocus(table, () => {
+        table.tHead.replaceChildren(element("tr", {}, element("th", { scope: "col", textContent: "mark" }), ...heads));
+        table.tBodies[0].replaceChildren(...list.slice(0, this.rows).map((i) => this.row(i, used)));
+      });
       const count = this.node.querySelector("[data-count]");
       count.replaceChildren(`${list.length} of ${this.count} trials${list.length > this.rows ? `, the first ${this.rows} of them below ` : ""}`);
       if (list.length > this.rows) {
@@ -157,7 +240,9 @@ const Report = (() => {
       box.addEventListener("change", () => { this.marked[box.checked ? "add" : "delete"](i); this.differences(); this.redraw(); });
       return element("tr", {}, element("td", {}, box), ...used.map((one) => {
         const text = figure(one.values[i]);
-        return element("td", { className: one.numeric ? "number" : "", title: text.length > 30 ? text : "" }, element("bdi", { textContent: text }));
+        const cell = element("td", { className: one.numeric ? "number" : "", title: text.length > 30 ? text : "" });
+        cell.append(live && one.path === "trial" ? element("a", { href: `trial/${text}/`, textContent: text }) : element("bdi", { textContent: text }));
+        return cell;
       }));
     }
     differences() {
@@ -177,11 +262,23 @@ const Report = (() => {
   function redrawAll(force) {
     for (const page of pages) for (const plot of page.plots) { plot.stale = true; plot.refresh(force || plot.drawn); }
   }
+  /* One figure of all that the page has: of the studies side by side, or of a trial. */
+  class Whole {
+    constructor(node, subject) {
+      this.subject = subject;
+      this.plots = [new Plot(node, subject, () => ({ colour: colours() }))];
+    }
+    renew(subject) {
+      Object.assign(this.subject, subject);
+      for (const plot of this.plots) { plot.stale = true; plot.refresh(); }
+    }
+  }
   function show(reports) {
     const whole = document.querySelector("main > section [data-figure]");
-    if (whole) pages.push({ plots: [new Plot(whole, reports, () => ({ colour: colours() }))] });
+    if (whole) pages.push(new Whole(whole, reports));
     for (const node of document.querySelectorAll("[data-study]")) pages.push(new Study(node, reports[node.dataset.study]));
     document.documentElement.dataset.ready = "true";
+    document.dispatchEvent(new Event("ready"));
   }
   document.addEventListener("click", async (event) => {
     if (!event.target.matches?.("[data-copy]")) return;
@@ -197,14 +294,17 @@ const Report = (() => {
   print.addEventListener("change", () => redrawAll(true));
   addEventListener("beforeprint", () => redrawAll(true));
 
-  /* In a file plotly begins after the first paint: it takes longer than all the rest. Its text is one that the policy
+  /* Plotly begins after the first paint: it takes longer than all the rest. In a file its text is one that the policy
      names. */
   function begin() {
-    const later = document.querySelector("script[data-later]");
-    if (later) document.head.append(element("script", { textContent: later.textContent }));
-    show(JSON.parse(document.getElementById("report-data").textContent));
+    const later = document.querySelector("[data-later]"), script = element("script");
+    const start = () => show(JSON.parse(document.getElementById("report-data").textContent));
+    if (later.href) Object.assign(script, { src: later.href, onload: start });
+    else script.textContent = later.textContent;
+    document.head.append(script);
+    if (!later.href) start();
   }
   if (document.hidden) setTimeout(begin);
   else requestAnimationFrame(() => setTimeout(begin));
-  return { pages, redrawAll };
+  return { pages, redrawAll, element };
 })();

@@ -21,6 +21,7 @@ from places import ROOT
 from study_runs import hpo
 
 import hpo.analysis.report.page as pages
+import hpo.analysis.serve.pages as live
 from hpo.analysis.report import data
 from hpo.errors import UserError
 from hpo.storage.home import Home
@@ -129,10 +130,13 @@ def test_the_policy_names_each_script_and_lets_nothing_be_fetched(page):
     assert not [attrs for _, attrs in found.tags if attrs.get("src") or attrs.get("href")]
 
 
-def test_a_served_page_is_the_same_with_its_parts_as_files(written, page):
-    served, alone = Elements(pages.served_page([written], "/assets")), Elements(page)
-    assert [attrs["src"] for tag, attrs in served.tags if attrs.get("src")] == [f"/assets/{n}" for n in pages.SCRIPTS]
-    assert served.text.split() == alone.text.split()
+def test_a_live_page_is_the_same_with_its_parts_as_files(written, page):
+    served, alone = Elements(live.study_page(written.to_json(), "abc.1")), Elements(page)
+    files = [attrs["src"] or "" for tag, attrs in served.tags if tag == "script" and attrs.get("src")]
+    plotly = [attrs["href"] or "" for tag, attrs in served.tags if attrs.get("rel") == "preload"]
+    assert [one.rpartition("/")[2] for one in plotly + files] == [*pages.SCRIPTS, live.LIVE]
+    assert served.text.replace("all studies", "").split() == alone.text.replace(": report", "").split()
+    assert not [one for tag, one in served.tags if tag == "style" or one.get("style")]
 
 
 def test_plotlys_script_is_the_released_one_with_its_licence():

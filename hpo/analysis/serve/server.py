@@ -1,0 +1,123 @@
+"""Serves the live pages of a home, until Ctrl-C."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from hpo.analysis.serve.app import Pages
+from hpo.analysis.serve.guard import LOOPBACK, Below, Guard, check_host, check_prefix
+from hpo.errors import StorageError, UserError
+from hpo.tracking.gate import PARAMETER, Gate, opening_page, token_of
+from trainer.quote import quoted
+
+if TYPE_CHECKING:
+    from hpo.ledger import Ledger
+    from hpo.storage.home import Home
+
+
+def check_mlflow(given: str | None) -> str:
+    """Where MLflow's pages are, or raise UserError."""
+    if given and (urlsplit(given).scheme not in ("http", "https") or not urlsplit(given).hostname):
+        raise UserError(
+            f"--mlflow {quoted(given)} is no address of pages: give http://HOST:PORT, as `hpo ui` prints it."
+        )
+    return given or ""
+
+
+def bound(host: str, port: int, allowed: Sequence[str]) -> socket.socket:
+    """A socket that listens there. Raises UserError where that is taken, or open to others without a name for it."""
+    if host not in LOOPBACK and not allowed:
+        raise UserError(
+            f"--host {quoted(host)} is not loopback: say by --allowed-host what browsers call it, and let a proxy "
+            "encrypt what is sent."
+        )
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((host, port))
+        opened.listen(128)
+    except OSError as error:
+        opened.close()
+        why = error.strerror or error
+        raise UserError(f"port {port} on {host} cannot be used ({why}): give another with --port.") from error
+    return opened
+
+
+class Server(uvicorn.Server):
+    """The pages of a home on a socket: `run` blocks until a signal comes, or `should_exit` is set."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        home: Home,
+        opened: socket.socket,
+        *,
+        allowed: Sequence[str] = (),
+        prefix: str = "",
+        mlflow: str = "",
+    ) -> None:
+        self._socket, self._pages = opened, Pages(ledger, home, mlflow)
+        host, port = opened.getsockname()[:2]
+        names = [*LOOPBACK, host, *(check_host(one) for one in allowed)]
+        origins = [f"http://{_in_address(name)}:{port}" for name in names]
+        origins += [f"{scheme}://{one.lower()}" for one in allowed for scheme in ("http", "https")]
+        try:
+            token = token_of(home)
+        except OSError as error:
+            raise StorageError(f"{home.root} cannot be written ({error.strerror}): make it writable.") from error
+        self.address = f"http://{_in_address(host)}:{port}/?{PARAMETER}={token}"
+        app = Gate(Below(self._pages.app, prefix), token, origins, f"hpo-{port}", strictly=prefix or "/")
+        # Without a log of accesses, which would hold the token.
+        super().__init__(
+            uvicorn.Config(
+                Guard(app, {*names}),
+                access_log=False,
+                log_level="warning",
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=3,
+            )
+        )
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        super().run(sockets or [self._socket])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams, which go on for ever, before it waits for all answers to end."""
+        self._pages.close()
+        await super().shutdown(sockets)
+
+
+def _in_address(name: str) -> str:
+    return f"[{name}]" if ":" in name else name
+
+
+def serve(
+    ledger: Ledger,
+    home: Home,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 5001,
+    allowed: Sequence[str] = (),
+    prefix: str = "",
+    mlflow: str | None = None,
+    open_browser: bool = False,
+) -> int:
+    """Serve until Ctrl-C; the exit code. Raises HpoError in one sentence where it cannot begin."""
+    known, below = check_mlflow(mlflow), check_prefix(prefix)
+    with bound(host, port, allowed) as opened:
+        server = Server(ledger, home, opened, allowed=allowed, prefix=below, mlflow=known)
+        print(f"the studies of this home are at {server.address} (Ctrl-C stops it)", flush=True)
+        if open_browser:
+            import webbrowser
+
+            webbrowser.open(opening_page(home, server.address).as_uri())
+        with suppress(KeyboardInterrupt):  # raised again by uvicorn, once it has ended
+            server.run()
+    return 0
