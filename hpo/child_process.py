@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from trainer.runtime.lifeline import die_with
 from trainer.runtime.threads import ONE
@@ -40,18 +41,30 @@ def spawn(module: str, arguments: Sequence[str], log: Path, **environ: str) -> s
 
     What is secret, such as a URL with a password, goes through `environ`: other users can read arguments.
     """
+    with opened(log) as output:
+        return start(module, arguments, output, **environ)
+
+
+def opened(log: Path) -> IO[bytes]:
+    """The log, to be appended to."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("ab")
+
+
+def start(
+    module: str, arguments: Sequence[str], output: IO[bytes], *, descriptors: Sequence[int] = (), **environ: str
+) -> subprocess.Popen[bytes]:
+    """As `spawn`, its output to an open file, with open `descriptors` of this process."""
     # numpy and torch read their threads once, at import; a trial gets its own from train.num_threads.
-    environment = os.environ | ONE | {_PARENT: str(os.getpid())} | environ
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
-        )
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=os.environ | ONE | {_PARENT: str(os.getpid())} | environ,
+        start_new_session=True,
+        pass_fds=descriptors,
+    )
 
 
 def die_with_parent() -> None:

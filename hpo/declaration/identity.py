@@ -39,11 +39,11 @@ def identity(resolved: ResolvedStudy) -> dict[str, Any]:
 
 def _here(study: Study) -> dict[str, Any]:
     """What a process brings along: the code it has loaded, and the versions of what that stands on."""
-    return {"code": study.code_sha256(), **_installed()}
+    return {"code": study.code_sha256(), **installed()}
 
 
 @cache
-def _installed() -> dict[str, str]:
+def installed() -> dict[str, str]:
     """As this process has loaded it: what is changed on the disk since then is not what it runs."""
     return {"versions": deciding_versions(), **code_digest.installed()}
 

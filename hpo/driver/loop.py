@@ -107,7 +107,7 @@ class Driver:
         if self.idle or self._fill(ask=False):
             return self._end()
         at = self._options.storage, self._options.home
-        self._executor.start(WorkerContext(*at, self._id, self._spec.name, self._study))
+        self._executor.start(WorkerContext(*at, self._id, self._spec.name, self._study, self._options.prepared))
         self._time.start()
         alarm = self._time.alarm(self._budget.seconds, self._expire)
         try:

@@ -10,6 +10,7 @@ from hpo.declaration.budget import Budget
 from hpo.storage.home import Home
 from hpo.workers.executors.placement import INLINE, Placement
 from hpo.workers.executors.resources import NOTHING_SAID, Resources
+from hpo.workers.prepared import Prepared
 
 LEASE_SECONDS = 30.0
 
@@ -25,6 +26,7 @@ class DriverOptions:
     max_bytes                 what the study's checkpoints may take; None: no bound
     trackers                  where it is shown besides MLflow, as `--tracker` names them
     alerts                    who is told of what, as `--alert` says
+    prepared                  the process that forks workers of this host; None: they are spawned
     """
 
     home: Home
@@ -41,6 +43,7 @@ class DriverOptions:
     trackers: Sequence[str] = ()
     alerts: Sequence[str] = ()
     lease_timeout: float = LEASE_SECONDS
+    prepared: Prepared | None = None
 
     @property
     def budget(self) -> Budget:

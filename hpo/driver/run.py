@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ from hpo.tracking.mlflow import silence
 from hpo.tracking.trackers import settled
 from hpo.tracking.uri import check_uri, tracking_uri_of
 from hpo.workers.executors.placement import Placement, PlacementRequest, elsewhere
+from hpo.workers.prepared import Prepared
 
 
 def run(
@@ -41,12 +43,15 @@ def run(
     `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one; a second
     signal calls `at_once`.
     """
-    with request.home.keeping():
-        return _run(request, watch, at_once)
+    with request.home.keeping(), ExitStack() as ends:
+        return _run(request, watch, at_once, ends)
 
 
 def _run(
-    request: RunRequest, watch: Callable[[Ledger, str, int], Callable[[str], None]], at_once: Callable[[int], NoReturn]
+    request: RunRequest,
+    watch: Callable[[Ledger, str, int], Callable[[str], None]],
+    at_once: Callable[[int], NoReturn],
+    ends: ExitStack,
 ) -> RunResult:
     said = PlacementRequest(request.executor, request.workers, request.resources, request.scheduler)
     asked = said.settled()
@@ -64,6 +69,7 @@ def _run(
     resolved = declare(request, known, workers=asked.workers)
     study, spec = resolved.study, resolved.spec
     placement = said.over(_last(known, spec.name)).settled() if known else asked
+    prepared = _prepared(placement, ends)  # which imports while the rest is settled
     if placement.executor == "ray-tune":
         _decided_by_tune(request)  # as the study was driven before
         _bounded_by_trials(known, spec.name)
@@ -96,6 +102,7 @@ def _run(
         trackers=trackers,
         alerts=alerts,
         lease_timeout=lease_timeout,
+        prepared=prepared,
     )
     driver = _driver_of(placement)(ledger, resolved, options, placement.make())
     driver.acquire()
@@ -114,6 +121,13 @@ def _run(
         return _drive(driver, ledger, spec, options, tick, results.write, at_once)
     finally:
         driver.release()
+
+
+def _prepared(placement: Placement, ends: ExitStack) -> Prepared | None:
+    """What forks the workers, until `ends`, where they are of this host and can be forked."""
+    if placement.executor != "local" or not Prepared.possible():
+        return None
+    return ends.enter_context(closing(Prepared()))
 
 
 def _taken_out(overrides: Mapping[str, Any], spec: StudySpec) -> str:

@@ -34,6 +34,7 @@ from typing import Any
 MODULES = (
     "hpo",
     "hpo.workers.worker",
+    "hpo.workers.prepared",
     "hpo.tracking.mirror_process",
     "hpo.alerts.process",
     "trainer.distributed.rank",
@@ -312,6 +313,8 @@ def _run(request: dict[str, Any]) -> None:
     if args[at] in ("hpo", "hpo.workers.worker", "rank_runs"):
         _own_zygote()
     _measure()
+    if args[at] == "hpo.workers.prepared":
+        _forks_workers()
     code = 0
     try:
         runpy._run_module_as_main(args[at])  # type: ignore[attr-defined]
@@ -321,6 +324,20 @@ def _run(request: dict[str, Any]) -> None:
         sys.excepthook(*sys.exc_info())
         code = 1
     _leave(code)
+
+
+def _forks_workers() -> None:
+    """Have each worker that this process forks have a zygote of its own, as one has that is begun here."""
+    from hpo.workers import worker
+
+    work = worker.main
+
+    def main() -> int:
+        _own_zygote()
+        _measure()
+        return work()
+
+    worker.main = main
 
 
 def _code(end: SystemExit) -> int:

@@ -7,17 +7,19 @@ from typing import Protocol
 
 from hpo.declaration.study import Study
 from hpo.storage.home import Home
+from hpo.workers.prepared import Prepared
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What workers need to train a study."""
+    """What workers need to train a study; `prepared`, if there is one, forks those of this host."""
 
     storage: str
     home: Home
     study_id: int
     name: str
     study: Study
+    prepared: Prepared | None = None
 
 
 class Executor(Protocol):

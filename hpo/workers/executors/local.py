@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 
-from hpo.child_process import spawn
+from hpo.child_process import opened, spawn
 from hpo.ledger.process_id import Process, start_time
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.pool import WorkerPool
 from hpo.workers.executors.resources import NOTHING_SAID, Resources, cpu_slots, host_gpus, needs
+from hpo.workers.prepared import Forked, Prepared
 
 
 @dataclass(frozen=True)
 class _Worker:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     identity: Process
     began: float = field(default_factory=time.monotonic)
 
@@ -26,7 +28,10 @@ class _Worker:
 
 
 class Local(WorkerPool):
-    """`workers` processes in sessions of their own that die with the driver, each with its CPUs and GPUs, if any."""
+    """`workers` processes in sessions of their own that die with the driver, each with its CPUs and GPUs, if any.
+
+    They are forked from a prepared process once that has imported what they need, and spawned where there is none.
+    """
 
     name = "local"
 
@@ -34,9 +39,12 @@ class Local(WorkerPool):
         super().__init__(workers)
         self._resources = resources
         self._cpus = cpu_slots(workers, resources.cpus, usable()) if resources.cpus else ()
+        self._prepared: Prepared | None = None
+        self._workers: list[_Worker] = []
 
     def start(self, context: WorkerContext) -> None:
         self._gpus = host_gpus(self._resources.gpus, needs(context.study), self._count)
+        self._prepared = context.prepared
         super().start(context)
 
     def preempt(self) -> None:
@@ -62,12 +70,28 @@ class Local(WorkerPool):
             if worker.process.poll() is None:
                 worker.process.kill()
 
+    @property
+    def _able(self) -> bool:
+        return self._prepared is None or self._prepared.settled
+
     def _hire(self, slot: int) -> _Worker:
         environ = {"HPO_STORAGE": self._context.storage} | self._gpus[slot]
-        process = spawn("hpo.workers.worker", self._arguments(), self._log(slot), **environ)
+        process = self._forked(slot, environ) or spawn(
+            "hpo.workers.worker", self._arguments(), self._log(slot), **environ
+        )
         if self._cpus:
             os.sched_setaffinity(process.pid, self._cpus[slot])
         return _Worker(process, Process(socket.gethostname(), process.pid, start_time(process.pid) or ""))
+
+    def _forked(self, slot: int, environ: dict[str, str]) -> Forked | None:
+        if self._prepared is None:
+            return None
+        with opened(self._log(slot)) as output:
+            worker = self._prepared.fork(self._arguments(), output, environ)
+        if worker is None:
+            print(f"{self._prepared.failure}: each worker imports torch for itself.", file=sys.stderr)
+            self._prepared = None
+        return worker
 
 
 def usable() -> list[int] | None:

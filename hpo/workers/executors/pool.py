@@ -52,14 +52,25 @@ class WorkerPool(ABC):
         self._context = context
         self._ledger = Ledger(context.storage, create=False)
         self._run = begin_logs(context.home.logs, context.name, r"worker-\d+")
-        self._workers = [self._hire(slot) for slot in range(self._count)]
+        self._fill()
 
     def step(self) -> bool:
+        self._fill()
         for slot, worker in enumerate(self._workers):
             if not self._leaving and (code := worker.code()) is not None:
                 self._judge(slot, worker, code)
                 self._workers[slot] = self._hire(slot)
         return False
+
+    def _fill(self) -> None:
+        """Hire for the slots that nobody has had, once that is possible."""
+        while not self._leaving and len(self._workers) < self._count and self._able:
+            self._workers.append(self._hire(len(self._workers)))
+
+    @property
+    def _able(self) -> bool:
+        """Whether workers can be hired by now."""
+        return True
 
     @abstractmethod
     def _hire(self, slot: int) -> WorkerHandle:

@@ -645,7 +645,7 @@ def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_pat
     for part in ("hpo/search", "hpo/space", "trainer"):
         shutil.copytree(code_digest.ROOT / part, tmp_path / part)
     monkeypatch.setattr(code_digest, "ROOT", tmp_path)
-    monkeypatch.setattr(identity, "_installed", identity._installed.__wrapped__)  # as another process would find it
+    monkeypatch.setattr(identity, "installed", identity.installed.__wrapped__)  # as another process would find it
     assert identity.drift(found, identity.identity(resolved)) == []
     for part, what in (("hpo/search/samplers/tpe.py", "search"), ("trainer/step.py", "trainer")):
         (tmp_path / part).write_text("other = 1\n")
