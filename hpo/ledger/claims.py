@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.engine import Connection, Row
 
 from hpo.ledger import statements as sql
@@ -52,10 +52,12 @@ def claim(connection: Connection, worker_id: str, token: str, among: Collection[
     return [_claim(connection, row) for row in taken]
 
 
-def any_waiting(connection: Connection, study_id: int) -> bool:
-    """Whether a trial of the study waits: a look, before a transaction that would have to wait for the writers."""
-    waiting = select(trials.c.id).where(trials.c.study_id == study_id, trials.c.state == "waiting").limit(1)
-    return connection.execute(waiting).first() is not None
+def open_trials(connection: Connection, study_id: int) -> tuple[int, int]:
+    """How many trials of the study wait, and how many train: a look, before a transaction that would have to wait for
+    the writers."""
+    states = select(trials.c.state, func.count()).where(trials.c.study_id == study_id).group_by(trials.c.state)
+    counts = dict(map(tuple, connection.execute(states.where(trials.c.state.in_(("waiting", "running")))).all()))
+    return counts.get("waiting", 0), counts.get("running", 0)
 
 
 def claim_alike(

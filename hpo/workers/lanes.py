@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.declaration.preflight import lacking
 from hpo.errors import HpoError, SpaceError, UserError
 from hpo.ledger import Ledger
-from hpo.ledger.claims import Claim, any_waiting, claim_alike, fenced, join, renewed
+from hpo.ledger.claims import Claim, claim_alike, fenced, join, open_trials, renewed
 from hpo.ledger.leases import Heartbeat
 from hpo.ledger.rows import Connection
 from hpo.ledger.transactions import TrialReport, committed_paths
@@ -119,12 +119,15 @@ class LaneGroup:
         return json.dumps(shared(config, self._fields), sort_keys=True)
 
     def _more(self, room: int) -> list[Claim]:
-        """Waiting trials that are alike, as many as there is room for."""
+        """Waiting trials that are alike, as many as there is room for and as are this worker's share."""
         services = self._services
         if room < 1 or self._first.alone or self._leaving() or not services.worth_while(0.0):
             return []
         opened, token, worker = self._opened, uuid.uuid4().hex, services.worker_id
-        if not services.ledger.look(lambda connection: any_waiting(connection, opened.id)):
+        waiting, training = services.ledger.look(lambda connection: open_trials(connection, opened.id))
+        share = -(-(waiting + training) // opened.row["environment"].get("workers", 1))  # lest another one stands idle
+        room = min(room, waiting, share - len(self._held))
+        if room < 1:
             return []
         # At a rung a trial waits for those before it, and would for one that this group passes over.
         in_order = opened.resolved.spec.order == "ordered" and opened.resolved.strategy.name != "none"

@@ -259,6 +259,17 @@ def taken(tmp_path, monkeypatch):
     made.close()
 
 
+def test_a_group_takes_its_workers_share_of_what_is_open(taken, alike, monkeypatch):
+    """Of six trials and two workers three, though there is room for four, lest the other worker stands idle."""
+    [(environment,)] = query(taken.home, select(studies.c.environment))
+    with taken.ledger.write() as connection:
+        connection.execute(studies.update().values(environment=environment | {"workers": 2}))
+    seen = at_commit(monkeypatch, 0, lambda: None)
+    assert taken.worker.run_one([1])
+    assert [number for number, _ in seen[0]] == [0, 1, 2]
+    assert taken.finish() == known(alike)[0]
+
+
 def lost_alone(taken: Taken, number: int) -> None:
     """All but that trial are complete by their first attempt; it waited again, and so the group took it again."""
     found = outcomes(taken.home)
