@@ -53,8 +53,9 @@ class StudyHandle:
         """A row for each trial, by number.
 
         `number`, `state`, `value` (with several objectives `values.<metric>`), `tags.<key>`, `params.<path>`,
-        `metrics.<key>` of the epoch that it was judged by, `epoch` and `step` it was trained to, `seconds` from its begin to its end, `reason`
-        why it was stopped or has failed, `checkpoint` the path of the one kept, None where there is none.
+        `metrics.<key>` of the epoch that it was judged by, `epoch` and `step` it was trained to, `seconds` from its
+        begin to its end, `reason` why it was stopped or has failed, `checkpoint` the path of the one kept, None where
+        there is none.
         """
         import pandas as pd
 

@@ -17,7 +17,7 @@ _KEY = re.compile(r"[\w\-. :/]+")
 
 def checked(key: object, value: object) -> tuple[str, str]:
     """A tag as it is stored: numbers and booleans as Python writes them. Raises UserError for what no tag can be."""
-    if not isinstance(key, str) or not _KEY.fullmatch(key) or posixpath.normpath(key) != key or key[0] in "/ ":
+    if not isinstance(key, str) or not _KEY.fullmatch(key) or posixpath.normpath(key) != key or key[0] in "./ ":
         raise UserError(
             f"{quoted(key)} is no name of a tag: take letters, digits, '_', '-', '.', ':', ' ' and '/', as in 'team'."
         )

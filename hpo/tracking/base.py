@@ -68,8 +68,8 @@ class Batch:
 
     `texts` and `files` are artifacts by name: a text, and a finished file or directory, linked rather than copied
     where that is possible. `removed` are names of artifacts to take away, `removed_models` of models, `removed_tags` of
-    tags. `values` are a trial's by objective, and `violations` how far it is beyond the bounds of each constraint, once they are known.
-    `ended_at` in milliseconds.
+    tags. `values` are a trial's by objective, and `violations` how far it is beyond the bounds of each constraint, once
+    they are known. `ended_at` in milliseconds.
     """
 
     points: Sequence[Point] = ()

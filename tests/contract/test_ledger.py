@@ -25,7 +25,7 @@ from hpo.cli.main import app
 from hpo.clock import FakeClock, SystemClock
 from hpo.declaration.budget import Budget
 from hpo.errors import Busy, HpoError, StorageError
-from hpo.ledger import Ledger, claims, driver_queries, queries, store, tables, transactions
+from hpo.ledger import Ledger, claims, driver_queries, queries, removal, store, tables, tags, transactions
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
@@ -680,3 +680,37 @@ def test_a_heartbeat_that_breaks_is_noticed(ledger, capsys):
         with pytest.raises(HpoError, match=r"lease of trial 3 is not renewed any more \(ZeroDivisionError: a bug\)"):
             heartbeat.check()
     assert "could not be renewed: away" in capsys.readouterr().err
+
+
+def test_tags_stand_once_and_are_seen_by_mirrors_when_they_change(ledger):
+    study_id = new_study(ledger)
+    ask(ledger, study_id, 0, 1)
+
+    def put(number: int, **given: str | None) -> bool:
+        return ledger.transact(lambda connection: tags.put(connection, study_id, number, given))
+
+    def revisions() -> list[int]:
+        with ledger.read() as connection:
+            rows = [queries.study_row(connection, "s"), *queries.trial_rows(connection, study_id)]
+        return [row["revision"] for row in rows]
+
+    before = revisions()
+    assert put(0, team="vision", by="ann") and not put(0, team="vision"), "the second time nothing changes"
+    assert put(tags.STUDY, team="all") and revisions() == [before[0] + 1, before[1] + 1, before[2]]
+    assert put(0, team="speech", by=None) and not put(0, by=None)
+    with ledger.read() as connection:
+        assert tags.given(connection, study_id) == {tags.STUDY: {"team": "all"}, 0: {"team": "speech"}}
+        assert tags.every(connection, study_id, [0]) == {0: {"by": None, "team": "speech"}}, "for trackers to drop it"
+    ledger.transact(lambda connection: removal.erase(connection, study_id))
+    assert count(ledger, tables.tags) == 0
+
+
+def test_an_attempt_that_lost_its_trial_tags_nothing(ledger):
+    ask(ledger, new_study(ledger), 0)
+    taken = claim(ledger)
+    ledger.transact(lambda connection: transactions.tag(connection, taken, {"a": "1"}))
+    ledger.transact(lambda connection: transactions.lose(connection, taken.trial_id, taken.fence, "x"))
+    with pytest.raises(Fenced):
+        ledger.transact(lambda connection: transactions.tag(connection, taken, {"a": "2"}))
+    with ledger.read() as connection:
+        assert tags.given(connection, 1) == {0: {"a": "1"}}

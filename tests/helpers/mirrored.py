@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import insert, update
 
-from hpo.ledger import Ledger, claims, tables, transactions
+from hpo.ledger import Ledger, claims, tables, tags, transactions
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
@@ -95,6 +95,10 @@ class Made:
             strategy="asha",
         )
         self.ledger.transact(lambda connection: transactions.commit(connection, [lane]))
+
+    def tag(self, number: int, **given: str | None) -> None:
+        """Tags of a trial, or of the study (-1); None removes one."""
+        self.ledger.transact(lambda connection: tags.put(connection, self.id, number, given))
 
     def finish(self, taken: claims.Claim, kind: str, step: int = 1, values=None, error: str = "") -> None:
         outcome = Outcome(kind, step, error=error)  # type: ignore[arg-type]

@@ -142,6 +142,33 @@ def test_the_experiment_says_what_its_page_shows_first(made, tracker):
     assert "params.`train.optim.lr`" in view["selectedColumns"]
 
 
+def test_tags_are_set_changed_and_removed_as_in_the_ledger(made, tracker):
+    made.complete(2)
+    made.complete(1)
+    made.tag(1, team="vision", note="=1+1")
+    made.tag(-1, project="p")
+    drained(made, tracker)
+
+    def of_study() -> dict[str, str]:
+        [view] = tracker.find(made.name, made.uid)
+        return dict(view.tags)
+
+    assert shown(made, tracker)[1][2]["note"] == "=1+1" and of_study()["project"] == "p"
+    made.tag(1, team="speech", note=None)
+    made.tag(-1, project=None, owner="ann")
+    drained(made, tracker)
+    found = shown(made, tracker)[1][2]
+    assert found["team"] == "speech" and "note" not in found and "team" not in shown(made, tracker)[0][2]
+    assert of_study()["owner"] == "ann" and "project" not in of_study()
+    made.tag(1, note="again")
+    drained(made, tracker)
+    assert shown(made, tracker)[1][2]["note"] == "again"
+    [run] = [view.run_id for view in tracker.find(made.name, made.uid, children=True) if view.uid.endswith("/1")]
+    tracker._client.set_tag(run, "team", "vision")
+    [differs] = verify(made.home, made.home.storage, made.home.tracking_uri).differences
+    assert "trial 1: MLflow has the tag team vision, the ledger speech" in differs
+
+
 def test_the_seed_of_the_proposal_and_of_the_training_are_tagged(made, tracker):
     made.ask(1, train={"seed": 41})
     made.claim()
@@ -296,6 +323,7 @@ def test_killed_at_every_point(home, point, hit):
     made.ask(2)
     taken = made.claim()
     made.report(taken, 1, {"val/loss": 1.0}, epoch=1)
+    made.tag(0, team="vision", old="x")
     made.ledger.engine.dispose()  # no connection crosses the fork
 
     def body() -> None:
@@ -304,6 +332,7 @@ def test_killed_at_every_point(home, point, hit):
         mirror_process.drain(ledger, tracker, "s", home)
         made.ledger = ledger
         made.report(taken, 2, {"val/loss": 0.5}, epoch=2)
+        made.tag(0, team="speech", old=None)
         mirror_process.drain(ledger, tracker, "s", home)
         made.finish(taken, "complete", 2, [0.5])
         made.complete(2)
@@ -315,7 +344,9 @@ def test_killed_at_every_point(home, point, hit):
     assert before.behind > 0 or point == "mirror.after_cursor"
     assert [text for text in before.differences if "lease" not in text] == []  # behind, and nothing else
     tracker = MlflowTracker(home.tracking_uri, home.artifacts)
+    made.tag(0, team="speech", old=None)  # as the process that was killed had said, or was about to
     drained(made, tracker)
+    assert (kept := shown(made, tracker)[0][2])["team"] == "speech" and "old" not in kept
     with made.ledger.read() as connection:
         begun = [row["number"] for row in queries.trial_rows(connection, made.id) if row["fence"]]
     assert sorted(shown(made, tracker)) == begun
