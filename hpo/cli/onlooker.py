@@ -36,6 +36,7 @@ def follow(ledger: Ledger, name: str, console: Console, clock: Clock | None = No
         while state in ("running", "interrupted"):
             if state != last:
                 view.say(_alone(name) if state == "interrupted" else "the study is driven again.")
+                view.progress.begin()
             view.tick()
             clock.sleep(PAUSE)
             state, last = _state(ledger, name), state

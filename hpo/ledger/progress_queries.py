@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, bindparam, case, exists, false, func, select, union_all
 
 from hpo.ledger.rows import Connection, RowMapping
-from hpo.ledger.tables import asks, decisions, events, reports, trials
+from hpo.ledger.tables import asks, attempts, decisions, events, leases, reports, trials
 
 _LAST = (reports.c.trial_id == trials.c.id) & (reports.c.step == trials.c.step) & (reports.c.epoch == trials.c.epoch)
 _JUDGED = select(func.count()).where(_LAST, reports.c.fold == 0, reports.c.key.in_(bindparam("judged", expanding=True)))
@@ -68,6 +68,27 @@ _BEFELL = (
 )
 
 
+_BEFORE = trials.c.ended_at < bindparam("at")
+_CLOSED_BY_THEN = (
+    select(func.max(reports.c.epoch))
+    .where(reports.c.trial_id == trials.c.id, reports.c.at < bindparam("at"))
+    .scalar_subquery()
+)
+_TRAINED_BY_THEN = func.coalesce(case((_BEFORE, trials.c.epoch), else_=_CLOSED_BY_THEN), trials.c.from_epoch)
+_BY_THEN = select(
+    func.count(case((_BEFORE, 1))).label("ended"),
+    func.count(trials.c.parent).label("children"),
+    func.coalesce(func.sum(_TRAINED_BY_THEN - trials.c.from_epoch), 0).label("epochs"),
+).where(trials.c.study_id == bindparam("study"), trials.c.created_at < bindparam("at"))
+_PAUSED_BY_THEN = (
+    select(func.count())
+    .select_from(trials)
+    .join(attempts, (attempts.c.trial_id == trials.c.id) & (attempts.c.fence == trials.c.fence))
+    .where(trials.c.study_id == bindparam("study"), trials.c.state == "paused", attempts.c.ended_at < bindparam("at"))
+)
+_DRIVEN_SINCE = select(leases.c.since).where(leases.c.name == bindparam("name"), leases.c.owner.is_not(None))
+
+
 class Befallen(NamedTuple):
     """How many trials, the number of the first, and a reason that was told, if any was."""
 
@@ -103,3 +124,23 @@ def befell(connection: Connection, study_id: int, kinds: Sequence[str]) -> dict[
     """Kind of an event -> the trials that it befell and that have not failed all the same."""
     rows = connection.execute(_BEFELL, {"study": study_id, "kinds": list(kinds)})
     return {row.kind: Befallen(row.trials, row.first, row.reason) for row in rows}
+
+
+def driven_since(connection: Connection, study_id: int) -> float | None:
+    """When the study's driver began, in seconds since 1970; None where nobody drives it."""
+    return connection.execute(_DRIVEN_SINCE, {"name": f"driver:{study_id}"}).scalar_one_or_none()
+
+
+class ByThen(NamedTuple):
+    """How many trials had ended, or paused as they still are; how many went on from another; the epochs trained."""
+
+    halted: int
+    children: int
+    epochs: int
+
+
+def by_then(connection: Connection, study_id: int, at: float) -> ByThen:
+    """What had been done of a study before `at`, in seconds since 1970."""
+    row = connection.execute(_BY_THEN, {"study": study_id, "at": at}).one()
+    paused = connection.execute(_PAUSED_BY_THEN, {"study": study_id, "at": at}).scalar_one()
+    return ByThen(row.ended + paused, row.children, row.epochs)

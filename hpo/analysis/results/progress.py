@@ -75,8 +75,18 @@ class Progress:
         self.data: dict[str, Any] = row["environment"].get("data", {})
         self.tracking_uri: str = row["environment"]["tracking_uri"]
         self.refresh()
-        self._began = clock.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the span of time that rates are of: when the study's driver did, whoever looks on; else now."""
+        since = self._ledger.look(lambda connection: progress_queries.driven_since(connection, self._id))
+        ago = 0.0 if since is None else max(self._clock.wall() - since, 0.0)
+        self._began = self._clock.monotonic() - ago
         self._halted_before, self._epochs_before = self.ended + self.paused, self.epochs
+        if since is not None:
+            before = self._ledger.look(lambda connection: progress_queries.by_then(connection, self._id, since))
+            self._halted_before = before.halted - (before.children if queries.replaces(self.spec) else 0)
+            self._epochs_before = before.epochs
 
     @property
     def metrics(self) -> list[str]:
@@ -93,7 +103,7 @@ class Progress:
 
     @property
     def begins(self) -> bool:
-        """Whether nothing has been trained yet since this process began to watch."""
+        """Whether nothing has been trained yet since the study's driver, or else this process, began."""
         return (self.ended + self.paused, self.epochs) == (self._halted_before, self._epochs_before)
 
     @property
@@ -118,7 +128,7 @@ class Progress:
         return self._clock.monotonic() - self._began
 
     def rates(self) -> tuple[float, float]:
-        """Trials a minute, that ended or paused, and epochs a second, since this process began to watch."""
+        """Trials a minute, that ended or paused, and epochs a second, over the time since `begin`."""
         elapsed, halted = max(self.elapsed, 1e-9), self.ended + self.paused
         return 60 * (halted - self._halted_before) / elapsed, (self.epochs - self._epochs_before) / elapsed
 

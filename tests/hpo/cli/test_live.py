@@ -23,7 +23,7 @@ from hpo.cli.live import REFRESH_SECONDS, View, data_report, kept_overrides, scr
 from hpo.clock import FakeClock
 from hpo.driver.request import RunResult
 from hpo.ledger import queries
-from hpo.ledger.tables import asks, events, reports, studies, trials
+from hpo.ledger.tables import asks, events, leases, reports, studies, trials
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.search.strategies.base import make_strategy
 from hpo.storage.home import Home
@@ -113,6 +113,33 @@ def test_rates_count_what_this_process_saw_and_the_rest_is_extrapolated(ledger):
     progress.refresh()
     assert progress.counts(noun=True) == "3/10 trials, 4 paused"
     assert progress.eta() == pytest.approx(60 * 3 / 6), "what waits at a rung may have had its share"
+
+
+def test_who_joins_late_sees_the_rate_of_the_run_itself(ledger):
+    """The driver began at 100: what ended or was trained before is of another run."""
+    put_trial(ledger, 0, "complete", (0.5, 0.6))  # at 90
+    put_trial(ledger, 1, "running", (0.5,))  # its epoch was closed at 0
+    with ledger.write() as connection:
+        lease = {"name": "driver:1", "owner": "me", "fence": 1, "renewals": 0, "since": 100.0}
+        connection.execute(insert(leases).values(lease))
+    clock = FakeClock(100.0)
+    run = Progress(ledger, "crafted", clock)
+    assert run.begins
+    clock.sleep(30)
+    with ledger.write() as connection:
+        more = {"trial_id": 2, "step": 20, "key": "val/accuracy", "fold": 0, "epoch": 2, "value": 0.7}
+        connection.execute(insert(reports).values(**more, fence=1, revision=1, at=125.0))
+        connection.execute(update(trials).where(trials.c.number == 1).values(epoch=2))
+    put_trial(ledger, 2, "complete", (0.5, 0.6), created_at=110.0, ended_at=120.0)
+    run.refresh()
+    late = Progress(ledger, "crafted", clock)
+    assert late.rates() == run.rates() == pytest.approx((2.0, 3 / 30)) and late.eta() == run.eta()
+    assert not late.begins and late.elapsed == run.elapsed == 30
+    clock.sleep(30)
+    put_trial(ledger, 3, "pruned", (0.5,), created_at=135.0, ended_at=140.0)
+    for one in (run, late):
+        one.refresh()
+    assert late.rates() == run.rates() == pytest.approx((2.0, 4 / 60))
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
