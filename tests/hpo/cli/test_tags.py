@@ -52,8 +52,7 @@ def test_a_trial_is_tagged_and_shown_with_its_tags_everywhere(crafted, tmp_path)
     assert "tags.team" in pd.read_csv(tmp_path / "all.csv").columns
     with closing(Ledger(crafted.storage, create=False)) as ledger:
         report = data.read(ledger, crafted, "crafted")
-    assert report["trials"]["tags"] == {"team": [None, "speech", "vision"]}
-    assert hpo("verify", home=crafted).exit_code == 0
+    assert report.trials["tags"] == {"team": [None, "speech", "vision"]}
 
 
 def test_an_exported_study_has_its_tags(crafted, monkeypatch):

@@ -180,7 +180,7 @@ const Figures = (() => {
         text: all.map((v) => v.length), hovertemplate: `%{y:.5g}, mean of %{text} trials<extra>${safe(group)}</extra>` });
     });
     return { data, layout: layout(view, axis(view, of.title), axis(view, safe(of.metric))),
-      caption: `The mean of the trials that came so far, by ${safe(by)}, and one standard deviation to each side` +
+      caption: `The mean of the trials that came so far, by ${safe(options.find(([p]) => p === by)[1])}, and one standard deviation to each side` +
         (names.length > MOST_BANDS ? ` of the first ${MOST_BANDS} groups.` : ".") + " Where trials were pruned, those left are the better ones.",
       controls: [...of.controls, { name: "group", title: "group by", options, value: by }] };
   }

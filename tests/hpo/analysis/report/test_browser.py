@@ -10,9 +10,11 @@ from typing import Any
 
 import evil_study
 import pytest
+from crafted import open_crafted, put_trial
 
 from bench import many_trials
 from hpo.analysis.report import data, page
+from hpo.ledger import tags
 from hpo.storage.home import Home
 
 CHROMIUM = shutil.which("chromium")
@@ -194,3 +196,50 @@ def test_studies_side_by_side_are_one_page(browser, tmp_path):
         ]
         assert len(shown.query_selector_all("article")) == 2
         assert all(there for kind, there in shown.evaluate(DRAWN) if kind != "chosen")
+
+
+@pytest.fixture(scope="module")
+def side_by_side(tmp_path_factory) -> Callable[..., Path]:
+    """The page of two studies of one metric, of which each has its direction; the second one's trials have tags."""
+
+    def of(*directions: str) -> Path:
+        reports = []
+        for place, direction in enumerate(directions):
+            home = Home.at(tmp_path_factory.mktemp("side") / "home").create()
+            objectives = [{"metric": "val/accuracy", "direction": direction, "select": "last"}]
+            ledger = open_crafted(home.root / "ledger.db", (f"study{place}",), objectives=objectives)
+            for number in range(4):
+                put_trial(ledger, number, "complete", (0.5 + number / 10,) * 2)
+                given = {"team": ("vision", "speech")[number % 2]} if place and number < 3 else {}
+                ledger.transact(lambda connection, n=number, g=given: tags.put(connection, 1, n, g))
+            reports.append(data.read(ledger, home, f"study{place}"))
+            ledger.close()
+        return page.write(reports, tmp_path_factory.mktemp("page") / "report.html")
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("directions", "title", "warned"),
+    [
+        (("minimize", "minimize"), "val/accuracy (less is better)", False),
+        (("minimize", "maximize"), "value", True),
+    ],
+)
+def test_studies_of_two_directions_are_not_drawn_on_one_scale(browser, side_by_side, directions, title, warned):
+    with opened(browser, side_by_side(*directions)) as shown:
+        assert of_plot(shown, "studies", "layout.yaxis.title.text") == title
+        caption = shown.inner_text("[data-figure=studies] figcaption")
+        said = "They are judged differently, val/accuracy (less is better), val/accuracy (more is better): the curves"
+        assert (said in caption) is warned
+        assert of_plot(shown, "studies", "data.map(t => t.name)") == ["study0", "study1"]
+
+
+def test_trials_are_grouped_by_their_tags(browser, side_by_side):
+    with opened(browser, side_by_side("maximize", "maximize")) as shown:
+        groups = shown.locator("[data-figure=groups]").nth(1)
+        groups.scroll_into_view_if_needed()
+        groups.locator("[name=group]").select_option("tag:team")
+        names = "document.querySelectorAll('[data-figure=groups] .plot')[1].data.map(t => t.name).filter(n => n)"
+        assert sorted(shown.evaluate(names)) == ["speech", "vision", "without it"]
+        assert "by tag team" in groups.locator("figcaption").inner_text()
