@@ -308,7 +308,7 @@ def compare(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Trials side by side: complete ones best first, then the others."""
+    """Trials side by side, complete ones best first."""
     from hpo.analysis.results import compare as tables
     from hpo.storage.lookup import open_study
 
