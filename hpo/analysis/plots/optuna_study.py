@@ -13,7 +13,7 @@ from optuna.distributions import json_to_distribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.errors import StudyError
-from hpo.ledger import Ledger, imports, queries
+from hpo.ledger import Ledger, imports, queries, tags
 from hpo.ledger.rows import RowMapping
 from hpo.search.samplers.optuna_sampler import quiet_study
 from hpo.space.dimension import Dimension
@@ -65,6 +65,7 @@ def to_optuna(
             _check_searched(row)
             trials = queries.trial_rows(connection, row["id"])
             records = imports.records_by_id(connection, row["id"]) if row["spec"].get("imported") else {}
+            given = tags.given(connection, row["id"])
             metrics = queries.last_values(connection, [trial["id"] for trial in trials])
             curves: dict[int, dict[int, float]] = {}
             keys = [curve] if curve else [one.metric for one in study.objectives if len(study.objectives) == 1]
@@ -85,7 +86,9 @@ def to_optuna(
         if distributions := record.get("exact", {}).get("distributions"):
             frozen = _restored(trial, record, distributions, points)
         else:
-            frozen = _frozen(study, trial, points, record.get("attributes") or metrics.get(trial["id"], {}))
+            tagged = {f"tags.{key}": value for key, value in given.get(trial["number"], {}).items()}
+            attributes = {**(record.get("attributes") or metrics.get(trial["id"], {})), **tagged}
+            frozen = _frozen(study, trial, points, attributes)
         copy.add_trial(_dated(frozen, trial))
     return copy
 
@@ -111,7 +114,9 @@ def _restored(
     )
 
 
-def _frozen(study: Searched, trial: dict[str, Any], curve: dict[int, float], metrics: Mapping[str, Any]) -> FrozenTrial:
+def _frozen(
+    study: Searched, trial: dict[str, Any], curve: dict[int, float], attributes: Mapping[str, Any]
+) -> FrozenTrial:
     values = None if trial["values"] is None or None in trial["values"] else trial["values"]
     state = TrialState.COMPLETE if trial["state"] == "infeasible" and values else TrialState[STATES[trial["state"]]]
     params, distributions = {}, {}
@@ -130,7 +135,7 @@ def _frozen(study: Searched, trial: dict[str, Any], curve: dict[int, float], met
             distributions=distributions,
             intermediate_values=curve,
             constraints=dict(held) or broken or None,
-            user_attrs={key: trial[key] for key in ("state", "outcome", "error", "config_hash")} | dict(metrics),
+            user_attrs={key: trial[key] for key in ("state", "outcome", "error", "config_hash")} | dict(attributes),
         )
     except ValueError as error:  # a value outside its distribution: the space has changed since
         raise StudyError(f"trial {trial['number']} does not fit the declared space: {error}") from error

@@ -50,6 +50,8 @@ def test_a_trial_is_tagged_and_shown_with_its_tags_everywhere(crafted, tmp_path)
     assert handle.digest == before, "tags say nothing of what was found"
     hpo("export", "--to", str(tmp_path / "all.csv"), home=crafted)
     assert "tags.team" in pd.read_csv(tmp_path / "all.csv").columns
+    trials = handle.to_optuna().trials
+    assert [one.user_attrs.get("tags.team") for one in trials] == [None, "speech", "vision"]
     with closing(Ledger(crafted.storage, create=False)) as ledger:
         report = data.read(ledger, crafted, "crafted")
     assert report.trials["tags"] == {"team": [None, "speech", "vision"]}
