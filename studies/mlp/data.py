@@ -35,7 +35,7 @@ def digits(split_seed: int, fold: int = 0, folds: int = 1) -> dict[str, tuple[Te
 def _images() -> tuple[np.ndarray, np.ndarray]:
     """pixels [n, 64] from 0 to 16 and classes [n], as `sklearn.datasets.load_digits(return_X_y=True)` gives them.
 
-    Out of scikit-learn's file alone: its import takes 1.6 s of a processor and 100 MiB, more than a trial of this study.
+    Out of scikit-learn's file alone: its import takes 1.6 s of a processor, more than a trial here, and 100 MiB.
     """
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:

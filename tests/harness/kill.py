@@ -47,7 +47,13 @@ STEPS = 4  # of an epoch
 LANES = 4
 AT_ONCE = ("-o", "pause=0.0")  # where it matters to nobody how long a step takes, which is no part of a digest
 SECONDS = 240  # for one command, on a machine that does much else
-LOST = {"driver": WORKERS, "worker": 1, "program": 1, "mirror": 0}  # attempts that end with what is killed
+LOST = {
+    "driver": WORKERS,
+    "worker": 1,
+    "program": 1,
+    "mirror": 0,
+    "prepared": 0,
+}  # attempts that end with what is killed
 PROGRAM = "command_script.py"
 _started: list[subprocess.Popen[str]] = []
 T = TypeVar("T")
@@ -209,25 +215,34 @@ def first_claim(run: Run, process: subprocess.Popen[str]) -> None:
 
 
 def pid_of(target: str, run: Run, driver: subprocess.Popen[str], rng: random.Random) -> int | None:
-    """The pid of the driver, of a live worker, of a program that one runs, or of the mirror; None if there is none at
-    the moment."""
+    """The pid of the driver, of a live worker, of a program that one runs, of the mirror, or of the process that workers
+    are forked from; None if there is none at the moment."""
     if target == "driver":
         return driver.pid
     children = psutil.Process(driver.pid).children(target == "program") if driver.poll() is None else []
     if target == "program":
         programs = [child.pid for child in children if _is_program(child)]
         return rng.choice(programs) if programs else None
-    module = {"worker": "hpo.workers.worker", "mirror": "hpo.tracking.mirror_process"}[target]
-    pids = sorted(child.pid for child in children if module in child.cmdline())
+    module = {
+        "worker": "hpo.workers.worker",
+        "mirror": "hpo.tracking.mirror_process",
+        "prepared": "hpo.workers.prepared",
+    }[target]
+    pids = sorted(child.pid for child in children if module in _words(child))
     return rng.choice(pids) if pids else None
 
 
 def _is_program(process: psutil.Process) -> bool:
     """Whether it runs the script of a command's study itself, and does not only watch who does."""
+    return _words(process)[1:2] == [PROGRAM]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """Its command line; empty once it has died."""
     try:
-        return process.cmdline()[1:2] == [PROGRAM]
+        return process.cmdline()
     except psutil.NoSuchProcess:
-        return False
+        return []
 
 
 def check_sound(run: Run, golden: str, lost: int) -> None:

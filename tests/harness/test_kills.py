@@ -95,7 +95,7 @@ def ended():
 
 
 def _instants(count: int) -> list[tuple[str, int]]:
-    return [(target, seed) for target in ("driver", "worker", "mirror") for seed in range(count)]
+    return [(target, seed) for target in ("driver", "worker", "mirror", "prepared") for seed in range(count)]
 
 
 # At seeded instants.
@@ -108,6 +108,14 @@ def test_sampled_kills_of_a_worker_and_the_mirror_change_nothing(tmp_path, golde
     run = Run(tmp_path / "home")
     print(f"\nSIGKILL {kill_at(run, {target: rng.random() for target in ('worker', 'mirror')}, golden, rng)}")
     check_sound(run, golden.digest, LOST["worker"] + LOST["mirror"])
+
+
+@pytest.mark.usefixtures("process")
+def test_a_worker_killed_after_what_it_was_forked_from_is_replaced(tmp_path, golden):
+    """By one that is spawned."""
+    run = Run(tmp_path / "home")
+    print(f"\nSIGKILL {kill_at(run, {'prepared': 0.2, 'worker': 0.4}, golden, random.Random('prepared'))}")
+    check_sound(run, golden.digest, LOST["worker"])
 
 
 @pytest.mark.slow

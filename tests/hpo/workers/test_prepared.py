@@ -1,0 +1,186 @@
+"""Workers that are forked from a prepared process: what they have of their own, and what is not forked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpo.child_process import FAULT
+from hpo.workers import prepared
+from hpo.workers.prepared import Forked, Prepared
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
+
+
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Prepared]:
+    with closing(Prepared()) as process:
+        until(lambda: process.settled)
+        assert not process.failure
+        yield process
+
+
+def forked(forking: Prepared, log: Path, home: str, **environ: str) -> Forked:
+    arguments = ["--home", home, "--study-id", "1", "--executor", "local"]
+    with log.open("ab") as output:
+        worker = forking.fork(arguments, output, {"HPO_STORAGE": f"sqlite:///{home}/ledger.db"} | environ)
+    assert worker is not None, forking.failure
+    return worker
+
+
+def test_it_ends_as_a_spawned_one_its_words_in_its_log(forking, tmp_path):
+    worker = forked(forking, tmp_path / "log", str(tmp_path / "none"))
+    assert worker.wait(120) == FAULT
+    assert "there is no ledger at" in (tmp_path / "log").read_text()
+
+
+@pytest.fixture
+def waiting(forking, home, tmp_path) -> Iterator[Forked]:
+    """A worker with nothing to train."""
+    from hpo.ledger import Ledger
+
+    home.create()
+    ledger = Ledger(home.storage)
+    worker = forked(forking, tmp_path / "log", str(home.root), OWN="its own")
+    until(lambda: bool(_registered(ledger)))
+    yield worker
+    worker.kill()
+    worker.wait(60)
+    ledger.close()
+
+
+def _registered(ledger) -> list[int]:
+    from sqlalchemy import select
+
+    from hpo.ledger.tables import workers
+
+    with ledger.read() as connection:
+        return [pid for (pid,) in connection.execute(select(workers.c.pid))]
+
+
+def test_it_is_a_child_of_who_asked_with_a_session_and_name_of_its_own(forking, waiting):
+    process = psutil.Process(waiting.pid)
+    assert process.ppid() == os.getpid()
+    assert os.getsid(waiting.pid) == waiting.pid
+    assert process.cmdline()[:5] == [sys.executable, "-P", "-m", "hpo.workers.worker", "--home"]
+    assert Path(f"/proc/{waiting.pid}/comm").read_text() == "hpo-worker\n"
+    # The prepared process holds neither its log nor what it was asked by.
+    inherited = {os.readlink(f"/proc/{waiting.pid}/fd/{fd}") for fd in ("1", "2")}
+    assert len(inherited) == 1 and inherited.pop().endswith("/log")
+
+
+def test_sigterm_lets_it_leave(waiting):
+    waiting.terminate()
+    assert waiting.wait(60) == 0
+
+
+def test_sigkill_is_seen_as_its_end(waiting):
+    waiting.kill()
+    assert waiting.wait(60) == -signal.SIGKILL
+    waiting.terminate()  # of one that has ended nobody is signalled
+
+
+def test_a_dead_prepared_process_forks_nothing_and_says_so(tmp_path):
+    with closing(Prepared()) as process:
+        until(lambda: process.settled)
+        process._process.kill()
+        with (tmp_path / "log").open("ab") as output:
+            assert process.fork([], output, {}) is None
+        assert "exit code -9" in process.failure
+
+
+def test_threads_or_cuda_are_not_forked(monkeypatch):
+    import torch
+
+    ending = threading.Event()
+    thread = threading.Thread(target=ending.wait)
+    thread.start()
+    try:
+        assert "has started threads" in prepared._unfit()
+    finally:
+        ending.set()
+        thread.join()
+    monkeypatch.setattr(
+        prepared, "_OWN_THREADS", {p.read_text().strip() for p in Path("/proc/self/task").glob("*/comm")}
+    )
+    assert prepared._unfit() == ""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "has initialised CUDA" in prepared._unfit()
+
+
+DRIVER = """
+import sys, time
+from hpo.workers.prepared import Prepared
+process = Prepared()
+while not process.settled:
+    time.sleep(0.02)
+with open(sys.argv[1] + "/log", "ab") as output:
+    worker = process.fork(["--home", sys.argv[1], "--study-id", "1", "--executor", "local"], output,
+                          {"HPO_STORAGE": "sqlite:///" + sys.argv[1] + "/ledger.db"})
+print(process._process.pid, worker.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_all_die_with_a_driver_that_is_killed(home):
+    from hpo.ledger import Ledger
+
+    Ledger(home.create().storage).close()
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(home.root)], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    pids = [int(word) for word in driver.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(psutil.pid_exists, pids))
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+RANDOM = """
+import os, sys
+from hpo.workers import prepared, worker
+def main():
+    import numpy, random
+    print(numpy.random.random(), random.random(), os.environ["OWN"], flush=True)
+    return 0
+worker.main = main
+prepared.main()
+"""
+
+
+def test_each_draws_numbers_of_its_own_and_has_its_own_environment(forking, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "start", _started_as(RANDOM))
+    with closing(Prepared()) as process:
+        until(lambda: process.settled)
+        assert not process.failure
+        for name in "ab":
+            assert forked(process, tmp_path / name, str(tmp_path), OWN=name).wait(60) == 0
+    drawn = [(tmp_path / name).read_text().split() for name in "ab"]
+    assert [words[2] for words in drawn] == ["a", "b"]
+    assert not {*drawn[0]} & {*drawn[1]}
+
+
+def _started_as(code: str):
+    def start(module: str, arguments, output, *, descriptors=()):
+        environ = os.environ | {"HPO_PARENT_PID": str(os.getpid())}
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.Popen(command, stdout=output, stderr=output, pass_fds=descriptors, env=environ)
+
+    return start
