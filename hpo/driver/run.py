@@ -15,6 +15,7 @@ from hpo.declaration import preflight
 from hpo.declaration.budget import Budget
 from hpo.declaration.references import load
 from hpo.declaration.spec import StudySpec
+from hpo.declaration.study import Study
 from hpo.driver.beside import Beside
 from hpo.driver.loop import Driver
 from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest, RunResult
@@ -30,7 +31,8 @@ from hpo.tracking.mlflow import silence
 from hpo.tracking.trackers import settled
 from hpo.tracking.uri import check_uri, tracking_uri_of
 from hpo.workers.executors.placement import Placement, PlacementRequest, elsewhere
-from hpo.workers.prepared import Prepared
+from hpo.workers.prepared import STEPS, Prepared
+from trainer.report import trains_itself
 
 
 def run(
@@ -57,6 +59,7 @@ def _run(
     asked = said.settled()
     if asked.executor == "ray-tune":
         request = _decided_by_tune(request)
+    prepared = _prepared(asked, ends)  # imports while the study is read, which may import as much
     if request.tracking_uri:
         check_uri(request.tracking_uri)
     storage = request.storage or request.home.storage
@@ -69,7 +72,7 @@ def _run(
     resolved = declare(request, known, workers=asked.workers)
     study, spec = resolved.study, resolved.spec
     placement = said.over(_last(known, spec.name)).settled() if known else asked
-    prepared = _prepared(placement, ends)  # which imports while the rest is settled
+    prepared = _needed(prepared, placement, study)
     if placement.executor == "ray-tune":
         _decided_by_tune(request)  # as the study was driven before
         _bounded_by_trials(known, spec.name)
@@ -123,11 +126,22 @@ def _run(
         driver.release()
 
 
-def _prepared(placement: Placement, ends: ExitStack) -> Prepared | None:
-    """What forks the workers, until `ends`, where they are of this host and can be forked."""
-    if placement.executor != "local" or not Prepared.possible():
+def _prepared(asked: Placement, ends: ExitStack) -> Prepared | None:
+    """What will fork the workers, until `ends`, where they may be of this host and can be forked."""
+    local = asked.executor == "local" and Prepared.possible()
+    return ends.enter_context(closing(Prepared())) if local else None
+
+
+def _needed(prepared: Prepared | None, placement: Placement, study: Study) -> Prepared | None:
+    """With what the study needs, unless its workers are not of this host after all."""
+    if prepared is None:
         return None
-    return ends.enter_context(closing(Prepared()))
+    if placement.executor != "local":
+        prepared.close()
+        return None
+    steps = isinstance(study.task, str) or not trains_itself(study.task)
+    prepared.need(*[STEPS] if steps else [])
+    return prepared
 
 
 def _taken_out(overrides: Mapping[str, Any], spec: StudySpec) -> str:

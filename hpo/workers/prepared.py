@@ -23,14 +23,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from hpo.child_process import die_with_parent, start
 
 _MODULE = "hpo.workers.worker"
-# What every worker imports; the last by the first step of any of torch's optimizers.
-_IMPORTED = (_MODULE, "hpo.workers.lanes", "sqlalchemy.dialects.sqlite", "safetensors.torch", "torch._dynamo")
+_IMPORTED = (_MODULE, "hpo.workers.lanes", "sqlalchemy.dialects.sqlite", "safetensors.torch")
+STEPS = "torch._dynamo"  # what the first step of any of torch's optimizers imports, for 1.5 s of a processor
 _ROOM = 4096  # bytes of a command line, over which that of a worker is written
 _OWN_THREADS = {"jemalloc_bg_thd"}  # which its library starts anew in a fork
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
@@ -76,7 +77,8 @@ class Forked:
 
 
 class Prepared:
-    """The prepared process as its driver has it. `close` ends it; what it has forked lives on."""
+    """The prepared process as its driver has it: it imports what every worker needs from the beginning on, and forks
+    once it has been asked to import what else the study needs. `close` ends it; what it has forked lives on."""
 
     def __init__(self) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -91,6 +93,11 @@ class Prepared:
     @staticmethod
     def possible() -> bool:
         return sys.platform == "linux" and Path("/proc/self/task").exists()
+
+    def need(self, *modules: str) -> None:
+        """What else workers will import, of libraries alone; called once."""
+        with suppress(OSError):  # it has died, which `settled` finds out
+            self._connection.send(json.dumps(modules).encode())
 
     @property
     def settled(self) -> bool:
@@ -215,6 +222,8 @@ def main() -> NoReturn:
     connection = socket.socket(fileno=int(sys.argv[1]))
     _show([sys.executable, "-P", "-m", "hpo.workers.prepared"], "hpo-prepared")
     for module in _IMPORTED:
+        import_module(module)
+    for module in json.loads(connection.recv(1 << 16) or b"[]"):
         import_module(module)
     from hpo.declaration.identity import installed
 
