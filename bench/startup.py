@@ -4,9 +4,9 @@
     python bench/startup.py --memory
 
 By turns in pairs: `python -c "import torch, optuna, mlflow"`, and `hpo run` of mlp in a new home until its first step
-(`bench/first_step_task.py`), with --before also that of another checkout of this repository. By the clock, and in processor
-seconds of all processes of the command from its beginning to its end. --memory says what the imports of a worker take,
-each in a process of its own after those before it.
+(`bench/first_step_task.py`), with --before also that of another checkout of this repository. By the clock, and in
+processor seconds of all processes of the command from its beginning to its end. --memory says what the imports of a
+worker take, each in a process of its own after those before it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -42,7 +42,7 @@ def spawn(module: str, arguments: Sequence[str], log: Path, **environ: str) -> s
     What is secret, such as a URL with a password, goes through `environ`: other users can read arguments.
     """
     with opened(log) as output:
-        return start(module, arguments, output, **environ)
+        return start(module, arguments, output, environ)
 
 
 def opened(log: Path) -> IO[bytes]:
@@ -52,7 +52,11 @@ def opened(log: Path) -> IO[bytes]:
 
 
 def start(
-    module: str, arguments: Sequence[str], output: IO[bytes], *, descriptors: Sequence[int] = (), **environ: str
+    module: str,
+    arguments: Sequence[str],
+    output: IO[bytes],
+    environ: Mapping[str, str],
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """As `spawn`, its output to an open file, with open `descriptors` of this process."""
     # numpy and torch read their threads once, at import; a trial gets its own from train.num_threads.
@@ -61,7 +65,7 @@ def start(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env=os.environ | ONE | {_PARENT: str(os.getpid())} | environ,
+        env=os.environ | ONE | {_PARENT: str(os.getpid()), **environ},
         start_new_session=True,
         pass_fds=descriptors,
     )

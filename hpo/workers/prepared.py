@@ -56,11 +56,11 @@ class Forked:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout if timeout is not None else None
         while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
+            if timeout is not None and deadline is not None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(_MODULE, timeout)
             time.sleep(0.01)
         return code
@@ -86,7 +86,7 @@ class Prepared:
         with theirs:
             number = theirs.fileno()
             arguments = [str(number), "." * _ROOM]
-            self._process = start("hpo.workers.prepared", arguments, self._said, descriptors=[number])
+            self._process = start("hpo.workers.prepared", arguments, self._said, {}, [number])
         self._ready = False
         self.failure = ""
 

@@ -75,6 +75,14 @@ def test_status_and_best_load_nothing_heavy(studied):
     assert not after[-1] & HEAVY
 
 
+def test_a_driver_loads_neither_torch_nor_what_trackers_need(home):
+    """Its workers and its mirror do, which import beside it."""
+    flags = ("--trials", "1", "--workers", "1", "-o", "train.num_epochs=1", "--home", str(home.root))
+    [loaded] = modules_of(["run", "--study", "mlp", *flags])
+    assert "sqlalchemy" in loaded
+    assert not loaded & {"torch", "mlflow", "sklearn", "pandas", "pyarrow", "alembic", "ray"}
+
+
 def test_help_costs_little_more_than_the_library_of_its_options():
     assert over_its_libraries("typer", "--help") < 3
 

@@ -182,8 +182,8 @@ def test_each_draws_numbers_of_its_own_and_has_its_own_environment(forking, tmp_
 
 
 def _started_as(code: str):
-    def start(module: str, arguments, output, *, descriptors=()):
-        environ = os.environ | {"HPO_PARENT_PID": str(os.getpid())}
+    def start(module: str, arguments, output, environ, descriptors):
+        environ = os.environ | {"HPO_PARENT_PID": str(os.getpid())} | environ
         command = [sys.executable, "-c", code, *arguments]
         return subprocess.Popen(command, stdout=output, stderr=output, pass_fds=descriptors, env=environ)
 
