@@ -71,6 +71,20 @@ def start(
     )
 
 
+class NoAnswer(Exception):
+    """A process that was asked has failed; the last line that it wrote."""
+
+
+def ask(module: str, question: str) -> str:
+    """What `python -m module`, as `spawn` starts it, answers to `question` on its standard input. Raises NoAnswer."""
+    environment = os.environ | ONE | {_PARENT: str(os.getpid())}
+    command = [sys.executable, "-P", "-m", module]
+    asked = subprocess.run(command, input=question, capture_output=True, text=True, env=environment, check=False)
+    if asked.returncode:
+        raise NoAnswer((asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1])
+    return asked.stdout.strip().splitlines()[-1]
+
+
 def die_with_parent() -> None:
     """Have the kernel kill this process when the one that spawned it dies; call first thing in the child.
 

@@ -47,7 +47,7 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
     lower = below(request, study, ledger)
     name = request.name if request.name is not None else lower.name if lower else study.name if study else ""
     check_name(name)
-    stored = _stored(ledger, name, wanted=study is None) if ledger else None
+    stored = stored_spec(ledger, name, wanted=study is None) if ledger else None
     if study is None:
         assert stored is not None
         study = load(stored.reference)
@@ -123,7 +123,7 @@ def _earlier(name: str, study: Study, ledger: Ledger | None) -> list[dict[str, A
 def _load(reference: str, ledger: Ledger | None) -> Study:
     """The study; one that no declaration has, but the ledger, is to be continued by `hpo resume`."""
     declared = reference.endswith(".py") or reference in shipped()
-    if not declared and ledger and (stored := _stored(ledger, reference, wanted=False)):
+    if not declared and ledger and (stored := stored_spec(ledger, reference, wanted=False)):
         raise StudyError(
             f"no declaration is called {reference!r}; this ledger has a study of that name from "
             f"{stored.reference}: `{command(f'resume --study {reference}')}` continues it."
@@ -147,7 +147,7 @@ def begun(ledger: Ledger, name: str) -> bool:
         return name in queries.study_names(connection)
 
 
-def _stored(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
+def stored_spec(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
     """What the ledger has for the name; StudyError if there is nothing and it is `wanted`."""
     if not wanted and not begun(ledger, name):
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 import sys
@@ -14,12 +16,14 @@ from hpo.alerts import rules
 from hpo.declaration import preflight
 from hpo.declaration.budget import Budget
 from hpo.declaration.references import load
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
+from hpo.driver import lane_width
 from hpo.driver.beside import Beside
 from hpo.driver.loop import Driver
 from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest, RunResult
-from hpo.driver.resolve import begun, declare
+from hpo.driver.resolve import begun, declare, stored_spec
 from hpo.driver.signals import Signals, leave
 from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger, queries, tags
@@ -89,6 +93,7 @@ def _run(
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()
     home = request.home.create()
+    resolved = _with_lanes(request, resolved, known, placement)
     ledger = known or Ledger(storage)
     options = DriverOptions(
         home=home,
@@ -142,6 +147,19 @@ def _needed(prepared: Prepared | None, placement: Placement, study: Study) -> Pr
     steps = isinstance(study.task, str) or not trains_itself(study.task)
     prepared.need(*[STEPS] if steps else [])
     return prepared
+
+
+def _with_lanes(
+    request: RunRequest, resolved: ResolvedStudy, known: Ledger | None, placement: Placement
+) -> ResolvedStudy:
+    """The study with the number of lanes that it is to have, of which the user is told."""
+    stored = stored_spec(known, resolved.spec.name, wanted=False) if known else None
+    request, notice = lane_width.settled(request, resolved, stored, placement)
+    if not notice:
+        return resolved
+    print(notice, file=sys.stderr)
+    with contextlib.redirect_stderr(io.StringIO()):  # the notices of the declaration, which were told before
+        return declare(request, known, workers=placement.workers)
 
 
 def _taken_out(overrides: Mapping[str, Any], spec: StudySpec) -> str:

@@ -55,8 +55,9 @@ def claim(connection: Connection, worker_id: str, token: str, among: Collection[
 def open_trials(connection: Connection, study_id: int) -> tuple[int, int]:
     """How many trials of the study wait, and how many train: a look, before a transaction that would have to wait for
     the writers."""
-    states = select(trials.c.state, func.count()).where(trials.c.study_id == study_id).group_by(trials.c.state)
-    counts = dict(map(tuple, connection.execute(states.where(trials.c.state.in_(("waiting", "running")))).all()))
+    of_state = select(trials.c.state, func.count()).where(trials.c.study_id == study_id).group_by(trials.c.state)
+    rows = connection.execute(of_state.where(trials.c.state.in_(("waiting", "running")))).all()
+    counts = {row[0]: row[1] for row in rows}
     return counts.get("waiting", 0), counts.get("running", 0)
 
 

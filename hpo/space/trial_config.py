@@ -50,7 +50,9 @@ class TrialShape:
 
     @property
     def lanes(self) -> int:
-        return self.train.get("lanes", 1)
+        """Of a study that has not settled its number, one."""
+        lanes = self.train.get("lanes", 1)
+        return lanes if isinstance(lanes, int) else 1
 
     @property
     def parallel(self) -> ParallelConfig:

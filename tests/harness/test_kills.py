@@ -49,7 +49,8 @@ BREEDING = ("--workers", "2", "--sampler", "random", *AT_ONCE)
 LANES_STUDY = {"study": Path(__file__).with_name("lanes_study.py"), "name": "lanes", "work": LANES_WORK}
 FUNCTION = {"study": Path(__file__).with_name("function_study.py"), "work": Work("steps", STEPS, 2 * STEPS)}
 COMMAND = {"study": Path(__file__).with_name("command_study.yaml"), "work": Work("steps", STEPS, 2 * STEPS)}
-SIDE_BY_SIDE = ("--workers", "2", "--window", "8", "-o", f"train.lanes={LANES}", "-o", "pause=0.02")
+FUSED = ("-o", f"train.lanes={LANES}", "-o", "model.hidden_size=8")  # trials of several sizes would train one by one
+SIDE_BY_SIDE = ("--workers", "2", "--window", "8", *FUSED, "-o", "pause=0.02")
 _ELSEWHERE = ("removal.", "alerts.", "mirror.after_append")  # which a run without alerts and other trackers passes not
 NAMES = [name for name in failpoint.NAMES if not name.startswith(_ELSEWHERE)]
 SAVING = ("checkpoint.", "retention.", "worker.")

@@ -137,8 +137,9 @@ class TrainConfig(Frozen):
     rollback: RollbackConfig = RollbackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
-    # Trials of a worker that train together, as lanes of one model; any number above 1 gives the same weights.
-    lanes: Annotated[int, Field(ge=1, le=1024)] = 1
+    # Trials of a worker that train together, as lanes of one model; any number above 1 gives the same weights. auto: a
+    # study that begins measures how many, and keeps that number.
+    lanes: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = 1
 
     def batch_size_at(self, epoch: int) -> int:
         """Samples of one optimizer step of epoch `epoch`, counted from 0."""
@@ -157,6 +158,11 @@ class TrainConfig(Frozen):
     def fixed_micro_batch_size(self) -> int | None:
         """The micro-batch that is asked for by its size."""
         return None if self.micro_batch_size == "auto" else self.micro_batch_size
+
+    @property
+    def fixed_lanes(self) -> int:
+        """The lanes that are asked for by their number; else a trial is on its own."""
+        return 1 if self.lanes == "auto" else self.lanes
 
     @property
     def largest_share(self) -> int:
@@ -201,7 +207,7 @@ class TrainConfig(Frozen):
 
     @model_validator(mode="after")
     def _lanes_do_the_same(self) -> TrainConfig:
-        if self.lanes > 1 and (found := _no_lanes(self)):
+        if self.fixed_lanes > 1 and (found := _no_lanes(self)):
             raise ValueError(
                 f"lanes is {self.lanes}: trials that train as lanes of one model cannot do with {found}; "
                 f"leave {found.partition('=')[0].partition(',')[0]} out, or lanes=1."

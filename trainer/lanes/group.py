@@ -39,7 +39,7 @@ class Group:
 
     def __init__(self, config: TrainConfig, commit: Commit) -> None:
         self.lanes: list[Lane] = []
-        self.size = config.lanes  # becomes less where memory runs out
+        self.size = config.fixed_lanes  # becomes less where memory runs out
         self._commit, self._exit = commit, ExitStack()
         self._device = self._exit.enter_context(runtime(config))
         self._stack: Stack | None = None

@@ -567,7 +567,8 @@ def test_ray_tune_has_no_lanes_and_says_so(tmp_path):
     assert not outcomes(home)
 
 
-RUN = ("run", "--study", str(LANES), "--executor", "inline", "--seed", "3", "-o", "train.lanes=4")
+ALL_ALIKE = ("-o", "train.lanes=4", "-o", "model.hidden_size=8")  # else trials train one by one
+RUN = ("run", "--study", str(LANES), "--executor", "inline", "--seed", "3", *ALL_ALIKE)
 
 
 @pytest.fixture(scope="module")
@@ -626,5 +627,5 @@ def test_status_and_show_say_of_such_a_study_what_they_say_of_others(searched):
 
 
 def test_resume_goes_on_with_other_workers_and_the_window_it_began_with(tmp_path, searched):
-    digest, _, _, _ = drive(Home(tmp_path / "home"), trials=6, **FLAGS)
+    digest, _, _, _ = drive(Home(tmp_path / "home"), trials=6, **FLAGS | ALIKE)
     assert known(searched)[0] == digest

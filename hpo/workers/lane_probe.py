@@ -1,0 +1,79 @@
+"""A process that imports a study's task and tells what lanes need to know of it: which fields may differ between lanes
+and, if that is asked, what a step takes. So no driver imports torch, and what fails there fails here.
+
+Run as `python -m hpo.workers.lane_probe`, the question as JSON on standard input, the answer on standard output.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from hpo.child_process import die_with_parent
+
+    die_with_parent()
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpo.declaration.resolved import ResolvedStudy
+from hpo.declaration.study import Study
+from hpo.storage.home import Home
+from hpo.workers.attempt import task_of
+from trainer.errors import ConfigError
+from trainer.report import trains_itself
+from trainer.runtime.threads import limited
+
+SECONDS = 1.0  # of steps that each number of lanes is measured by
+WORTH = 60.0  # seconds: a search that takes less is over before measuring has paid
+
+
+def answer(spec: Mapping[str, Any], home: str, share: float, widths: list[int]) -> dict[str, Any]:
+    """`fields` that a task adds to what lanes may differ in; `seconds` of a step by numbers of lanes, 1 first; and in
+    words what speaks `against` lanes. `share`: the trials of each worker."""
+    study = ResolvedStudy.stored(spec).study
+    task = study.task_class()
+    told: dict[str, Any] = {"fields": [*getattr(task, "lane_fields", ())], "seconds": {}, "against": ""}
+    if trains_itself(task_of(study, Home(Path(home)), study.config)):  # which an instance may, and its class not
+        return told | {"against": f"{task.__name__} has a fit() of its own"}
+    if not widths:
+        return told
+    with limited(study.config.train.num_threads):  # type: ignore[attr-defined]
+        return told | _measured(study, Home(Path(home)), share, widths)
+
+
+def _measured(study: Study, home: Home, share: float, widths: list[int]) -> dict[str, Any]:
+    from trainer.lanes import probe
+
+    config: Any = study.config
+
+    def make() -> Any:
+        return task_of(study, home, config)
+
+    def configured(lanes: int) -> Any:
+        return config.train.model_copy(update={"lanes": lanes})
+
+    step, steps = probe.alone(make, configured(1), SECONDS)
+    seconds = {1: step}
+    if not share * steps * step >= WORTH:
+        return {"seconds": seconds, "against": f"its trials take {share * steps * step:.0f} s on their own"}
+    for lanes in widths:
+        try:
+            seconds[lanes] = probe.fused(make, configured(lanes), SECONDS)
+        except ConfigError as error:
+            return {"seconds": seconds, "against": str(error)}
+    return {"seconds": {lanes: one for lanes, one in seconds.items() if math.isfinite(one)}, "against": ""}
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):  # what a task prints is no answer
+        told = answer(**asked)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Measures what a step of a trial takes, on its own and as one of several lanes."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.store import CheckpointStore
+from trainer.config import TrainConfig
+from trainer.lanes.group import Group
+from trainer.loop import fit
+from trainer.report import Report, Reporter, Silent
+from trainer.runtime.device import pick_device
+from trainer.task import Task
+
+WARM, FEWEST = 3, 5  # steps before the first that counts, and those that do, at least
+
+
+def alone(make: Callable[[], Task], config: TrainConfig, seconds: float) -> tuple[float, int]:
+    """The seconds of a step of `fit`, and how many steps a trial has. `config.lanes` is 1; for the rest see `fused`."""
+    clock, total = _Clock(seconds, config), [0]
+    with tempfile.TemporaryDirectory() as directory, suppress(_Enough):
+        fit(make(), config, clock, _store(directory, 0), lambda run: total.append(run.total))
+    return clock.step, total[-1]
+
+
+def fused(make: Callable[[], Task], config: TrainConfig, seconds: float) -> float:
+    """The seconds of a step of one of `config.lanes` lanes: those of all of them, over their number.
+
+    The ends of epochs that fall into so many seconds of steps count: what lanes do there each does by itself. NaN where
+    training ends too early to tell. Raises what a group raises, ConfigError where lanes cannot train the task.
+    """
+    clock = _Clock(seconds, config)
+    reporters: list[Reporter] = [clock, *(Silent() for _ in range(config.fixed_lanes - 1))]
+    with tempfile.TemporaryDirectory() as directory, Group(config, _commit) as group:
+        for number, reporter in enumerate(reporters):
+            group.admit(make(), config, reporter, _store(directory, number))
+        with suppress(_Enough):
+            while group.lanes:
+                for _, how in group.advance():
+                    if isinstance(how, BaseException):
+                        raise how
+    return clock.step / len(reporters)
+
+
+class _Enough(BaseException):
+    """Ends a training that has been measured; no Exception, so that no lane takes it for its own."""
+
+
+class _Clock(Silent):
+    """The trainer asks it before every step whether to leave. On a CPU it counts processor time, which other work on
+    the machine does not prolong."""
+
+    def __init__(self, seconds: float, config: TrainConfig) -> None:
+        self._seconds, self._until, self._times = seconds, math.inf, list[float]()
+        self._time = time.process_time if pick_device(config.device).type == "cpu" else time.perf_counter
+
+    @property
+    def preempted(self) -> bool:
+        self._times.append(self._time())
+        if len(self._times) == WARM + 1:
+            self._until = time.perf_counter() + self._seconds
+        if len(self._times) > WARM + FEWEST and time.perf_counter() > self._until:
+            raise _Enough
+        return False
+
+    @property
+    def step(self) -> float:
+        counted = self._times[WARM:]
+        return (counted[-1] - counted[0]) / (len(counted) - 1) if len(counted) > FEWEST else math.nan
+
+
+def _store(directory: str, number: int) -> CheckpointStore:
+    return CheckpointStore(Path(directory) / str(number), fence=1)
+
+
+def _commit(reports: Sequence[tuple[Reporter, Report]], wait: bool) -> list[Any]:
+    return [reporter.report(**vars(report)) for reporter, report in reports]
