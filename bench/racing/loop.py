@@ -16,7 +16,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ def prepare(workload: Config, directory: Path) -> None:
     torch.save(PREPARED[workload["name"]](workload["base"]), directory / "data.pt")
 
 
+@lru_cache(maxsize=1)
 def load(directory: Path) -> dict[str, Batch]:
+    """The parts, read once by each process."""
     return torch.load(directory / "data.pt", weights_only=True)
 
 

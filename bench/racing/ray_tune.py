@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +34,10 @@ def space_of(space: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-@lru_cache(maxsize=1)
-def data_of(directory: Path) -> Any:
-    return loop.load(directory)
-
-
 def objective(config: dict[str, Any], directory: Path, workload: dict[str, Any], seed: int) -> None:
-    context = tune.get_context()
-    here = Path(context.get_trial_dir()) / "checkpoint"
+    here = Path(tune.get_context().get_trial_dir()) / "checkpoint"
     params = loop.active(workload["space"], config)
-    for metrics in loop.train(workload, data_of(directory), params, seed, here):
+    for metrics in loop.train(workload, loop.load(directory), params, seed, here):
         tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(str(here)))
 
 

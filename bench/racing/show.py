@@ -52,9 +52,10 @@ def table(rows: Sequence[Row], workload: str) -> str:
         "epochs/h",
         "seeds",
     ]
+    loads = sorted(row["load"] for rows in found.values() for row in rows)
     lines = [
         f"{workload}: best {first['metric']} ({first['mode']}) at tenths of {first['budget']:g} s, means over seeds; "
-        f"{first['processes']} processes each",
+        f"{first['processes']} processes each, begun at loads of {loads[0]} to {loads[-1]}",
         "",
         _line(header),
         _line(["---"] * len(header)),

@@ -22,7 +22,15 @@ from trainer.loop import fit
 
 PLAIN = {"data.test": True, "train.num_epochs": 3, "train.batch_size": 2000}  # one batch, so that no order matters
 OPTIONS = {
-    "mlp": {"model.dropout": 0.0, "model.num_layers": 2, "train.optim.name": "sgd", "train.optim.momentum": 0.8},
+    "mlp": {
+        "model.dropout": 0.0,
+        "model.num_layers": 2,
+        "train.optim.name": "sgd",
+        "train.optim.lr": 0.5,
+        "train.optim.momentum": 0.8,
+        "train.optim.weight_decay": 0.5,  # so much that the loss shows whether biases decay
+        "train.clip.norm": 0.1,
+    },
     "convnet": {
         "train.optim.wrap": "sam",
         "train.optim.sam.rho": 0.1,
@@ -207,7 +215,7 @@ def test_the_kill_reaches_sessions_of_their_own(tmp_path):
 
 
 def row(contender, seed, curve, epochs=100, mode="maximize", workload="mlp"):
-    of = {"workload": workload, "contender": contender, "seed": seed, "budget": 10.0, "processes": 2}
+    of = {"workload": workload, "contender": contender, "seed": seed, "budget": 10.0, "processes": 2, "load": 0.5}
     return of | {"curve": curve, "epochs": epochs, "trials": 10, "metric": "val/accuracy", "mode": mode}
 
 
