@@ -27,6 +27,11 @@ _BEHIND = select(func.coalesce(func.sum(trials.c.revision - _sent), 0)).select_f
 _STUDY_CURSOR = select(mirrors.c.run_id, mirrors.c.revision).where(
     mirrors.c.tracker == bindparam("tracker"), mirrors.c.study_id == bindparam("study"), mirrors.c.number == STUDY
 )
+_TOLD = (
+    select(trials.c.told, trials.c.state, trials.c["values"], trials.c.ended_at)
+    .where(trials.c.study_id == bindparam("study"), trials.c.told.is_not(None))
+    .order_by(trials.c.told)
+)
 _ASKED = (asks.c.params, asks.c.config, asks.c.config_hash, asks.c.seed)
 _PENDING = (
     select(trials, *_ASKED, _sent.label("sent"), mirrors.c.run_id)
@@ -170,6 +175,12 @@ def all_trials(connection: Connection, study_id: int) -> Sequence[RowMapping]:
 def last_end(connection: Connection, study_id: int) -> float | None:
     """When the last of the study's trials ended, in seconds since the epoch; None while none has."""
     return connection.execute(select(func.max(trials.c.ended_at)).where(trials.c.study_id == study_id)).scalar_one()
+
+
+def told(connection: Connection, study_id: int) -> list[tuple[int, str, list[float] | None, float]]:
+    """Place in the sequence of tells, state, values and time of the end of every trial that the sampler was told of, in
+    this order."""
+    return [tuple(row) for row in connection.execute(_TOLD, {"study": study_id})]
 
 
 # Trials, many in one query: trial id -> rows

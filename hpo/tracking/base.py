@@ -47,6 +47,18 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Dataset:
+    """A data file that a run has read: its `name` and `digest`, the field of the configuration that names it, where it
+    lay, and what else is known of it, as JSON."""
+
+    name: str
+    digest: str
+    field: str
+    place: str
+    profile: str
+
+
+@dataclass(frozen=True)
 class Model:
     """A kept checkpoint of a run that has ended, to be opened as a model.
 
@@ -77,6 +89,7 @@ class Batch:
     tags: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+    datasets: Sequence[Dataset] = ()
     removed: Sequence[str] = ()
     models: Sequence[Model] = ()
     removed_models: Sequence[str] = ()

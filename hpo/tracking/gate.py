@@ -8,6 +8,7 @@ cookie that scripts cannot read.
 from __future__ import annotations
 
 import hmac
+import json
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -25,6 +26,13 @@ _REFUSED = (
     b"These pages ask for a token: open the address that `hpo ui` prints. A program sets MLFLOW_TRACKING_TOKEN to what "
     b"stands in ui.token of the home.\n"
 )
+
+_SETTING = """<!doctype html><title>MLflow</title><script>
+for (const [name, value] of Object.entries({settings}))
+  if (localStorage.getItem(name) === null) localStorage.setItem(name, value);
+location.replace({target} + location.hash);
+</script>
+"""
 
 Send = Callable[[Any], Awaitable[None]]
 Receive = Callable[[], Awaitable[Any]]
@@ -46,12 +54,22 @@ class Gate:
     """An ASGI application that passes on to `app` what brings `token` and comes from one of `origins` or from none.
 
     The `cookie` of that name is for all paths, and comes along where another site links to these pages; of `strictly`
-    it is for the paths below that one, and does not.
+    it is for the paths below that one, and does not. A browser that is let in is given `settings`, entries of its local
+    storage, where it has none of that name; not with `strictly`, whose pages take no script of the gate's.
     """
 
-    def __init__(self, app: App, token: str, origins: Collection[str], cookie: str, strictly: str = "") -> None:
+    def __init__(
+        self,
+        app: App,
+        token: str,
+        origins: Collection[str],
+        cookie: str,
+        *,
+        strictly: str = "",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self._app, self._token, self._origins, self._cookie = app, token, origins, cookie
-        self._strictly = strictly
+        self._strictly, self._settings = strictly, dict(settings or {})
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -61,11 +79,11 @@ class Gate:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if "origin" in headers and headers["origin"] not in self._origins:
             return await answer(send, 403, b"Another site's pages may not ask these.\n")
-        if scope["path"] in _OPEN or self._is_token(self._brought(headers)):
-            return await self._app(scope, receive, send)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if scope["method"] == "GET" and any(self._is_token(value) for name, value in query if name == PARAMETER):
             return await self._let_in(scope["path"], [pair for pair in query if pair[0] != PARAMETER], send)
+        if scope["path"] in _OPEN or self._is_token(self._brought(headers)):
+            return await self._app(scope, receive, send)
         return await answer(send, 401, _REFUSED, ("WWW-Authenticate", "Bearer"))
 
     def _is_token(self, given: str) -> bool:
@@ -90,17 +108,27 @@ class Gate:
             cookie = f"{self._cookie}={self._token}; Path={self._strictly}; HttpOnly; SameSite=Strict"
             same = "./" + (f"?{urlencode(query)}" if query else "")
             page = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(same)}">'
-            kind = ("Content-Type", "text/html; charset=utf-8")
-            return await answer(send, 200, page.encode(), kind, ("Set-Cookie", cookie))
+            return await answer(send, 200, page.encode(), ("Set-Cookie", cookie), content="text/html")
         # A path of two slashes would lead to another host.
         target = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
-        cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
-        return await answer(send, 303, b"", ("Location", target), ("Set-Cookie", cookie))
+        cookie = ("Set-Cookie", f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax")
+        if not self._settings:
+            return await answer(send, 303, b"", ("Location", target), cookie)
+        page = _SETTING.format(settings=_in_script(self._settings), target=_in_script(target)).encode()
+        return await answer(send, 200, page, cookie, content="text/html")
 
 
-async def answer(send: Send, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+def _in_script(value: Any) -> str:
+    """JSON that no HTML ends: a path may hold `</script>`."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+async def answer(
+    send: Send, status: int, body: bytes, *headers: tuple[str, str], content: str = "text/plain"
+) -> None:
     """Answer an HTTP request whole, with a text that nobody keeps."""
-    sent = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store", **dict(headers)}.items()
+    kinds = {"Content-Type": f"{content}; charset=utf-8", "Cache-Control": "no-store"}
+    sent = (kinds | dict(headers)).items()
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})

@@ -18,6 +18,13 @@ from hpo.tracking.gate import Gate, token_of
 from hpo.tracking.mlflow_store import location
 
 
+# What MLflow's pages (3.17) keep in a browser. They would open among tools for language models, an assistant at the side.
+_SETTINGS = {
+    "mlflow.workflowType_v1": '"machine_learning"',
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM. `hpo.tracking.supervise` ends it with its parent."""
     parser = argparse.ArgumentParser(prog="python -m hpo.tracking.gated_server")
@@ -46,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mlflow.server.handlers import initialize_backend_stores
 
     initialize_backend_stores(store, store, root)
-    gate = Gate(app, token_of(home), origins, f"hpo-{options.port}")
+    gate = Gate(app, token_of(home), origins, f"hpo-{options.port}", settings=_SETTINGS)
     # Without a log of accesses, which would hold the token.
     uvicorn.run(gate, host=options.host, port=options.port, access_log=False, log_level="warning")
     return 0

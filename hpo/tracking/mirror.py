@@ -20,7 +20,7 @@ from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
 from hpo.text import command, counted
-from hpo.tracking import projection, run_files
+from hpo.tracking import curves, projection, run_files
 from hpo.tracking.ahead import ahead
 from hpo.tracking.base import Batch, Refused, Tracker, Unreachable
 from hpo.tracking.trackers import called, lease_of
@@ -71,6 +71,7 @@ class Mirror:
         self._renewed = clock.monotonic()
         self._parent: str | None = None
         self._uid = ""  # of the study that `_parent` is the run of
+        self._curves = 0  # the ends that its curves show
         self._unrecorded: dict[str, str] | None = None  # uid -> run id of runs that no cursor names
         self._shown: dict[str, tuple[dict[str, str], str | None]] = {}  # run id -> tags and status it shows
         self._described: dict[str, str] = {}  # the tags of what holds the runs
@@ -156,8 +157,10 @@ class Mirror:
         """The id of the study's run: recorded, found by its tag, or new."""
         if self._parent is None:
             self._discard_set_aside(study)
-            found = [view.run_id for view in self._tracker.find(self._study, study["uid"])]
+            tags = {view.run_id: view.tags for view in self._tracker.find(self._study, study["uid"])}
+            found = [*tags]
             self._parent = recorded if recorded in found else next(iter(found), None)
+            self._curves = curves.marked(tags.get(self._parent or "", {}))
             self._discard([run_id for run_id in found if run_id != self._parent])
             if self._parent is None:
                 if recorded is not None:
@@ -277,8 +280,10 @@ class Mirror:
         if (tags := self._ledger.look(lambda c: projection.experiment_tags(c, study))) != self._described:
             self._tracker.describe(self._study, {k: v for k, v in tags.items() if self._described.get(k) != v})
             self._described = tags
-        if whole or self._shown.get(parent) != (batch.tags, batch.status):
-            self._send(parent, batch if whole else replace(batch, texts={}, files={}))
+        if whole or batch.points or self._shown.get(parent) != (batch.tags, batch.status):
+            self._send(parent, batch if whole else replace(batch, texts={}, files={}, datasets=()))
+            failpoint("mirror.after_study")
+            self._curves = curves.marked(batch.tags)
         if whole:
             self._commit(study, [(STUDY, parent, study["revision"])])
 
@@ -286,7 +291,7 @@ class Mirror:
         state = queries.study_state(connection, study)
         if leaving and state == "running":
             state = "interrupted"  # nobody will be left to say so
-        return projection.study_batch(connection, study, self._home, state)
+        return projection.study_batch(connection, study, self._home, state, self._curves)
 
     def _commit(self, study: RowMapping, cursors: Sequence[tuple[int, str, int]]) -> None:
         """Record runs and how far they have come; raise Busy if another process mirrors the study by now."""

@@ -49,7 +49,7 @@ def experiment_tags(study: RowMapping, params: Sequence[str], description: str) 
         "modelVersionFilter": "All Runs",
         "selectedColumns": [
             "attributes.`Duration`",
-            *(f"metrics.`{one}`" for one in objective_keys(objectives)),
+            *(f"metrics.`{one}`" for one in (*objective_keys(objectives), "epoch")),
             *(f"params.`{path}`" for path in params[:MOST_PARAMS]),
             "tags.`hpo.state`",
             "tags.`hpo.stopped_by`",
@@ -104,7 +104,7 @@ def _best(name: str, best: Sequence[Best]) -> list[str]:
         [one] = best
         values = ", ".join(f"{metric} {value:.6g}" for metric, value in one.values.items())
         rows = [f"| {path} | {_cell(value)} |" for path, value in one.params.items()]
-        title = f"**Best: trial {one.number}, {values}** (run {run_name(name, one.number)})"
+        title = f"Best: trial {one.number}, {values} (run {run_name(name, one.number)})"
         return [title, "", "| parameter | value |", "|---|---|", *rows]
     metrics = list(best[0].values)
     rows = [
@@ -112,7 +112,7 @@ def _best(name: str, best: Sequence[Best]) -> list[str]:
         for one in best[:MOST_FRONT]
     ]
     more = [f"and {len(best) - MOST_FRONT} more"] if len(best) > MOST_FRONT else []
-    title = f"**{len(best)} trials that none is better than in every objective**"
+    title = f"{len(best)} trials that none is better than in every objective"
     return [title, "", f"| run | {' | '.join(metrics)} |", f"|---|{'---|' * len(metrics)}", *rows, *more]
 
 
@@ -121,10 +121,13 @@ def run_name(study: str, number: int) -> str:
     return f"{study}-{number:04d}"
 
 
-def trial_note(state: str, stopped_by: str, error: str) -> str:
-    """The description of a trial that has ended otherwise than complete: why."""
-    why = stopped_by or error
-    return f"{state.capitalize()}: {why}" if why else ""
+def trial_note(study: RowMapping, trial: RowMapping, stopped_by: str, error: str) -> str:
+    """The description of a trial that has ended: what it came to, or why it is not complete."""
+    objectives, values, why = study["spec"]["objectives"], trial["values"], stopped_by or error
+    if trial["state"] == "complete" and values:
+        shown = zip(objectives, values, strict=True)
+        why = ", ".join(f"{one['metric']} {value:.6g}" for one, value in shown if value is not None)
+    return f"{trial['state'].capitalize()}: {why}" if why else ""
 
 
 def _cell(value: Any) -> str:

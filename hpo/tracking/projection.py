@@ -32,7 +32,7 @@ from hpo.search.population.base import breeding
 from hpo.space.trial_state import STATES, TERMINAL_STATES
 from hpo.storage import artifacts, locations, metrics_json
 from hpo.storage.home import Home
-from hpo.tracking import pages, run_files
+from hpo.tracking import curves, datasets, pages, run_files
 from hpo.tracking.ahead import MARK, mark
 from hpo.tracking.base import Batch, Model, Point, Run, Status
 from hpo.tracking.rows import LARGEST, Facts, finite, milliseconds
@@ -61,7 +61,7 @@ STUDY_STATUS: dict[str, Status] = {
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 5000
 _LOOKED_AT = 100  # trials, for the parameters that they have
 # Tags that runs of earlier releases are without; a person may have written a description of their own.
-LATER = ("hpo.preemptions", "hpo.micro_batch_size", "hpo.train_seed", pages.NOTE, MARK)
+LATER = ("hpo.preemptions", "hpo.micro_batch_size", "hpo.train_seed", pages.NOTE, MARK, curves.MARK)
 EARLIER_STATUS = {"pruned": "KILLED"}  # of runs that ended under an earlier release
 
 
@@ -126,10 +126,12 @@ def study_run(study: RowMapping) -> Run:
     return Run(study["uid"], study["name"], milliseconds(study["created_at"]), tags, *_provenance(study))
 
 
-def study_batch(connection: Connection, study: RowMapping, home: Home, state: str) -> Batch:
-    """What the study's run shows now; `state` is running, interrupted, complete or stopped."""
+def study_batch(connection: Connection, study: RowMapping, home: Home, state: str, after: int = 0) -> Batch:
+    """What the study's run shows now; `state` is running, interrupted, complete or stopped. Its curves are those of the
+    ends that come `after` so many."""
+    points = curves.points(connection, study, after)
     given, removed = tags.split(tags.every(connection, study["id"], [STUDY]).get(STUDY, {}))
-    shown = given | {"hpo.state": state, "hpo.requested": str(study["requested"])}
+    shown = given | {"hpo.state": state, "hpo.requested": str(study["requested"]), **curves.mark(points, after)}
     shown |= {f"hpo.spec.{key}": _text(value, MAX_TAG) for key, value in study["spec"].items() if _scalar(value)}
     shown["hpo.spec.strategy"] = study["spec"].get("strategy", {}).get("name", "none")
     described = {**_environment(study), **study["environment"].get("versions", {})}
@@ -147,16 +149,28 @@ def study_batch(connection: Connection, study: RowMapping, home: Home, state: st
     texts = {name: json.dumps(content, indent=2, sort_keys=True) + "\n" for name, content in contents.items()}
     files = run_files.of_study(home, study["name"], artifacts.of_study(connection, study["id"]))
     ended_at = None if ended is None else milliseconds(ended)
-    status = STUDY_STATUS[state]
-    return Batch(tags=shown, removed_tags=removed, texts=texts, files=files, status=status, ended_at=ended_at)
+    return Batch(
+        points=points,
+        tags=shown,
+        removed_tags=removed,
+        texts=texts,
+        files=files,
+        datasets=datasets.of_study(study),
+        status=STUDY_STATUS[state],
+        ended_at=ended_at,
+    )
 
 
 def experiment_tags(connection: Connection, study: RowMapping) -> dict[str, str]:
-    """What the experiment of a study says of it; the parameters shown are those that most trials have."""
+    """What the experiment of a study says of it; the parameters shown are those that most trials have, of the lowest
+    tier first: these are the ones that the study declares to matter most."""
     first = mirror_queries.first_params(connection, study["id"], _LOOKED_AT)
     known = Counter(path for params in first for path in params)
+    space = study["identity"].get("space", {})
+    tiers = {path: space[path].get("tier", 1) for path in known if path in space}
+    shown = sorted(known, key=lambda path: (-known[path], tiers.get(path, 1)))
     note = _study_note(connection, study, queries.bests(connection, study))
-    return pages.experiment_tags(study, [path for path, _ in known.most_common()], note)
+    return pages.experiment_tags(study, shown, note)
 
 
 def _study_note(connection: Connection, study: RowMapping, best: Sequence[queries.Best]) -> str:
@@ -235,10 +249,11 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
     return Batch(
         points=_points(study, trial, facts.values.get(trial["id"], [])),
         params={path: _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},
-        tags=given | _tags(trial, facts) | run_files.checkpoint_tags(found),
+        tags=given | _tags(study, trial, facts) | run_files.checkpoint_tags(found),
         removed_tags=removed_tags,
         texts=texts,
         files=files,
+        datasets=datasets.of_trial(study, trial["config"]) if new else (),
         removed=removed,
         models=models,
         values=values if (values := trial["values"]) and None not in values else (),
@@ -283,7 +298,7 @@ def _points(study: RowMapping, trial: RowMapping, values: Sequence[RowMapping]) 
     return list(dict.fromkeys(points))
 
 
-def _tags(trial: RowMapping, facts: Facts) -> dict[str, str]:
+def _tags(study: RowMapping, trial: RowMapping, facts: Facts) -> dict[str, str]:
     tags = {"hpo.state": trial["state"], "hpo.fence": str(trial["fence"]), "hpo.losses": str(trial["losses"])}
     tags[MARK] = mark(trial, facts.reported.get(trial["id"]))
     tags["hpo.preemptions"] = str(facts.preemptions.get(trial["id"], 0))
@@ -296,7 +311,7 @@ def _tags(trial: RowMapping, facts: Facts) -> dict[str, str]:
         tags["hpo.error"] = trial["error"][:MAX_TAG]
     for stop in facts.stops.get(trial["id"], [])[-1:]:
         tags["hpo.stopped_by"] = f"{stop['strategy']} at step {stop['step']}: {stop['reason']}"[:MAX_TAG]
-    if note := pages.trial_note(trial["state"], tags.get("hpo.stopped_by", ""), tags.get("hpo.error", "")):
+    if note := pages.trial_note(study, trial, tags.get("hpo.stopped_by", ""), tags.get("hpo.error", "")):
         tags[pages.NOTE] = note
     odd = sorted({metric_key(row["key"], row["fold"]) for row in facts.nonfinite.get(trial["id"], [])})
     if odd:

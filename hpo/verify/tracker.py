@@ -12,7 +12,7 @@ from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.text import command
-from hpo.tracking import pages, projection, run_files
+from hpo.tracking import curves, pages, projection, run_files
 from hpo.tracking.ahead import ahead
 from hpo.tracking.base import Batch, ModelView, Point, Refused, RunView, Tracker, Unreachable
 from hpo.tracking.mlflow import MlflowTracker
@@ -83,8 +83,17 @@ class _Comparison:
         if mirror is None and cursor.revision == study["revision"] and state != "running":
             batch = projection.study_batch(connection, study, self._home, state)
             self._check_run("the study", found[0], batch, projection.study_run(study).tags)
+            self._check_curves(found[0], batch)
             if locations.has_results(self._home, study):
                 self._check_artifacts("the study", found[0].run_id, batch)
+
+    def _check_curves(self, view: RunView, batch: Batch) -> None:
+        """Each step of the curves that were sent stands once, with the ledger's value; a ledger that was taken back may
+        have other times."""
+        stored = [(point.key, point.step, point.value) for _, point in self._tracker.points([view])]
+        sent = {point for point in batch.points if point.step <= curves.marked(view.tags)}
+        if Counter(stored) != Counter((point.key, point.step, projection.stored(point.value)) for point in sent):
+            self._differ("the curves of the study's run in MLflow are not the ledger's")
 
     # The trials' runs
 

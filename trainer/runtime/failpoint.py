@@ -38,6 +38,7 @@ NAMES = (
     "removal.after_files",
     "mirror.after_create_run",
     "mirror.after_send",
+    "mirror.after_study",
     "mirror.after_cursor",
     "mirror.after_append",
     "alerts.after_write",

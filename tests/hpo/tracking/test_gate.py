@@ -62,6 +62,23 @@ def test_the_address_that_is_printed_leaves_a_cookie():
     assert asked("GET", "/socket", BEARER, kind="websocket") == (1008, {})
 
 
+def test_a_browser_is_given_settings_and_led_on_without_the_token():
+    """What the address holds ends no script; one that has the cookie already loses the token from its address too."""
+    sent = []
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/</script>", "query_string": f"token={TOKEN}&a=b".encode()}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in (COOKIE,)]
+    asyncio.run(Gate(None, TOKEN, ORIGINS, "hpo-5000", settings={"name": '"value"'})(scope, None, send))
+    page = sent[1]["body"].decode()
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    assert sent[0]["status"] == 200 and headers["Content-Type"].startswith("text/html") and headers["Set-Cookie"]
+    assert '{"name": "\\"value\\""}' in page and 'location.replace("/\\u003c/script>?a=b"' in page
+    assert TOKEN not in page and page.count("</script>") == 1
+
+
 def test_a_token_is_made_once_and_read_by_its_owner_alone(tmp_path):
     home = Home.at(tmp_path)
     token = token_of(home)

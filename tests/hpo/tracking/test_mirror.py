@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -18,13 +19,14 @@ from pathlib import Path
 
 import pytest
 from mirrored import ME, Made, sync
+from sqlalchemy import update
 
 from hpo.clock import SystemClock
 from hpo.errors import Busy, UserError
-from hpo.ledger import Ledger, leases, queries
+from hpo.ledger import Ledger, leases, queries, tables, transactions
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
-from hpo.tracking import mirror_process, pages, projection
+from hpo.tracking import curves, mirror_process, pages, projection
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mirror import Mirror
 from hpo.tracking.mirror_process import Mirroring
@@ -110,7 +112,7 @@ def test_states_are_told_apart(made, tracker):
     assert found[1][2]["hpo.stopped_by"] == "asha at step 1: third of 3 at epoch 1"
     assert found[1][2][pages.NOTE] == "Pruned: asha at step 1: third of 3 at epoch 1"
     assert found[4][2][pages.NOTE] == "Failed: ZeroDivisionError: division by zero"
-    assert pages.NOTE not in found[0][2]
+    assert found[0][2][pages.NOTE] == "Complete: val/loss 0.5"
     # The least value is that of a trial that was stopped early; an order by the objective has the complete one first.
     values = {view.uid: view.keys for view in tracker.find(made.name, made.uid, children=True)}
     assert [uid.split("/")[1] for uid, keys in values.items() if "objective" in keys] == ["0"]
@@ -120,7 +122,7 @@ def test_states_are_told_apart(made, tracker):
     [parent] = tracker.find(made.name, made.uid)
     assert (parent.status, parent.tags["hpo.state"]) == ("SCHEDULED", "interrupted")
     assert parent.tags["hpo.best.value"] == "0.5"
-    best = ["**Best: trial 0, val/loss 0.5** (run s-0000)", "", "| parameter | value |", "|---|---|"]
+    best = ["Best: trial 0, val/loss 0.5 (run s-0000)", "", "| parameter | value |", "|---|---|"]
     ended = "Trials: 1 complete, 1 pruned, 1 infeasible, 1 failed."
     assert parent.tags[pages.NOTE].splitlines() == [*best, "| train.optim.lr | 0.1 |", "| opt | adamw |", "", ended]
     assert parent.tags["hpo.spec.strategy"] == "asha"
@@ -136,10 +138,99 @@ def test_the_experiment_says_what_its_page_shows_first(made, tracker):
     drained(made, tracker)
     tags = client(made.home).get_experiment_by_name(made.name).tags
     assert tags["mlflow.experimentKind"] == "custom_model_development"
-    assert tags[pages.NOTE].startswith("**Best: trial 0, ")
+    assert tags[pages.NOTE].startswith("Best: trial 0, ")
     view = json.loads(tags[f"mlflow.sharedViewState.{pages.VIEW}"])
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`objective`", True)
     assert "params.`train.optim.lr`" in view["selectedColumns"]
+    assert {"metrics.`objective`", "metrics.`epoch`", "tags.`hpo.stopped_by`"} < {*view["selectedColumns"]}
+
+
+def test_the_columns_are_of_the_lowest_tier_first(made):
+    """A study says by tiers which parameters matter most."""
+    space = {"opt": {"tier": 1}, "train.optim.lr": {"tier": 2}}
+    with made.ledger.write() as connection:
+        connection.execute(update(tables.studies).values(identity={"space": space}))
+    made.ask()
+    with made.ledger.read() as connection:
+        tags = projection.experiment_tags(connection, queries.study_row(connection, "s"))
+    columns = json.loads(tags[f"mlflow.sharedViewState.{pages.VIEW}"])["selectedColumns"]
+    assert columns.index("params.`opt`") < columns.index("params.`train.optim.lr`")
+
+
+def curves_of(made: Made, tracker: MlflowTracker) -> dict[str, list[tuple[int, float]]]:
+    [parent] = tracker.find(made.name, made.uid)
+    found: dict[str, list[tuple[int, float]]] = {}
+    for _, point in tracker.points([parent]):
+        found.setdefault(point.key, []).append((point.step, point.value))
+    return {key: sorted(points) for key, points in found.items()}
+
+
+def test_the_study_has_curves_in_the_order_of_its_tells(made, tracker):
+    """The best value so far, and the trials by state; a trial that ended first may be told of last."""
+    made.ask(4)
+    for kind, value in (("complete", 0.5), ("user_error", None), ("complete", 0.7), ("complete", 0.25)):
+        made.finish(made.claim(), kind, 1, value and [value])
+    places = [(2, 0), (1, 1), (0, 2)]
+    made.ledger.transact(lambda connection: transactions.ask(connection, made.id, [], places))
+    drained(made, tracker)
+    assert curves_of(made, tracker) == {
+        "best_so_far": [(1, 0.7), (2, 0.7), (3, 0.5)],
+        "trials/complete": [(1, 1.0), (3, 2.0)],
+        "trials/failed": [(2, 1.0)],
+    }
+    made.ledger.transact(lambda connection: transactions.ask(connection, made.id, [], [(3, 3)]))
+    drained(made, tracker)
+    assert curves_of(made, tracker)["best_so_far"] == [(1, 0.7), (2, 0.7), (3, 0.5), (4, 0.25)]
+
+
+def test_curves_of_several_objectives_and_none_before_a_value(made):
+    """Each objective has the best value of its own, whichever trial has it."""
+    objectives = [{"metric": one, "direction": to} for one, to in (("loss", "minimize"), ("accuracy", "maximize"))]
+    study = {"id": made.id, "spec": {"objectives": objectives}}
+    made.ask(3)
+    for kind, values in (("failed", None), ("complete", [0.5, 0.9]), ("complete", [0.6, 0.95])):
+        made.finish(made.claim(), "user_error" if kind == "failed" else kind, 1, values)
+    made.ledger.transact(lambda c: transactions.ask(c, made.id, [], [(0, 0), (1, 1), (2, 2)]))
+    with made.ledger.read() as connection:
+        found = [(one.key, one.step, one.value) for one in curves.points(connection, study, 0)]
+        later = [(one.key, one.step, one.value) for one in curves.points(connection, study, 2)]
+    assert found[0] == ("trials/failed", 1, 1.0) and [one for one in found if one[1] == 1] == found[:1]
+    assert found[-2:] == [("best_so_far/loss", 3, 0.5), ("best_so_far/accuracy", 3, 0.95)]
+    assert later == [one for one in found if one[1] > 2]
+
+
+def test_data_files_are_data_sets_of_the_runs_once(home, tmp_path):
+    """By name and digest, of the study and of each trial that was configured with them, also after a kill between
+    what is sent and the cursor."""
+    made = Made(home)
+    digest = hashlib.sha256(b"data").hexdigest()
+    identity = {"config": {"data.path": "/x/train.csv"}, "data": {"data.path": digest}}
+    with made.ledger.write() as connection:
+        connection.execute(update(tables.studies).values(identity=identity))
+    made.ask(1, data={"path": "/x/train.csv"})
+    made.ask(1, data={"path": "/x/other.csv"})
+    for _ in range(2):
+        made.finish(made.claim(), "complete", 1, [0.5])
+    made.ledger.transact(lambda connection: transactions.ask(connection, made.id, [], [(0, 0), (1, 1)]))
+    made.ledger.engine.dispose()
+
+    def body() -> None:
+        mirror_process.drain(Ledger(home.storage), MlflowTracker(home.tracking_uri, home.artifacts), "s", home)
+
+    for point in ("mirror.after_send", "mirror.after_study"):
+        status = in_child(body, {point: ("kill", 1)})
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    tracker = MlflowTracker(home.tracking_uri, home.artifacts)
+    drained(made, tracker)
+    runs = [*tracker.find("s", made.uid), *tracker.find("s", made.uid, children=True)]
+    inputs = [client(home).get_run(view.run_id).inputs.dataset_inputs for view in runs]
+    assert [len(one) for one in inputs] == [1, 1, 0]
+    data = inputs[0][0].dataset
+    assert (data.name, data.digest) == ("train.csv", digest[:16]) and json.loads(data.profile)["sha256"] == digest
+    assert {one.key: one.value for one in inputs[1][0].tags} == {"mlflow.data.context": "data.path"}
+    assert curves_of(made, tracker)["best_so_far"] == [(1, 0.5), (2, 0.5)]
+    tracker.close()
+    made.ledger.close()
 
 
 def test_tags_are_set_changed_and_removed_as_in_the_ledger(made, tracker):
