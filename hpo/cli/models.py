@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,6 +100,44 @@ def soup(
             print(f"the {found.best.name} is written to {save}")
     if as_json:
         print_json({**found.facts(), "saved": save})
+
+
+@app.command()
+def promote(
+    number: Annotated[
+        int | None,
+        typer.Argument(help="The trial.  [default: the best]", min=0, max=MOST, autocompletion=completion.trials),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The registered model.  [default: the study's name]")
+    ] = None,
+    alias: Annotated[str | None, typer.Option("--alias", help="What finds the version.  [default: champion]")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Take the last promotion back.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    study: StudyOption = None,
+    as_json: JsonOption = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+    tracking_uri: TrackingOption = None,
+) -> None:
+    """Register a trial's checkpoint as a version of a model in MLflow. mlflow.pyfunc.load_model opens it."""
+    from hpo.analysis.models import promote as promotions
+    from hpo.storage.lookup import open_study
+
+    ledger, study_name, at = open_study(home, storage, study)
+    if undo:
+        done = promotions.undo(ledger, at, study_name, number, name, alias, tracking_uri, dry_run=dry_run)
+    else:
+        done = promotions.promote(
+            ledger, at, study_name, number, name or study_name, alias or "champion", tracking_uri, dry_run=dry_run
+        )
+    with notes(as_json):
+        if not dry_run:
+            _mirror(ledger, study_name, at, tracking_uri)
+    if as_json:
+        print_json({"study": study_name, "undone": undo, "dry_run": dry_run, **asdict(done), "uri": done.uri})
+        return
+    print(promotions.describe(done, undone=undo, dry_run=dry_run))
 
 
 @app.command()

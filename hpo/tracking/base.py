@@ -17,6 +17,9 @@ from hpo.errors import HpoError
 Status = Literal["RUNNING", "SCHEDULED", "FINISHED", "KILLED", "FAILED"]
 
 
+PROMOTED = "hpo.promoted"  # a tag of a model: the name under which it is registered
+
+
 class Unreachable(HpoError):
     """The tracker does not answer, or cannot store anything now: keep what was to be sent and try again later."""
 

@@ -28,6 +28,7 @@ from hpo.text import command
 from hpo.tracking.base import Batch, Dataset, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.files import digests, directory_of, link
 from hpo.tracking.mlflow_models import Models
+from hpo.tracking.mlflow_registry import Registry
 from hpo.tracking.mlflow_removal import remove_study
 from hpo.tracking.mlflow_store import initialise, location, locked
 from hpo.tracking.uri import DATABASES, check_uri, loopback, tracker_name
@@ -221,6 +222,10 @@ class MlflowTracker:
 
     def flush(self) -> None:
         """MLflow's client commits, and a server answers, once all is on the disk."""
+
+    def registry(self) -> Registry:
+        """The registry of models that goes with it."""
+        return Registry(self._client, self._models, self._speaking, is_database=self._is_database)
 
     def close(self) -> None:
         if self._is_database and "_client" in self.__dict__:

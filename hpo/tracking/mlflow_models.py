@@ -43,6 +43,10 @@ class Models:
             if str(made.status) != "READY":
                 self._finish(run_id, model, made)
 
+    def named(self, experiment: str, run_id: str, name: str) -> Any:
+        """The model of that name that a run has, as MLflow holds it."""
+        return next(one for one in self._search(experiment, run_id) if one.name == name)
+
     def _finish(self, run_id: str, model: Model, made: Any) -> None:
         from mlflow.entities import LoggedModelOutput, Metric
 

@@ -19,7 +19,13 @@ from trainer.files.durable import sync
 REVISION = "dc11669786a5"  # of the tables of the versions that are recorded
 
 # Where MLflow 3.17 keeps absolute paths of artifacts.
-_PATHS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
+_PATHS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
 
 
 def initialise(database: Path, artifacts: Path) -> None:

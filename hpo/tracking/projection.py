@@ -238,7 +238,7 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
     texts |= {} if here else run_files.places(place, saved, found)
     models: list[Model] = []
     if ended and here:
-        models = run_files.models(study, trial, found, _reported(facts.saved.get(trial["id"], [])), root)
+        models = run_files.models(study, trial, found, reported(facts.saved.get(trial["id"], [])), root)
     if ended:
         kept = [row for row in found if row["state"] == "kept"]
         last, judged = facts.last.get(trial["id"], {}), facts.judged.get(trial["id"])
@@ -268,8 +268,8 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
     )
 
 
-def _reported(values: Sequence[RowMapping]) -> list[Point]:
-    """Finite values alone: MLflow stores a model's NaN as 0."""
+def reported(values: Sequence[RowMapping]) -> list[Point]:
+    """Values as the metrics of a model: finite ones alone, since MLflow stores a model's NaN as 0."""
     return [
         Point(metric_key(row["key"], row["fold"]), row["step"], milliseconds(row["at"]), row["value"])
         for row in values

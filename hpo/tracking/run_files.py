@@ -94,8 +94,7 @@ def models(
     made = []
     for step, row in kept.items():
         source = _inside(root, row["path"])
-        weights = files_of(_evaluated(source), sorted(path.name for path in source.glob("*.safetensors")))
-        if not weights:
+        if not (weights := weights_of(source)):
             continue
         tags = {
             "hpo.run_uid": f"{study['uid']}/{trial['number']}",
@@ -119,6 +118,11 @@ def models(
             )
         )
     return made
+
+
+def weights_of(checkpoint: Path) -> list[str]:
+    """The names of the files that hold the weights which were evaluated; none where a loop of its own saved it."""
+    return files_of(_evaluated(checkpoint), sorted(path.name for path in checkpoint.glob("*.safetensors")))
 
 
 def _evaluated(checkpoint: Path) -> str:

@@ -14,7 +14,7 @@ from hpo.storage.home import Home
 from hpo.text import command
 from hpo.tracking import curves, pages, projection, run_files
 from hpo.tracking.ahead import ahead
-from hpo.tracking.base import Batch, ModelView, Point, Refused, RunView, Tracker, Unreachable
+from hpo.tracking.base import PROMOTED, Batch, ModelView, Point, Refused, RunView, Tracker, Unreachable
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.uri import tracker_name
 from hpo.verify.report import Report
@@ -175,7 +175,7 @@ class _Comparison:
 
     def _check_models(self, at: str, run_id: str, batch: Batch) -> None:
         """One finished model for each, with its metrics and files; none else."""
-        found = self._models.get(run_id, [])
+        found = [one for one in self._models.get(run_id, []) if PROMOTED not in one.tags]
         self._report.counts["models"] += len(found)
         if (names := sorted(one.name for one in found)) != (wanted := sorted(one.name for one in batch.models)):
             self._differ(f"{at}: MLflow has the models {names}, the ledger {wanted}")

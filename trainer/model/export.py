@@ -45,11 +45,14 @@ class Inputs:
     def tensors(self) -> list[Tensor]:
         return [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
 
+    def named(self, model: nn.Module) -> dict[str, Any]:
+        """By the names that the model's forward has for them."""
+        return dict(inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments)
+
     def dynamic(self, model: nn.Module) -> dict[str, Any]:
         """For torch.export: the first dimension of each tensor is free unless the model fixes it."""
         free = torch.export.Dim.AUTO
-        named = inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments
-        return tree_map(lambda x: {0: free} if isinstance(x, Tensor) and x.ndim else None, dict(named))
+        return tree_map(lambda x: {0: free} if isinstance(x, Tensor) and x.ndim else None, self.named(model))
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,10 @@ NAMES = (
     "mirror.after_study",
     "mirror.after_cursor",
     "mirror.after_append",
+    "promote.after_model",
+    "promote.after_version",
+    "promote.after_event",
+    "promote.after_undone_alias",
     "alerts.after_write",
     "alerts.after_send",
 )

@@ -1,0 +1,154 @@
+"""MLflow's model registry: a checkpoint as a version of a registered model, found under an alias, and taken back.
+
+Every step can be done again: a model is found by its run and name, a version by the tags that say which checkpoint it
+is, and an alias is set to the same version twice. So what a kill leaves is completed, or undone, by the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpo.errors import UserError
+from hpo.tracking.base import PROMOTED, Model
+from trainer.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from hpo.tracking.mlflow_models import Models
+
+FLAVOR, LOADER = "python_function", "hpo.tracking.pyfunc"
+
+
+class Input(NamedTuple):
+    """A tensor that a model is called with, or gives; `shape` has -1 where any size will do."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def mlmodel(inputs: list[Input], outputs: list[Input], versions: Mapping[str, str]) -> dict[str, str]:
+    """The texts beside a checkpoint that let MLflow open it: by the loader, its inputs checked where they are known."""
+    import platform
+
+    from mlflow.models import Model as Description
+
+    described = Description(signature=_signature(inputs, outputs))
+    described.add_flavor(FLAVOR, loader_module=LOADER, data="checkpoint", python_version=platform.python_version())
+    wanted = "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
+    return {"MLmodel": described.to_yaml(), "requirements.txt": wanted}
+
+
+def _signature(inputs: list[Input], outputs: list[Input]) -> Any:
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def schema(of: list[Input]) -> Any:
+        names = [one.name for one in of] if len(of) > 1 else [None] * len(of)
+        return Schema([TensorSpec(np.dtype(x.dtype), x.shape, name) for x, name in zip(of, names, strict=True)])
+
+    return ModelSignature(schema(inputs), schema(outputs) if outputs else None) if inputs else None
+
+
+def check_names(name: str, alias: str) -> None:
+    """Raise UserError for what MLflow takes for no name or no alias."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.utils import validation
+
+    for option, value, checks in (
+        ("--name", name, (validation._validate_model_name,)),
+        ("--alias", alias, (validation._validate_model_alias_name, validation._validate_model_alias_name_reserved)),
+    ):
+        try:
+            for check in checks:
+                check(value)
+        except MlflowException as error:
+            why = " ".join(str(error.message).split()).rstrip(".")
+            raise UserError(f"{option} {value!r} is refused by MLflow: {why}: choose another.") from error
+
+
+class Registry:
+    """The registry of one client. Raises what `speaking` makes of MLflow's exceptions: Unreachable or Refused."""
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        models: Models,
+        speaking: Callable[[], AbstractContextManager[None]],
+        *,
+        is_database: bool,
+    ) -> None:
+        self._client, self._models, self._speaking, self._is_database = client, models, speaking, is_database
+
+    def find(self, name: str, tags: Mapping[str, str]) -> str | None:
+        """The newest version of a model that has these tags."""
+        with self._speaking():
+            found = self._client.search_model_versions(f"name = '{name}'")
+            mine = [int(one.version) for one in found if all(one.tags.get(key) == tags[key] for key in tags)]
+        return str(max(mine)) if mine else None
+
+    def aliased(self, name: str, alias: str) -> str | None:
+        """The version that an alias stands for now."""
+        with self._speaking():
+            registered = self._registered(name)
+            return None if registered is None else (version := registered.aliases.get(alias)) and str(version)
+
+    def register(self, name: str, run_id: str, model: Model, description: str) -> str:
+        """Store `model` under its run, and make it a version of the registered model `name`; the version."""
+        with self._speaking():
+            experiment = self._client.get_run(run_id).info.experiment_id
+            self._models.send(experiment, run_id, [model])
+            failpoint("promote.after_model")
+            made = self._models.named(experiment, run_id, model.name)
+            if self._registered(name) is None:
+                self._client.create_registered_model(name, {PROMOTED: "true"})
+            version = self._client.create_model_version(
+                name, made.artifact_location, run_id, dict(model.tags), None, description, model_id=made.model_id
+            )
+            if self._is_database:  # as a server does
+                store = self._client._tracking_client.store
+                store.set_model_versions_tags(name, version.version, made.model_id)
+        failpoint("promote.after_version")
+        return str(version.version)
+
+    def point(self, name: str, alias: str, version: str | None) -> None:
+        """Have the alias stand for a version; for none if that is None."""
+        with self._speaking():
+            if version is None:
+                self._client.delete_registered_model_alias(name, alias)
+            else:
+                self._client.set_registered_model_alias(name, alias, version)
+
+    def remove(self, name: str, version: str, run_id: str, model: str | None) -> None:
+        """Remove a version, the `model` that was stored for it, if nothing else needs that, and the registered model if
+        it was made here and no other version is left of it."""
+        with self._speaking():
+            if (registered := self._registered(name)) is not None:
+                there = {str(one.version) for one in self._client.search_model_versions(f"name = '{name}'")}
+                if version in there:
+                    self._client.delete_model_version(name, version)
+                if not there - {version} and PROMOTED in registered.tags:
+                    self._client.delete_registered_model(name)
+            if model is None:
+                return
+            try:
+                experiment = self._client.get_run(run_id).info.experiment_id
+            except Exception as error:
+                if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                return  # and with it the model
+            self._models.send(experiment, run_id, [], [model])
+
+    def has_version(self, name: str, version: str) -> bool:
+        with self._speaking():
+            return any(str(one.version) == version for one in self._client.search_model_versions(f"name = '{name}'"))
+
+    def _registered(self, name: str) -> Any:
+        found = self._client.search_registered_models(f"name = '{name}'")
+        return next(iter(found), None)
+
+
