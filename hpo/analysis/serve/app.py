@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpo.storage.home import Home
 
 MOST_IDLE = 8  # studies that are kept in memory although nobody looks at them
-PATIENCE = 0.7  # seconds that a page waits for its study to be read
+PATIENCE = 0.4  # seconds that a page waits for its study to be read
 _BIGGEST = 2**31 - 1
 
 

@@ -42,7 +42,7 @@ def study_page(report: Mapping[str, Any], cursor: str) -> str:
 
 def unread_page(name: str, cursor: str) -> str:
     """The page of a study while it is read for the first time."""
-    return _served("unread.html.jinja", "../..", cursor, title=name, scripts=SCRIPTS, data=[])
+    return _served("unread.html.jinja", "../..", cursor, title=name, scripts=(), data=None)
 
 
 def trial_page(trial: Mapping[str, Any], cursor: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import browsing
 import evil_study
 import pytest
+from browsing import CHROMIUM, NEEDED, chromium, grave_faults
 from crafted import open_crafted, put_trial
 
 from bench import many_trials
@@ -17,11 +18,10 @@ from hpo.analysis.report import data, page
 from hpo.ledger import tags
 from hpo.storage.home import Home
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.whole,
     pytest.mark.usefixtures("process"),
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason=NEEDED),
 ]
 DRAWN = "[...document.querySelectorAll('[data-figure]')].map(f => [f.dataset.figure, !!f.querySelector('.main-svg')])"
 SCHEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
@@ -45,33 +45,18 @@ def report_of(tmp_path_factory) -> Callable[[int], Path]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @contextmanager
-def opened(browser: Any, file: Path, width: int = 1280, scheme: str = "light", every: bool = True) -> Iterator[Any]:
-    """The page, with every figure drawn, or as it comes into sight.
-
-    Whatever it asks of a network, and whatever it complains of, fails the test.
-    """
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    shown, asked, complaints = context.new_page(), list[str](), list[str]()
-    shown.on("request", lambda request: asked.append(request.url))
-    shown.on("console", lambda message: complaints.append(message.text))
-    shown.on("pageerror", lambda error: complaints.append(str(error)))
-    shown.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
-    shown.goto(file.as_uri())
-    shown.wait_for_selector("html[data-ready]", timeout=120_000)
-    if every:
-        shown.evaluate("Report.redrawAll(true)")
-    yield shown
-    assert asked == [file.as_uri()] and complaints == []
-    context.close()
+def opened(browser: Any, file: Path, every: bool = True, **how: Any) -> Iterator[Any]:
+    """The page, with every figure drawn, or as it comes into sight."""
+    with browsing.opened(browser, file.as_uri(), **how) as shown:
+        shown.wait_for_selector("html[data-ready]", timeout=120_000)
+        if every:
+            shown.evaluate("Report.redrawAll(true)")
+        yield shown
 
 
 def rows(shown: Any) -> list[list[str]]:
@@ -148,13 +133,9 @@ def test_a_group_shows_mean_and_deviation(browser, report_of):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_axe_finds_no_serious_fault(scheme, browser, report_of):
-    from axe_playwright_python.sync_playwright import Axe
-
     with opened(browser, report_of(10), scheme=scheme) as shown:
         shown.query_selector_all("[data-table] tbody input")[0].check()
-        found = Axe().run(shown).response["violations"]
-        grave = [one for one in found if one["impact"] in ("serious", "critical")]
-        assert not grave, [(one["id"], one["nodes"][0]["html"][:200]) for one in grave]
+        assert grave_faults(shown) == []
 
 
 def test_a_narrow_screen_and_paper_hold_all_of_it(browser, report_of, tmp_path):
