@@ -42,12 +42,13 @@ const Figures = (() => {
     return { range: [range[0] - margin, range[1] + margin], beyond: sorted.filter((v) => v < range[0] || v > range[1]).length };
   }
   const left = (count) => count ? ` ${count} values lie outside of what is drawn.` : "";
+  /* Only names may need a wider margin: to find one out plotly draws a figure twice. */
   function axis(view, title, more = {}) {
-    return { title: { text: title, standoff: 8 }, automargin: true, gridcolor: view.colour.line, zeroline: false,
+    return { title: { text: title, standoff: 8 }, automargin: more.type === "category", gridcolor: view.colour.line, zeroline: false,
       linecolor: view.colour.line, exponentformat: "e", ...more };
   }
   function layout(view, x, y, more = {}) {
-    return { height: 420, margin: { l: 60, r: 16, t: 16, b: 50 }, paper_bgcolor: view.colour.paper,
+    return { height: 420, margin: { l: 84, r: 16, t: 16, b: 56 }, paper_bgcolor: view.colour.paper,
       plot_bgcolor: view.colour.paper, font: { color: view.colour.ink, size: 13 }, hovermode: "closest",
       legend: { orientation: "h", y: -0.2, yanchor: "top" }, xaxis: x, yaxis: y, ...more };
   }

@@ -43,7 +43,7 @@ Object.assign(Figures, (() => {
       text: shares.map(([, s]) => ` ${Math.round(100 * s)} %`), textposition: "outside", cliponaxis: false, marker: { color: view.colour.complete },
       hovertemplate: "%{y}: %{x:.1f} %<extra></extra>" }],
       layout: layout(view, axis(view, `share of the difference in ${safe(metric)}, %`, { rangemode: "tozero" }), axis(view, "", { type: "category" }),
-        { height: 110 + 30 * shares.length, margin: { l: 60, r: 50, t: 16, b: 50 } }),
+        { height: 110 + 30 * shares.length, margin: { l: 60, r: 50, t: 16, b: 56 } }),
       caption: `Of ${complete} complete trials, by PED-ANOVA. ${report.importances.caution}`,
       controls: report.objectives.length > 1 ? [{ name: "objective", options: report.objectives.map((o) => [o.metric, o.metric]), value: metric }] : [] };
   }
@@ -51,7 +51,7 @@ Object.assign(Figures, (() => {
   function slices(report, view) {
     const t = report.trials, values = t.values[report.objectives[0].metric], paths = byImportance(report).slice(0, MOST_SLICES);
     if (!paths.length) return none;
-    const all = indices(report, view).filter((i) => values[i] !== null), list = spread(byPlace(report, all), MOST_POINTS / 4, 200);
+    const all = indices(report, view).filter((i) => values[i] !== null), list = spread(byPlace(report, all), MOST_POINTS / 8, 100);
     if (!list.length) return "no trial that is shown has a value yet";
     const columns = Math.min(paths.length, view.width < 560 ? 1 : view.width < 900 ? 2 : COLUMNS), rows = Math.ceil(paths.length / columns);
     const data = [], axes = {}, range = robust(list.map((i) => values[i])), gap = columns > 1 ? 0.03 : 0, tall = 1 / rows;
@@ -179,7 +179,7 @@ Object.assign(Figures, (() => {
     const shapes = resumed.filter((at) => at > 0).map((at) => ({ type: "line", x0: at / size, x1: at / size, yref: "paper", y0: 0, y1: 1, line: { color: view.colour.soft, dash: "dot", width: 1 } }));
     const names = workers.map((name) => safe(shortened(name, 24)));
     return { data, layout: layout(view, axis(view, `${unit} since the first trial began`, { rangemode: "tozero" }),
-      axis(view, "worker", { tickvals: workers.length > 40 ? undefined : names.map((_, k) => k), ticktext: workers.length > 40 ? undefined : names, range: [-0.6, workers.length - 0.4] }),
+      axis(view, "worker", { automargin: true, tickvals: workers.length > 40 ? undefined : names.map((_, k) => k), ticktext: workers.length > 40 ? undefined : names, range: [-0.6, workers.length - 0.4] }),
       { height: Math.min(900, 160 + 28 * workers.length), shapes }),
       caption: "A bar for each attempt; gaps are waits." + (some ? ` ${some} pauses at rungs, ${figure(waited)} ${unit} of waiting for a verdict in all.` : "") +
         (shapes.length ? " Dotted lines: the study was driven on otherwise than before." : "") + (kills.length ? " A cross: the worker was lost." : "") };

@@ -27,13 +27,14 @@ const Report = (() => {
   /* One figure of the page: drawn when it comes into sight, and again when what it shows has changed. */
   class Plot {
     constructor(node, subject, view) {
-      Object.assign(this, { node, subject, view, set: {}, stale: true, seen: false });
+      Object.assign(this, { node, subject, view, set: {}, stale: true, near: false, seen: false });
       this.at = node.querySelector(".plot");
       this.rests = 0;
-      new IntersectionObserver(([entry]) => { this.seen = entry.isIntersecting; this.refresh(); }, { rootMargin: "300px" }).observe(node);
+      new IntersectionObserver(([entry]) => { this.seen = entry.isIntersecting; }).observe(node);
+      new IntersectionObserver(([entry]) => { this.near = entry.isIntersecting; this.refresh(); }, { rootMargin: "300px" }).observe(node);
     }
     refresh(force = false) {
-      if (!this.stale || !(force || this.seen)) return;
+      if (!this.stale || !(force || this.near)) return;
       this.stale = false;
       const begin = performance.now(), view = { ...this.view(), set: this.set, width: this.at.clientWidth || 900 };
       const made = Figures[this.node.dataset.figure](this.subject, view), lacking = typeof made === "string";
@@ -132,7 +133,7 @@ const Report = (() => {
       const answer = await fetch(`curves?${new URLSearchParams({ metric, along })}`);
       if (answer.ok) {
         (this.report.curves.fetched ??= {})[key] = await answer.json();
-        for (const plot of this.plots) if (plot.seen) plot.change();
+        for (const plot of this.plots) if (plot.near) plot.change();
       }
       this.fetches.set(key, { until: performance.now() + Math.max(FRESH, 20 * (performance.now() - t)) });
     }
@@ -189,12 +190,12 @@ const Report = (() => {
       }
       this.table();
     }
-    /* The table answers at once; the figures in sight follow one by one, so that the page stays awake. What nobody has
-       asked for waits until a figure has rested. */
+    /* The table answers at once; the figures follow one by one, so that the page stays awake, those in sight first. What
+       nobody has asked for waits until a figure has rested. */
     redraw(unasked = false) {
       for (const plot of this.plots) plot.stale = true;
       const next = () => {
-        const plots = this.plots.filter((one) => one.stale && one.seen), now = performance.now();
+        const plots = this.plots.filter((one) => one.stale && one.near).sort((a, b) => b.seen - a.seen), now = performance.now();
         const plot = plots.find((one) => !unasked || one.rests <= now);
         plot?.refresh();
         if (plots.length) this.timer = setTimeout(next, plot ? 0 : 250);

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import browsing
@@ -16,11 +12,12 @@ import evil_study
 import pytest
 from browsing import CHROMIUM, NEEDED, chromium, grave_faults
 from crafted import change_trial, open_crafted, put_trial
+from served import port_of, served
 from sqlalchemy import delete, insert
 
 from bench import many_trials
 from hpo.analysis.serve import channel, live_study
-from hpo.analysis.serve.server import Server, bound
+from hpo.analysis.serve.server import Server
 from hpo.ledger import Ledger, tables
 from hpo.storage.home import Home
 
@@ -43,23 +40,6 @@ def browser() -> Iterator[Any]:
 def quick(monkeypatch):
     monkeypatch.setattr(channel, "PAUSE", 0.05)
     monkeypatch.setattr(live_study, "SOON", 0.5)
-
-
-@contextmanager
-def served(home: Home, port: int = 0, **how: Any) -> Iterator[Server]:
-    """A server of the home's pages in a thread of this process."""
-    ledger = Ledger(home.storage, create=False, read_only=True)
-    with bound("127.0.0.1", port, ()) as opened:
-        server = Server(ledger, home, opened, **how)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive()
-    ledger.close()
 
 
 def at(server: Server, path: str) -> str:
@@ -135,7 +115,7 @@ def test_rows_and_curves_come_and_what_was_chosen_stays(browser, crafted):
 def test_a_server_that_was_away_loses_and_doubles_nothing(browser, crafted):
     home, ledger = crafted
     with served(home) as server:
-        port = int(server.address.split(":")[2].partition("/")[0])
+        port = port_of(server)
         context = browsing.opened(browser, at(server, "study/crafted/"), away=True)
         shown = context.__enter__()
         shown.wait_for_selector("html[data-ready]")
@@ -172,9 +152,9 @@ def test_the_pages_of_the_home_and_of_a_trial_follow_too(browser, crafted):
     with served(home) as server, browsing.opened(browser, at(server, "")) as shown:
         shown.wait_for_selector("[data-part=studies]")
         live(shown)
-        assert "1 complete, 1 running" in shown.inner_text("[data-part=studies]")
+        assert "1 running, 1 complete" in shown.inner_text("[data-part=studies]")
         change_trial(ledger, 1, state="failed", revision=9)
-        until(shown, "document.querySelector('main').innerText.includes('1 complete, 1 failed')")
+        until(shown, "document.querySelector('main').innerText.includes('1 failed')")
         shown.click("main a")
         shown.wait_for_selector("html[data-ready]")
         assert shown.url.endswith("/study/crafted/")
