@@ -16,6 +16,7 @@ from hpo.driver.retention import Retention
 from hpo.driver.set_aside import take_over
 from hpo.driver.stopwatch import Stopwatch
 from hpo.ledger import Ledger, driver_queries, transactions
+from hpo.ledger.changes import Changes
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, Lease, acquire
 from hpo.ledger.process_id import Process
@@ -57,6 +58,7 @@ class Driver:
         self._id, name = row["id"], f"driver:{row['id']}"
         me, timeout = Process.current(), self._options.lease_timeout
         self._lease: Lease = acquire(self._ledger, name, self._spec.name, me, self._clock, timeout)
+        self._changes = Changes(self._ledger)
         # From a thread of its own, since inline trials train in this one.
         period = min(1.0, self._options.lease_timeout / 3)
         self._heartbeat = Heartbeat(f"study {self._spec.name}", lambda: self._ledger.transact(self._renew), period)
@@ -123,15 +125,16 @@ class Driver:
 
     def _drive(self, on_tick: Callable[[], None]) -> None:
         next_look = self._clock.monotonic()
-        while not self._stopping and not self._fill() and not self._expired and not self._stuck:
+        due = True
+        while not (self._stopping or ((due or self._changes()) and self._fill()) or self._expired or self._stuck):
             self._heartbeat.check()
-            if self._clock.monotonic() >= next_look:
+            if due := self._clock.monotonic() >= next_look:
                 self._reclaimer.reclaim()
                 next_look = self._clock.monotonic() + min(1.0, self._options.lease_timeout / 3)
                 self._looked = None  # a trial that trains may have passed a rung, so that another may go on
             self._retention.keep()
             if not self._executor.step():
-                self._clock.sleep(0.02)
+                self._clock.sleep(self._changes.pause)
             on_tick()
         if self._stopping:
             on_tick()  # shows that it stops, which takes a while
@@ -162,6 +165,7 @@ class Driver:
     def release(self) -> None:
         """Let another process drive the study."""
         self._heartbeat.close()
+        self._changes.close()
         self._lease.release()
 
     # adopt

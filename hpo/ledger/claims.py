@@ -61,6 +61,12 @@ def open_trials(connection: Connection, study_id: int) -> tuple[int, int]:
     return counts.get("waiting", 0), counts.get("running", 0)
 
 
+def any_waiting(connection: Connection, among: Collection[int]) -> bool:
+    """Whether a trial of these studies waits: a look, before a transaction that would have to wait for the writers."""
+    waiting = select(trials.c.id).where(trials.c.study_id.in_(among), trials.c.state == "waiting").limit(1)
+    return connection.execute(waiting).first() is not None
+
+
 def claim_alike(
     connection: Connection, worker_id: str, token: str, study_id: int, group: str, n: int, alike: Alike, in_order: bool
 ) -> list[Claim]:

@@ -9,11 +9,13 @@ import operator
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from hpo.errors import Unreported
 from hpo.ledger import Ledger, queries, transactions
+from hpo.ledger.changes import Changes
 from hpo.ledger.claims import Claim
 from hpo.ledger.history import Unsettled, unreported
 from hpo.ledger.json import text
@@ -31,7 +33,9 @@ from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, numbers
 from trainer.runtime.failpoint import failpoint
 
-SHORTEST_WAIT, LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the trials that this one waits for
+# Seconds between two looks at the trials that this one waits for: where the ledger is written again and again, and
+# where it is not.
+SHORTEST_WAIT, WRITTEN_WAIT, LONGEST_WAIT = 0.01, 0.05, 0.5
 SYSTEM_PERIOD = 1.0  # seconds: short epochs would cost more to watch than to train
 
 
@@ -242,23 +246,36 @@ def commit(
     failpoint("worker.before_report_commit")
     answers: Sequence[Verdict | Fenced | None] = ledger.transact(lambda c: transactions.commit(c, lanes))
     failpoint("worker.after_report_commit")
+    if wait and all(answer is None for answer in answers):
+        with closing(Changes(ledger)) as changes:
+            answers = _awaited(ledger, asking, changes)
+    for (reporter, _), answer in zip(asking, answers, strict=True):
+        if isinstance(answer, Verdict):
+            reporter.told(answer)
+    return answers
+
+
+def _awaited(
+    ledger: Ledger, asking: Sequence[tuple[LedgerReporter, TrialReport]], changes: Changes
+) -> Sequence[Verdict | Fenced | None]:
+    """The answers once there is one, for which other trials have to come so far; or that all are to leave."""
+    lanes = [lane for _, lane in asking]
     begun, pause = time.monotonic(), SHORTEST_WAIT
-    while wait and all(answer is None for answer in answers):
+    while True:
         found = ledger.look(lambda connection: [reporter.unsettled(connection, lane) for reporter, lane in asking])
         waited = time.monotonic() - begun
         leaving = [bool(of) and _makes_way(one, of, waited) for (one, _), of in zip(asking, found, strict=True)]
         if not all(found):
             answers = ledger.transact(lambda connection: transactions.commit(connection, lanes))
+            if any(answer is not None for answer in answers):
+                return answers
         elif any(leaving):
             told = [Verdict("leave", lane.step) for lane in lanes]
-            answers = [go if isinstance(go, Fenced) else v if go else None for v, go in zip(told, leaving, strict=True)]
+            return [go if isinstance(go, Fenced) else v if go else None for v, go in zip(told, leaving, strict=True)]
         else:
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_WAIT)
-    for (reporter, _), answer in zip(asking, answers, strict=True):
-        if isinstance(answer, Verdict):
-            reporter.told(answer)
-    return answers
+            changes.wait(LONGEST_WAIT)
+            pause = min(2 * pause, WRITTEN_WAIT)
 
 
 def _makes_way(reporter: LedgerReporter, found: Collection[str], waited: float) -> bool | Fenced:

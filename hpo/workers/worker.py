@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Collection
@@ -23,7 +24,8 @@ from hpo.child_process import FAULT
 from hpo.declaration.identity import check_loaded, check_worker
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries, transactions
-from hpo.ledger.claims import Claim, claim, renew
+from hpo.ledger.changes import Changes
+from hpo.ledger.claims import Claim, any_waiting, claim, renew
 from hpo.ledger.history import Judgement
 from hpo.ledger.leases import Heartbeat
 from hpo.ledger.process_id import Process
@@ -47,6 +49,7 @@ from trainer.report import Outcome
 from trainer.runtime.failpoint import failpoint
 
 SHOWN_EVERY = 10.0  # seconds
+REST = 0.5  # seconds after which a worker that nothing waits for asks again which studies it is to serve
 FENCED = 4  # exit code of a worker process that lost its trial to another
 
 
@@ -72,6 +75,7 @@ class Worker:
         self._process = Process.current()
         self._studies: dict[int, tuple[dict[str, Any], StudySession]] = {}  # each as its row was then
         self._ledger.transact(lambda c: transactions.register(c, self._process, executor))
+        self._changes = Changes(ledger)
         self._system = SystemMetrics()
         self.leaving = threading.Event()
         self.trained = 0  # trials it has taken
@@ -88,11 +92,20 @@ class Worker:
         (self._train_lanes if TrialShape.of(claimed[0].config).lanes > 1 else self._train)(claimed[0])
         return True
 
+    def rest(self, among: Collection[int]) -> None:
+        """Wait until a trial of these studies waits, for REST seconds at most."""
+        end = time.monotonic() + REST
+        while (left := end - time.monotonic()) > 0 and not self.leaving.is_set():
+            written = self._changes.wait(left, self.leaving.wait)
+            if written and among and self._ledger.look(lambda c: any_waiting(c, among)):
+                return
+
     def preempt(self) -> None:
         self.leaving.set()
 
     def close(self) -> None:
         """Say that it leaves in good order. The ledger stays open."""
+        self._changes.close()
         self._ledger.transact(lambda c: transactions.unregister(c, self._process))
 
     def _train(self, taken: Claim) -> None:
@@ -195,7 +208,7 @@ class Worker:
         return self._ledger.transact(body)
 
 
-def serve(worker: Worker, among: Callable[[], Collection[int] | None], idle: float = 0.1) -> int:
+def serve(worker: Worker, among: Callable[[], Collection[int] | None]) -> int:
     """Train what waits in the studies `among` gives until it gives None or `preempt` was called; the exit code.
 
     Raises HpoError and TrainerError where this process, and not a trial, is at fault.
@@ -203,7 +216,7 @@ def serve(worker: Worker, among: Callable[[], Collection[int] | None], idle: flo
     try:
         while not worker.leaving.is_set() and (found := among()) is not None:
             if not found or not worker.run_one(found):
-                worker.leaving.wait(idle)
+                worker.rest(found)
     except Fenced as error:
         print(f"fenced: {error}", file=sys.stderr)
         return FENCED
