@@ -10,6 +10,7 @@ from typing import Any
 from hpo.ledger.rows import RowMapping
 from hpo.tracking.base import Dataset
 
+CONTEXT = "mlflow.data.context"  # a tag of an input: what the data is to the run
 SHOWN = 16  # characters of a digest; MLflow takes 36 at most, `profile` has all 64
 
 
@@ -43,3 +44,16 @@ def _at(config: Any, path: str) -> Any:
     for key in path.split("."):
         config = config.get(key) if isinstance(config, Mapping) else None
     return config
+
+
+def source_of(one: Dataset) -> str:
+    """Where it lay, as MLflow's sources of files have it."""
+    return json.dumps({"uri": one.place})
+
+
+def as_input(one: Dataset) -> Any:
+    """What MLflow's client logs. Logged again it stands once: MLflow tells data sets apart by name and digest."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    entity = Dataset(one.name, one.digest, "local", source_of(one), profile=one.profile)
+    return DatasetInput(entity, [InputTag(CONTEXT, one.field)])

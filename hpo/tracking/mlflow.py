@@ -9,7 +9,6 @@ makes a second run; the first opening of a new database is a race that only a lo
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import shutil
 import socket
@@ -25,7 +24,8 @@ from hpo.errors import HpoError
 from hpo.ledger.sqlite_url import path_of
 from hpo.ledger.store import DATABASE_ERRORS, read_only, writable
 from hpo.text import command
-from hpo.tracking.base import Batch, Dataset, ModelView, Point, Refused, Run, RunView, Unreachable
+from hpo.tracking import datasets
+from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.files import digests, directory_of, link
 from hpo.tracking.mlflow_models import Models
 from hpo.tracking.mlflow_registry import Registry
@@ -154,7 +154,7 @@ class MlflowTracker:
         with self._speaking():
             self._send_artifacts(run_id, batch)
             if batch.datasets:
-                self._client.log_inputs(run_id, [_dataset_input(one) for one in batch.datasets])
+                self._client.log_inputs(run_id, [datasets.as_input(one) for one in batch.datasets])
             self._client.log_batch(
                 run_id,
                 metrics=[Metric(p.key, p.value, p.timestamp, p.step) for p in batch.points],
@@ -383,15 +383,6 @@ def _outages() -> tuple[type[Exception], ...]:
     from requests import RequestException
 
     return (MlflowException, RequestException, *DATABASE_ERRORS, OSError)
-
-
-def _dataset_input(one: Dataset) -> Any:
-    """Logged again it stands once: MLflow tells data sets apart by name and digest."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    source = json.dumps({"uri": one.place})
-    entity = Dataset(one.name, one.digest, "local", source, profile=one.profile)
-    return DatasetInput(entity, [InputTag("mlflow.data.context", one.field)])
 
 
 def _user() -> str:

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from hpo.ledger.sqlite_url import path_of
-from hpo.tracking.base import Batch, Model, Point, Refused, Run, RunView
+from hpo.tracking.base import Batch, Dataset, Model, Point, Refused, Run, RunView
+from hpo.tracking.datasets import CONTEXT, source_of
 from hpo.tracking.files import directory_of
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.mlflow_models import lay_out, take_away
@@ -33,7 +34,8 @@ from hpo.tracking.mlflow_store import REVISION, recorded
 from hpo.tracking.rows import LARGEST
 from hpo.tracking.uri import check_uri
 
-_WRITTEN = ("points", "params", "tags", "texts", "files", "removed", "models", "removed_models", "status", "ended_at")
+_MADE = ("points", "params", "tags", "texts", "files", "datasets", "models", "status", "ended_at")
+_REMOVED = ("removed", "removed_models", "removed_tags")
 _SHOWN = ("values", "violations")  # of a batch, in other trackers alone
 _KEY, _NAME = re.compile(r"[\w.\- :/]{1,250}"), re.compile(r"[\w-]{1,250}")  # what MLflow takes as it is
 _TEXT = 5000  # characters that MLflow cuts nowhere
@@ -99,7 +101,7 @@ class SqliteTracker(MlflowTracker):
             )
 
     def send(self, run_id: str, batch: Batch) -> None:
-        unknown = replace(batch, **{name: getattr(Batch(), name) for name in (*_WRITTEN, *_SHOWN)})
+        unknown = replace(batch, **{name: getattr(Batch(), name) for name in (*_MADE, *_REMOVED, *_SHOWN)})
         if unknown != Batch() or not _plain(batch):
             return super().send(run_id, batch)
         with self._speaking():
@@ -107,7 +109,7 @@ class SqliteTracker(MlflowTracker):
             self._send_artifacts(run_id, batch)
             self._send_models(experiment, run_id, batch)
             with self._writing():
-                self._log(run_id, batch)
+                self._log(experiment, run_id, batch)
         return None
 
     def flush(self) -> None:
@@ -191,13 +193,17 @@ class SqliteTracker(MlflowTracker):
             raise Refused(f"MLflow at {self.name} refuses this: {why}.")
         return experiment
 
-    def _log(self, run_id: str, batch: Batch) -> None:
+    def _log(self, experiment: int, run_id: str, batch: Batch) -> None:
         self._rows.executemany(
             "INSERT OR IGNORE INTO params (run_uuid, key, value) VALUES (?, ?, ?)",
             [(run_id, *param) for param in batch.params.items()],
         )
         self._measure(run_id, batch.points)
         self._tag(run_id, batch.tags)
+        removed = [(run_id, key) for key in batch.removed_tags]
+        self._rows.executemany("DELETE FROM tags WHERE run_uuid = ? AND key = ?", removed)
+        for one in batch.datasets:
+            self._read(experiment, run_id, one)
         if batch.ended_at is not None:
             ended = (batch.status or "FINISHED", batch.ended_at, run_id)
             self._rows.execute("UPDATE runs SET status = ?, end_time = ? WHERE run_uuid = ?", ended)
@@ -226,6 +232,26 @@ class SqliteTracker(MlflowTracker):
             "INSERT OR REPLACE INTO tags (run_uuid, key, value) VALUES (?, ?, ?)",
             [(run_id, *tag) for tag in tags.items()],
         )
+
+    def _read(self, experiment: int, run_id: str, one: Dataset) -> None:
+        """Show that a run has read a data set, which stands once in an experiment."""
+        new = (uuid.uuid4().hex, experiment, one.name, one.digest, "local", source_of(one), one.profile)
+        self._rows.execute(
+            "INSERT OR IGNORE INTO datasets (dataset_uuid, experiment_id, name, digest, dataset_source_type, "
+            "dataset_source, dataset_profile) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            new,
+        )
+        which = "SELECT dataset_uuid FROM datasets WHERE experiment_id = ? AND name = ? AND digest = ?"
+        [(dataset,)] = self._rows.execute(which, new[1:4]).fetchall()
+        input_uuid = uuid.uuid4().hex
+        made = self._rows.execute(
+            "INSERT OR IGNORE INTO inputs (input_uuid, source_type, source_id, destination_type, destination_id) "
+            "VALUES (?, 'DATASET', ?, 'RUN', ?)",
+            (input_uuid, dataset, run_id),
+        )
+        if made.rowcount:
+            of_input = (input_uuid, CONTEXT, one.field)
+            self._rows.execute("INSERT INTO input_tags (input_uuid, name, value) VALUES (?, ?, ?)", of_input)
 
     # models, each step of which can be done again (mlflow_models.py)
 
@@ -304,7 +330,9 @@ def _plain(batch: Batch) -> bool:
     """Whether MLflow takes every name and text as it is."""
     keys = {*batch.params, *batch.tags, *(point.key for point in batch.points)}
     keys |= {key for model in batch.models for key in (*model.tags, *(point.key for point in model.points))}
-    texts = [*batch.params.values(), *batch.tags.values()]
+    texts = [*batch.params.values(), *batch.tags.values(), *(one.place for one in batch.datasets)]
+    if any(len(one.name) > 500 or len(one.field) > 500 for one in batch.datasets):
+        return False
     named = all(_KEY.fullmatch(key) and posixpath.normpath(key) == key and key[0] not in "./" for key in keys)
     named = named and "mlflow.runName" not in keys and all(_NAME.fullmatch(model.name) for model in batch.models)
     return named and all(len(text) <= _TEXT for text in texts)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpo.tracking import mlflow_store
-from hpo.tracking.base import Batch, Model, Point, Refused, Run
+from hpo.tracking.base import Batch, Dataset, Model, Point, Refused, Run
 from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.mlflow_sqlite import SqliteTracker, open_mlflow
 from hpo.tracking.mlflow_store import initialise
@@ -64,6 +64,10 @@ def everything_sent(tracker: MlflowTracker, root: Path) -> dict[str, list]:
     model = Model("trial-0-step-5", 5, {"hpo.step": "5"}, points[:1], {"c.json": "{}"}, {"weights": root / "weights"})
     tracker.send(parent, Batch(tags={"hpo.state": "running"}, status="RUNNING", texts={"study.json": "{}"}))
     tracker.send(child, Batch(points, {"train.lr": "0.1", "model.name": "x" * 4000}, {"hpo.state": "running"}))
+    read = [Dataset("x.csv", "a" * 16, "data.path", "/data/x.csv", "{}"), Dataset("y", "b", "more", "y", "{}")]
+    tracker.send(child, Batch(datasets=read, tags={"user.tag": "1"}))
+    tracker.send(parent, Batch(datasets=read[:1], removed_tags=["never there"]))
+    tracker.send(child, Batch(datasets=read, removed_tags=["user.tag"]))
     for status in ("SCHEDULED", "RUNNING"):
         tracker.send(child, Batch(late, tags={"hpo.state": status}, status=status))
     end = Batch(points[-2:], tags={"hpo.state": "complete"}, models=[model], status="FINISHED", ended_at=9)
@@ -78,6 +82,9 @@ def everything_sent(tracker: MlflowTracker, root: Path) -> dict[str, list]:
         connection.row_factory = sqlite3.Row
         models = [row[0] for row in connection.execute("SELECT model_id FROM logged_models")]
         names |= dict.fromkeys(models, "MODEL")
+        for column, table in (("dataset_uuid", "datasets"), ("input_uuid", "inputs")):
+            uuids = connection.execute(f"SELECT {column} FROM {table}")
+            names |= {row[0]: column for row in uuids}
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
             rows = [dict(row) for row in connection.execute(f"SELECT * FROM {table}")]
@@ -97,6 +104,7 @@ def test_rows_are_those_of_mlflows_client(tmp_path):
     )
     assert own == client
     assert len(own["metrics"]) == 15 and len(own["latest_metrics"]) == 2 and own["logged_models"]
+    assert (len(own["datasets"]), len(own["inputs"]), len(own["input_tags"])) == (2, 4, 3)  # an output is an input too
 
 
 def test_what_mlflow_may_refuse_is_left_to_its_client(tmp_path):
