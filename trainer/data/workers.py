@@ -289,9 +289,10 @@ class _Worker:
 
 def _serve(read: Read, requests: Any, answers: socket.socket) -> None:
     """The worker's side: answer each request with (batch, None, "") or (None, error, its traceback)."""
-    die_with(os.getppid())
     parent = torch.multiprocessing.parent_process()
     assert parent is not None
+    served = torch.multiprocessing.get_start_method() == "forkserver"  # the server is the parent, and dies with it
+    die_with(os.getppid() if served else parent.pid)  # which may be dead, and its place taken by a reaper
     if not parent.is_alive():
         return
     for number in _GROUPS:

@@ -240,6 +240,33 @@ next(workers.map([(0, [0])]))
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.usefixtures("process")
+def test_workers_that_begin_after_the_training_process_died_die_too():
+    code = """
+import os, time
+from trainer.data import workers
+serve, parent = workers._serve, os.getpid()
+def late(*arguments):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    serve(*arguments)
+workers._serve = late
+print(*workers.Workers(lambda request: None, 2, None).pids, flush=True)
+time.sleep(3600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    left = [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+    for child in left:
+        child.kill()
+    assert len(children) == 2 and not left
+
+
 def test_signals_to_the_whole_group_are_left_to_the_training_process():
     made = loader(Numbers(lambda: time.sleep(0.2)), data_timeout=30.0)
     windows = []
