@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hpo.cli import completion
 from hpo.cli.facts import notes, print_json
 from hpo.cli.options import HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption
 from hpo.errors import UserError
@@ -15,7 +16,14 @@ app = typer.Typer()
 
 @app.command()
 def tag(
-    of: Annotated[str, typer.Argument(metavar="TRIAL", help="The trial's number, or `study` for the study itself.")],
+    of: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRIAL",
+            help="The trial's number, or `study` for the study itself.",
+            autocompletion=completion.trials,
+        ),
+    ],
     given: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="A new value takes an old one's place.")
     ] = None,
