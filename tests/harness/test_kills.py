@@ -32,6 +32,7 @@ from kill import (
 )
 from sqlalchemy import String, select
 
+import hpo as library
 from hpo.ledger.tables import attempts, checkpoints, events, reports, workers
 from hpo.workers.worker import FENCED
 from trainer.runtime import failpoint
@@ -152,6 +153,8 @@ def check_kill_of_function(tmp_path, of_function, targets: tuple[str, ...], seed
     run = Run(tmp_path / "home", **FUNCTION)
     print(f"\nSIGKILL {kill_at(run, {target: rng.random() for target in targets}, of_function, rng)}")
     check_sound(run, of_function.digest, sum(LOST[target] for target in targets))
+    rows = library.open(home=run.home).trials()
+    assert rows["tags.reached"].tolist() == rows["epoch"].astype(str).tolist(), "each tag is the last that was given"
 
 
 @pytest.mark.usefixtures("process")
