@@ -224,6 +224,7 @@ def status(
     study: StudyOption = None, as_json: JsonOption = False, home: HomeOption = ".hpo", storage: StorageOption = None
 ) -> None:
     """How far a study is; without a name, each of several in a line."""
+    from hpo.analysis.results.idle import idle
     from hpo.analysis.results.status import describe, facts_of, line
     from hpo.ledger import queries
     from hpo.storage.lookup import open_studies
@@ -236,7 +237,11 @@ def status(
             print_json(rows if len(rows) > 1 else rows[0])
             return
         found = [queries.status(connection, name) for name in names]
-    print("\n".join(map(line, found)) if len(found) > 1 else describe(found[0]))
+        if len(found) == 1:
+            study_id = queries.study_row(connection, names[0])["id"]
+            print(describe(found[0], idle(connection, study_id, found[0].state == "running")))
+            return
+    print("\n".join(map(line, found)))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from hpo.analysis.results.idle import Idle, idle
 from hpo.ledger import queries
 from hpo.ledger.queries import Status
 from hpo.space.trial_state import TERMINAL_STATES
@@ -17,10 +18,13 @@ SHOWN = 10  # trials of a front
 
 
 def facts_of(connection: Connection, name: str) -> dict[str, Any]:
-    """How far a study is, its digest, and the same of the studies derived from it, as JSON values."""
-    digest = queries.digest(connection, queries.study_row(connection, name))
+    """How far a study is, its digest, how much its workers wait, and the same of the studies derived from it, as JSON
+    values."""
+    study, status = queries.study_row(connection, name), queries.status(connection, name)
+    waits = idle(connection, study["id"], status.state == "running")
     derived = [facts_of(connection, one) for one, of in queries.derived(connection).items() if of == name != one]
-    return asdict(queries.status(connection, name)) | {"digest": digest, "derived": derived}
+    told = {"idle": waits and asdict(waits) | {"share": waits.share}, "derived": derived}
+    return asdict(status) | {"digest": queries.digest(connection, study)} | told
 
 
 def line(status: Status) -> str:
@@ -35,8 +39,8 @@ def line(status: Status) -> str:
     return f"{status.study}: {status.state}, {ended} ended{best}"
 
 
-def describe(status: Status) -> str:
-    """One study in a few lines."""
+def describe(status: Status, waits: Idle | None = None) -> str:
+    """One study in a few lines; `waits` is how its workers have waited."""
     cut_off = {} if status.state == "running" else {"running": "cut off (until a resume)"}
     states = ", ".join(f"{count} {cut_off.get(state, state)}" for state, count in status.trials.items() if count)
     first, _, best = line(status).partition("; ")
@@ -45,4 +49,12 @@ def describe(status: Status) -> str:
     trained = f"{epochs} trained in {counted(status.attempts, 'attempt')}, {spelled(status.seconds_used)}{bound} used"
     took = f"imported from {status.imported}" if status.imported else trained
     untaken = [trouble.describe(target) for target, trouble in status.alerts.items()]
-    return "\n  ".join(filter(None, [first, states or "no trials yet", took, best, *untaken]))
+    idled = waiting(waits) if waits else ""
+    return "\n  ".join(filter(None, [first, states or "no trials yet", took, idled, best, *untaken]))
+
+
+def waiting(waits: Idle) -> str:
+    """How much of their time workers have waited, and for what."""
+    reasons = {"for a trial to take": waits.for_a_trial, "at rungs for earlier trials": waits.at_rungs}
+    named = ", ".join(f"{share:.1%} {what}" for what, share in reasons.items() if share >= 0.0005)
+    return f"workers idle for {waits.share:.1%} of {spelled(waits.seconds)}" + (f": {named}" if named else "")

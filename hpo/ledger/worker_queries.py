@@ -1,0 +1,52 @@
+"""Queries of what a study's workers did: attempts, and the reports at which one may have waited for others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import and_, func, select
+
+from hpo.ledger.rows import Connection, RowMapping
+from hpo.ledger.tables import attempts, decisions, reports, trials, workers
+
+
+class EpochReport(NamedTuple):
+    """An epoch that a trial has reported, in seconds since 1970, and whether a decision answered it."""
+
+    trial_id: int
+    at: float
+    decided: bool
+
+
+def latest_attempts(connection: Connection, study_id: int, n: int) -> Sequence[RowMapping]:
+    """The `n` attempts of a study that began last, by their begin: each with when its worker was ready (`ready`), what
+    executor that is of, and when it left in good order (`left`)."""
+    query = (
+        select(
+            *(attempts.c[name] for name in ("trial_id", "worker_id", "started_at", "ended_at")),
+            workers.c.executor,
+            workers.c.started_at.label("ready"),
+            workers.c.ended_at.label("left"),
+        )
+        .join(trials, trials.c.id == attempts.c.trial_id)
+        .join(workers, workers.c.id == attempts.c.worker_id)
+        .where(trials.c.study_id == study_id)
+        .order_by(attempts.c.started_at.desc())
+        .limit(n)
+    )
+    return connection.execute(query).mappings().all()[::-1]
+
+
+def epoch_reports(connection: Connection, trial_ids: Collection[int]) -> Sequence[EpochReport]:
+    """The epochs that these trials have reported (fold 0), by trial and time."""
+    answered = and_(decisions.c.trial_id == reports.c.trial_id, decisions.c.step == reports.c.step)
+    at = func.min(reports.c.at)
+    query = (
+        select(reports.c.trial_id, at, func.count(decisions.c.step) > 0)
+        .join(decisions, answered, isouter=True)
+        .where(reports.c.trial_id.in_(trial_ids), reports.c.epoch.is_not(None), reports.c.fold == 0)
+        .group_by(reports.c.trial_id, reports.c.step)
+        .order_by(reports.c.trial_id, at)
+    )
+    return [EpochReport(row[0], row[1], bool(row[2])) for row in connection.execute(query)]
