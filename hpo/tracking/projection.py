@@ -21,14 +21,14 @@ import math
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpo.ledger import mirror_queries, queries, tags
 from hpo.ledger.mirror_queries import STUDY
 from hpo.ledger.rows import Connection, RowMapping
-from hpo.search.population.base import breeding
+from hpo.search.strategies.base import STRATEGIES
 from hpo.space.trial_state import STATES, TERMINAL_STATES
 from hpo.storage import artifacts, locations, metrics_json
 from hpo.storage.home import Home
@@ -201,7 +201,7 @@ def trial_run(study: RowMapping, trial: RowMapping) -> Run:
         tags["hpo.train_seed"] = str(seed)
     if trial["parent"] is not None:
         tags["hpo.parent"] = str(trial["parent"])
-    if trial["parent"] is not None or breeding(study["spec"].get("strategy", "none")):
+    if trial["parent"] is not None or _in_generations(study["spec"].get("strategy", "none")):
         tags["hpo.generation"] = str(trial["generation"])
     if trial["start"] is not None:
         tags["hpo.start"] = trial["start"]
@@ -210,6 +210,12 @@ def trial_run(study: RowMapping, trial: RowMapping) -> Run:
     started = milliseconds(trial["started_at"] or trial["created_at"])
     name = pages.run_name(study["name"], trial["number"])
     return Run(tags["hpo.run_uid"], name, started, tags, *_provenance(study))
+
+
+def _in_generations(strategy: str | Mapping[str, Any]) -> bool:
+    """Whether it is one of populations; by its place, since the strategies take long to import."""
+    name = strategy if isinstance(strategy, str) else str(strategy["name"])
+    return STRATEGIES.get(name, "").startswith("hpo.search.population.")
 
 
 def metric_key(key: str, fold: int = 0) -> str:

@@ -316,9 +316,20 @@ def test_a_second_name_or_a_copy(tmp_path):
 
 
 @pytest.mark.usefixtures("process")
-def test_mlflow_is_imported_only_to_be_used():
-    code = "import sys, hpo.tracking.mirror_process, hpo.verify, hpo.tracking.ui;"
-    code += "assert not {'mlflow', 'torch', 'optuna', 'ray'} & set(sys.modules)"
+def test_mlflow_is_imported_only_to_be_used(tmp_path):
+    code = f"""
+import sys, hpo.tracking.mirror_process, hpo.verify, hpo.tracking.ui
+from pathlib import Path
+from hpo.tracking.base import Batch, Point, Run
+from hpo.tracking.trackers import open_tracker
+tracker = open_tracker("sqlite:///{tmp_path}/mlflow.db", Path("{tmp_path}/artifacts"))
+run = tracker.open_study("s", Run("u", "s", 0, {{"hpo.run_uid": "u", "hpo.study": "s"}}))
+tracker.send(run, Batch([Point("loss", 1, 2, 0.5)], texts={{"a.txt": "a"}}, status="FINISHED", ended_at=3))
+tracker.flush()
+assert tracker.find("s", "u")[0].status == "FINISHED"
+tracker.close()
+assert not {{'mlflow', 'torch', 'optuna', 'ray'}} & set(sys.modules), "a database of this host is written without it"
+"""
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
 
 

@@ -25,6 +25,8 @@ from hpo.clock import SystemClock
 from hpo.errors import Busy, UserError
 from hpo.ledger import Ledger, leases, queries, tables, transactions
 from hpo.ledger.process_id import Process
+from hpo.search.population.base import breeding
+from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home
 from hpo.tracking import curves, mirror_process, pages, projection
 from hpo.tracking.base import Unreachable
@@ -532,6 +534,38 @@ def test_a_mirror_that_lost_its_lease_moves_no_cursor(made, tracker):
     with pytest.raises(Busy, match="taken over"):
         mirror_process.Mirror(made.ledger, tracker, "s", made.home, ours, SystemClock()).look()
     assert mirror_process.behind(made.ledger, tracker.name, "s") > 0
+
+
+def test_no_cursor_moves_before_what_was_sent_is_on_the_disk(made, tracker, monkeypatch):
+    """The machine may die in between: rows of a WAL that was not synced are then gone."""
+    made.complete()
+
+    def away() -> None:
+        raise Unreachable("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracker, "flush", away)
+        result = mirror_process.drain(made.ledger, tracker, made.name, made.home, seconds=0.0)
+    assert result.behind > 0 and result.why == "the disk is full"
+    drained(made, tracker)
+
+
+def test_many_trials_are_one_sync(made, tracker, monkeypatch):
+    for _ in range(6):
+        made.complete()
+    drained(made, tracker)
+    syncs: list[int] = []
+    whole = tracker.flush
+    monkeypatch.setattr(tracker, "flush", lambda: syncs.append(1) or whole())
+    for _ in range(6):
+        made.complete()
+    drained(made, tracker)
+    assert len(syncs) <= 2, "the trials, and the study's run"
+
+
+def test_a_mirror_knows_populations_without_importing_them():
+    for name in STRATEGIES:
+        assert projection._in_generations({"name": name}) == (breeding(name) is not None)
 
 
 def test_cursors_and_commands_show_no_password():
