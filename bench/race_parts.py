@@ -13,6 +13,8 @@ them. A process counts as what its command line says: the module that it runs, `
     first claim   seconds from the command until a worker has taken the first trial
     first report  and until the first epoch is in the ledger
     last end      and until the last trial has ended; what follows is the mirror's rest, and leaving
+    driving       processor seconds of the command and of the mirror between the first claim and the last end, without
+                  their start-up
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ _ROLES = {
 }
 
 
-def run(command: Sequence[str]) -> dict[str, float]:
-    """Seconds of a command by the clock, and processor seconds of it and, by role, of all that it starts."""
+def run(command: Sequence[str]) -> tuple[dict[str, float], _Watch]:
+    """Seconds of a command by the clock, and processor seconds of it and, by role, of all that it starts; and what was
+    read while it ran."""
     before = os.times()
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -55,7 +58,7 @@ def run(command: Sequence[str]) -> dict[str, float]:
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {errors}")
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"clock": seconds, "processor": used} | parts
+    return {"clock": seconds, "processor": used} | parts, watch
 
 
 class _Watch:
@@ -64,6 +67,7 @@ class _Watch:
     def __init__(self, root: int) -> None:
         self._root, self._ended = root, threading.Event()
         self._used: dict[int, tuple[str, float]] = {}
+        self._read: list[tuple[float, str, float]] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -76,12 +80,19 @@ class _Watch:
             found[role] = found.get(role, 0.0) + seconds
         return found
 
+    def between(self, role: str, begin: float, end: float) -> float:
+        """Processor seconds of the one process of a role between two times, in seconds since 1970."""
+        own = [(at, seconds) for at, known, seconds in self._read if known == role]
+        first, last = (max((s for at, s in own if at <= when), default=0.0) for when in (begin, end))
+        return last - first
+
     def _run(self) -> None:
         while not self._ended.wait(0.02):
             for pid in _below(self._root):
                 if (seconds := _used(pid)) is not None:
                     role = "driver" if pid == self._root else _role(pid)
                     self._used[pid] = (role or self._used.get(pid, ("others",))[0], seconds)
+                    self._read.append((time.time(), *self._used[pid]))
 
 
 def _role(pid: int) -> str:
@@ -120,7 +131,8 @@ def ours(options: argparse.Namespace, home: Path) -> dict[str, float]:
     what = ["--study", options.study, "--trials", options.trials, "--workers", options.workers]
     search = ["--sampler", "random", "--strategy", "none"]
     began = time.time()
-    figures = run([sys.executable, "-m", "hpo", "run", *map(str, what), *search, "--home", str(home), *options.more])
+    command = [sys.executable, "-m", "hpo", "run", *map(str, what), *search, "--home", str(home), *options.more]
+    figures, watch = run(command)
     with closing(sqlite3.connect(home / "ledger.db")) as ledger:
         for name, query in (
             ("first claim", "SELECT min(started_at) FROM attempts"),
@@ -128,12 +140,13 @@ def ours(options: argparse.Namespace, home: Path) -> dict[str, float]:
             ("last end", "SELECT max(ended_at) FROM trials"),
         ):
             figures[name] = ledger.execute(query).fetchone()[0] - began
-    return figures
+    span = began + figures["first claim"], began + figures["last end"]
+    return figures | {f"{role}, driving": watch.between(role, *span) for role in ("driver", "mirror")}
 
 
 def peer(options: argparse.Namespace, directory: Path) -> dict[str, float]:
     """The same by the loop in `--peer`."""
-    figures = run([sys.executable, options.peer, str(directory), str(options.trials), str(options.workers)])
+    figures, _ = run([sys.executable, options.peer, str(directory), str(options.trials), str(options.workers)])
     return {f"peer, {name}": figures[name] for name in ("clock", "processor")}
 
 
@@ -157,7 +170,8 @@ def show(rounds: Sequence[dict[str, float]]) -> None:
     for name in names:
         values = [one.get(name, 0.0) for one in rounds]
         print(f"{name:28} {statistics.median(values):8.2f} s  ({min(values):.2f} to {max(values):.2f})")
-    parts = [name for name in ("driver", *_ROLES.values(), "others") if name in names]
+    parts = ("driver", "driver, driving", *_ROLES.values(), "mirror, driving", "others")
+    parts = [name for name in parts if name in names]
     ratios = {f"{name} / processor": (name, "processor") for name in parts}
     if "peer, clock" in names:
         ratios |= {"clock / peer": ("clock", "peer, clock"), "processor / peer": ("processor", "peer, processor")}

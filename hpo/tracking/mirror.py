@@ -203,7 +203,6 @@ class Mirror:
                 self._renew()
         finally:
             self._commit(study, cursors)
-            failpoint("mirror.after_cursor")
 
     def _fetched(self, trial: projection.Pending) -> bool:
         """Whether its files are on this host. Where a bucket does not give them, that is said once, and for the next
@@ -300,6 +299,7 @@ class Mirror:
         self._tracker.flush()
         where = (self._tracker.name, study["id"])
         self._lease.write(lambda connection: mirror_queries.move(connection, *where, cursors))
+        failpoint("mirror.after_cursor")
         self._renewed = self._clock.monotonic()
 
     def _renew(self) -> None:

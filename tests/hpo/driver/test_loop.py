@@ -19,6 +19,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.event import listen
 from study_runs import drive, hpo, known, make, query, refused
 
+from hpo.clock import FakeClock
 from hpo.declaration import code_digest, identity
 from hpo.driver.loop import Driver
 from hpo.driver.request import RunRequest
@@ -228,6 +229,50 @@ def test_of_trials_that_have_ended_only_the_new_ones_are_read_whole(home, fragil
         assert sum("coordinates" in statement for statement in read) == 1, f"after trial {number}"
     worker.close()
     driver.release()
+
+
+class Slow:
+    """Workers that take a second of the driver's clock, in hundreds of its looks, before one of them trains a trial."""
+
+    name = "slow"
+
+    def __init__(self, home: Home, asked: list[str]) -> None:
+        self._home, self._asked, self._looks = home, asked, 0
+        self.asked_meanwhile: list[int] = []
+
+    def start(self, context) -> None:
+        self._ledger = Ledger(context.storage, create=False)
+        self._worker = Worker(self._ledger, self._home, self.name)
+        self._id = context.study_id
+
+    def step(self) -> bool:
+        self._looks += 1
+        if self._looks % 90:
+            return False
+        self.asked_meanwhile.append(len(self._asked))
+        trained = self._worker.run_one([self._id])
+        self._asked.clear()
+        return trained
+
+    def preempt(self) -> None:
+        pass
+
+    def stop(self, grace: float) -> None:
+        self._worker.close()
+        self._ledger.close()
+
+
+def test_a_driver_that_waits_asks_the_ledger_nothing(home, fragile):
+    asked: list[str] = []
+    slow = Slow(home, asked)
+    driver = make(home, slow, trials=4, reference=str(fragile))
+    driver._clock = FakeClock()
+    driver.acquire()
+    listen(driver._ledger.engine, "after_cursor_execute", lambda *given: asked.append(given[2]))
+    assert driver.run() == "complete"
+    driver.release()
+    # What has ended, the asks, the lease, a look for the dead a second: not a query at each of 90 looks.
+    assert len(slow.asked_meanwhile) >= 4 and max(slow.asked_meanwhile) < 45
 
 
 @pytest.mark.usefixtures("process")

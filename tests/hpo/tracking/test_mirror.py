@@ -421,7 +421,7 @@ def test_killed_at_every_point(home, point, hit):
 
     def body() -> None:
         ledger = Ledger(home.storage)
-        tracker = MlflowTracker(home.tracking_uri, home.artifacts)
+        tracker = open_mlflow(home.tracking_uri, home.artifacts)
         mirror_process.drain(ledger, tracker, "s", home)
         made.ledger = ledger
         made.report(taken, 2, {"val/loss": 0.5}, epoch=2)
