@@ -13,6 +13,7 @@ died, workers are spawned.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import select
@@ -22,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -34,7 +35,7 @@ _IMPORTED = (_MODULE, "hpo.workers.lanes", "sqlalchemy.dialects.sqlite", "safete
 STEPS = "torch._dynamo"  # what the first step of any of torch's optimizers imports, for 1.5 s of a processor
 _ROOM = 4096  # bytes of a command line, over which that of a worker is written
 _OWN_THREADS = {"jemalloc_bg_thd"}  # which its library starts anew in a fork
-_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
+_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 15, 36, 37
 _READY = b"ready"
 
 
@@ -73,7 +74,8 @@ class Forked:
 
     def _signal(self, number: int) -> None:
         if self.returncode is None:
-            os.kill(self.pid, number)  # not yet waited for, so that nobody else has the pid
+            with suppress(ProcessLookupError):  # SIGCHLD is ignored
+                os.kill(self.pid, number)  # not yet waited for, so that nobody else has the pid
 
 
 class Prepared:
@@ -115,15 +117,12 @@ class Prepared:
         if self.failure:
             return None
         request = {"arguments": [*arguments], "environ": {**environ}}
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
-            socket.send_fds(self._connection, [json.dumps(request).encode()], [output.fileno()])
-            reply = self._received()
-        except OSError:
-            reply = b""
-        finally:
-            libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+            with _adopting():
+                socket.send_fds(self._connection, [json.dumps(request).encode()], [output.fileno()])
+                reply = self._received()
+        except OSError as error:
+            reply = b"" if error.errno in (errno.EPIPE, errno.ECONNRESET) else str(error).encode()
         if not reply.isdigit():
             self.failure = reply.decode() or self._last_words()
             return None
@@ -152,6 +151,18 @@ class Prepared:
         return f"the process that workers are forked from has ended (exit code {code}{': ' if lines else ''}" + (
             f"{lines[-1]})" if lines else ")"
         )
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Have orphans below this process become its children, as they may already have been. Raises OSError."""
+    libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
+    if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before)) or libc.prctl(_PR_SET_CHILD_SUBREAPER, 1):
+        raise OSError(ctypes.get_errno(), "this system lets no process adopt another")
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def _serve(connection: socket.socket) -> tuple[dict[str, Any], int]:

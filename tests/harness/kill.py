@@ -215,8 +215,8 @@ def first_claim(run: Run, process: subprocess.Popen[str]) -> None:
 
 
 def pid_of(target: str, run: Run, driver: subprocess.Popen[str], rng: random.Random) -> int | None:
-    """The pid of the driver, of a live worker, of a program that one runs, of the mirror, or of the process that workers
-    are forked from; None if there is none at the moment."""
+    """The pid of the driver, of a live worker, of a program that one runs, of the mirror, or of the process that
+    workers are forked from; None if there is none at the moment."""
     if target == "driver":
         return driver.pid
     children = psutil.Process(driver.pid).children(target == "program") if driver.poll() is None else []
