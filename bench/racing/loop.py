@@ -16,6 +16,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,18 @@ def schedule_of(optimizer: torch.optim.Optimizer, config: Config, steps: int) ->
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor if name == "cosine" else lambda step: 1.0)
 
 
+@contextmanager
+def statistics_held(model: nn.Module) -> Iterator[None]:
+    """SAM's second pass, at weights that are not kept, leaves batch norm's running statistics as they are."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    yield
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor], config: Config) -> Tensor:
     """One step, by the gradient at the worst point nearby where SAM is on; the loss before it."""
     params: list[Tensor] = [*model.parameters()]
@@ -219,7 +232,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], 
         with torch.no_grad():
             torch._foreach_add_(params, torch._foreach_mul(grads, scale))
         optimizer.zero_grad()
-        loss().backward()
+        with statistics_held(model):
+            loss().backward()
         with torch.no_grad():
             torch._foreach_copy_(params, before)
     torch.nn.utils.clip_grad_norm_(params, config["train.clip.norm"])

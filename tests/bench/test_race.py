@@ -20,7 +20,7 @@ from hpo import load
 from trainer.checkpoint.store import CheckpointStore
 from trainer.loop import fit
 
-PLAIN = {"data.test": True, "train.num_epochs": 3, "train.batch_size": 2000}  # one batch, so that no order matters
+PLAIN = {"data.test": True, "train.num_epochs": 8, "train.batch_size": 2000}  # one batch, so that no order matters
 OPTIONS = {
     "mlp": {
         "model.dropout": 0.0,
@@ -28,8 +28,8 @@ OPTIONS = {
         "train.optim.name": "sgd",
         "train.optim.lr": 0.5,
         "train.optim.momentum": 0.8,
-        "train.optim.weight_decay": 0.5,  # so much that the loss shows whether biases decay
-        "train.clip.norm": 0.1,
+        "train.optim.weight_decay": 0.3,  # so much that the loss shows whether biases decay
+        "train.clip.norm": 0.02,  # below that of each step
     },
     "convnet": {
         "train.optim.wrap": "sam",
@@ -71,11 +71,13 @@ def test_the_peers_loop_trains_as_the_trainer_does(name, described, tmp_path, mo
     fit(task, study.config.train, reporter, CheckpointStore(tmp_path / "trial", 1, []))
     monkeypatch.setattr(loop, "build", lambda name, config: copy.deepcopy(start))
     for epoch, metrics in enumerate(loop.train(given, data, {}, 0, tmp_path / "peer"), start=1):
-        theirs = {key: reporter.values[epoch, key] for key in metrics if key.startswith(("val", "test"))}
-        assert {key: metrics[key] for key in theirs} == pytest.approx(theirs, rel=1e-3), epoch
-    assert epoch == 3 and len(theirs) == (2 if name == "gpt" else 4)
+        ours = {key: reporter.values[epoch, key] for key in metrics if key.startswith(("val", "test"))}
+        for key, value in ours.items():
+            few = {"abs": 0.006} if key.endswith("accuracy") else {"rel": 1e-4}  # rounding moves an image or two
+            assert metrics[key] == pytest.approx(value, **few), (epoch, key)
+    assert epoch == 8 and len(ours) == (2 if name == "gpt" else 4)
     saved = torch.load(tmp_path / "peer" / "last.pt")
-    assert saved["epoch"] == 3 and saved["optimizer"]["state"]
+    assert saved["epoch"] == 8 and saved["optimizer"]["state"]
 
 
 @pytest.mark.parametrize("name", STUDIES)
