@@ -117,12 +117,13 @@ def fill(cells: list[Cell], commands: Mapping[str, Command], rows: dict[Cell, di
 def budgets(text: str) -> dict[str, float]:
     """Seconds for all workloads, or some of them: 60, or mlp=40,gpt=70."""
     try:
-        if "=" not in text:
-            return dict.fromkeys(STUDIES, float(text))
-        pairs = dict(pair.split("=") for pair in text.split(","))
-        return SECONDS | {name: float(pairs[name]) for name in pairs if name in STUDIES or pairs[""]}
-    except (ValueError, KeyError):
+        pairs = dict(pair.split("=") for pair in text.split(",")) if "=" in text else dict.fromkeys(STUDIES, text)
+        seconds = {name: float(value) for name, value in pairs.items()}
+        if not seconds.keys() <= set(STUDIES) or min(seconds.values()) <= 0:
+            raise ValueError
+    except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: give seconds, or such as mlp=40,gpt=70") from None
+    return SECONDS | seconds
 
 
 def parsed() -> argparse.Namespace:

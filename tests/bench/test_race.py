@@ -12,6 +12,7 @@ import torch
 from places import ROOT
 from trainer_runs import MemoryReporter
 
+from bench.race import parsed
 from bench.racing import loop, show
 from bench.racing.contenders import race
 from bench.racing.events import events, improvements
@@ -275,15 +276,27 @@ def test_the_command_shows_what_its_cache_has(tmp_path):
     given = ["--cache", str(cache), "--workloads", "mlp", "--budget", "10", "--seeds", "2", "--contenders"]
     ended = bench(*given, "hpo")
     assert ended.returncode == 0 and "0.6000" in ended.stdout, ended.stderr
-    for words, says in [
-        (["hpo;no"], "--contenders 'no': give some of hpo;"),
-        (["hpo", "--text", "no"], "--text no is not"),
-    ]:
-        ended = bench(*given, *words)
-        assert ended.returncode == 2 and says in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--contenders", "no"], "--contenders 'no': give some of hpo;"),
+        (["--text", "no"], "--text no is not there"),
+        (["--workloads", "mpl"], "--workloads 'mpl': give some of mlp"),
+        (["--budget", "mpl=4"], "'mpl=4': give seconds, or such as"),
+        (["--budget", "0"], "'0': give seconds, or such as"),
+    ],
+)
+def test_a_mistake_at_the_command_is_one_sentence(words, says, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["race.py", "--cache", "cells", *words])
+    with pytest.raises(SystemExit) as ended:
+        parsed()
+    assert ended.value.code == 2 and says in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("process")
 def test_hpo_and_the_hand_written_loop_race(tmp_path):
     """Both report epochs, of which a plot is made; the budget grows until a busy machine has let both begin."""
