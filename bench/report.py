@@ -106,7 +106,7 @@ def served(home: Path) -> Iterator[tuple[str, psutil.Process]]:
 def live(browser: Any, directory: Path, trials: int) -> dict[str, float]:
     """What the live page of the study costs, whose trial 0 is made to run again."""
     home = directory / f"home-{trials}"
-    with served(home) as (address, server):
+    with reporting(home), served(home) as (address, server):
         context = browser.new_context()
         first = context.new_page()
         first.goto(address)
@@ -118,15 +118,13 @@ def live(browser: Any, directory: Path, trials: int) -> dict[str, float]:
             first.wait_for_timeout(100)
         found = {"make": sum(server.cpu_times()[:2]) - begin} | looked_at(browser, page, context.cookies())
         found |= {"server": server.memory_info().rss / 1e6}
-        with reporting(home):
-            first.wait_for_timeout(1000)
-            found["watched"] = busy(server)
-            for _ in range(4):
-                context.new_page().goto(page)
-            first.wait_for_timeout(2000)
-            found["five"] = busy(server)
-            first.bring_to_front()
-            found["late"] = median(late(first) for _ in range(TIMES))
+        found["watched"] = busy(server)
+        for _ in range(4):
+            context.new_page().goto(page)
+        first.wait_for_timeout(2000)
+        found["five"] = busy(server)
+        first.bring_to_front()
+        found["late"] = median(late(first) for _ in range(TIMES))
         context.close()
     return found
 
@@ -166,12 +164,16 @@ def reporting(home: Path) -> Iterator[None]:
                 row = {"state": "running", "revision": step, "step": step, "epoch": step}
                 connection.execute(update(tables.trials).where(tables.trials.c.id == 1).values(**row))
 
+    with ledger.write() as connection:
+        connection.execute(update(tables.trials).where(tables.trials.c.id == 1).values(state="running"))
     thread = threading.Thread(target=report)
     thread.start()
-    yield
-    stop.set()
-    thread.join()
-    ledger.close()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        ledger.close()
 
 
 def main() -> None:

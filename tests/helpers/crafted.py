@@ -24,9 +24,9 @@ SPEC: dict[str, Any] = {
 }
 
 
-def open_crafted(path: Path, names: tuple[str, ...] = ("crafted",), **spec: Any) -> Ledger:
-    """A new ledger at `path` that holds studies without trials, ten requested of each."""
-    ledger = Ledger(f"sqlite:///{path}")
+def open_crafted(path: Path, names: tuple[str, ...] = ("crafted",), *, url: str = "", **spec: Any) -> Ledger:
+    """A new ledger at `path`, or at the URL, that holds studies without trials, ten requested of each."""
+    ledger = Ledger(url or f"sqlite:///{path}")
     with ledger.write() as connection:
         for i, name in enumerate(names):
             connection.execute(

@@ -22,7 +22,7 @@ from hpo.analysis.serve.channel import Channel
 from hpo.analysis.serve.live_study import LiveStudy
 from hpo.analysis.serve.subjects import Studies, Subject, Trial
 from hpo.analysis.serve.trial_page import trial_page
-from hpo.errors import HpoError, StudyError, UserError
+from hpo.errors import HomeError, HpoError, NoLedger, UserError
 from hpo.ledger import queries
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ async def _asset(request: Request) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     """One sentence, as a command says it."""
-    missing = isinstance(error, StudyError | UserError)
+    missing = isinstance(error, UserError) and not isinstance(error, HomeError | NoLedger)
     return PlainTextResponse(f"{error}\n", status_code=404 if missing else 503)
 
 

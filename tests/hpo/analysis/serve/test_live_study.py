@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,16 @@ from hpo.storage.home import Home
 
 
 @pytest.fixture
-def ledger(tmp_path):
+def ledger(tmp_path) -> Iterator[Ledger]:
     opened = open_crafted(tmp_path / "ledger.db")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_ledger(request, tmp_path) -> Iterator[Ledger]:
+    url = request.getfixturevalue("postgres_database")() if request.param == "postgresql" else ""
+    opened = open_crafted(tmp_path / "ledger.db", url=url)
     yield opened
     opened.close()
 
@@ -83,7 +92,8 @@ def drawn(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_changes_put_together_are_the_report_of_now(ledger, tmp_path):
+def test_changes_put_together_are_the_report_of_now(any_ledger, tmp_path):
+    ledger = any_ledger
     put_trial(ledger, 0, "complete", (0.5, 0.6))
     put_trial(ledger, 1, "running", (0.2,), revision=1)
     study = watched(ledger, tmp_path)
@@ -197,7 +207,8 @@ def test_the_home_and_a_trial_have_versions_too(ledger, tmp_path):
     assert (studies.rows[0]["best"], studies.rows[0]["number"]) == (0.5, 0)
 
 
-def test_curves_of_any_metric_over_epochs_and_time(ledger):
+def test_curves_of_any_metric_over_epochs_and_time(any_ledger):
+    ledger = any_ledger
     put_trial(ledger, 0, "complete", (0.5, None), metrics={"train/lr": (0.1, 0.2)})
     with ledger.write() as connection:
         mine = tables.reports.c.step

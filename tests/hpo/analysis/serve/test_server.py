@@ -119,13 +119,16 @@ def test_a_wrong_address_is_one_sentence(home):
             assert status == 404 and says in text and text.count("\n") == 1, (path, text)
 
 
-def test_a_damaged_or_lost_ledger_is_told_and_the_server_lives(home):
+def test_a_damaged_ledger_is_told_in_one_sentence_and_the_server_lives(home):
     with served(home) as server:
         port = port_of(server)
         assert get(port, "/", home)[0] == 200
-        for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
-            (home.root / name).unlink(missing_ok=True)
-        (home.root / "ledger.db").write_text("no database, and longer than a header of one " * 100)
+        with Ledger(home.storage).write() as connection:
+            connection.exec_driver_sql("UPDATE studies SET spec = '[]' WHERE name = 'crafted'")
+        for path in ("/", "/study/crafted/", "/study/crafted/trial/0/"):
+            status, _, text = get(port, path, home)
+            assert status == 503 and text.count("\n") == 1 and "damaged" in text, text
+        assert read_page(port, home, "/study/other/")[0] == 200
         assert get(port, "/health")[0] == 200
 
 
