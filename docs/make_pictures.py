@@ -1,4 +1,5 @@
-"""Writes the pictures of the README: the live table, the head of a report and one of its figures, of a study just run.
+"""Writes the pictures of the README and the guide: the live table, the head of a report and one of its figures, of a
+study that has run, and the live page of one that runs.
 
     python docs/make_pictures.py
 
@@ -37,6 +38,7 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "hpo", *command, "--home", f"{home}/.hpo"], check=True)
         table(Path(home, ".hpo"), PICTURES / "table.svg")
         report(Path(home, "report.html"))
+        live_page(Path(home, ".hpo"))
 
 
 def table(home: Path, to: Path) -> None:
@@ -75,6 +77,38 @@ def report(page: Path) -> None:
         tab.wait_for_timeout(1000)
         figure.screenshot(path=PICTURES / "curves.png")
         browser.close()
+
+
+def live_page(home: Path) -> None:
+    """The table of trials of a study that runs, sorted by its newest trials, and its learning curves."""
+    from playwright.sync_api import sync_playwright
+
+    command = [sys.executable, "-m", "hpo"]
+    longer = ["-o", "train.num_epochs=60", "--trials", "40", "--name", "running", "--window", "6", "--workers", "2"]
+    run = [*command, "run", "--study", "mlp", *longer, "--executor", "local", "--home", str(home)]
+    serve = [*command, "serve", "--home", str(home), "--port", "5081"]
+    with (
+        subprocess.Popen(run, stdout=subprocess.DEVNULL) as study,
+        subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server,
+        sync_playwright() as playwright,
+    ):
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[-4]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        tab = browser.new_page(viewport={"width": 1100, "height": 1000})
+        tab.goto(address)
+        tab.locator("main a", has_text="running").first.click(timeout=120_000)
+        tab.locator("[data-table] tbody tr").nth(12).wait_for(timeout=300_000)
+        figure = tab.locator("[data-figure=curves]")
+        figure.scroll_into_view_if_needed()
+        figure.locator(".main-svg").first.wait_for()
+        tab.locator("[data-filter]").scroll_into_view_if_needed()
+        tab.evaluate("document.querySelector('[aria-label=Trials]').scrollIntoView()")
+        tab.wait_for_timeout(1500)
+        tab.screenshot(path=PICTURES / "serve.png", clip={"x": 0, "y": 0, "width": 1100, "height": 620})
+        browser.close()
+        server.terminate()
+        study.terminate()
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from hpo.storage.home import Home
 PARAMETER = "token"
 _OPEN = ("/health",)  # says that a server is up, and nothing else
 _REFUSED = (
-    b"These pages ask for a token: open the address that `hpo ui` prints. A program sets MLFLOW_TRACKING_TOKEN to what "
-    b"stands in ui.token of the home.\n"
+    b"These pages ask for a token: open the address that `hpo ui` or `hpo serve` prints. A program brings what stands "
+    b"in ui.token of the home as a bearer's, MLflow's client by MLFLOW_TRACKING_TOKEN.\n"
 )
 
 _SETTING = """<!doctype html><title>MLflow</title><script>

@@ -55,7 +55,8 @@ class LiveStudy:
         self._known: Known | None = None
         self._last = 0  # the highest version there was
         self._due = 0.0
-        self._looking = threading.Lock()
+        self._looking, self._telling = threading.Lock(), threading.Lock()
+        self._told: dict[tuple[int, int], Message] = {}
 
     @property
     def version(self) -> int:
@@ -128,6 +129,14 @@ class LiveStudy:
             return Message("gone", self._last)
         if since is None or not known.made <= since <= known.version:
             return Message("refresh", known.version)
+        key = known.version, since
+        with self._telling:  # one reads for all who lack the same
+            if key not in self._told:
+                others = {one: message for one, message in self._told.items() if one[0] == known.version}
+                self._told = {**others, key: self._changes(known, since)}
+            return self._told[key]
+
+    def _changes(self, known: Known, since: int) -> Message:
         numbers = sorted(number for number, version in known.stamps.items() if version > since)
 
         def body(connection: Connection) -> dict[str, Any]:

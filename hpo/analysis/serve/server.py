@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 def check_mlflow(given: str | None) -> str:
     """Where MLflow's pages are, or raise UserError."""
-    if given and (urlsplit(given).scheme not in ("http", "https") or not urlsplit(given).hostname):
-        raise UserError(
-            f"--mlflow {quoted(given)} is no address of pages: give http://HOST:PORT, as `hpo ui` prints it."
-        )
+    try:
+        parts = urlsplit(given or "")
+    except ValueError:
+        parts = urlsplit("")
+    if given and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment):
+        raise UserError(f"--mlflow {quoted(given)} is no address of pages: give http://HOST:PORT and no more.")
     return given or ""
 
 

@@ -46,6 +46,7 @@
     if (status) status.textContent = `${part.status}.`;
   }
   async function renew() {
+    if (document.querySelector("[data-unread]")) return location.reload();
     source.close();
     try {
       const answer = await fetch(location.href.split("#")[0]);
@@ -62,7 +63,6 @@
   }
   function swap(page) {
     const data = JSON.parse(page.getElementById("report-data").textContent);
-    if (document.querySelector("[data-unread]")) return location.reload();
     for (const part of page.querySelectorAll("[data-part]")) {
       const name = part.dataset.part, html = part.outerHTML;
       if (parts.get(name) !== html) document.querySelector(`[data-part="${name}"]`)?.replaceWith(document.adoptNode(part));

@@ -136,6 +136,7 @@ def test_one_that_lags_gets_all_it_lacks_and_nothing_twice(ledger, tmp_path):
         seen.append(study.version)
     numbers = [(study.message(since).data or {}).get("trials", {}).get("number") for since in (first, *seen)]
     assert numbers == [[0, 1, 2], [1, 2], [2], None]
+    assert study.message(seen[0]) is study.message(seen[0])  # it is read once for all who lack it
     study.look()
     assert study.version == seen[-1]  # nothing has changed
 

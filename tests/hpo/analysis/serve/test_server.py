@@ -272,3 +272,6 @@ def test_runs_are_linked_where_their_pages_are_known():
     assert run_link("sqlite:////h/mlflow.db", "a", "") == ""
     assert run_link("wandb:/dir", "a", "http://x") == run_link("optuna+sqlite:///a", "a", "http://x") == ""
     assert check_mlflow(None) == "" and check_mlflow("https://a") == "https://a"
+    for wrong in ("javascript:alert(1)", "http://", "http://[", "a", "http://127.0.0.1:5000/?token=secret"):
+        with pytest.raises(UserError, match="--mlflow"):
+            check_mlflow(wrong)
