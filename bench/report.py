@@ -114,7 +114,7 @@ def live(browser: Any, directory: Path, trials: int) -> dict[str, float]:
         begin = sum(server.cpu_times()[:2])
         page = f"{address.partition('?')[0]}study/many/"
         first.goto(page)
-        while not first.evaluate("globalThis.Report?.pages?.[0]?.report.importances.few > 0"):
+        while not first.evaluate("typeof Report !== 'undefined' && Report.pages[0]?.report.importances.few > 0"):
             first.wait_for_timeout(100)
         found = {"make": sum(server.cpu_times()[:2]) - begin} | looked_at(browser, page, context.cookies())
         found |= {"server": server.memory_info().rss / 1e6}

@@ -84,7 +84,7 @@ def live_page(home: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     command = [sys.executable, "-m", "hpo"]
-    longer = ["-o", "train.num_epochs=60", "--trials", "40", "--name", "running", "--window", "6", "--workers", "2"]
+    longer = ["-o", "train.num_epochs=20", "--trials", "40", "--name", "running", "--workers", "1"]
     run = [*command, "run", "--study", "mlp", *longer, "--executor", "local", "--home", str(home)]
     serve = [*command, "serve", "--home", str(home), "--port", "5081"]
     with (
@@ -98,7 +98,7 @@ def live_page(home: Path) -> None:
         tab = browser.new_page(viewport={"width": 1100, "height": 1000})
         tab.goto(address)
         tab.locator("main a", has_text="running").first.click(timeout=120_000)
-        tab.locator("[data-table] tbody tr").nth(12).wait_for(timeout=300_000)
+        tab.locator("[data-table] tbody tr").nth(7).wait_for(timeout=300_000)
         figure = tab.locator("[data-figure=curves]")
         figure.scroll_into_view_if_needed()
         figure.locator(".main-svg").first.wait_for()

@@ -20,7 +20,7 @@ from hpo.analysis.report.page import ASSETS
 from hpo.analysis.serve import curve_lines, pages
 from hpo.analysis.serve.channel import Channel
 from hpo.analysis.serve.live_study import LiveStudy
-from hpo.analysis.serve.subjects import Studies, Subject, Trial
+from hpo.analysis.serve.subjects import LiveHome, LiveTrial, Subject
 from hpo.analysis.serve.trial_page import trial_page
 from hpo.errors import HomeError, HpoError, NoLedger, UserError
 from hpo.ledger import queries
@@ -39,7 +39,7 @@ class Pages:
 
     def __init__(self, ledger: Ledger, home: Home, mlflow: str = "") -> None:
         self._ledger, self._home, self._mlflow = ledger, home, mlflow
-        self._studies = Studies(ledger)
+        self._studies = LiveHome(ledger)
         self._channels: dict[object, Channel] = {}
         self._closed = False
         handlers = {
@@ -120,7 +120,7 @@ class Pages:
         name, number = request.path_params["name"], request.path_params["number"]
         if number > _BIGGEST:
             raise HTTPException(404, f"no study has a trial {number}.")
-        return self._channel((name, number), lambda: Trial(self._ledger, name, number)), name, number
+        return self._channel((name, number), lambda: LiveTrial(self._ledger, name, number)), name, number
 
     async def _refuse(self, name: str) -> None:
         """Say which studies there are."""

@@ -43,7 +43,7 @@ class Subject(Protocol):
         ...
 
 
-class Studies:
+class LiveHome:
     """The studies of a ledger: one row for each."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -73,7 +73,7 @@ def _rows(connection: Connection) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["created_at"])
 
 
-class Trial:
+class LiveTrial:
     """One trial of a study, known by the study's uid: a study that was made anew has other trials."""
 
     def __init__(self, ledger: Ledger, study: str, number: int) -> None:

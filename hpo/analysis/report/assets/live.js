@@ -3,7 +3,7 @@
    else the page is read anew, and its parts go in the place of those that are here. */
 (() => {
   const root = document.documentElement, state = document.querySelector("[data-state]"), AGAIN = 3000;
-  const report = "Report" in globalThis || document.querySelector("[data-later]");
+  const report = document.querySelector("[data-later]"); // the scripts of a report are here too
   const parts = new Map(); // name -> its HTML as it came
   let cursor = root.dataset.cursor, source = null, timer = 0;
 

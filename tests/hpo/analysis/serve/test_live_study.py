@@ -14,7 +14,7 @@ from sqlalchemy import delete, insert, update
 from hpo.analysis.report import data
 from hpo.analysis.serve import curve_lines
 from hpo.analysis.serve.live_study import LiveStudy
-from hpo.analysis.serve.subjects import Studies, Trial
+from hpo.analysis.serve.subjects import LiveHome, LiveTrial
 from hpo.errors import HomeError, UserError
 from hpo.ledger import Ledger, tables
 from hpo.storage.home import Home
@@ -192,7 +192,7 @@ def test_a_study_made_anew_between_two_looks_is_another(ledger, tmp_path):
 
 
 def test_the_home_and_a_trial_have_versions_too(ledger, tmp_path):
-    studies, trial, missing = Studies(ledger), Trial(ledger, "crafted", 0), Trial(ledger, "crafted", 9)
+    studies, trial, missing = LiveHome(ledger), LiveTrial(ledger, "crafted", 0), LiveTrial(ledger, "crafted", 9)
     put_trial(ledger, 0, "running", (0.1,), revision=1)
     for subject in (studies, trial, missing):
         subject.look()
