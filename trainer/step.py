@@ -23,6 +23,7 @@ from trainer.model.precision import autocast, underflow
 from trainer.model.running_statistics import RunningStatistics
 from trainer.optim.sam import Sam
 from trainer.optim.sophia import Sophia
+from trainer.optim.unmarked import unmarked
 from trainer.ranks import Solo
 from trainer.runtime.seeding import derive, seed_all
 from trainer.runtime.window import Window
@@ -59,6 +60,7 @@ class Stepper:
         needs_numbers = state.lookahead is not None or config.rollback.enabled
         self.deferred = skips_on_device(state.optimizer, device) and not needs_numbers and not ranks.sharded
         self.updating = False  # while weights change: nothing that happens then can be tried again
+        self._step = unmarked(state.optimizer)
 
     def take(self, batches: list[Any], lr: float) -> Jump | None:
         """One optimizer step; none if the loss or the gradient is not finite, or there is nothing to learn from, or the
@@ -86,7 +88,7 @@ class Stepper:
             s.loss_scale.update(torch.tensor(trained, device=self.device))
         if not trained:
             return self.statistics.restore()
-        s.optimizer.step()
+        self._step()
         if s.lookahead is not None:
             s.lookahead.step()
         s.average.update(s.step + 1)
@@ -100,7 +102,7 @@ class Stepper:
         if s.loss_scale is not None:
             s.loss_scale.update(finite)
         s.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-        s.optimizer.step()
+        self._step()
         self.statistics.restore_unless(finite)
         s.average.update(s.step + 1, finite)
         if (s.step + 1) % self.config.guard.max_consecutive == 0:

@@ -31,6 +31,9 @@ FLAGS: dict[str, Any] = {"reference": str(LANES), "window": WINDOW, "seed": SEED
 ALIKE = {"overrides": {"train.lanes": 4, "model.hidden_size": 8}}
 
 
+ALL_ALIKE = ("-o", "train.lanes=4", "-o", "model.hidden_size=8")  # the command trains several sizes one by one
+
+
 def groups(home: Home) -> dict[str, list[int]]:
     """Of each group the trials whose last attempt was in it."""
     found = defaultdict(list)

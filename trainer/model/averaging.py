@@ -40,16 +40,16 @@ class Average:
         self._blended = [(a, w) for a, w in now if _has_mean(w) and bool(w.isfinite().all())]
         self._copied = [(a, w) for a, w in now if not any(w is one for _, one in self._blended)]
 
-    @torch.no_grad()
     def update(self, step: int, taken: Tensor | None = None) -> None:
         """Take in the weights after `step` optimizer steps. `taken` tells on the device if the last one was taken; if
         not, the weights are those that are in already. The device is not waited for."""
         if self._averaged is None or step <= self.start or step % self.config.every_steps:
             return
         self._begun = True
-        if taken is not None:
-            self._update_on_device(taken)
-            return
+        self._update_on_device(taken) if taken is not None else self._update()
+
+    @torch.no_grad()
+    def _update(self) -> None:
         n = int(self._updates)
         share = 1 / (n + 1) if self.config.name == "swa" else max(9 / (10 + n), 1 - self.config.decay)
         if self._blended:
@@ -59,6 +59,7 @@ class Average:
             average.copy_(weight)
         self._updates = n + 1
 
+    @torch.no_grad()
     def _update_on_device(self, taken: Tensor) -> None:
         n = torch.as_tensor(self._updates, dtype=torch.float32, device=taken.device)
         share = 1 / (n + 1) if self.config.name == "swa" else (9 / (10 + n)).clamp(min=1 - self.config.decay)

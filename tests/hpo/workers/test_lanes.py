@@ -16,7 +16,7 @@ from typing import Any
 
 import mlflow
 import pytest
-from lane_studies import ALIKE, ALL, FLAGS, LANES, SIZES, STEPS, TRIALS, groups, outcomes, values, variant
+from lane_studies import ALIKE, ALL, ALL_ALIKE, FLAGS, LANES, SIZES, STEPS, TRIALS, groups, outcomes, values, variant
 from rounds import rounds
 from sqlalchemy import select
 from study_runs import drive, hpo, known, make, query, refused
@@ -553,8 +553,9 @@ def test_what_lanes_cannot_do_is_refused_before_anything_is_written(tmp_path, ov
 @pytest.mark.usefixtures("process")
 def test_a_loop_of_ones_own_has_no_lanes_and_says_so(tmp_path):
     home, tiny = Home(tmp_path / "home"), str(LANES.with_name("tiny_study.py"))
-    flags = ("--trials", "8", "--executor", "inline", "-o", "train.lanes=4", "-o", "pause=0")
-    said = refused(hpo("run", "--study", tiny, *flags, home=home), 1)
+    flags = ("--trials", "8", "--executor", "inline", "-o", "pause=0", *ALL_ALIKE)
+    alike = ("-o", "train.optim.name=adamw")
+    said = refused(hpo("run", "--study", tiny, *flags, *alike, home=home), 1)
     assert "TinyTask has a fit() of its own, which has no lanes: leave train.lanes." in said
     assert {outcome for *_, outcome in outcomes(home)} == {"bad_config"}
 
@@ -567,7 +568,6 @@ def test_ray_tune_has_no_lanes_and_says_so(tmp_path):
     assert not outcomes(home)
 
 
-ALL_ALIKE = ("-o", "train.lanes=4", "-o", "model.hidden_size=8")  # else trials train one by one
 RUN = ("run", "--study", str(LANES), "--executor", "inline", "--seed", "3", *ALL_ALIKE)
 
 
