@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,11 @@ if TYPE_CHECKING:
 
 def sure(ledger: Ledger, name: str) -> dict[str, Any]:
     """Of the newest study that each of the two commands has derived from this one."""
-    from hpo.analysis.follow_up import ablate, confirm
-
     with ledger.read() as connection:
         own = [one for one, of in queries.derived(connection).items() if of == name]
         imported = bool(queries.study_row(connection, name)["spec"].get("imported"))
         lists = {one: [row["label"] for row in queries.study_row(connection, one)["spec"]["listed"]] for one in own}
-    made = {"ablate" if ablate.FOUND in labels else "confirm": one for one, labels in lists.items()}
+    made = {kind_of(labels): one for one, labels in lists.items()}
     tables: dict[str, list[Any]] = {"confirm": [], "ablate": []}
     lacking = {"confirm": "", "ablate": ""}
     for kind, read in (("confirm", _confirmed), ("ablate", _ablated)):
@@ -47,12 +45,26 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
     several = len(tables["confirm"]) > 1
     return {
         "confirm": [one.as_json() for one in tables["confirm"]],
-        "notes": [line for one in tables["confirm"] for line in confirm.notes(one, several)],
+        "notes": [line for one in tables["confirm"] for line in notes(one, several)],
         "ablate": [asdict(one) for one in tables["ablate"]],
         "noise": {one.metric: found for one in tables["confirm"] if (found := noise(one))},
         "commands": {} if imported else {kind: command(f"{kind} --study {name}") for kind in ("confirm", "ablate")},
         "lacking": lacking,
     }
+
+
+def kind_of(labels: Sequence[str]) -> str:
+    """The command that has derived a study of configurations with these labels."""
+    from hpo.analysis.follow_up.ablate import FOUND
+
+    return "ablate" if FOUND in labels else "confirm"
+
+
+def notes(of: Confirmation, several: bool) -> list[str]:
+    """What a table of `hpo confirm` says."""
+    from hpo.analysis.follow_up import confirm
+
+    return confirm.notes(of, several)
 
 
 def _confirmed(ledger: Ledger, name: str, own: str) -> list[Confirmation]:

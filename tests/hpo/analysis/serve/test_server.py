@@ -275,3 +275,20 @@ def test_runs_are_linked_where_their_pages_are_known():
     for wrong in ("javascript:alert(1)", "http://", "http://[", "a", "http://127.0.0.1:5000/?token=secret"):
         with pytest.raises(UserError, match="--mlflow"):
             check_mlflow(wrong)
+
+
+def test_a_study_is_shown_before_anything_heavy_is_imported(home, process):
+    """Importing torch or Optuna would take seconds of the first paint."""
+    code = f"""
+import sys
+from hpo.analysis.serve.live_study import LiveStudy
+from hpo.analysis.serve.server import Server
+from hpo.ledger import Ledger
+from hpo.storage.home import Home
+
+home = Home.at({str(home.root)!r})
+LiveStudy(Ledger(home.storage, create=False, read_only=True), home, "crafted").look()
+print([name for name in ("torch", "optuna", "mlflow", "pandas", "scipy", "plotly") if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
