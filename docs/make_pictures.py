@@ -1,5 +1,5 @@
-"""Writes the pictures of the README and the guide: the live table, the head of a report and one of its figures, of a
-study that has run, and the live page of one that runs.
+"""Writes the pictures of the README and the guide, of studies just run: the live table, the head of a report and one of
+its figures, the live page of a study that runs, and MLflow's pages.
 
     python docs/make_pictures.py
 
@@ -39,6 +39,15 @@ def main() -> None:
         table(Path(home, ".hpo"), PICTURES / "table.svg")
         report(Path(home, "report.html"))
         live_page(Path(home, ".hpo"))
+        mlflow(Path(home, ".mlflow"))
+
+
+def mlflow(home: Path) -> None:
+    """MLflow's pages, as somebody clicks through them."""
+    import mlflow_tour
+
+    mlflow_tour.prepared(home)
+    mlflow_tour.walk(home, 5130, "mlp", "mlp-0001", PICTURES)
 
 
 def table(home: Path, to: Path) -> None:

@@ -131,6 +131,7 @@ DEAR = (
     "plot history",
     "doctor",
     "soup --study mlp --top 2",
+    "promote --study mlp",
     "export 1 --study mlp --to {home}/model.safetensors",
     "schedule --study mlp",
     "lr-find --study mlp --steps 20",

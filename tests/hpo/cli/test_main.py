@@ -56,6 +56,7 @@ SURFACE = {
     "ablate": "--study --trial --seeds --name --workers --executor --json --home --storage --tracking-uri",
     "gc": "--study --keep-best --max-bytes --dry-run --json --home --storage --tracking-uri",
     "soup": "--study --top --trial --save --json --home --storage --tracking-uri",
+    "promote": "number --name --alias --undo --dry-run --study --json --home --storage --tracking-uri",
     "export": "--to number --format --study --name --json --home --storage",
     "import": "",
     "rm": "--study --dry-run --yes --leave-mlflow --json --home --storage --tracking-uri",
