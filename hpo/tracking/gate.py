@@ -123,9 +123,7 @@ def _in_script(value: Any) -> str:
     return json.dumps(value).replace("<", "\\u003c")
 
 
-async def answer(
-    send: Send, status: int, body: bytes, *headers: tuple[str, str], content: str = "text/plain"
-) -> None:
+async def answer(send: Send, status: int, body: bytes, *headers: tuple[str, str], content: str = "text/plain") -> None:
     """Answer an HTTP request whole, with a text that nobody keeps."""
     kinds = {"Content-Type": f"{content}; charset=utf-8", "Cache-Control": "no-store"}
     sent = (kinds | dict(headers)).items()

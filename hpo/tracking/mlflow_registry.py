@@ -150,5 +150,3 @@ class Registry:
     def _registered(self, name: str) -> Any:
         found = self._client.search_registered_models(f"name = '{name}'")
         return next(iter(found), None)
-
-

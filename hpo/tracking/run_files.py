@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpo.errors import StorageError
 from hpo.ledger.rows import RowMapping
@@ -19,7 +20,7 @@ from trainer.files.durable import sha256
 PLACE = "place.json"
 
 
-def config_text(trial: RowMapping) -> str:
+def config_text(trial: Mapping[str, Any]) -> str:
     """The whole resolved configuration, as `config.json` has it."""
     return json.dumps(trial["config"], indent=2, sort_keys=True) + "\n"
 

@@ -114,8 +114,13 @@ def model_of(connection: Connection, home: Home, name: str, number: int) -> tupl
     if study.trains_itself:
         raise _no_model(study, name, trial, kept)
     if kept is None:
-        raise UserError(f"trial {number} of study {name!r} {_why_nothing(trial)}")
+        raise nothing_kept(trial)
     return study, kept
+
+
+def nothing_kept(trial: Mapping[str, Any]) -> UserError:
+    """Of a trial without a kept checkpoint: why there is none, and what would make one."""
+    return UserError(f"trial {trial['number']} of study {trial['study']!r} {_why_nothing(trial)}")
 
 
 def _no_model(study: Study, name: str, trial: Mapping[str, Any], kept: KeptCheckpoint | None) -> UserError:
@@ -134,14 +139,15 @@ def _no_model(study: Study, name: str, trial: Mapping[str, Any], kept: KeptCheck
 
 
 def _why_nothing(trial: Mapping[str, Any]) -> str:
-    """Why a trial of the shared trainer has no kept checkpoint, and what would make one."""
-    saves = trial["config"]["train"]["checkpoint"]
+    saves = trial["config"].get("train", {}).get("checkpoint")
     if {one["state"] for one in trial["checkpoints"]} >= {"deleted"}:
         why = "has no checkpoint any more: what the study keeps, or `hpo gc`, has deleted it"
     elif trial["checkpoints"]:
         why = "has no checkpoint that can be used: its files were damaged"
     elif trial["state"] not in TERMINAL_STATES:
         return f"has no checkpoint yet, as it is {trial['state']}: wait for one."
+    elif saves is None:
+        return "has saved no files: have the code call trial.save(files) before trial.report."
     elif saves["every_epochs"] is None and saves["every_steps"] is None:
         return (
             "keeps no checkpoint, since train.checkpoint.every_epochs and every_steps are null: run a study with "

@@ -134,7 +134,7 @@ def undo(
         there = ledger.look(lambda connection: standing(connection, row["id"]))
         found = [one for one in there if all(value in (None, getattr(one, key)) for key, value in wanted.items())]
         if not found:
-            raise UserError(f"study {study!r} has no such promotion at MLflow's {tracker}: there is nothing to take back.")
+            raise UserError(f"study {study!r} has no such promotion at MLflow's {tracker}: name one that stands.")
         last = found[-1]
         if dry_run:
             return last
@@ -170,7 +170,7 @@ def _chosen(
         )
     kept = trained(connection, home, study, number)
     if kept is None:
-        raise nothing_kept(study, number)
+        raise nothing_kept(shown)
     trial = trial_queries.find_trial(connection, row["id"], number)
     saved = mirror_queries.saved_values(connection, [trial["id"]]).get(trial["id"], []) if trial else []
     points = [point for point in projection.reported(saved) if point.step == kept.step]

@@ -58,7 +58,8 @@ def registered(row: RowMapping, study: Study, kept: KeptCheckpoint, points: list
         texts[f"{DATA}/{SPEC}"] = json.dumps(spec, indent=2, sort_keys=True) + "\n"
     with kept.place.opened(kept.path, kept.sha256, weights_alone=opens) as directory:
         every = sorted(path for path in directory.rglob("*") if path.is_file())
-        names = [*run_files.weights_of(directory), MANIFEST] if opens else [path.relative_to(directory) for path in every]
+        whole = [path.relative_to(directory) for path in every]
+        names = [*run_files.weights_of(directory), MANIFEST] if opens else whole
         files |= {f"{DATA}/{name}": directory / name for name in names}
         yield Model(name_of(kept), kept.step, tags_of(row, kept), points, texts, files), told
 
