@@ -54,10 +54,10 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
     from hpo.ledger import leases
     from hpo.ledger.process_id import Process
     from hpo.tracking.mirror import GRACE, LEASE_TIMEOUT, Mirror
-    from hpo.tracking.mlflow import MlflowTracker
+    from hpo.tracking.mlflow_sqlite import open_mlflow
 
     home, ledger, drive = _study(directory)
-    tracker, clock = MlflowTracker(home.tracking_uri, home.artifacts), SystemClock()
+    tracker, clock = open_mlflow(home.tracking_uri, home.artifacts), SystemClock()
     drive(1)
     lease = leases.acquire(ledger, "mirror:1", "noop", Process.current(), clock, LEASE_TIMEOUT)
     mirror = Mirror(ledger, tracker, "noop", home, lease, clock)
