@@ -79,6 +79,7 @@ def compare(pairs: int, workers: int, before: Path | None) -> None:
         floors.append(imports())
         for name, tree in trees.items():
             runs[name].append(run(tree, workers))
+        print(f"pair {len(floors)}:", json.dumps([floors[-1], *(found[-1] for found in runs.values())]), flush=True)
     for what in ("seconds", "processor"):
         show(f"{IMPORTS}, {what}", [one[what] for one in floors], "")
         for name, found in runs.items():
