@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from trainer.runtime.lifeline import die_with
 
 ROOT = Path(__file__).parent.parent.parent
 Command = Callable[[Path, Mapping[str, Any], int, int], list[str]]  # directory, workload, seed, processes
@@ -65,6 +68,7 @@ def race(command: list[str], directory: Path, budget: float) -> tuple[float, int
         process = subprocess.Popen(
             command, cwd=directory, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid()),  # a race that is killed leaves none running
         )  # fmt: skip
         try:
             code = process.wait(budget)

@@ -18,6 +18,7 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 
 from bench.racing import loop
+from trainer.runtime.lifeline import die_with
 
 PRUNERS = {
     "median": lambda epochs: optuna.pruners.MedianPruner(),
@@ -68,7 +69,8 @@ def track(directory: Path) -> None:
 
 
 def work(directory: Path, seed: int, pruner: str) -> None:
-    """One process: trials until it is killed."""
+    """One process: trials until it is killed, or the process that forked it."""
+    die_with(os.getppid())
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     workload, data = loop.read(directory), loop.load(directory)
     track(directory)

@@ -214,6 +214,20 @@ def test_the_kill_reaches_sessions_of_their_own(tmp_path):
     assert race(["sh", "-c", "exit 3"], tmp_path, 1000.0)[1] == 3
 
 
+@pytest.mark.usefixtures("process")
+def test_a_race_that_is_killed_leaves_no_contender(tmp_path):
+    script = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 1000"
+    code = "import sys; from pathlib import Path; from bench.racing.contenders import race; "
+    code += "race(['sh', '-c', sys.argv[1]], Path(sys.argv[2]), 1000.0)"
+    harness = subprocess.Popen([sys.executable, "-c", code, script, str(tmp_path)], cwd=ROOT)
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.05)
+    contender = psutil.Process(int((tmp_path / "pid").read_text()))
+    harness.kill()
+    harness.wait()
+    assert not psutil.wait_procs([contender], timeout=60)[1]
+
+
 # --- What is shown
 
 
