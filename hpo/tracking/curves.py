@@ -21,8 +21,8 @@ BEST, TRIALS = "best_so_far", "trials"
 
 
 def best_keys(study: RowMapping) -> list[str]:
-    """The metrics that hold the best value so far, one for each objective."""
-    return [key.replace("objective", BEST, 1) for key in objective_keys(study["spec"]["objectives"])]
+    """The metrics of the best value so far, one for each objective; MLflow shows those of a prefix together."""
+    return [f"{BEST}/{key.removeprefix('objective/')}" for key in objective_keys(study["spec"]["objectives"])]
 
 
 def points(connection: Connection, study: RowMapping, after: int = 0) -> list[Point]:

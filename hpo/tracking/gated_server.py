@@ -17,7 +17,7 @@ from hpo.storage.home import Home
 from hpo.tracking.gate import Gate, token_of
 from hpo.tracking.mlflow_store import location
 
-# What MLflow's pages (3.17) keep in a browser: without it they open among tools for language models, with an assistant.
+# What MLflow's pages (3.17) keep in a browser: they would open among tools for language models, with an assistant.
 _SETTINGS = {
     "mlflow.workflowType_v1": '"machine_learning"',
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",

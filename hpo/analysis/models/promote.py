@@ -134,7 +134,9 @@ def undo(
         there = ledger.look(lambda connection: standing(connection, row["id"]))
         found = [one for one in there if all(value in (None, getattr(one, key)) for key, value in wanted.items())]
         if not found:
-            raise UserError(f"study {study!r} has no such promotion at MLflow's {tracker}: name one that stands.")
+            raise UserError(
+                f"study {study!r} has no such promotion in MLflow at {tracker}: there is nothing to take back."
+            )
         last = found[-1]
         if dry_run:
             return last

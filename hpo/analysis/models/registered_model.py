@@ -49,7 +49,7 @@ def registered(row: RowMapping, study: Study, kept: KeptCheckpoint, points: list
     opens = not study.trains_itself
     texts = {f"{DATA}/config.json": run_files.config_text({"config": kept.config})}
     files: dict[str, Path] = {}
-    told = "study trains in a loop of its own: its files are registered, and no code that opens them"
+    told = "the study trains in a loop of its own: its files are registered, and no code that opens them"
     if opens:
         inputs, outputs, told = _signature(study, kept)
         versions = {name: version for name, version in row["environment"].get("versions", {}).items() if version}
@@ -57,9 +57,8 @@ def registered(row: RowMapping, study: Study, kept: KeptCheckpoint, points: list
         spec, files = _code(row, study)
         texts[f"{DATA}/{SPEC}"] = json.dumps(spec, indent=2, sort_keys=True) + "\n"
     with kept.place.opened(kept.path, kept.sha256, weights_alone=opens) as directory:
-        every = sorted(path for path in directory.rglob("*") if path.is_file())
-        whole = [path.relative_to(directory) for path in every]
-        names = [*run_files.weights_of(directory), MANIFEST] if opens else whole
+        every = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+        names = [*run_files.weights_of(directory), MANIFEST] if opens else every
         files |= {f"{DATA}/{name}": directory / name for name in names}
         yield Model(name_of(kept), kept.step, tags_of(row, kept), points, texts, files), told
 

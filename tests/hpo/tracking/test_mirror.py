@@ -176,13 +176,13 @@ def test_the_study_has_curves_in_the_order_of_its_tells(made, tracker):
     made.ledger.transact(lambda connection: transactions.ask(connection, made.id, [], places))
     drained(made, tracker)
     assert curves_of(made, tracker) == {
-        "best_so_far": [(1, 0.7), (2, 0.7), (3, 0.5)],
+        "best_so_far/objective": [(1, 0.7), (2, 0.7), (3, 0.5)],
         "trials/complete": [(1, 1.0), (3, 2.0)],
         "trials/failed": [(2, 1.0)],
     }
     made.ledger.transact(lambda connection: transactions.ask(connection, made.id, [], [(3, 3)]))
     drained(made, tracker)
-    assert curves_of(made, tracker)["best_so_far"] == [(1, 0.7), (2, 0.7), (3, 0.5), (4, 0.25)]
+    assert curves_of(made, tracker)["best_so_far/objective"] == [(1, 0.7), (2, 0.7), (3, 0.5), (4, 0.25)]
 
 
 def test_curves_of_several_objectives_and_none_before_a_value(made):
@@ -230,7 +230,7 @@ def test_data_files_are_data_sets_of_the_runs_once(home, tmp_path):
     data = inputs[0][0].dataset
     assert (data.name, data.digest) == ("train.csv", digest[:16]) and json.loads(data.profile)["sha256"] == digest
     assert {one.key: one.value for one in inputs[1][0].tags} == {"mlflow.data.context": "data.path"}
-    assert curves_of(made, tracker)["best_so_far"] == [(1, 0.5), (2, 0.5)]
+    assert curves_of(made, tracker)["best_so_far/objective"] == [(1, 0.5), (2, 0.5)]
     tracker.close()
     made.ledger.close()
 
