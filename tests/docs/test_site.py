@@ -49,6 +49,7 @@ RUN_BY = {  # or begin with `...`, and so are fragments
     "home.md": "",
     "import-export.md": "tests/docs/test_doors.py",
     "integrations.md": "tests/docs/test_integrations.py",
+    "mlflow.md": "tests/hpo/analysis/models/test_promote.py",
     "own-loop.md": "tests/docs/test_own_loop.py",
     "python.md": "tests/docs/test_doors.py",
     "report.md": "tests/docs/test_doors.py",
