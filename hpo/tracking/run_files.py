@@ -20,7 +20,7 @@ from trainer.files.durable import sha256
 PLACE = "place.json"
 
 
-def config_text(trial: Mapping[str, Any]) -> str:
+def config_text(trial: Mapping[Any, Any]) -> str:
     """The whole resolved configuration, as `config.json` has it."""
     return json.dumps(trial["config"], indent=2, sort_keys=True) + "\n"
 
