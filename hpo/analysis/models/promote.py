@@ -105,7 +105,9 @@ def promote(
             kept.number, kept.step, kept.epoch, name, alias, version, before, run_id, name_of(kept), tracker, told
         )
         if not dry_run:
-            if before != version:
+            there = ledger.look(lambda connection: standing(connection, row["id"]))
+            noted = [(one.version, one.before) for one in there if one.target == done.target]
+            if before != version and (version, before) not in noted:  # by a call that was killed before the alias
                 _note(ledger, row["id"], done, undone=False)
                 failpoint("promote.after_event")
             registry.point(name, alias, version)
