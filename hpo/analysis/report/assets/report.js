@@ -4,6 +4,7 @@ const Report = (() => {
   const ROWS = 100, RESTS = 5, FRESH = 5000, { STATES, figure, label, safe } = Figures;
   const COLOURS = ["paper", "ink", "soft", "line", "chosen", ...STATES];
   const dark = matchMedia("(prefers-color-scheme: dark)"), print = matchMedia("print");
+  const ofMarks = (figure) => ["curves", "chosen"].includes(figure), ofShown = (figure) => !["importances", "timeline"].includes(figure);
   const pages = [], live = "live" in document.documentElement.dataset;
 
   const element = (tag, properties = {}, ...children) => {
@@ -123,7 +124,7 @@ const Report = (() => {
     changed() {
       this.measure();
       this.apply();
-      this.redraw(true);
+      this.redraw(() => true, true);
     }
     /* Curves that the page does not hold are asked for, and again when they are old and something has changed. */
     async need(metric, along) {
@@ -177,7 +178,7 @@ const Report = (() => {
     filter() {
       this.rows = ROWS;
       this.apply();
-      this.redraw();
+      this.redraw(ofShown);
     }
     apply() {
       if (this.shown?.length !== this.count) this.shown = new Uint8Array(this.count);
@@ -192,8 +193,8 @@ const Report = (() => {
     }
     /* The table answers at once; the figures follow one by one, so that the page stays awake, those in sight first. What
        nobody has asked for waits until a figure has rested. */
-    redraw(unasked = false) {
-      for (const plot of this.plots) plot.stale = true;
+    redraw(concerns, unasked = false) {
+      for (const plot of this.plots) plot.stale ||= concerns(plot.node.dataset.figure);
       const next = () => {
         const plots = this.plots.filter((one) => one.stale && one.near).sort((a, b) => b.seen - a.seen), now = performance.now();
         const plot = plots.find((one) => !unasked || one.rests <= now);
@@ -238,7 +239,7 @@ const Report = (() => {
     }
     row(i, used) {
       const box = element("input", { type: "checkbox", checked: this.marked.has(i), ariaLabel: `mark trial ${this.report.trials.number[i]}` });
-      box.addEventListener("change", () => { this.marked[box.checked ? "add" : "delete"](i); this.differences(); this.redraw(); });
+      box.addEventListener("change", () => { this.marked[box.checked ? "add" : "delete"](i); this.differences(); this.redraw(ofMarks); });
       return element("tr", {}, element("td", {}, box), ...used.map((one) => {
         const text = figure(one.values[i]);
         const cell = element("td", { className: one.numeric ? "number" : "", title: text.length > 30 ? text : "" });
