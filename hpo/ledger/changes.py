@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from hpo.ledger.store import Ledger
 
-LOOK = 0.01  # seconds between looks at a counter, each of which takes microseconds
+LOOK = 0.02  # seconds between looks at a counter, each of which takes microseconds
 BEAT = 0.1  # seconds after which a database without such a counter counts as written
 
 

@@ -18,17 +18,19 @@ LATEST = 500  # attempts that are looked at
 
 @dataclass(frozen=True)
 class Idle:
-    """Shares of the time, `seconds` in all, in which workers were ready: the wait for a trial to take, and that at
-    rungs for earlier trials to come there, which is estimated: it is what lies between a report that was decided on and
-    the next, beyond what an epoch of that attempt takes."""
+    """Shares of the time, `seconds` in all, in which workers were ready: the wait for a trial to take; that at rungs
+    for earlier trials to come there, which is estimated: it is what lies between a report that was decided on and the
+    next, beyond what an epoch of that attempt takes; and at the end of a study, while others trained its last trials.
+    """
 
     seconds: float
     for_a_trial: float
     at_rungs: float
+    at_the_end: float
 
     @property
     def share(self) -> float:
-        return self.for_a_trial + self.at_rungs
+        return round(self.for_a_trial + self.at_rungs + self.at_the_end, 4)
 
 
 def idle(connection: Connection, study_id: int, runs: bool, now: float | None = None) -> Idle | None:
@@ -38,26 +40,29 @@ def idle(connection: Connection, study_id: int, runs: bool, now: float | None = 
         return None
     ended = [one["ended_at"] for one in tries if one["ended_at"] is not None]
     last = (now or time.time()) if runs else max(ended, default=tries[-1]["started_at"])
-    ready, waited = 0.0, 0.0
+    ready = between = at_the_end = 0.0
     by_worker: dict[str, list[RowMapping]] = defaultdict(list)
     for one in tries:
         by_worker[one["worker_id"]].append(one)
     for own in by_worker.values():
-        span, busy = _span_and_busy(own, whole=len(tries) < LATEST, last=last)
-        ready, waited = ready + span, waited + span - busy
+        gaps, busy, rest = _parts(own, whole=len(tries) < LATEST, last=last)
+        ready += gaps + busy + rest
+        between, at_the_end = (between + gaps + rest, 0.0) if runs else (between + gaps, at_the_end + rest)
     if not ready:
         return None
     reports = worker_queries.epoch_reports(connection, {one["trial_id"] for one in tries})
-    return Idle(round(ready, 3), round(waited / ready, 4), round(_at_rungs(tries, reports, last) / ready, 4))
+    shares = (round(part / ready, 4) for part in (between, _at_rungs(tries, reports, last), at_the_end))
+    return Idle(round(ready, 3), *shares)
 
 
-def _span_and_busy(own: Sequence[RowMapping], *, whole: bool, last: float) -> tuple[float, float]:
-    """Seconds in which a worker was ready, and those with an attempt; lanes, which overlap, count once.
+def _parts(own: Sequence[RowMapping], *, whole: bool, last: float) -> tuple[float, float, float]:
+    """Seconds of a worker before and between its attempts, in them, and after the last; lanes, which overlap, count
+    once.
 
     One that serves several studies, or whose first attempts are not among these, counts from its first; one that has
     not left in good order up to the end of its last.
     """
-    first, end = own[0]["started_at"], max(_end(one, last) for one in own)
+    first = own[0]["started_at"]
     begin = first if own[0]["executor"] == "joined" or not whole else min(own[0]["ready"], first)
     left = own[0]["left"]
     busy, covered = 0.0, begin
@@ -65,7 +70,7 @@ def _span_and_busy(own: Sequence[RowMapping], *, whole: bool, last: float) -> tu
         until = _end(one, last)
         busy += max(0.0, until - max(covered, one["started_at"]))
         covered = max(covered, until)
-    return max(end, min(left, last) if left is not None else end) - begin, busy
+    return covered - begin - busy, busy, 0.0 if left is None else max(0.0, min(left, last) - covered)
 
 
 def _end(attempt: RowMapping, last: float) -> float:

@@ -55,6 +55,10 @@ def describe(status: Status, waits: Idle | None = None) -> str:
 
 def waiting(waits: Idle) -> str:
     """How much of their time workers have waited, and for what."""
-    reasons = {"for a trial to take": waits.for_a_trial, "at rungs for earlier trials": waits.at_rungs}
+    reasons = {
+        "for a trial to take": waits.for_a_trial,
+        "at rungs for earlier trials": waits.at_rungs,
+        "at the end for the last trials": waits.at_the_end,
+    }
     named = ", ".join(f"{share:.1%} {what}" for what, share in reasons.items() if share >= 0.0005)
     return f"workers idle for {waits.share:.1%} of {spelled(waits.seconds)}" + (f": {named}" if named else "")

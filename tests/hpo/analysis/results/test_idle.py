@@ -61,10 +61,12 @@ def test_gaps_between_attempts_and_waits_at_rungs_are_told_apart(ledger):
     waited = found(ledger)
     assert waited is not None
     assert waited.seconds == 100.0 + 80.0 + (100.0 - 30.0)
-    assert waited.for_a_trial == pytest.approx((5.0 + 5.0 + 40.0) / 250.0, abs=1e-4)
+    assert waited.for_a_trial == pytest.approx((5.0 + 5.0) / 250.0, abs=1e-4)
+    assert waited.at_the_end == pytest.approx(40.0 / 250.0, abs=1e-4)
     assert waited.at_rungs == pytest.approx((20.0 - 7.5 + 20.0) / 250.0, abs=1e-4)
     assert waiting(waited) == (
-        "workers idle for 33.0% of 4m10s: 20.0% for a trial to take, 13.0% at rungs for earlier trials"
+        "workers idle for 33.0% of 4m10s: 4.0% for a trial to take, 13.0% at rungs for earlier trials, 16.0% at the "
+        "end for the last trials"
     )
 
 
@@ -73,4 +75,4 @@ def test_lanes_that_overlap_count_once_and_what_runs_goes_on_now(ledger):
     tried(ledger, 0, "a", 0.0, 30.0, (30.0,))
     tried(ledger, 1, "a", 0.0, 20.0, (20.0,))
     tried(ledger, 2, "a", 40.0, None, (50.0,))
-    assert found(ledger, runs=True, now=80.0) == Idle(80.0, 0.125, 0.0)
+    assert found(ledger, runs=True, now=80.0) == Idle(80.0, 0.125, 0.0, 0.0)
