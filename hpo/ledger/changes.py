@@ -23,6 +23,7 @@ class Changes:
 
     def __init__(self, ledger: Ledger) -> None:
         self._connection = ledger.engine.raw_connection() if ledger.is_sqlite else None
+        self._cursor = self._connection.cursor() if self._connection else None
         self._seen: object = None
         self.pause = LOOK if ledger.is_sqlite else BEAT
 
@@ -41,16 +42,14 @@ class Changes:
 
     def close(self) -> None:
         """Give the connection back. Whatever is asked afterwards counts as written."""
-        if self._connection is not None:
+        if self._connection is not None and self._cursor is not None:
+            self._cursor.close()
             self._connection.close()
 
     def _version(self) -> object:
-        if self._connection is None:
+        if self._cursor is None:
             return time.monotonic() // BEAT
-        cursor = self._connection.cursor()
         try:
-            return cursor.execute("PRAGMA data_version").fetchone()
+            return self._cursor.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
             return object()  # unlike any before: who reads the ledger now is told what is wrong with it
-        finally:
-            cursor.close()
