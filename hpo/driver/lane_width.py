@@ -18,6 +18,7 @@ from hpo.errors import SpaceError
 from hpo.space.space import Space
 from hpo.workers.executors.placement import Placement, elsewhere
 from trainer.config.lanes import LANE_FIELDS
+from trainer.redaction import redacted
 
 LANES = "train.lanes"
 LEAST = 4  # lanes of a group: fewer take longer together than one after the other (docs/performance.md)
@@ -106,7 +107,7 @@ def _measured(resolved: ResolvedStudy, request: RunRequest, placement: Placement
     try:
         told = _asked(resolved, request, share, widths)
     except NoAnswer as error:
-        return 1, f"since they could not be measured ({error})"
+        return 1, f"since they could not be measured ({redacted(str(error))})"
     if why := (told["against"] and f"since {told['against']}") or _scattered(resolved, widths[-1], told["fields"]):
         return 1, why
     seconds = {int(lanes): float(one) for lanes, one in told["seconds"].items()}

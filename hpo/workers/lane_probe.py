@@ -58,6 +58,8 @@ def _measured(study: Study, home: Home, share: float, widths: list[int]) -> dict
 
     step, steps = probe.alone(make, configured(1), SECONDS)
     seconds = {1: step}
+    if not math.isfinite(step):
+        return {"against": "a trial ends before a step can be measured"}
     if not share * steps * step >= WORTH:
         return {"seconds": seconds, "against": f"its trials take {share * steps * step:.0f} s on their own"}
     for lanes in widths:

@@ -33,7 +33,8 @@ def fused(make: Callable[[], Task], config: TrainConfig, seconds: float) -> floa
     """The seconds of a step of one of `config.lanes` lanes: those of all of them, over their number.
 
     The ends of epochs that fall into so many seconds of steps count: what lanes do there each does by itself. NaN where
-    training ends too early to tell. Raises what a group raises, ConfigError where lanes cannot train the task.
+    training ends too early to tell, or there is no memory for so many. Raises ConfigError where lanes cannot train the
+    task, and what the task raises.
     """
     clock = _Clock(seconds, config)
     reporters: list[Reporter] = [clock, *(Silent() for _ in range(config.fixed_lanes - 1))]
@@ -45,7 +46,7 @@ def fused(make: Callable[[], Task], config: TrainConfig, seconds: float) -> floa
                 for _, how in group.advance():
                     if isinstance(how, BaseException):
                         raise how
-    return clock.step / len(reporters)
+    return clock.step / len(reporters) if group.size == len(reporters) else math.nan  # memory ran out for some
 
 
 class _Enough(BaseException):
