@@ -290,7 +290,7 @@ class _Worker:
 def _serve(read: Read, requests: Any, answers: socket.socket) -> None:
     """The worker's side: answer each request with (batch, None, "") or (None, error, its traceback)."""
     parent = torch.multiprocessing.parent_process()
-    assert parent is not None
+    assert parent is not None and parent.pid is not None
     served = torch.multiprocessing.get_start_method() == "forkserver"  # the server is the parent, and dies with it
     die_with(os.getppid() if served else parent.pid)  # which may be dead, and its place taken by a reaper
     if not parent.is_alive():
