@@ -13,7 +13,7 @@
   logs/             what workers and the mirror print
   ray_tune/         what Ray Tune keeps of its experiments, its own copies of checkpoints among it
   optuna.db         Optuna's storage, of `hpo ui --optuna`
-  ui.token, ui.html the token of `hpo ui`, and a page that takes a browser there
+  ui.token, ui.html the token of `hpo ui` and `hpo serve`, and a page that takes a browser there
 
 Only its owner enters a home that was made here, and its files are as open as the home itself.
 """

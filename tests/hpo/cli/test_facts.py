@@ -28,6 +28,7 @@ WITHOUT = {
     "init": "it writes a file, whose name is its argument",
     "migrate": "its exit code says all",
     "node": "it serves until it is ended",
+    "serve": "it serves until it is ended",
     "ui": "it serves until it is ended",
     "watch": "it shows what `status --json` prints, again and again",
     "worker": "it serves until it is ended",

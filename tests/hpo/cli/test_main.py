@@ -43,6 +43,7 @@ SURFACE = {
     "show": "number --study --all --json --home --storage",
     "compare": "--study --top --all --json --csv --parquet --home --storage",
     "watch": "--study --once --home --storage",
+    "serve": "--port --host --allowed-host --root-path --mlflow --open --home --storage",
     "doctor": "--json --home --storage --tracking-uri",
     "ui": "--study --port --open --optuna --home --storage --tracking-uri",
     "verify": "--study --json --home --storage --tracking-uri",
