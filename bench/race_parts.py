@@ -39,6 +39,7 @@ from bench.machine import machine
 _TICK = os.sysconf("SC_CLK_TCK")
 _ROLES = {
     "hpo.workers.worker": "workers",
+    "hpo.workers.prepared": "prepared",  # what workers are forked from
     "hpo.tracking.mirror_process": "mirror",
     "hpo.alerts.process": "alerts",
 }

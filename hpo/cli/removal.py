@@ -35,12 +35,16 @@ def rm(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Delete a study, its files and its runs in MLflow. Refused while it is driven."""
+    from hpo.analysis.results import promotions
     from hpo.declaration.naming import check_name
     from hpo.driver import removal
+    from hpo.ledger import queries
     from hpo.storage.lookup import open_ledger
 
     ledger, at = open_ledger(home, storage)
     contents = removal.contents(ledger, at, check_name(study))
+    if not leave_mlflow:
+        promotions.check_none(ledger.look(lambda c: promotions.standing(c, queries.study_row(c, study)["id"])), study)
     found = contents.describe()
     if not yes and not dry_run:
         if as_json or not asked():

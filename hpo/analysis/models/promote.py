@@ -9,16 +9,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from hpo.analysis.models.checkpoints import KeptCheckpoint, declared, nothing_kept, trained
 from hpo.analysis.models.registered_model import facts, name_of, registered, tags_of
 from hpo.analysis.results.best import none_complete
+from hpo.analysis.results.promotions import EVENT, Promotion, standing
 from hpo.analysis.results.trial import detail
 from hpo.clock import SystemClock
 from hpo.errors import HpoError, UserError
-from hpo.ledger import Ledger, leases, mirror_queries, queries, report_queries, transactions, trial_queries
+from hpo.ledger import Ledger, leases, mirror_queries, queries, transactions, trial_queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
@@ -29,45 +30,6 @@ from hpo.tracking.mlflow import MlflowTracker
 from hpo.tracking.mlflow_registry import Registry, check_names
 from hpo.tracking.uri import tracking_uri_of
 from trainer.runtime.failpoint import failpoint
-
-EVENT = "promotion"
-
-
-@dataclass(frozen=True)
-class Promotion:
-    """Trial `trial`, by its checkpoint of `step`, is `version` of the registered model `name` at `tracker`, found under
-    `alias`, which stood for the version `before`; `told` says what a user should know of it."""
-
-    trial: int
-    step: int
-    epoch: int
-    name: str
-    alias: str
-    version: str | None
-    before: str | None
-    run_id: str
-    model: str
-    tracker: str
-    told: str = ""
-
-    @property
-    def uri(self) -> str:
-        return f"models:/{self.name}@{self.alias}"
-
-    @property
-    def target(self) -> tuple[str, str, str]:
-        return self.tracker, self.name, self.alias
-
-
-def standing(connection: Connection, study_id: int) -> list[Promotion]:
-    """The promotions of a study that were not taken back, oldest first."""
-    found: list[Promotion] = []
-    for row in report_queries.study_events(connection, study_id, [EVENT]):
-        fields = dict(row["fields"])
-        undone, promotion = fields.pop("undone"), Promotion(**fields)
-        same = (*promotion.target, promotion.version)
-        found = [one for one in found if (*one.target, one.version) != same] + ([] if undone else [promotion])
-    return found
 
 
 def promote(

@@ -5,6 +5,7 @@
     "front": int         how many there are
     "lacking": str       why there is none; else empty
     "again": str         the command that shows one of a front in full; empty where there is one best
+    "promoted": [{"trial": int, "label": str}]   versions of registered models that trials were promoted to
 }
 A trial is {"number", "values", "held_out": {objective: value}, "held_out_as": {objective: metric}, "params", "epoch",
 "judged_epoch", "beside": {metric: value}, "checkpoint", "imported": bool, "train": the command that trains it, or
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.analysis.report.snapshot import Snapshot, reason
 from hpo.analysis.report.trials import finite
 from hpo.analysis.results import best as bests
+from hpo.analysis.results.promotions import standing
 from hpo.errors import HpoError
 from hpo.text import command
 
@@ -34,9 +36,11 @@ def answer(connection: Connection, home: Home, of: Snapshot) -> dict[str, Any]:
     try:
         found = bests.best_trials(connection, home, of.name, MOST)
     except HpoError as error:
-        return {"best": [], "front": 0, "lacking": reason(error), "again": ""}
+        return {"best": [], "front": 0, "lacking": reason(error), "again": "", "promoted": []}
     again = command(f"best --study {of.name} --trial {found[0]['number']}") if front > 1 else ""
-    return {"best": [_best(of, one) for one in found], "front": front, "lacking": "", "again": again}
+    promoted = [{"trial": one.trial, "label": one.label} for one in standing(connection, of.study["id"])]
+    best = [_best(of, one) for one in found]
+    return {"best": best, "front": front, "lacking": "", "again": again, "promoted": promoted}
 
 
 def _best(of: Snapshot, found: dict[str, Any]) -> dict[str, Any]:

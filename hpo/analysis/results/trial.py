@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.compare import headline
 from hpo.analysis.results.format import duration, judgement, number, sparkline
+from hpo.analysis.results.promotions import standing
 from hpo.declaration.user_code import own_part
 from hpo.errors import UserError
 from hpo.ledger import imports, queries, tags, trial_queries
@@ -60,6 +61,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "seconds": None if None in (row["started_at"], row["ended_at"]) else row["ended_at"] - row["started_at"],
         "seconds_trained": sum(one["ended_at"] - one["started_at"] for one in tries if one["ended_at"] is not None),
         "tags": tags.given(connection, study["id"]).get(number, {}),
+        "promoted": [one.label for one in standing(connection, study["id"]) if one.trial == number],
         "params": row["params"],
         "config": row["config"],
         "config_hash": row["config_hash"],
@@ -189,6 +191,7 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     if values := {metric: value for metric, value in trial["values"].items() if value is not None}:
         kept, judged = kept_checkpoint(trial), trial["judged"] and queries.Judged(**trial["judged"])
         yield judgement(values, judged, trial["epoch"], saved=kept["epoch"] if kept else None)
+    yield from (f"promoted as {label}" for label in trial["promoted"])
     yield from _section("tags", ([key, value] for key, value in trial["tags"].items()))
     yield from _section("parameters", _parameters(trial, base))
     if isinstance(base, str) and base:

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from typer.testing import CliRunner
 
 import hpo
+from hpo.analysis.report import data
 from hpo.cli.main import app
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
@@ -230,6 +231,20 @@ def test_taken_back_the_alias_stands_for_what_it_did_before(home):
     assert not MlflowClient(home.tracking_uri).search_registered_models("name = 'back'")
     assert "there is nothing to take back" in refusal(home, "--undo", "--name", "back")
     assert verify(home, home.storage, home.tracking_uri).differences == []
+
+
+def test_what_is_promoted_is_told_and_its_run_stays(home):
+    promoted(home, "1", "--name", "told")
+    label = "models:/told@champion, version 1"
+    shown = CliRunner().invoke(app, ["show", "1", "--home", str(home.root)]).stdout
+    assert f"promoted as {label}\n" in shown
+    assert {"trial": 1, "label": label} in data.read(Ledger(home.storage, create=False), home, "fit")["answer"][
+        "promoted"
+    ]
+    result = CliRunner().invoke(app, ["rm", "--study", "fit", "--yes", "--home", str(home.root)])
+    assert result.exit_code == 2 and label in result.stderr and "promote --undo --study fit" in result.stderr
+    promoted(home, "--undo", "--name", "told")
+    assert label not in CliRunner().invoke(app, ["show", "1", "--home", str(home.root)]).stdout
 
 
 @pytest.mark.parametrize("point", ["promote.after_model", "promote.after_version", "promote.after_event"])
