@@ -32,8 +32,10 @@ def settled(
     """The request with the number of lanes that the study gets, and what to tell the user of it; as it was, and
     nothing, where that number was asked for. A study that has `begun` keeps its number."""
     asked = resolved.study.shape.train.get("lanes", 1)
-    before = asked if begun is None else ResolvedStudy.stored(begun.to_json()).study.shape.lanes
-    if asked == 1 or (begun is not None and asked == before):
+    if asked == 1 or (begun is not None and LANES not in request.overrides):  # it has those that it began with
+        return request, ""
+    before = asked if begun is None else _lanes_of(begun)
+    if begun is not None and asked == before:
         return request, ""
     if placement.executor == "ray-tune" and asked != "auto":  # whose driver refuses lanes
         return request, ""
@@ -47,6 +49,11 @@ def settled(
     settled_so = replace(request, overrides={**request.overrides, LANES: lanes})
     so = f"{lanes} lanes" if lanes > 1 else "trials train one by one"
     return settled_so, f"{LANES}={asked}: {so}, {why}"
+
+
+def _lanes_of(begun: StudySpec) -> int:
+    """What it was given, else what its declaration says, which is loaded for it."""
+    return begun.overrides.get(LANES) or ResolvedStudy.stored(begun.to_json()).study.shape.lanes
 
 
 def _too_few(resolved: ResolvedStudy, lanes: int, request: RunRequest) -> str:

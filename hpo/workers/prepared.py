@@ -85,12 +85,15 @@ class Prepared:
     def __init__(self) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready, self.failure = False, ""
         with theirs:
             number = theirs.fileno()
             arguments = [str(number), "." * _ROOM]
-            self._process = start("hpo.workers.prepared", arguments, self._said, {}, [number])
-        self._ready = False
-        self.failure = ""
+            try:
+                self._process = start("hpo.workers.prepared", arguments, self._said, {}, [number])
+            except OSError as error:
+                self.failure = f"the process that workers are forked from cannot be started ({error.strerror})"
 
     @staticmethod
     def possible() -> bool:
@@ -130,8 +133,9 @@ class Prepared:
 
     def close(self) -> None:
         self._connection.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
         self._said.close()
 
     def _received(self) -> bytes:
@@ -142,6 +146,7 @@ class Prepared:
 
     def _last_words(self) -> str:
         """Of a process that has ended, or is about to."""
+        assert self._process is not None  # else its failure is known from the beginning
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:

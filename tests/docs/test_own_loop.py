@@ -230,7 +230,7 @@ def test_what_a_loop_of_ones_own_has_not_is_refused_before_a_trial(study, home, 
 
 @pytest.mark.parametrize(
     "asked",
-    ["train.lanes=2", "train.folds=2", pytest.param("train.parallel.data=2", marks=pytest.mark.slow)],
+    ["train.folds=2", pytest.param("train.parallel.data=2", marks=pytest.mark.slow)],
 )
 def test_what_a_loop_of_ones_own_has_not_is_refused_in_its_trial(study, tmp_path, home, asked):
     """Where the task is named."""
@@ -240,6 +240,14 @@ def test_what_a_loop_of_ones_own_has_not_is_refused_in_its_trial(study, tmp_path
     ran = hpo("run", "--study", str(named), *flags, home=home)
     assert ran.exit_code == 1
     assert f"OwnLoop has a fit() of its own, which {REFUSED[asked]}" in ran.output
+
+
+def test_lanes_of_a_loop_of_ones_own_that_is_named_train_one_by_one(study, tmp_path, home):
+    """Nothing is read of the task before a trial, and fewer than four lanes are none."""
+    named = tmp_path / "named.py"
+    named.write_text(Path(study).read_text().replace("task=OwnLoop", 'task=":OwnLoop"'))
+    ran = hpo("run", "--study", str(named), *FLAGS, "-o", "train.lanes=2", home=home)
+    assert ran.exit_code == 0 and "train.lanes=2: trials train one by one, since" in ran.output
 
 
 def test_a_study_whose_every_trial_that_came_to_its_end_failed_has_failed(study, tmp_path, home):

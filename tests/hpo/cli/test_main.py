@@ -35,12 +35,13 @@ SURFACE = {
     "run": "--study --trials --epochs --time --name --workers --executor --cpus-per-worker "
     "--gpus-per-worker --scheduler --sampler --strategy --order --window --seed --tier --enqueue "
     "--warm-start -o --config --home --storage --checkpoints --max-bytes --tracking-uri --tracker "
-    "--alert --allow-drift --json",
+    "--alert --tag --allow-drift --json",
     "resume": "--study --trials --epochs --time --workers --executor --cpus-per-worker --gpus-per-worker "
     "--scheduler --home --storage --max-bytes --tracking-uri --tracker --alert --allow-drift --json",
     "status": "--study --json --home --storage",
     "best": "--study --trial --json --save --home --storage",
     "show": "number --study --all --json --home --storage",
+    "tag": "of given --remove --study --json --home --storage --tracking-uri",
     "compare": "--study --top --all --json --csv --parquet --home --storage",
     "watch": "--study --once --home --storage",
     "serve": "--port --host --allowed-host --root-path --mlflow --open --home --storage",
@@ -183,6 +184,9 @@ def test_status_as_json(crafted, home):
         "replaced": 0,
         "imported": None,
         "alerts": {},
+        "tags": {},
+        "idle": None,
+        "derived": [],
         "attempts": 3,
         "digest": digest,
     }

@@ -125,7 +125,7 @@ def test_every_epoch_reports_what_the_study_declares(searched):
         assert [epoch for _, epoch, _ in trial["curves"][key]] == [1, 2], key
     assert trial["values"]["val/accuracy"] == trial["curves"]["val/accuracy"][-1][2]
     shown = hpo("show", "0", home=searched).stdout
-    assert re.search(r"train\.batch_size +\d+ +study: 32", shown)
+    assert re.search(r"train\.batch_size +\d+ +the study itself has 32", shown)
 
 
 def test_more_trials_later_are_the_study_that_was_run_at_once(searched, home):

@@ -35,8 +35,21 @@ def test_a_step_without_its_mark_is_the_step_to_the_bit(name):
                 p.grad = torch.sin(torch.arange(p.numel()) + k).view_as(p)
             step()
         weights.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
-        assert optimizer.state and marks(step) == (0 if bare else 1)
+        assert optimizer.state
     assert torch.equal(*weights)
+
+
+def test_the_mark_is_made_under_a_profiler_alone(monkeypatch):
+    _, optimizer = made("adamw")
+    assert marks(unmarked(optimizer)) == marks(optimizer.step) == 1
+
+    def record(name: str) -> None:
+        raise AssertionError(name)
+
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", record)
+    unmarked(optimizer)()
+    with pytest.raises(AssertionError, match=r"Optimizer\.step"):
+        optimizer.step()
 
 
 def test_an_optimizer_with_hooks_is_called_with_them():

@@ -172,7 +172,7 @@ def test_any_metric_and_time_are_fetched_when_they_are_asked_for(browser, tmp_pa
         shown.select_option("[data-figure=curves] [name=metric]", "val/m7")
         until(shown, f"{plot}.data?.[0]?.y.includes(1.4) && {plot}.layout.yaxis.title.text === 'val/m7'")
         shown.select_option("[data-figure=curves] [name=along]", "time")
-        until(shown, f"{plot}.layout.xaxis.title.text === 'seconds since the trial began'")
+        until(shown, f"{plot}.layout?.xaxis.title.text === 'seconds since the trial began'")
 
 
 def test_what_users_have_written_is_text_in_live_pages_too(browser, tmp_path):
