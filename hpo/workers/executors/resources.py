@@ -31,8 +31,12 @@ class Resources:
     def __post_init__(self) -> None:
         if self.cpus is not None and self.cpus < 1:
             raise UserError(f"--cpus-per-worker {self.cpus}: give 1 or more.")
-        if self.gpus is not None and not (self.gpus == int(self.gpus) >= 0 or 0 < self.gpus < 1):
+        if self.gpus is not None and not (0 < self.gpus < 1 or _whole(self.gpus)):
             raise UserError(f"--gpus-per-worker {self.gpus:g}: give a whole number, or a part of one GPU, such as 0.5.")
+
+
+def _whole(gpus: float) -> bool:
+    return gpus >= 0 and float(gpus).is_integer()  # which no infinity is
 
 
 NOTHING_SAID = Resources()

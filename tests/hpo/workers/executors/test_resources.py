@@ -65,7 +65,11 @@ def test_cpus_are_divided_without_overlap():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [({"cpus": 0}, "--cpus-per-worker 0"), ({"gpus": 1.5}, "a part of one GPU")]
+    ("given", "said"),
+    [
+        ({"cpus": 0}, "--cpus-per-worker 0"),
+        *(({"gpus": gpus}, "a part of one GPU") for gpus in (1.5, -1.0, float("inf"), float("nan"))),
+    ],
 )
 def test_what_no_worker_can_have_is_refused(given, said):
     with pytest.raises(UserError, match=said):
