@@ -45,7 +45,7 @@ def rm(
     contents = removal.contents(ledger, at, check_name(study))
     if not leave_mlflow:
         promotions.check_none(ledger.look(lambda c: promotions.standing(c, queries.study_row(c, study)["id"])), study)
-    found = contents.describe()
+    found = contents.describe(leave_mlflow=leave_mlflow)
     if not yes and not dry_run:
         if as_json or not asked():
             raise UserError(f"{found}: give --yes to delete it, since nobody can be asked here.")

@@ -221,7 +221,8 @@ def _is_library(name: str) -> bool:
 def _explained(error: BaseException, file: Path) -> HpoError:
     """One sentence: the place in the study's own code and the exception; the traceback stays on the cause."""
     if isinstance(error, SyntaxError):
-        return StudyError(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}.")
+        at = f"{error.filename}:{error.lineno}" if error.filename else file  # of null bytes Python names no place
+        return StudyError(f"{at}: {type(error).__name__}: {error.msg}.")
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == file.parent
     ]

@@ -42,10 +42,12 @@ class Contents:
     place: str  # where they lie
     runs: dict[str, int]  # tracker -> runs recorded there
 
-    def describe(self) -> str:
+    def describe(self, *, leave_mlflow: bool = False) -> str:
         kept = f"{counted(self.checkpoints, 'checkpoint')} ({megabytes(self.size)}) in {self.place}"
         runs = [f"{counted(count, 'run')} in {called(tracker)}" for tracker, count in self.runs.items()]
-        return f"study {self.name}: " + ", ".join([counted(self.trials, "trial"), kept, *runs])
+        gone = [counted(self.trials, "trial"), kept, *([] if leave_mlflow else runs)]
+        left = f"; what stays: {', '.join(runs)}" if leave_mlflow and runs else ""
+        return f"study {self.name}: {', '.join(gone)}{left}"
 
 
 def contents(ledger: Ledger, home: Home, name: str) -> Contents:

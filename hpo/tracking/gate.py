@@ -16,7 +16,7 @@ from html import escape
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from hpo.storage.home import Home
 
@@ -106,7 +106,7 @@ class Gate:
         """
         if self._strictly:
             cookie = f"{self._cookie}={self._token}; Path={self._strictly}; HttpOnly; SameSite=Strict"
-            same = "./" + (f"?{urlencode(query)}" if query else "")
+            same = f"./{quote(path.rpartition('/')[2], safe='')}" + (f"?{urlencode(query)}" if query else "")
             page = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(same)}">'
             return await answer(send, 200, page.encode(), ("Set-Cookie", cookie), content="text/html")
         # A path of two slashes would lead to another host.

@@ -114,12 +114,14 @@ def model_of(connection: Connection, home: Home, name: str, number: int) -> tupl
     if study.trains_itself:
         raise _no_model(study, name, trial, kept)
     if kept is None:
-        raise nothing_kept(trial)
+        raise nothing_kept(study, trial)
     return study, kept
 
 
-def nothing_kept(trial: Mapping[str, Any]) -> UserError:
+def nothing_kept(study: Study, trial: Mapping[str, Any]) -> UserError:
     """Of a trial without a kept checkpoint: why there is none, and what would make one."""
+    if study.trains_itself:
+        return _no_model(study, trial["study"], trial, None)
     return UserError(f"trial {trial['number']} of study {trial['study']!r} {_why_nothing(trial)}")
 
 
@@ -139,15 +141,13 @@ def _no_model(study: Study, name: str, trial: Mapping[str, Any], kept: KeptCheck
 
 
 def _why_nothing(trial: Mapping[str, Any]) -> str:
-    saves = trial["config"].get("train", {}).get("checkpoint")
+    saves = trial["config"]["train"]["checkpoint"]
     if {one["state"] for one in trial["checkpoints"]} >= {"deleted"}:
         why = "has no checkpoint any more: what the study keeps, or `hpo gc`, has deleted it"
     elif trial["checkpoints"]:
         why = "has no checkpoint that can be used: its files were damaged"
     elif trial["state"] not in TERMINAL_STATES:
         return f"has no checkpoint yet, as it is {trial['state']}: wait for one."
-    elif saves is None:
-        return "has saved no files: have the code call trial.save(files) before trial.report."
     elif saves["every_epochs"] is None and saves["every_steps"] is None:
         return (
             "keeps no checkpoint, since train.checkpoint.every_epochs and every_steps are null: run a study with "

@@ -136,7 +136,7 @@ def _chosen(
         )
     kept = trained(connection, home, study, number)
     if kept is None:
-        raise nothing_kept(shown)
+        raise nothing_kept(declared(connection, study), shown)
     trial = trial_queries.find_trial(connection, row["id"], number)
     saved = mirror_queries.saved_values(connection, [trial["id"]]).get(trial["id"], []) if trial else []
     points = [point for point in projection.reported(saved) if point.step == kept.step]
@@ -173,8 +173,8 @@ def describe(done: Promotion, *, undone: bool, dry_run: bool) -> str:
     version = f"version {done.version}" if done.version else "a new version"
     if undone:
         verb = "would be taken back" if dry_run else "is taken back"
-        back = f"; alias {done.alias} stood for version {done.before} before" if done.before else ""
-        return f"trial {done.trial} as {version} of model {done.name} {verb}{back}."
+        back = f"; the alias stood for version {done.before} before" if done.before else ""
+        return f"trial {done.trial} as {version} of model {done.name}, alias {done.alias}, {verb}{back}."
     verb = "would be" if dry_run else "is"
     why = f"\n{done.told}." if done.told else ""
     return f"trial {done.trial} (epoch {done.epoch}) {verb} {version} of model {done.name}: {done.uri}{why}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -46,9 +47,11 @@ class Pages:
             "/": self._show_home,
             "/events": self._home_events,
             "/assets/{edition}/{name}": _asset,
+            "/study/{name}": _slashed,
             "/study/{name}/": self._show_study,
             "/study/{name}/events": self._study_events,
             "/study/{name}/curves": self._curves,
+            "/study/{name}/trial/{number:int}": _slashed,
             "/study/{name}/trial/{number:int}/": self._show_trial,
             "/study/{name}/trial/{number:int}/events": self._trial_events,
             "/health": lambda _: PlainTextResponse("OK"),
@@ -133,6 +136,12 @@ class Pages:
             del self._channels[idle]
         self._channels[key] = found
         return found
+
+
+def _slashed(request: Request) -> Response:
+    """To the same page as a directory, by an address relative to this one: a proxy may have put it below a path."""
+    last = str(request.path_params.get("number", request.path_params["name"]))
+    return Response(status_code=307, headers={"Location": f"./{quote(last, safe='')}/"})
 
 
 def _stream(channel: Channel, request: Request) -> Response:

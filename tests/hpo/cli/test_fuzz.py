@@ -199,13 +199,20 @@ def names(line: str, typed: list[str]) -> bool:
     however it is quoted."""
     plain = line.replace("\\\\", "\\")
     for text in typed:
-        if not text.strip() and (repr(text) in plain or f"/{text}/" in plain):
+        if not text.strip() and any(shown in plain for shown in (repr(text), f"/{text}/", f": {text} ")):
             return True
         if len(text) > 200 and " characters) " in plain:  # the end of a path is what is left out
             return True
         if "***" in plain and text.partition(":")[0] in plain:  # a URL, whose rest may be secret
             return True
-        for shown in (text, repr(text)[1:-1], ascii(text)[1:-1], redacted(text), *text.rpartition(":")[::2]):
+        for shown in (
+            text,
+            os.path.expanduser(text),
+            repr(text)[1:-1],
+            ascii(text)[1:-1],
+            redacted(text),
+            *text.rpartition(":")[::2],
+        ):
             if shown.strip() and (shown.strip()[:10] in plain or shown.strip()[-10:] in plain):
                 return True
     # What is refused stands in the study, or is lacking.

@@ -358,6 +358,7 @@ def test_a_changed_file_is_loaded_anew_and_has_another_identity(write):
         ("x = 1\ny = 1 / 0\n", ["my_study.py:2:", "ZeroDivisionError", "division by zero"]),
         ("def f():\n    return 1\n\n  x = (\n", ["my_study.py:4:", "IndentationError"]),
         ("x = (\n", ["my_study.py:1:", "SyntaxError"]),
+        ("x = 1\0\n", ["my_study.py: SyntaxError: source code string cannot contain null bytes"]),
         ("import nothing_like_it\n", ["my_study.py:1:", "ModuleNotFoundError", "nothing_like_it"]),
         ("import sys\nsys.exit(3)\n", ["my_study.py:2:", "SystemExit"]),
         ("raise ValueError('two\\nlines')\n", ["ValueError: two lines"]),

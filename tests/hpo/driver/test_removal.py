@@ -258,6 +258,7 @@ def test_a_server_that_is_gone_is_named_and_may_be_left(both, home):
     assert said.exit_code == 1 and "MLflow at http://127.0.0.1:9 cannot be used now" in said.stderr
     with pytest.raises(StudyError, match="half removed"):
         check_whole(made.ledger.look(lambda connection: queries.study_row(connection, "s")))
-    assert rm(home, "--yes", "--leave-mlflow").exit_code == 0
+    said = rm(home, "--yes", "--leave-mlflow")
+    assert said.exit_code == 0 and "; what stays: " in said.stdout
     assert left(home, "s") == []
     sound(home)

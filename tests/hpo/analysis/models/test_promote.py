@@ -26,7 +26,7 @@ from trainer.files.durable import sha256
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
 STUDY = """
-from net import Net, points
+from promoted_net import Net, points
 from torch.nn import functional as F
 
 from hpo import Float, Objective, Study
@@ -112,7 +112,7 @@ def home(tmp_path_factory) -> Home:
     rows = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
     np.savetxt(place / "points.csv", rows, delimiter=",")
     (place / "study.py").write_text(STUDY)
-    (place / "net.py").write_text(NET)
+    (place / "promoted_net.py").write_text(NET)
     at = Home.at(place / "home")
     arguments = ["--study", str(place / "study.py"), "-o", f"data.path={place / 'points.csv'}", "--trials", "3"]
     arguments += ["--executor", "inline", "--home", str(at.root)]
@@ -162,7 +162,7 @@ def test_a_promoted_model_predicts_what_load_model_does(home, tmp_path):
     with torch.no_grad():
         left, right = torch.tensor([[0.25], [1.5], [-2.0]]), torch.tensor([[1.0], [0.5], [3.0]])
         wanted = model(left, right).numpy()
-    away = [home.root.parent / name for name in ("study.py", "net.py", "points.csv")]
+    away = [home.root.parent / name for name in ("study.py", "promoted_net.py", "points.csv")]
     for path in away:
         path.rename(tmp_path / path.name)
     try:
@@ -238,9 +238,8 @@ def test_what_is_promoted_is_told_and_its_run_stays(home):
     label = "models:/told@champion, version 1"
     shown = CliRunner().invoke(app, ["show", "1", "--home", str(home.root)]).stdout
     assert f"promoted as {label}\n" in shown
-    assert {"trial": 1, "label": label} in data.read(Ledger(home.storage, create=False), home, "fit")["answer"][
-        "promoted"
-    ]
+    told = data.read(Ledger(home.storage, create=False), home, "fit").answer
+    assert {"trial": 1, "label": label} in told["promoted"]
     result = CliRunner().invoke(app, ["rm", "--study", "fit", "--yes", "--home", str(home.root)])
     assert result.exit_code == 2 and label in result.stderr and "promote --undo --study fit" in result.stderr
     promoted(home, "--undo", "--name", "told")
@@ -262,6 +261,23 @@ def killed(home: Home, point: str, *arguments: str) -> None:
     command = [sys.executable, "-m", "hpo", "promote", *arguments, "--home", str(home.root)]
     environment = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": f"{point}=kill@1"}
     assert subprocess.run(command, env=environment, capture_output=True).returncode == -signal.SIGKILL
+
+
+FUNCTION = """
+import hpo
+
+
+@hpo.study(space={"lr": hpo.Float(0.1, 1.0)}, minimize="val/loss")
+def train(trial):
+    trial.report(1, {"val/loss": trial.params.lr})
+"""
+
+
+def test_a_function_that_saves_nothing_is_told_how_it_would(tmp_path):
+    (tmp_path / "saveless.py").write_text(FUNCTION)
+    at = tmp_path / "home"
+    hpo.run(f"{tmp_path / 'saveless.py'}", trials=1, home=at, executor="inline", progress=False)
+    assert "have the code call trial.save(files) before trial.report" in refusal(Home.at(at))
 
 
 def test_what_cannot_be_promoted_is_refused_in_a_sentence(home, tmp_path):

@@ -78,6 +78,7 @@ def test_every_address_asks_for_the_token_and_says_no_more(home):
         status, headers, text = get(port, f"/study/crafted/?token={token_of(home)}&a=1")
         cookie, *attributes = headers["set-cookie"].split("; ")
         assert status == 200 and {"HttpOnly", "SameSite=Strict", "Path=/"} == {*attributes}
+        assert 'content="0; url=./crafted"' in get(port, f"/study/crafted?token={token_of(home)}")[2]
         assert 'content="0; url=./?a=1"' in text and token_of(home) not in text
         assert get(port, "/", Cookie=cookie)[0] == 200
     assert stat.S_IMODE((home.root / "ui.token").stat().st_mode) == 0o600
@@ -87,6 +88,10 @@ def test_answers_say_what_there_is_and_what_there_is_not(home):
     with served(home) as server:
         port = port_of(server)
         assert "crafted" in get(port, "/", home)[2] and "other" in get(port, "/", home)[2]
+        for path in ("/study/crafted", "/study/crafted/trial/0"):
+            status, headers, _ = get(port, path, home)
+            assert (status, headers["location"]) == (307, f"./{path.rpartition('/')[2]}/")
+        assert "it holds crafted, other" in get(port, "/study/nope/", home)[2]
         status, headers, text = read_page(port, home)
         assert status == 200 and "script-src 'self'" in headers["content-security-policy"]
         for name in pages.FILES:
@@ -106,7 +111,6 @@ def test_a_wrong_address_is_one_sentence(home):
         "/study/crafted/trial/99999999999999999999/": "no study has a trial",
         "/study/crafted/curves?metric=": "metric has 0 characters",
         "/study/crafted/curves?metric=a&along=x": "along 'x' is not known",
-        "/study/crafted": "Not Found",
         "/study/..%2f..%2fetc%2fpasswd/": "Not Found",
         "/assets/x/../../../etc/passwd": "Not Found",
         "/assets/x/..%2f..%2fpage.py": "Not Found",
