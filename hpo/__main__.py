@@ -21,6 +21,7 @@ def main() -> None:
     try:
         commands()
     except SystemExit as end:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # how it has ended is known: Ctrl-C changes that no more
         if end.code == _CODE:  # CPython 3.11 ends by the signal where an eval() was interrupted, caught or not
             os._exit(_CODE)
         raise

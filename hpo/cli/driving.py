@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -84,7 +85,20 @@ def _drive(request: RunRequest, begun: Callable[[], None]) -> RunResult:
 
     console = Console()
     result, view = watched(request, console, begun)
-    console.print(summary(view.progress, result), markup=False, highlight=False, soft_wrap=True)
-    if result.reason and result.state != "stopped" and not result.signal:
-        console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
+    with _deaf():
+        console.print(summary(view.progress, result), markup=False, highlight=False, soft_wrap=True)
+        if result.reason and result.state != "stopped" and not result.signal:
+            console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
     return result
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Let Ctrl-C interrupt nothing: the run is over, and how it has ended is its exit code."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    try:
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
+import signal
 import time
 from contextlib import closing
 from itertools import pairwise
@@ -424,6 +426,22 @@ def test_ctrl_c_at_the_very_end_still_says_how_the_study_ended(tmp_path, monkeyp
     ended = hpo("run", *flags, home=Home(tmp_path))
     assert ended.exit_code == 0, "as that of any study that has ended"
     assert "several: complete, 2 of 2 trials ended" in ended.stdout and "interrupted." not in ended.stderr
+
+
+@pytest.mark.usefixtures("process")
+def test_ctrl_c_while_the_end_is_told_changes_nothing(tmp_path, monkeypatch):
+    from hpo.cli import live
+
+    summary = live.summary
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return summary(*arguments)
+
+    monkeypatch.setattr(live, "summary", interrupted)
+    flags = ("--study", SEVERAL, "--trials", "2", "--executor", "inline", "--sampler", "random")
+    ended = hpo("run", *flags, home=Home(tmp_path))
+    assert ended.exit_code == 0 and "several: complete, 2 of 2 trials ended" in ended.stdout
 
 
 def test_ctrl_c_before_the_mirror_begins_says_how_much_mlflow_lacks(tmp_path, monkeypatch):
