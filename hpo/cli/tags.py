@@ -8,7 +8,7 @@ import typer
 
 from hpo.cli import completion
 from hpo.cli.facts import notes, print_json
-from hpo.cli.options import HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption
+from hpo.cli.options import MOST, HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption
 from hpo.errors import UserError
 
 app = typer.Typer()
@@ -45,7 +45,7 @@ def tag(
     new = parsed(given or ())
     if both := [key for key in remove or () if key in new]:
         raise UserError(f"tag {both[0]!r} is set and removed at once: leave one of them out.")
-    if of != "study" and not of.isdecimal():
+    if of != "study" and not (of.isdecimal() and len(of) <= len(str(MOST)) and int(of) <= MOST):
         raise UserError(f"{of!r} is no trial: give its number, or `study` for the study itself, then KEY=VALUE.")
     ledger, name, at = open_study(home, storage, study, upgrade=True)
     number = tags.STUDY if of == "study" else int(of)

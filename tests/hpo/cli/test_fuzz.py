@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def words_of(rng: random.Random) -> list[str]:
     return words
 
 
-def names(line: str, typed: list[str]) -> bool:
+def names(line: str, typed: list[str], variables: Iterable[str]) -> bool:
     """Whether a refusal shows what was typed or the part of it that is wrong, its beginning or end where it is long,
     however it is quoted."""
     plain = line.replace("\\\\", "\\")
@@ -215,8 +216,8 @@ def names(line: str, typed: list[str]) -> bool:
         ):
             if shown.strip() and (shown.strip()[:10] in plain or shown.strip()[-10:] in plain):
                 return True
-    # What is refused stands in the study, or is lacking.
-    return "'fuzzed'" in plain or plain.startswith("error: give ")
+    # What is refused stands in the study, or is lacking, or is a variable's.
+    return any(one in plain for one in ("'fuzzed'", "fuzzed.py", *variables)) or plain.startswith("error: give ")
 
 
 @pytest.fixture
@@ -264,7 +265,7 @@ def fault(words: list[str], environment: dict[str, str]) -> str:
     if result.exit_code == 2 and len(lines) != 1:
         return f"not one sentence: {result.stderr[-500:]!r}"
     typed = words[1:] or environment
-    if result.exit_code == 2 and typed and not names(lines[0], [*words, *environment.values()]):
+    if result.exit_code == 2 and typed and not names(lines[0], [*words, *environment.values()], environment):
         return f"what is refused is not named: {lines[0]!r}"
     if any(len(line) > LONGEST for line in lines) or "Traceback" in result.stderr:
         return f"too long: {result.stderr[:200]!r} ... of {len(result.stderr)}"
