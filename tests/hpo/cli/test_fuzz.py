@@ -216,6 +216,8 @@ def names(line: str, typed: list[str], variables: Iterable[str]) -> bool:
         ):
             if shown.strip() and (shown.strip()[:10] in plain or shown.strip()[-10:] in plain):
                 return True
+    if "***" in plain and any(name.endswith("_FILE") for name in variables):  # a URL that a file holds
+        return True
     # What is refused stands in the study, or is lacking, or is a variable's.
     return any(one in plain for one in ("'fuzzed'", "fuzzed.py", *variables)) or plain.startswith("error: give ")
 
