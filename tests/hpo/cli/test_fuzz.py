@@ -274,6 +274,7 @@ def fault(words: list[str], environment: dict[str, str]) -> str:
     return ""
 
 
+@pytest.mark.usefixtures("process")
 @pytest.mark.timeout(300 + COUNT)
 @pytest.mark.filterwarnings("ignore")  # of libraries, on input of which there is no other answer
 def test_whatever_is_typed_is_answered_in_a_sentence(place):
