@@ -76,16 +76,13 @@ def run(
     time       seconds, or text such as "90m"
     enqueue    configurations to be tried first: mappings of paths to values, or YAML files
     max_bytes  what the study's checkpoints may take: bytes, or text such as "20GB"
-    trackers, alerts   where else it is shown, and who is told of what, as `--tracker` and `--alert` take them
+    trackers, alerts   as `--tracker` and `--alert` take them
     tags       name -> value, of the study, beside those that it has
-    overrides  path -> value, as `-o` sets them
-    progress   show how it is getting on
+    overrides, progress   path -> value, as `-o` sets them; show how it is getting on
 
     The other options are those of `hpo run --help`. Ctrl-C, or a notebook's stop button, ends it gracefully: trials are
     saved, `resume` goes on, and the handle's `state` says `interrupted`. A second one raises KeyboardInterrupt.
-
     A study of a notebook's cell trains in this process, one trial at a time, since no other process can import it.
-
     Raises HpoError, in one sentence, for whatever does not fit, and where the study had to stop.
 
     >>> import hpo
@@ -96,8 +93,8 @@ def run(
     _check_guarded()
     reference, executor = _placed(study, executor, workers)
     request = RunRequest(
-        home=Home.at(home),
-        reference=reference,
+        Home.at(home),
+        reference,
         name=name,
         **_extent(trials, epochs, time, max_bytes),
         executor=executor,

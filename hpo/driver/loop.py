@@ -73,16 +73,14 @@ class Driver:
         row = take_over(self._ledger, self._resolved, self._options, self._lease, self._clock)
         self._state = row["state"]
         self._time = Stopwatch(self._clock, row["seconds_used"])
-        stored = Budget.of(dict(row))
-        self._budget = self._options.budget.over(stored)
+        self._budget = self._options.budget.over(stored := Budget.of(dict(row)))
         judged = self._study.objectives, self._study.constraints
         self._curves = Curves(self._id, *judged, bounded=self._resolved.bounded)
         self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
         self._adopt()
         self._retention = Retention(self._ledger, self._spec.name, self._options, self._lease)
         self._options.budget.check(self._spec.name, stored, self._used)
-        values = self._budget.columns()
-        options = self._options
+        values, options = self._budget.columns(), self._options
         values |= remembered(row, options) if self.idle else continued(row, self._resolved, options)
         self._state = values.get("state", self._state)
 
@@ -124,8 +122,7 @@ class Driver:
         return self._end()
 
     def _drive(self, on_tick: Callable[[], None]) -> None:
-        next_look = self._clock.monotonic()
-        due = True
+        next_look, due = self._clock.monotonic(), True
         while not (self._stopping or ((due or self._changes()) and self._fill()) or self._expired or self._stuck):
             self._heartbeat.check()
             if due := self._clock.monotonic() >= next_look:
@@ -174,10 +171,9 @@ class Driver:
         """Take back what dead workers of an earlier driver hold, and rebuild from the ledger what memory held."""
         self._reclaimer.reclaim(counted=False)
         rows, plans, self._forgiven_before = self._ledger.look(self._known)
-        self._asked = len(rows)
+        self._asked, self._plans = len(rows), plans
         self._lost = {row["number"] for row in rows if row["outcome"] == "lost"}
         self._epochs = {row["number"]: driver_queries.trained(row) for row in rows} | plans
-        self._plans = plans
         self._epochs_ended = sum(map(driver_queries.trained, rows))
         self._scored = any(map(end_reason.has_value, rows))
         seconds = self._budget.seconds

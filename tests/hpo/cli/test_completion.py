@@ -188,6 +188,7 @@ def shell(request: Any, tmp_path: Path, process: None) -> Any:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"], indirect=True)
 def test_a_real_shell_completes(shell, studied):
     shell.write(f"hpo status --home {studied.root} --study cra\t")
-    shell.until("fted")
+    shown = shell.until("fted")
     shell.write("\x15hpo run --study mlp -o model.hid\t")  # ^U takes the line away
-    shell.until("den_size=")
+    shown += shell.until("den_size=")
+    assert "Traceback" not in shown, "nothing but what is completed"

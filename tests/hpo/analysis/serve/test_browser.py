@@ -173,6 +173,7 @@ def test_any_metric_and_time_are_fetched_when_they_are_asked_for(browser, tmp_pa
         until(shown, f"{plot}.data?.[0]?.y.includes(1.4) && {plot}.layout.yaxis.title.text === 'val/m7'")
         shown.select_option("[data-figure=curves] [name=along]", "time")
         until(shown, f"{plot}.layout?.xaxis.title.text === 'seconds since the trial began'")
+        assert shown.evaluate(f"{plot}.data[0].y") == 2 * [0.7, 1.4, None], "the same values along another axis"
 
 
 def test_what_users_have_written_is_text_in_live_pages_too(browser, tmp_path):
