@@ -125,7 +125,7 @@ def drawn_by_ray(space):
 
 
 def drawn_by_syne_tune(space):
-    pytest.importorskip("syne_tune", reason="Syne Tune has an environment of its own")
+    pytest.importorskip("syne_tune", reason="runs where syne-tune is installed, in an environment of its own")
     from bench.racing.syne_tune_asha import space_of
 
     made = space_of(space)

@@ -95,8 +95,8 @@ def nanogpt(place: Path) -> str:
 def sft(place: Path) -> str:
     """With a model of two layers, made here."""
     if not (found := find_spec("trl")) or not found.submodule_search_locations:
-        pytest.skip("trl is not installed")
-    pytest.importorskip("hpo.integrations.huggingface")
+        pytest.skip("runs with pip install -e '.[dev]': trl")
+    pytest.importorskip("hpo.integrations.huggingface", reason="runs with pip install -e '.[dev]': transformers")
     (place / "sft" / "data").mkdir(parents=True)
     shutil.copy(Path(found.submodule_search_locations[0]) / "scripts" / "sft.py", place / "sft")
     subprocess.run([sys.executable, "-c", TINY], cwd=place / "sft", check=True, capture_output=True)
@@ -109,7 +109,7 @@ def sft(place: Path) -> str:
 
 def _scripts() -> str:
     if SCRIPTS is None:
-        pytest.skip("FOREIGN_SCRIPTS names no directory with copies of the scripts")
+        pytest.skip("runs with FOREIGN_SCRIPTS=DIR, a directory with copies of the scripts")
     return SCRIPTS
 
 

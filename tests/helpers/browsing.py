@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 CHROMIUM = shutil.which("chromium")
-NEEDED = "needs Debian's package chromium"
+NEEDED = "runs after `apt-get install chromium`"
 
 
 @contextmanager

@@ -176,7 +176,7 @@ class Shell:
 @pytest.fixture
 def shell(request: Any, tmp_path: Path, process: None) -> Any:
     if shutil.which(request.param) is None:
-        pytest.skip(f"{request.param} is not installed")
+        pytest.skip(f"runs where {request.param} is installed")
     directory = tmp_path / "shell"
     directory.mkdir()
     opened = Shell(request.param, directory)

@@ -167,7 +167,7 @@ def test_a_driver_that_torch_cannot_use(tmp_path):
     import torch
 
     if torch.cuda.is_available():
-        pytest.skip("torch uses this host's GPU")
+        pytest.skip("runs where torch uses no GPU of the host")
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n")
     found = level(devices.accelerators(version))["fails"]

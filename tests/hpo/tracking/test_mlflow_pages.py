@@ -17,7 +17,7 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.whole,
     pytest.mark.usefixtures("process"),
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="runs after `apt-get install chromium`"),
     pytest.mark.slow,
 ]
 
