@@ -14,7 +14,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from fcntl import ioctl
 from pathlib import Path
 
@@ -52,21 +52,25 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "slow.py"
 
 
-def started(*words: str, home: Home, **options) -> subprocess.Popen:
+@contextmanager
+def started(*words: str, home: Home) -> Iterator[subprocess.Popen]:
+    """`hpo` with these words as a process, which does not outlive the block."""
     line = [sys.executable, "-m", "hpo", *words, "--home", str(home.root)]
-    return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options)
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
 def driver(file: Path, home: Home, process: None) -> Iterator[subprocess.Popen]:
     """A study of four trials whose reports wait for the file `go`."""
-    driving = started("run", "--study", str(file), "--trials", "4", "--executor", "inline", home=home)
-    while "slow" not in hpo("status", "--study", "slow", home=home).stdout:
-        assert driving.poll() is None
-        time.sleep(0.1)
-    yield driving
-    driving.kill()
-    driving.wait()
+    with started("run", "--study", str(file), "--trials", "4", "--executor", "inline", home=home) as driving:
+        while "slow" not in hpo("status", "--study", "slow", home=home).stdout:
+            assert driving.poll() is None
+            time.sleep(0.1)
+        yield driving
 
 
 class Terminal:
@@ -81,12 +85,23 @@ class Terminal:
         os.close(theirs)
         self.fd, self.seen = ours, ""
 
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+
     def until(self, expected: str, seconds: float = 90.0) -> str:
         end = time.monotonic() + seconds
         while expected not in self.plain:
             assert time.monotonic() < end, f"{expected!r} is not in {self.plain!r}"
             if select.select([self.fd], [], [], 0.2)[0]:
-                self.seen += os.read(self.fd, 65536).decode(errors="replace")
+                try:
+                    self.seen += os.read(self.fd, 65536).decode(errors="replace")
+                except OSError:  # a terminal whose other end is closed
+                    assert expected in self.plain, f"it ended without {expected!r}: {self.plain!r}"
         return self.plain
 
     @property
@@ -96,31 +111,31 @@ class Terminal:
 
 @pytest.mark.whole
 def test_a_running_study_at_a_terminal(driver, file, home):
-    watching = Terminal(home, "xterm")
-    shown = watching.until("running")
-    assert "0/4 trials" in shown and "\x1b[" in watching.seen
-    assert all(len(line) <= 80 for line in shown.replace("\r", "\n").split("\n"))
-    driver.send_signal(signal.SIGKILL)
-    watching.until("nobody drives it: `hpo resume --study slow")
-    file.with_name("go").touch()
-    resumed = started("resume", "--study", "slow", home=home)
-    watching.until("the study is driven again.")
-    watching.until("slow: complete, 4 of 4 trials ended")
-    assert watching.process.wait(60) == 0
-    assert resumed.wait(120) == 0
+    with Terminal(home, "xterm") as watching:
+        shown = watching.until("running")
+        assert "0/4 trials" in shown and "\x1b[" in watching.seen
+        assert all(len(line) <= 80 for line in shown.replace("\r", "\n").split("\n"))
+        driver.send_signal(signal.SIGKILL)
+        watching.until("nobody drives it: `hpo resume --study slow")
+        with started("resume", "--study", "slow", home=home) as resumed:
+            watching.until("the study is driven again.")
+            file.with_name("go").touch()
+            watching.until("slow: complete, 4 of 4 trials ended")
+            assert watching.process.wait(60) == 0
+            assert resumed.wait(120) == 0
 
 
 @pytest.mark.whole
 def test_ctrl_c_leaves_the_study_alone(driver, file, home):
-    watching = Terminal(home, "dumb")
-    shown = watching.until("4 trials")
-    ledger = Ledger(home.storage, create=False)
-    with closing(ledger), ledger.read() as connection:
-        held = connection.execute(rows_of(tables.leases.c.name, tables.leases.c.pid)).all()
-    assert watching.process.pid not in {pid for _, pid in held}, "it takes no lease"
-    watching.process.send_signal(signal.SIGINT)
-    shown = watching.until("the study goes on without being watched.")
-    assert watching.process.wait(60) == 130
+    with Terminal(home, "dumb") as watching:
+        shown = watching.until("4 trials")
+        ledger = Ledger(home.storage, create=False)
+        with closing(ledger), ledger.read() as connection:
+            held = connection.execute(rows_of(tables.leases.c.name, tables.leases.c.pid)).all()
+        assert watching.process.pid not in {pid for _, pid in held}, "it takes no lease"
+        watching.process.send_signal(signal.SIGINT)
+        shown = watching.until("the study goes on without being watched.")
+        assert watching.process.wait(60) == 130
     assert "\x1b" not in shown, "a terminal that can nothing gets lines"
     file.with_name("go").touch()
     assert driver.wait(120) == 0
