@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from trainer.redaction import redacted
 
 _given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
+_home: ContextVar[str | None] = ContextVar("home", default=None)
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
@@ -66,13 +69,24 @@ def forget() -> None:
     _given.clear()
 
 
+@contextmanager
+def from_anywhere(home: str) -> Iterator[None]:
+    """Commands that are named within lead to this home whatever directory they are typed in, as those of a page must."""
+    token = _home.set(home)
+    try:
+        yield
+    finally:
+        _home.reset(token)
+
+
 def command(words: str) -> str:
     """`hpo` and `words`, followed by the flags that lead the next command to where this one was led.
 
     A URL with a password is left to the environment: what is printed may be kept in a log.
     """
     flags = ("--home", "--tracking-uri") if words.split()[0] == "ui" else ("--home", "--storage")
-    return " ".join(["hpo", words, *(f"{flag} {_quoted(flag, _given[flag])}" for flag in flags if flag in _given)])
+    known = _given | ({"--home": home} if (home := _home.get()) else {})
+    return " ".join(["hpo", words, *(f"{flag} {_quoted(flag, known[flag])}" for flag in flags if flag in known)])
 
 
 def _quoted(flag: str, value: str) -> str:

@@ -226,7 +226,7 @@ def status(
     """How far a study is; without a name, each of several in a line."""
     from hpo.analysis.results.idle import idle
     from hpo.analysis.results.status import describe, facts_of, line
-    from hpo.ledger import queries
+    from hpo.ledger import queries, worker_queries
     from hpo.storage.lookup import open_studies
 
     ledger, names, _ = open_studies(home, storage, study)
@@ -239,7 +239,8 @@ def status(
         found = [queries.status(connection, name) for name in names]
         if len(found) == 1:
             study_id = queries.study_row(connection, names[0])["id"]
-            print(describe(found[0], idle(connection, study_id, found[0].state == "running")))
+            waits = idle(connection, study_id, found[0].state == "running")
+            print(describe(found[0], waits, worker_queries.fused(connection, study_id)))
             return
     print("\n".join(map(line, found)))
 

@@ -139,6 +139,7 @@ def report(
             metavar="[STUDY]...", help="The studies' names, more of them side by side; none where the home holds one."
         ),
     ] = None,
+    study: StudyOption = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE.html", help="Write the page there, and leave MLflow as it is.")
     ] = None,
@@ -158,8 +159,9 @@ def report(
     from hpo.tracking import mirror_process
 
     page.check_installed()
+    studies = [*([study] if study else ()), *(studies or ())]
     ledger, name, at = open_study(home, storage, studies[0] if studies else None)
-    names = list(dict.fromkeys([name, *(studies or ())]))
+    names = list(dict.fromkeys([name, *studies]))
     with starting(f"reading {', '.join(names)} ...", sys.stderr):
         found = [read(ledger, at, one) for one in names]
         alone = bool(out) or len(found) > 1

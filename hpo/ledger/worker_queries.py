@@ -38,6 +38,20 @@ def latest_attempts(connection: Connection, study_id: int, n: int) -> Sequence[R
     return connection.execute(query).mappings().all()[::-1]
 
 
+def lanes_with(connection: Connection, study_id: int, group: str | None) -> list[int]:
+    """The numbers of the trials that share a group of lanes."""
+    query = select(trials.c.number).where(trials.c.study_id == study_id, trials.c.group == group)
+    return list(connection.execute(query.order_by(trials.c.number)).scalars()) if group else []
+
+
+def fused(connection: Connection, study_id: int) -> tuple[int, int]:
+    """How many trials were trained as lanes of one model beside others, and in how many groups."""
+    size = func.count()
+    query = select(size).where(trials.c.study_id == study_id, trials.c.group.is_not(None))
+    sizes = connection.execute(query.group_by(trials.c.group).having(size > 1)).scalars().all()
+    return sum(sizes), len(sizes)
+
+
 def epoch_reports(connection: Connection, trial_ids: Collection[int]) -> Sequence[EpochReport]:
     """The epochs that these trials have reported (fold 0), by trial and time."""
     answered = and_(decisions.c.trial_id == reports.c.trial_id, decisions.c.step == reports.c.step)

@@ -19,6 +19,13 @@ def test_the_next_command_names_the_directory_that_was_given(home):
     assert shlex.split(text.command("resume --study s")) == ["hpo", "resume", "--study", "s", "--home", home]
 
 
+def test_a_command_of_a_page_leads_to_its_home_from_anywhere():
+    text.given("--home", "near")
+    with text.from_anywhere("/far/home"):
+        assert text.command("resume") == "hpo resume --home /far/home"
+    assert text.command("resume") == "hpo resume --home near"
+
+
 @pytest.mark.parametrize("url", ["postgresql://me:secret@db/ledger", "postgresql://db/ledger?password=secret"])
 def test_a_url_with_a_password_is_left_to_the_environment(url):
     text.given("--storage", url)

@@ -175,6 +175,7 @@ def describe(done: Promotion, *, undone: bool, dry_run: bool) -> str:
         verb = "would be taken back" if dry_run else "is taken back"
         back = f"; the alias stood for version {done.before} before" if done.before else ""
         return f"trial {done.trial} as {version} of model {done.name}, alias {done.alias}, {verb}{back}."
-    verb = "would be" if dry_run else "is"
+    already = done.version is not None and done.before == done.version
+    verb = "would be" if dry_run else "already is" if already else "is"
     why = f"\n{done.told}." if done.told else ""
     return f"trial {done.trial} (epoch {done.epoch}) {verb} {version} of model {done.name}: {done.uri}{why}"

@@ -100,10 +100,17 @@ def soup(ledger: Ledger, home: Home, name: str, top: int) -> Soup:
         raise UserError(
             f"a soup is made of at least two trials of one architecture, and of the best "
             f"{counted(len(numbers), 'trial')} of study {name!r} {len(members)} can be used "
-            f"({'; '.join(left_out) or 'there are no more'}): {'raise --top, or ' if len(ranks) > top else ''}run a "
-            "study whose model is the same in every trial (pin its dimensions with -o)."
+            f"({'; '.join(left_out) or 'there are no more'}): {'raise --top, or ' if len(ranks) > top else ''}"
+            f"{_remedy(gone, others)}."
         )
     return _mixed(study, members, [weights[one.number] for one in members], "best trial", left_out)
+
+
+def _remedy(gone: Sequence[int], others: Sequence[int]) -> str:
+    """What would give a soup more trials than one."""
+    if others:
+        return "run a study whose model is the same in every trial (pin its dimensions with -o)"
+    return "train those whose checkpoint is gone again" if gone else "have the study complete more trials"
 
 
 def of_one_trial(ledger: Ledger, home: Home, name: str, number: int, top: int) -> Soup:

@@ -16,11 +16,13 @@ from hpo.analysis.report.cost import cost
 from hpo.analysis.report.curves import curves
 from hpo.analysis.report.environment import environment
 from hpo.analysis.report.importances import importances
+from hpo.analysis.report.next_steps import next_steps
 from hpo.analysis.report.sure import sure
 from hpo.analysis.report.timeline import timeline
 from hpo.analysis.report.trials import trials
 from hpo.analysis.results import status as statuses
 from hpo.ledger import queries
+from hpo.text import from_anywhere
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
@@ -54,6 +56,7 @@ class StudyReport:
     importances: dict[str, Any]
     timeline: dict[str, Any]
     cautions: list[dict[str, str]]
+    next_steps: list[dict[str, str]]
     environment: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
@@ -67,10 +70,13 @@ def read(ledger: Ledger, home: Home, name: str, *, quick: bool = False) -> Study
     A `quick` one lacks importances and the digest, which take most of the time where trials are many.
     Raises StudyError where the ledger has none of that name.
     """
-    with ledger.read() as connection:
-        of = snapshot.read(connection, name, digest=not quick)
-        best, lines = answer(connection, home, of), curves(connection, of)
-    found = sure(ledger, name)
+    with from_anywhere(str(home.root.absolute())):
+        with ledger.read() as connection:
+            of = snapshot.read(connection, name, digest=not quick)
+            best, lines = answer(connection, home, of), curves(connection, of)
+        found = sure(ledger, name)
+        warned = cautions(of, found["confirm"])
+        steps = next_steps(of, best, found, warned)
     return StudyReport(
         name=name,
         **told(of.status),
@@ -83,7 +89,8 @@ def read(ledger: Ledger, home: Home, name: str, *, quick: bool = False) -> Study
         cost=cost(of),
         importances=importances(ledger, home, of, shared=not quick),
         timeline=timeline(of),
-        cautions=cautions(of, found["confirm"]),
+        cautions=warned,
+        next_steps=steps,
         environment=environment(of),
     )
 

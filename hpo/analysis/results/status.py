@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.idle import Idle, idle
-from hpo.ledger import queries
+from hpo.ledger import queries, worker_queries
 from hpo.ledger.queries import Status
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.text import counted, portion, spelled
@@ -18,12 +18,13 @@ SHOWN = 10  # trials of a front
 
 
 def facts_of(connection: Connection, name: str) -> dict[str, Any]:
-    """How far a study is, its digest, how much its workers wait, and the same of the studies derived from it, as JSON
-    values."""
+    """How far a study is, its digest, how many trials were lanes, how much its workers wait, and the same of the studies
+    derived from it, as JSON values."""
     study, status = queries.study_row(connection, name), queries.status(connection, name)
     waits = idle(connection, study["id"], status.state == "running")
     derived = [facts_of(connection, one) for one, of in queries.derived(connection).items() if of == name != one]
-    told = {"idle": waits and asdict(waits) | {"share": waits.share}, "derived": derived}
+    lanes = dict(zip(("trials", "groups"), worker_queries.fused(connection, study["id"]), strict=True))
+    told = {"lanes": lanes, "idle": waits and asdict(waits) | {"share": waits.share}, "derived": derived}
     return asdict(status) | {"digest": queries.digest(connection, study)} | told
 
 
@@ -39,8 +40,9 @@ def line(status: Status) -> str:
     return f"{status.study}: {status.state}, {ended} ended{best}"
 
 
-def describe(status: Status, waits: Idle | None = None) -> str:
-    """One study in a few lines; `waits` is how its workers have waited."""
+def describe(status: Status, waits: Idle | None = None, lanes: tuple[int, int] = (0, 0)) -> str:
+    """One study in a few lines; `waits` is how its workers have waited, `lanes` how many trials were trained as lanes of
+    one model, and in how many groups."""
     cut_off = {} if status.state == "running" else {"running": "cut off (until a resume)"}
     states = ", ".join(f"{count} {cut_off.get(state, state)}" for state, count in status.trials.items() if count)
     first, _, best = line(status).partition("; ")
@@ -50,7 +52,8 @@ def describe(status: Status, waits: Idle | None = None) -> str:
     took = f"imported from {status.imported}" if status.imported else trained
     untaken = [trouble.describe(target) for target, trouble in status.alerts.items()]
     idled = waiting(waits) if waits else ""
-    return "\n  ".join(filter(None, [first, states or "no trials yet", took, idled, best, *untaken]))
+    fused = f"{counted(lanes[0], 'trial')} trained as lanes in {counted(lanes[1], 'group')}" if lanes[0] else ""
+    return "\n  ".join(filter(None, [first, states or "no trials yet", took, fused, idled, best, *untaken]))
 
 
 def waiting(waits: Idle) -> str:

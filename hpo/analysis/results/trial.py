@@ -12,7 +12,7 @@ from hpo.analysis.results.format import duration, judgement, number, sparkline
 from hpo.analysis.results.promotions import standing
 from hpo.declaration.user_code import own_part
 from hpo.errors import UserError
-from hpo.ledger import imports, queries, tags, trial_queries
+from hpo.ledger import imports, queries, tags, trial_queries, worker_queries
 from hpo.ledger.external import KEY
 from hpo.ledger.json import plain
 from hpo.space.config import flatten
@@ -69,6 +69,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "metrics": study["spec"]["metrics"],
         "curves": curves,
         "folds": _folds(connection, row["id"], metrics),
+        "lanes": worker_queries.lanes_with(connection, study["id"], row["group"]),
         "attempts": tries,
         "checkpoints": [
             {**one, "path": place.shown(home.checkpoints(name, number) / one["path"])}
@@ -183,6 +184,8 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
         yield f"generation {trial['generation']}: descends from {' <- '.join(map(str, trial['lineage']))}{origin}"
     if trial["error"]:
         yield f"error: {trial['error']}"
+    if beside := [f"{number}" for number in trial["lanes"] if number != trial["number"]]:
+        yield f"trained as a lane of one model beside {'trials' if len(beside) > 1 else 'trial'} {', '.join(beside)}"
     if origin := trial["imported"]:
         yield f"imported from {origin['tool']} {origin['study']!r}, where it is {origin['trial']}"
         yield from (f"  {name}: {json.dumps(value)}" for name, value in origin["attributes"].items())

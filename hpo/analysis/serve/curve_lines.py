@@ -10,12 +10,15 @@ from hpo.analysis.report.curves import chosen, rounded, thin
 from hpo.errors import UserError
 from hpo.ledger import live_queries, queries
 from hpo.ledger.names import MAX_METRIC
+from hpo.text import near
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
     from hpo.ledger.rows import Connection
 
 AXES = ("epoch", "step", "time")
+_ASKED = 20  # trials that are asked for all metrics there are
+_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,22 @@ def asked(given: Mapping[str, str]) -> Asked:
 
 def lines(ledger: Ledger, study: str, of: Asked) -> dict[int, list[list[float | None]]]:
     """Number -> its places along the axis, and its values there; of as many trials as a report holds. `time` is in
-    seconds since the trial began. Raises StudyError."""
+    seconds since the trial began. Raises StudyError, and UserError for a metric that none of them has reported."""
 
     def body(connection: Connection) -> dict[int, list[tuple[float, float]]]:
         row = queries.study_row(connection, study)
         placed = {number: place for number, (_, place) in queries.places(connection, row).items()}
         there = [one.number for one in live_queries.moved(connection, row["id"], 0, [])]
         found: dict[int, list[tuple[float, float]]] = {}
-        for point in live_queries.points(connection, row["id"], chosen(there, placed), of.metric):
+        points = list(live_queries.points(connection, row["id"], chosen(there, placed), of.metric))
+        if not points:
+            known = live_queries.reported(connection, row["id"], _ASKED)
+            there_are = (
+                f": there are {', '.join(known[:_NAMED])}{' ...' * (len(known) > _NAMED)}." if known else " yet."
+            )
+            like = near(of.metric, known) or there_are
+            raise UserError(f"no trial of study {study!r} has reported {of.metric!r}{like}")
+        for point in points:
             if (x := _place(point, of.along)) is not None:
                 found.setdefault(point.number, []).append((x, point.value))
         return found

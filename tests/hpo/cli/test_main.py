@@ -53,7 +53,7 @@ SURFACE = {
     "sync": "--study --json --home --storage --tracking-uri",
     "alert": "targets --json",
     "plot": "kinds --study --metric --save --json --home --storage --tracking-uri",
-    "report": "studies --out --json --home --storage --tracking-uri",
+    "report": "studies --study --out --json --home --storage --tracking-uri",
     "importance": "--study --metric --evaluator --json --home --storage",
     "confirm": "--study --top --seeds --hold-out --name --workers --executor -o --config --json --home "
     "--storage --tracking-uri",
@@ -187,6 +187,7 @@ def test_status_as_json(crafted, home):
         "imported": None,
         "alerts": {},
         "tags": {},
+        "lanes": {"trials": 0, "groups": 0},
         "idle": None,
         "derived": [],
         "attempts": 3,

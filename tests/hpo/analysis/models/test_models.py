@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import mlflow
@@ -15,7 +16,7 @@ import torch
 from places import HARNESS
 from safetensors import safe_open
 from safetensors.torch import load_file
-from sqlalchemy import update
+from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 import hpo
@@ -107,13 +108,22 @@ def emptied(home: Home) -> None:
     """The same of a trial that keeps nothing: in a copy, whose files stay."""
     with tempfile.TemporaryDirectory() as place:
         copy = Home.at(shutil.copytree(home.root, Path(place) / "home"))
-        ledger = Ledger(copy.storage, create=False)
-        try:
+        with closing(Ledger(copy.storage, create=False)) as ledger:
             with ledger.write() as connection:
                 connection.execute(update(tables.checkpoints).values(state="deleted"))
             soup.of_one_trial(ledger, copy, "mlp", 0, 9)
-        finally:
-            ledger.close()
+
+
+def test_checkpoints_that_are_gone_are_not_blamed_on_models(alike, tmp_path):
+    copy = Home.at(shutil.copytree(alike.root, tmp_path / "home"))
+    with closing(Ledger(copy.storage, create=False)) as ledger, ledger.write() as connection:
+        first = queries.ranked(connection, queries.study_row(connection, "mlp"))[0]
+        kept = select(tables.trials.c.id).where(tables.trials.c.number == first)
+        gone = update(tables.checkpoints).where(tables.checkpoints.c.trial_id.not_in(kept))
+        connection.execute(gone.values(state="deleted"))
+    said = invoked(copy, "soup")
+    assert said.exit_code == 2 and "1 can be used (without a checkpoint: trials" in said.stderr
+    assert said.stderr.endswith("train those whose checkpoint is gone again.\n")
 
 
 def test_trials_of_another_architecture_are_named_and_left_out(home):

@@ -211,6 +211,7 @@ def test_data_sets_are_logged_with_their_digests(home):
 def test_promoting_twice_makes_one_version(home):
     first = promoted(home, "0", "--name", "twice")
     assert promoted(home, "0", "--name", "twice") == first | {"before": "1"}
+    assert "already is version 1 of model twice" in invoked(home, "0", "--name", "twice").output
     promoted(home, "0", "--name", "twice", "--alias", "challenger")
     assert {key: sorted(names) for key, names in versions(home, "twice").items()} == {"1": ["challenger", "champion"]}
     assert events(home, "twice") == [False, False]

@@ -188,7 +188,7 @@ def test_several_objectives_have_a_front(tmp_path):
     report = told(ledger)
     assert report["trials"]["front"] == [0, 0, 1] and report["answer"]["front"] == 2
     assert [one["number"] for one in report["answer"]["best"]] == [0, 1]
-    assert report["answer"]["again"] == "hpo best --study crafted --trial 0"
+    assert report["answer"]["again"] == f"hpo best --study crafted --trial 0 --home {tmp_path}"
     ledger.close()
 
 

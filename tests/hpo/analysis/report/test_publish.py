@@ -25,6 +25,7 @@ def test_a_report_is_left_with_the_study_and_shown_in_its_run(tmp_path, empty_ml
     for _ in range(2):  # the second in place of the first
         shown = hpo("report", home=home)
         assert shown.exit_code == 0, (shown.output, shown.exception)
+    assert hpo("report", "--study", "crafted", home=home).stdout == shown.stdout
     page = home.plots("crafted") / "report.html"
     assert shown.stdout == f"page: {page}\nthe study's MLflow run shows it too.\n"
     [stored] = home.files("crafted", None).rglob("report.html")

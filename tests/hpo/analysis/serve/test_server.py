@@ -111,6 +111,8 @@ def test_a_wrong_address_is_one_sentence(home):
         "/study/crafted/trial/99999999999999999999/": "no study has a trial",
         "/study/crafted/curves?metric=": "metric has 0 characters",
         "/study/crafted/curves?metric=a&along=x": "along 'x' is not known",
+        "/study/crafted/curves?metric=nope": "no trial of study 'crafted' has reported 'nope': there are val/accuracy.",
+        "/study/crafted/curves?metric=val/acuracy": "did you mean 'val/accuracy'?",
         "/study/..%2f..%2fetc%2fpasswd/": "Not Found",
         "/assets/x/../../../etc/passwd": "Not Found",
         "/assets/x/..%2f..%2fpage.py": "Not Found",

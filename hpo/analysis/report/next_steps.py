@@ -1,0 +1,88 @@
+"""What to do now, in the order in which it is worth doing.
+
+A step is {"why": str, "command": str}; the command is empty where there is nothing to type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hpo.analysis.report.cautions import FEWEST_COMPLETE
+from hpo.analysis.report.cost import SPENT_IN_VAIN
+from hpo.analysis.report.snapshot import Snapshot
+from hpo.space.trial_state import TERMINAL_STATES
+from hpo.text import command, counted
+
+LATE = 0.25  # of the trials that have ended: a best among the last of them may be bettered by more
+
+Step = tuple[str, str]
+
+
+def next_steps(
+    of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any], cautions: Sequence[Mapping[str, str]]
+) -> list[dict[str, str]]:
+    """Of a study as it stands. `answer`, `sure` and `cautions` are those of its report."""
+    found = [*_going_on(of)]
+    if cautions:
+        found.append((f"Read {counted(len(cautions), 'caution')} at the top: each ends with what to do about it", ""))
+    if not answer["best"]:
+        found += _without_answer(of)
+    elif answer["best"][0]["imported"]:
+        found.append(("Search on from what was imported, in a study of your own", answer["best"][0]["train"]))
+    else:
+        found += [*_surer(sure), *_further(of, answer), *_kept(of, answer, sure)]
+    return [{"why": why, "command": typed} for why, typed in found]
+
+
+def _going_on(of: Snapshot) -> Iterator[Step]:
+    if of.status.state == "running":
+        yield "Wait for its end: it still runs", command(f"watch --study {of.name}")
+    elif of.status.state == "interrupted":
+        yield "Go on with it: it was interrupted, and trials wait", command(f"resume --study {of.name}")
+
+
+def _without_answer(of: Snapshot) -> Iterator[Step]:
+    vain = next((trial["number"] for trial in of.trials if trial["state"] in SPENT_IN_VAIN), None)
+    if vain is not None:
+        yield "See why the first trial came to nothing", command(f"show {vain} --study {of.name}")
+    elif of.status.state in ("complete", "stopped"):
+        yield (
+            "Ask for more trials: none is complete",
+            command(f"resume --study {of.name} --trials {2 * len(of.trials)}"),
+        )
+
+
+def _surer(sure: Mapping[str, Any]) -> Iterator[Step]:
+    if not sure["confirm"] and not sure["lacking"]["confirm"]:
+        yield "Train the best trials under other seeds, which tells gain from luck", sure["commands"]["confirm"]
+    elif not sure["ablate"] and not sure["lacking"]["ablate"]:
+        yield "Train the best trial without each parameter, which tells what to keep", sure["commands"]["ablate"]
+
+
+def _further(of: Snapshot, answer: Mapping[str, Any]) -> Iterator[Step]:
+    """Whether more trials promise something, by when the best one came among those that have ended; of one objective
+    and FEWEST_COMPLETE complete trials, of a study that has ended."""
+    ended = [trial["number"] for trial in of.trials if trial["state"] in TERMINAL_STATES]
+    if len(of.objectives) > 1 or of.status.state not in ("complete", "stopped") or len(of.placed) < FEWEST_COMPLETE:
+        return
+    best, count = answer["best"][0]["number"], len(ended)
+    came = f"trial {best}, number {ended.index(best) + 1} of the {count} that have ended"
+    if ended.index(best) >= (1 - LATE) * count:
+        more = command(f"resume --study {of.name} --trials {2 * len(of.trials)}")
+        yield f"Search on: the best came late, as {came}, so more trials may better it", more
+    else:
+        yield (
+            f"Leave the search at that: the best came early, as {came}; another space promises more than more trials",
+            "",
+        )
+
+
+def _kept(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> Iterator[Step]:
+    """Promote the trial with the best mean under other seeds where they were trained, else the best."""
+    number, which = answer["best"][0]["number"], "the best trial"
+    if rows := [row for one in sure["confirm"][:1] for row in one["rows"] if row["again"]]:
+        sign = 1.0 if of.objectives[0]["direction"] == "minimize" else -1.0
+        number, which = min(rows, key=lambda row: sign * row["again"]["mean"])["trial"], "the best under other seeds"
+    if answer["best"][0]["checkpoint"] and all(one["trial"] != number for one in answer["promoted"]):
+        yield f"Register {which} in MLflow, for others to load", command(f"promote {number} --study {of.name}")
