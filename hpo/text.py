@@ -71,7 +71,7 @@ def forget() -> None:
 
 @contextmanager
 def from_anywhere(home: str) -> Iterator[None]:
-    """Commands that are named within lead to this home whatever directory they are typed in, as those of a page must."""
+    """Commands that are named within lead to this home from whatever directory, as those of a page must."""
     token = _home.set(home)
     try:
         yield

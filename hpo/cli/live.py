@@ -24,7 +24,6 @@ from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.search.samplers import auto
 from hpo.search.samplers.registry import SLOW_ASKS
-from hpo.search.strategies.base import by_default
 from hpo.space.trial_state import STATES
 from hpo.text import command, counted, endings, portion
 
@@ -223,10 +222,9 @@ def _rungs(asha: Mapping[str, Any], before: str) -> Iterator[str]:
     eta, bound = asha["eta"], asha["max_epochs"] or math.inf
     rungs = [rung for rung in (asha["min_epochs"] * eta**k for k in range(3)) if rung < bound]
     if rungs:
-        default = ", the default" if by_default(asha) else ""
         more = " ..." if rungs[-1] * eta < bound else ""
         yield (
-            f"strategy: asha{default}: at {'epochs' if more or rungs[1:] else 'epoch'} "
+            f"strategy: asha: at {'epochs' if more or rungs[1:] else 'epoch'} "
             f"{', '.join(map(str, rungs))}{more} a trial stops unless it is among the best 1/{eta} of those that came "
             f"there{before}; --strategy none trains each to its end"
         )

@@ -36,7 +36,7 @@ def rungs(strategy: Spec) -> None:
     if isinstance(asked := strategy.get("strategy"), Mapping):  # by `patient`
         rungs(asked)
     first, last = strategy.get("min_epochs"), strategy.get("max_epochs")
-    written = first != make_strategy(strategy["name"]).model_dump().get("min_epochs")
+    written = first is not None and first != make_strategy(strategy["name"]).model_dump().get("min_epochs")
     if written and last is not None and first >= last:
         raise UserError(
             f"strategy {strategy['name']!r}: min_epochs={first} is not below max_epochs={last}, so that no trial would "

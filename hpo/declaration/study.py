@@ -151,7 +151,7 @@ class Study:
             plan={path: tuple(plain(values)) for path, values in (plan or {}).items()},
             data_paths=tuple(data_paths),
             sampler=sampler_spec(plain(sampler)),
-            strategy=make_strategy(plain(strategy)).model_dump(),
+            strategy=make_strategy(plain(strategy)).model_dump(exclude_unset=True),
             enqueue=tuple(plain(dict(one)) for one in enqueue),
             hold_out=flatten(plain(hold_out or {})),
             check=check,

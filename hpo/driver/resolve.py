@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,7 @@ from hpo.ledger import Ledger, queries
 from hpo.ledger.removal import check_whole
 from hpo.search.samplers import auto
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
-from hpo.search.strategies.base import STRATEGIES, make_strategy
+from hpo.search.strategies.base import STRATEGIES, make_strategy, settled
 from hpo.space.config import flatten
 from hpo.text import command, counted
 from hpo.workers.executors.placement import one_of
@@ -66,6 +67,9 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
     chosen = strategy or (stored.strategy if stored else study.strategy)
     if strategy or not stored:  # what was begun so goes on
         compatibility.rungs(chosen)
+    # A fold is no epoch: one says nothing of how long the others take.
+    epochs = study.shape.epochs if study.shape.parts == 1 else math.inf
+    strategy = settled(strategy, epochs) if strategy else None
     made = make_strategy(chosen)
     promotes = compatibility.promotes(made, request.order)
     lanes = study.shape.lanes
@@ -74,7 +78,7 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
         reference=study.reference,
         name=name,
         **_sampling(study.sampler),
-        strategy=dict(study.strategy),
+        strategy=settled(study.strategy, epochs),
         order="async" if promotes else "ordered",
         window=at_once if promotes else max(WINDOW, 2 * at_once),
         objectives=[objective.to_json() for objective in study.objectives],
@@ -165,4 +169,4 @@ def _strategy(name: str, study: Study, stored: StudySpec | None) -> dict[str, An
     for known in (stored.strategy if stored else {}, study.strategy):
         if known.get("name") == name:
             return dict(known)
-    return make_strategy(name).model_dump()
+    return {"name": name}

@@ -18,8 +18,8 @@ SHOWN = 10  # trials of a front
 
 
 def facts_of(connection: Connection, name: str) -> dict[str, Any]:
-    """How far a study is, its digest, how many trials were lanes, how much its workers wait, and the same of the studies
-    derived from it, as JSON values."""
+    """How far a study is, its digest, how many trials were lanes, how much its workers wait, and the same of the
+    studies derived from it, as JSON values."""
     study, status = queries.study_row(connection, name), queries.status(connection, name)
     waits = idle(connection, study["id"], status.state == "running")
     derived = [facts_of(connection, one) for one, of in queries.derived(connection).items() if of == name != one]
@@ -41,8 +41,8 @@ def line(status: Status) -> str:
 
 
 def describe(status: Status, waits: Idle | None = None, lanes: tuple[int, int] = (0, 0)) -> str:
-    """One study in a few lines; `waits` is how its workers have waited, `lanes` how many trials were trained as lanes of
-    one model, and in how many groups."""
+    """One study in a few lines; `waits` is how its workers have waited, `lanes` how many trials were trained as lanes
+    of one model, and in how many groups."""
     cut_off = {} if status.state == "running" else {"running": "cut off (until a resume)"}
     states = ", ".join(f"{count} {cut_off.get(state, state)}" for state, count in status.trials.items() if count)
     first, _, best = line(status).partition("; ")

@@ -23,7 +23,7 @@ from hpo.ledger import driver_queries, external, queries
 from hpo.ledger.leases import Lease
 from hpo.ledger.rows import RowMapping
 from hpo.search.population.base import changing
-from hpo.search.strategies.asha import Asha
+from hpo.search.strategies.asha import first_rung
 from hpo.space.space import Space
 from hpo.space.trial_state import OPEN_STATES
 from hpo.workers.executors.placement import SCHEDULERS, one_of
@@ -266,7 +266,7 @@ def make_scheduler(name: str | None, study: Study) -> Any:
         case "fifo":
             return schedulers.FIFOScheduler()
         case "asha":
-            first = min(Asha().min_epochs, epochs)
+            first = min(first_rung(epochs), epochs)
             return schedulers.ASHAScheduler(time_attr="epoch", max_t=epochs, grace_period=first)
         case "hyperband":
             return schedulers.HyperBandScheduler(time_attr="epoch", max_t=epochs, stop_last_trials=False)

@@ -3,6 +3,7 @@ Hyperparameter Tuning", MLSys): no trial pauses at a rung, the losing ones stop 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -13,10 +14,17 @@ from hpo.search.strategies.base import History
 from trainer.report import CONTINUE, Verdict
 
 
+def first_rung(epochs: float) -> int:
+    """The first rung of a study that gives none, by the epochs of its trials: 4, since what comes before says next to
+    nothing of the last (docs/decisions/0051); of 5 to 12 epochs the nearest to their root, which is sooner
+    (docs/decisions/0070)."""
+    return round(math.sqrt(epochs)) if 4 < epochs < 13 else 4
+
+
 class Asha(BaseModel):
     """Rungs at min_epochs * eta^k epochs; a trial goes on from a rung if it is among the best 1/eta seen there.
 
-    min_epochs   r, the first rung; by default 4: earlier losses say next to nothing of the last (docs/decisions/0051)
+    min_epochs   r, the first rung; of a study that gives none `first_rung`
     eta          the reduction factor, 2 or more
     max_epochs   R, the full length of a trial: no rung at or above it. None puts no bound.
 

@@ -107,16 +107,11 @@ STRATEGIES = {
 }
 
 # What a study has that names none: ordered, and no trial of four epochs or fewer can stop (docs/performance.md has what
-# it finds).
+# it finds). Its first rung goes by the epochs of a trial.
 DEFAULT: Mapping[str, Any] = {"name": "asha"}
 
 # Strategies that bring a sampler of their own.
 BRINGS = {"freeze-thaw": "freeze-thaw", "bohb": "bohb"}
-
-
-def by_default(spec: Mapping[str, Any]) -> bool:
-    """Whether a strategy, in full, is the one that a study has which names none."""
-    return dict(spec) == make_strategy(DEFAULT).model_dump()
 
 
 def make_strategy(spec: str | Mapping[str, Any]) -> Strategy:
@@ -140,6 +135,17 @@ def make_strategy(spec: str | Mapping[str, Any]) -> Strategy:
             raise UserError(f"strategy {name!r} has no option {option!r}; {has}") from error
         reason = first["msg"][:1].lower() + first["msg"][1:]
         raise UserError(f"strategy {name!r}: {option}={first['input']!r} is refused: {reason}.") from error
+
+
+def settled(spec: Mapping[str, Any], epochs: float) -> dict[str, Any]:
+    """A strategy as a study has it whose trials train so many epochs: all of its options, and where none is given the
+    first rung of `asha` that goes with them. One that is settled stays as it is."""
+    from hpo.search.strategies.asha import first_rung
+
+    whole = make_strategy(spec).model_dump()
+    if whole["name"] == "asha" and "min_epochs" not in spec:
+        whole["min_epochs"] = first_rung(epochs)
+    return whole
 
 
 def has_rungs(strategy: Strategy) -> bool:
