@@ -25,7 +25,7 @@ from hpo.driver.request import RunResult
 from hpo.ledger import queries
 from hpo.ledger.tables import asks, events, leases, reports, studies, trials
 from hpo.search.samplers.registry import SAMPLERS
-from hpo.search.strategies.base import make_strategy
+from hpo.search.strategies.base import make_strategy, settled
 from hpo.storage.home import Home
 
 
@@ -235,14 +235,15 @@ class Config(BaseModel):
 
 
 def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
-    by_default = Study("s", Config(), "m:T", {"x": Float(0.0, 1.0)}, [Objective("loss")]).strategy
+    declared = Study("s", Config(), "m:T", {"x": Float(0.0, 1.0)}, [Objective("loss")]).strategy
+    by_default = settled(declared, 50)
     with ledger.write() as connection:
         spec = connection.execute(select(studies.c.spec)).scalar_one()
         connection.execute(update(studies).values(spec=spec | {"strategy": by_default}))
     to = console(40)
     View(ledger, "crafted", to, workers=1, clock=FakeClock()).start()
     first, second = to.file.getvalue().splitlines()
-    assert first.startswith("strategy: asha, the default: at epochs 4, 12, 36 ...") and "--strategy none" in first
+    assert first.startswith("strategy: asha: at epochs 4, 12, 36 ...") and "--strategy none" in first
     assert second.startswith("crafted: ")
     strategy = make_strategy(by_default)
     assert [epoch for epoch in range(1, 40) if strategy.rung(epoch) != strategy.rung(epoch - 1)] == [4, 12, 36]

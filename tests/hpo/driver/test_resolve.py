@@ -9,7 +9,7 @@ from places import ROOT
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.ledger import Ledger
-from hpo.search.strategies.base import DEFAULT, STRATEGIES, make_strategy
+from hpo.search.strategies.base import DEFAULT, STRATEGIES, settled
 from hpo.storage.home import Home
 
 CURVES = (ROOT / "tests" / "harness" / "curves_study.py").read_text()
@@ -22,14 +22,36 @@ def test_asha_by_name_is_the_default(tmp_path, declared):
     study.write_text(CURVES.replace(f"    {DECLARED},\n", f"    strategy={declared},\n" if declared else ""))
     home = Home(tmp_path / "home").create()
     spec = declare(RunRequest(home, str(study), strategy="asha"), Ledger(home.storage), workers=1).spec
-    assert spec.strategy == make_strategy(DEFAULT).model_dump() == make_strategy("asha").model_dump()
-    assert {
-        name: make_strategy(name).model_dump().get("min_epochs") for name in ("asha", "halving", "asha-promote")
-    } == {
-        "asha": 4,
+    assert spec.strategy == settled(DEFAULT, 9) == {"name": "asha", "min_epochs": 3, "eta": 3, "max_epochs": None}
+    assert {name: settled({"name": name}, 9).get("min_epochs") for name in ("asha", "halving", "asha-promote")} == {
+        "asha": 3,
         "halving": 1,
         "asha-promote": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "declared", "first"),
+    [
+        ({"train.num_epochs": 4}, None, 4),  # which stops none of four
+        ({"train.num_epochs": 5}, None, 2),
+        ({"train.num_epochs": 6}, None, 2),
+        ({"train.num_epochs": 7}, None, 3),
+        ({"train.num_epochs": 12}, None, 3),
+        ({"train.num_epochs": 13}, None, 4),
+        ({"train.num_epochs": 90}, None, 4),
+        ({"train.num_epochs": 9}, '{"name": "asha", "eta": 2}', 3),
+        ({"train.num_epochs": 9}, '{"name": "asha", "min_epochs": 4}', 4),
+        ({"train.num_epochs": 9, "train.folds": 8}, None, 4),
+    ],
+)
+def test_the_first_rung_goes_by_the_epochs_of_a_trial(tmp_path, overrides, declared, first):
+    study, home = tmp_path / "some_study.py", Home(tmp_path / "home").create()
+    text = CURVES.replace("    num_epochs: int = 9\n", "    num_epochs: int = 9\n    folds: int = 1\n")
+    study.write_text(text.replace(f"    {DECLARED},\n", f"    strategy={declared},\n" if declared else ""))
+    spec = declare(RunRequest(home, str(study), overrides=overrides), Ledger(home.storage), workers=1).spec
+    assert spec.strategy["min_epochs"] == first
+    assert settled(spec.strategy, 7) == spec.strategy, "it is settled once"
 
 
 def test_a_strategy_named_again_keeps_the_options_it_was_begun_with(tmp_path):
