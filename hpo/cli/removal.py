@@ -35,10 +35,9 @@ def rm(
     tracking_uri: TrackingOption = None,
 ) -> None:
     """Delete a study, its files and its runs in MLflow. Refused while it is driven."""
-    from hpo.analysis.results import promotions
     from hpo.declaration.naming import check_name
     from hpo.driver import removal
-    from hpo.ledger import queries
+    from hpo.ledger import promotions, queries
     from hpo.storage.lookup import open_ledger
 
     ledger, at = open_ledger(home, storage)

@@ -114,6 +114,7 @@ class RunView:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     keys: frozenset[str]  # of its metrics
+    datasets: frozenset[tuple[str, str]] = frozenset()  # name and digest of each
 
 
 @dataclass(frozen=True)

@@ -286,6 +286,7 @@ class MlflowTracker:
             run.data.tags,
             run.data.params,
             frozenset(run.data.metrics),
+            frozenset((one.dataset.name, one.dataset.digest) for one in run.inputs.dataset_inputs),
         )
 
     def _send_artifacts(self, run_id: str, batch: Batch) -> None:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import closing
 
-from hpo.ledger import Ledger, leases, mirror_queries, queries
+from hpo.ledger import Ledger, leases, mirror_queries, promotions, queries
 from hpo.ledger.mirror_queries import STUDY, Cursor
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage import locations
@@ -31,8 +31,20 @@ def check(ledger: Ledger, study: RowMapping, home: Home, tracking_uri: str, repo
         tracker = MlflowTracker(tracking_uri, home.artifacts, create=False)
         with closing(tracker):
             _Comparison(ledger, tracker, study, home, report).run(cursors)
+            _check_promotions(ledger, tracker, study, report)
     except (Unreachable, Refused) as error:
         report.differences.append(f"{study['name']}: {error}")
+
+
+def _check_promotions(ledger: Ledger, tracker: MlflowTracker, study: RowMapping, report: Report) -> None:
+    """Each version to which a trial was promoted is there; its alias may stand for another by now."""
+    for one in ledger.look(lambda connection: promotions.standing(connection, study["id"])):
+        if one.tracker == tracker.name and not tracker.registry().has_version(one.name, one.version or ""):
+            undo = command(f"promote --undo --name {one.name} --study {study['name']}")
+            report.differences.append(
+                f"{study['name']}: trial {one.trial} is promoted to version {one.version} of model {one.name}, which "
+                f"is not in MLflow (deleted there?): `{undo}` takes that back"
+            )
 
 
 class _Comparison:
@@ -160,6 +172,9 @@ class _Comparison:
         shown |= {key: view.tags[key] for key in batch.removed_tags if key in view.tags}
         shown.pop(pages.NOTE, None)  # which people may write themselves
         earlier = projection.EARLIER_STATUS.get(batch.tags["hpo.state"])
+        if view.datasets and view.datasets != (read := {(one.name, one.digest) for one in batch.datasets}):
+            # an earlier release sent none
+            self._differ(f"{at}: MLflow has the data sets {sorted(view.datasets)}, the ledger {sorted(read)}")
         for what, value, wanted in (
             ("status", batch.status if view.status == earlier else view.status, batch.status),
             ("end", view.ended_at, batch.ended_at),

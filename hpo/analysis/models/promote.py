@@ -15,12 +15,12 @@ from typing import Any
 from hpo.analysis.models.checkpoints import KeptCheckpoint, declared, nothing_kept, trained
 from hpo.analysis.models.registered_model import facts, name_of, registered, tags_of
 from hpo.analysis.results.best import none_complete
-from hpo.analysis.results.promotions import EVENT, Promotion, standing
 from hpo.analysis.results.trial import detail
 from hpo.clock import SystemClock
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, leases, mirror_queries, queries, transactions, trial_queries
 from hpo.ledger.process_id import Process
+from hpo.ledger.promotions import EVENT, Promotion, standing
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
 from hpo.text import command

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from hpo.analysis.report.snapshot import Snapshot, reason
 from hpo.analysis.report.trials import finite
 from hpo.analysis.results import best as bests
-from hpo.analysis.results.promotions import standing
 from hpo.errors import HpoError
+from hpo.ledger.promotions import standing
 from hpo.text import command
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.compare import headline
 from hpo.analysis.results.format import duration, judgement, number, sparkline
-from hpo.analysis.results.promotions import standing
 from hpo.declaration.user_code import own_part
 from hpo.errors import UserError
 from hpo.ledger import imports, queries, tags, trial_queries, worker_queries
 from hpo.ledger.external import KEY
 from hpo.ledger.json import plain
+from hpo.ledger.promotions import standing
 from hpo.space.config import flatten
 from hpo.space.trial_config import TrialShape
 from hpo.storage import locations

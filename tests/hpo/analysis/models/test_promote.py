@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import mlflow
 import numpy as np
@@ -206,6 +208,29 @@ def test_data_sets_are_logged_with_their_digests(home):
         assert (found.dataset.name, found.dataset.digest) == ("points.csv", digest[:16])
         assert json.loads(found.dataset.profile)["sha256"] == digest
     assert len(runs) == 4
+
+
+def test_a_data_set_that_mlflow_has_instead_is_a_difference(home):
+    client = MlflowClient(home.tracking_uri)
+    runs = client.search_runs([client.get_experiment_by_name("fit").experiment_id])
+    with closing(sqlite3.connect(home.root / "mlflow.db")) as rows, rows:
+        rows.execute("UPDATE datasets SET digest = 'other'")
+    try:
+        found = verify(home, home.storage, home.tracking_uri).differences
+    finally:
+        with closing(sqlite3.connect(home.root / "mlflow.db")) as rows, rows:
+            rows.execute("UPDATE datasets SET digest = ?", (sha256(home.root.parent / "points.csv")[:16],))
+    assert len(found) == len(runs)
+    assert all("MLflow has the data sets [('points.csv', 'other')], the ledger [('points.csv'" in one for one in found)
+
+
+def test_a_version_deleted_in_mlflow_is_a_difference_until_undone(home):
+    promoted(home, "0", "--name", "deleted")
+    MlflowClient(home.tracking_uri).delete_model_version("deleted", "1")
+    [found] = verify(home, home.storage, home.tracking_uri).differences
+    assert "fit: trial 0 is promoted to version 1 of model deleted, which is not in MLflow" in found
+    promoted(home, "--undo", "--name", "deleted")
+    assert verify(home, home.storage, home.tracking_uri).differences == []
 
 
 def test_promoting_twice_makes_one_version(home):
