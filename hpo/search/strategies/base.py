@@ -81,8 +81,8 @@ class Strategy(Protocol):
         """The verdict on the report that closed `history.epoch`. Pure."""
         ...
 
-    def model_dump(self) -> dict[str, Any]:
-        """The specification that `make_strategy` takes."""
+    def model_dump(self, *, exclude_unset: bool = False) -> dict[str, Any]:
+        """The specification that `make_strategy` takes, on request without what was not given."""
         ...
 
 
