@@ -38,6 +38,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.machine import machine
+from hpo.analysis.report.importances import LATER
 from hpo.text import aligned
 
 TIMES, SECONDS = 5, 10
@@ -50,6 +51,8 @@ FILTER = """() => new Promise(resolve => { const begin = performance.now();
   const look = () => Report.pages[0].plots.some(p => p.stale && p.seen) ? setTimeout(look)
     : resolve([table, performance.now() - begin]);
   look(); })"""
+WHOLE = """later => typeof Report !== 'undefined' && Report.pages.length
+  && Object.values(Report.pages[0].report.importances.lacking).every(why => why !== later)"""
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 
@@ -114,8 +117,7 @@ def live(browser: Any, directory: Path, trials: int) -> dict[str, float]:
         begin = sum(server.cpu_times()[:2])
         page = f"{address.partition('?')[0]}study/many/"
         first.goto(page)
-        while not first.evaluate("typeof Report !== 'undefined' && Report.pages[0]?.report.importances.few > 0"):
-            first.wait_for_timeout(100)
+        first.wait_for_function(WHOLE, arg=LATER, timeout=60_000)
         found = {"make": sum(server.cpu_times()[:2]) - begin} | looked_at(browser, page, context.cookies())
         found |= {"server": server.memory_info().rss / 1e6}
         found["watched"] = busy(server)
@@ -139,9 +141,8 @@ def busy(server: psutil.Process) -> float:
 def late(page: Any) -> float:
     """Milliseconds by which the newest value on the page is behind its own time, when it appears."""
     before = page.evaluate(NEWEST)
-    while (now := page.evaluate(NEWEST)) == before:
-        page.wait_for_timeout(20)
-    return 1000 * (time.time() - BEGAN - now)
+    page.wait_for_function(f"before => {NEWEST} !== before", arg=before, polling=10, timeout=60_000)
+    return 1000 * (time.time() - BEGAN - page.evaluate(NEWEST))
 
 
 @contextmanager
