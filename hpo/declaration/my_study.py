@@ -117,7 +117,7 @@ STUDY = Study(
     objectives=[Objective("val/accuracy", "maximize")],
     metrics=("train/loss", "val/*", "test/*"),  # what two runs of this study must agree on
     hold_out={"data.test": True},  # set by `hpo confirm`, which trains the best trials again under other seeds
-    # After 3 and 9 of 10 epochs a trial stops unless it is among the best third of those before it; "none" stops none.
+    # After 4, 12, 36 ... epochs a trial stops unless it is among the best third of those before it; "none" stops none.
     strategy="asha",
     presets={
         "quick": {"train.num_epochs": 2},

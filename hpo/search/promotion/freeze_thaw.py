@@ -7,9 +7,11 @@ wait, as many as ASHA's quota lets, and where there is none the sampler which co
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -30,6 +32,7 @@ _GOING = ("waiting", "running")
 _EARLIER = -1_000_000  # the number of the first trial of another study; new configurations have -1, -2, ...
 STARTUP = 8  # trials that have been seen before the model is asked
 SHARE = 3  # one new trial of so many is drawn at random
+_MODEL = "hpo.search.promotion.curve_model"
 _ANYWHERE, _NEARBY = 192, 64  # configurations from which a new one is chosen
 _BEST, _STEP = 8, 0.1  # those near these trials differ from them in half of the dimensions, by so much of the cube
 
@@ -147,11 +150,15 @@ class FreezeThawSampler:
         self._records: dict[int, TrialRecord] = {}
         self._points: dict[int, Point] = {}
         self._curves: dict[int, list[tuple[int, float]]] = {}
+        self._told = False
 
     def adopt(self, record: TrialRecord) -> None:
         self._take(record)
 
     def tell(self, record: TrialRecord) -> None:
+        if not self._told:  # its import, of torch, takes seconds for which the first ask would have workers wait
+            threading.Thread(target=import_module, args=(_MODEL,), name="import of the model").start()
+        self._told = True
         self._take(record)
 
     def warm(self, records: Sequence[TrialRecord]) -> None:

@@ -16,9 +16,9 @@ from trainer.report import CONTINUE, Verdict
 
 def first_rung(epochs: float) -> int:
     """The first rung of a study that gives none, by the epochs of its trials: 4, since what comes before says next to
-    nothing of the last (docs/decisions/0051); of 5 to 12 epochs the nearest to their root, which is sooner
+    nothing of the last (docs/decisions/0051); of 5 to 9 epochs the nearest to their root, which is sooner
     (docs/decisions/0070)."""
-    return round(math.sqrt(epochs)) if 4 < epochs < 13 else 4
+    return round(math.sqrt(epochs)) if 4 < epochs < 10 else 4
 
 
 class Asha(BaseModel):

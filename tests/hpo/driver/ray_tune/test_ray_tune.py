@@ -598,7 +598,7 @@ def test_a_population_of_folds_is_refused(name):
         make_scheduler(name, hpo.load("mlp").configure({"train.folds": 2}))
 
 
-@pytest.mark.parametrize(("epochs", "first"), [(40, 4), (12, 3), (3, 3)])
+@pytest.mark.parametrize(("epochs", "first"), [(12, 4), (9, 3), (3, 3)])
 def test_asha_of_tune_has_the_same_first_rung(epochs, first):
     from hpo.driver.ray_tune.driver import make_scheduler
 
