@@ -29,7 +29,8 @@ Object.assign(Figures, (() => {
     const one = dimension(report, path), few = one.whole && one.high - one.low <= 10;
     if (one.kind === "choice") return { type: "category" };
     if (one.ticks) return { type: "log", tickvals: one.ticks, ticktext: one.ticks.map(String) };
-    return { type: one.log ? "log" : "linear", nticks: 5, ...(few ? { dtick: 1 } : {}) };
+    const decades = one.log && one.high >= 100 * one.low; // their parts would overlap on a narrow screen
+    return { type: one.log ? "log" : "linear", nticks: 5, ...(few || decades ? { dtick: 1 } : {}) };
   }
   const text = (value) => typeof value === "string" ? value : JSON.stringify(value);
   const none = "the study searches nothing in which its trials differ";
@@ -180,7 +181,7 @@ Object.assign(Figures, (() => {
     const names = workers.map((name) => safe(shortened(name, 24)));
     return { data, layout: layout(view, axis(view, `${unit} since the first trial began`, { rangemode: "tozero" }),
       axis(view, "worker", { automargin: true, tickvals: workers.length > 40 ? undefined : names.map((_, k) => k), ticktext: workers.length > 40 ? undefined : names, range: [-0.6, workers.length - 0.4] }),
-      { height: Math.min(900, 160 + 28 * workers.length), shapes }),
+      { height: Math.min(900, 160 + 28 * workers.length), shapes, legend: { orientation: "h", y: 1.02, yanchor: "bottom" } }),
       caption: "A bar for each attempt; gaps are waits." + (some ? ` ${some} pauses at rungs, ${figure(waited)} ${unit} of waiting for a verdict in all.` : "") +
         (shapes.length ? " Dotted lines: the study was driven on otherwise than before." : "") + (kills.length ? " A cross: the worker was lost." : "") };
   }
