@@ -11,6 +11,7 @@ from typing import Any
 from hpo.analysis.report.cautions import FEWEST_COMPLETE
 from hpo.analysis.report.cost import SPENT_IN_VAIN
 from hpo.analysis.report.snapshot import Snapshot
+from hpo.analysis.report.sure import steadiest
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.text import command, counted
 
@@ -66,23 +67,20 @@ def _further(of: Snapshot, answer: Mapping[str, Any]) -> Iterator[Step]:
     ended = [trial["number"] for trial in of.trials if trial["state"] in TERMINAL_STATES]
     if len(of.objectives) > 1 or of.status.state not in ("complete", "stopped") or len(of.placed) < FEWEST_COMPLETE:
         return
-    best, count = answer["best"][0]["number"], len(ended)
-    came = f"trial {best}, number {ended.index(best) + 1} of the {count} that have ended"
-    if ended.index(best) >= (1 - LATE) * count:
+    best = answer["best"][0]["number"]
+    after = len(ended) - ended.index(best) - 1
+    if after + 1 <= LATE * len(ended):
         more = command(f"resume --study {of.name} --trials {2 * len(of.trials)}")
-        yield f"Search on: the best came late, as {came}, so more trials may better it", more
+        yield f"Search on: the best came late, with {counted(after, 'trial')} after it, so more may better it", more
     else:
-        yield (
-            f"Leave the search at that: the best came early, as {came}; another space promises more than more trials",
-            "",
-        )
+        found = f"the {counted(after, 'trial')} after the best have not bettered it"
+        yield f"Ask for no more trials of this space: {found}; another space promises more", ""
 
 
 def _kept(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> Iterator[Step]:
     """Promote the trial with the best mean under other seeds where they were trained, else the best."""
     number, which = answer["best"][0]["number"], "the best trial"
-    if rows := [row for one in sure["confirm"][:1] for row in one["rows"] if row["again"]]:
-        sign = 1.0 if of.objectives[0]["direction"] == "minimize" else -1.0
-        number, which = min(rows, key=lambda row: sign * row["again"]["mean"])["trial"], "the best under other seeds"
+    if row := steadiest(sure["confirm"], of.objectives[0]["direction"]):
+        number, which = row["trial"], "the best under other seeds"
     if answer["best"][0]["checkpoint"] and all(one["trial"] != number for one in answer["promoted"]):
         yield f"Register {which} in MLflow, for others to load", command(f"promote {number} --study {of.name}")

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo.analysis.report.sure import steadiest
 from hpo.errors import UserError
 from hpo.text import counted, spelled
 from trainer.files.durable import replacing, sync
@@ -99,7 +100,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (figure, short, setting, moment, confirmed, differing, fact, totalled, attempted)
+    filters = (figure, short, setting, moment, confirmed, steadier, differing, fact, totalled, attempted)
     made.filters |= {one.__name__: one for one in filters} | {"duration": spelled}
     return made
 
@@ -159,6 +160,12 @@ def confirmed(report: Mapping[str, Any], number: int) -> Mapping[str, Any] | Non
     """A trial's row among the confirmed ones, by the first objective."""
     rows = report["sure"]["confirm"][0]["rows"] if report["sure"]["confirm"] else ()
     return next((row for row in rows if row["trial"] == number), None)
+
+
+def steadier(report: Mapping[str, Any], number: int) -> Mapping[str, Any] | None:
+    """The row of another trial than this one that is the best under other seeds."""
+    row = steadiest(report["sure"]["confirm"], report["objectives"][0]["direction"])
+    return row if row and row["trial"] != number else None
 
 
 def differing(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:

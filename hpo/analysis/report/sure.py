@@ -53,6 +53,13 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
     }
 
 
+def steadiest(confirmed: Sequence[Mapping[str, Any]], direction: str) -> Mapping[str, Any] | None:
+    """The row of the trial with the best mean under other seeds, by the first objective; None where there are none."""
+    rows = [row for one in confirmed[:1] for row in one["rows"] if row["again"]]
+    sign = 1.0 if direction == "minimize" else -1.0
+    return min(rows, key=lambda row: sign * row["again"]["mean"], default=None)
+
+
 def kind_of(labels: Sequence[str]) -> str:
     """The command that has derived a study of configurations with these labels."""
     from hpo.analysis.follow_up.ablate import FOUND

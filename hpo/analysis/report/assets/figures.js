@@ -48,7 +48,7 @@ const Figures = (() => {
       linecolor: view.colour.line, exponentformat: "e", ...more };
   }
   function layout(view, x, y, more = {}) {
-    return { height: 420, margin: { l: 84, r: 16, t: 16, b: 56 }, paper_bgcolor: view.colour.paper,
+    return { height: 420, margin: { l: 84, r: 16, t: 34, b: 56 }, paper_bgcolor: view.colour.paper,
       plot_bgcolor: view.colour.paper, font: { color: view.colour.ink, size: 13 }, hovermode: "closest",
       legend: { orientation: "h", y: -0.2, yanchor: "top" }, xaxis: x, yaxis: y, ...more };
   }

@@ -44,7 +44,7 @@ Object.assign(Figures, (() => {
       text: shares.map(([, s]) => ` ${Math.round(100 * s)} %`), textposition: "outside", cliponaxis: false, marker: { color: view.colour.complete },
       hovertemplate: "%{y}: %{x:.1f} %<extra></extra>" }],
       layout: layout(view, axis(view, `share of the difference in ${safe(metric)}, %`, { rangemode: "tozero" }), axis(view, "", { type: "category" }),
-        { height: 110 + 30 * shares.length, margin: { l: 60, r: 50, t: 16, b: 56 } }),
+        { height: 128 + 30 * shares.length, margin: { l: 60, r: 50, t: 34, b: 56 } }),
       caption: `Of ${complete} complete trials, by PED-ANOVA. ${report.importances.caution}`,
       controls: report.objectives.length > 1 ? [{ name: "objective", options: report.objectives.map((o) => [o.metric, o.metric]), value: metric }] : [] };
   }

@@ -183,3 +183,14 @@ def test_the_command_writes_one_study_or_several(tmp_path):
     several = hpo("report", home=home)
     assert several.exit_code == 2 and "name one" in several.stderr
     assert not Path(tmp_path / "x.html").exists()
+
+
+def test_another_trial_that_is_better_under_other_seeds_is_named():
+    spread = [{"mean": mean, "error": 0.1, "count": 3} for mean in (0.4, 0.6)]
+    rows = [{"trial": 3, "again": spread[0]}, {"trial": 5, "again": spread[1]}, {"trial": 7, "again": None}]
+    for direction, best in (("maximize", 5), ("minimize", 3)):
+        report = {"sure": {"confirm": [{"rows": rows}]}, "objectives": [{"direction": direction}]}
+        assert pages.steadier(report, best) is None
+        other = pages.steadier(report, 8 - best)
+        assert other is not None and other["trial"] == best
+    assert pages.steadier({"sure": {"confirm": []}, "objectives": [{"direction": "minimize"}]}, 3) is None
