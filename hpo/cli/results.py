@@ -246,6 +246,7 @@ def confirm(
     _drive(ledger, of, own, confirming.listed(of, top, seeds), driven, quiet=as_json)
     found = confirming.confirmations(of, own, metrics, repeats(ledger, own, metrics))
     print_json(confirming.facts(found)) if as_json else print(confirming.describe(found))
+    confirming.check_reported(ledger, found, hold_out)
 
 
 @app.command()

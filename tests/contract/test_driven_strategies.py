@@ -18,7 +18,7 @@ from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.tables import studies
 from hpo.search.promotion.base import PromotionStrategy
-from hpo.search.strategies.base import BRINGS, STRATEGIES, make_strategy
+from hpo.search.strategies.base import BRINGS, STRATEGIES, make_strategy, settled
 from hpo.storage.home import Home
 
 KEPT = HARNESS / "kept_study.py"
@@ -63,7 +63,7 @@ def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) 
     with closing(Ledger(home.storage)) as ledger:
         study, state = driven(ledger, RunRequest(home, reference=file, seed=seed), workers=workers, **bound)
         declared = ledger.look(lambda c: queries.study_row(c, study))["spec"]
-        assert declared["strategy"] == make_strategy(spec).model_dump()
+        assert declared["strategy"] == settled(spec, 9)
         rows = ledger.look(lambda c: queries.trial_rows(c, 1))
         assert state == ("complete" if any(row["state"] == "complete" for row in rows) else "stopped")
         return [row["epoch"] - row["from_epoch"] for row in rows]

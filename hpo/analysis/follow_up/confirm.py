@@ -12,9 +12,10 @@ from typing import Any
 
 from hpo.analysis.follow_up.derived_study import SEED, SeedRun, SourceStudy, Spread, not_repeated
 from hpo.errors import UserError
+from hpo.ledger import Ledger, live_queries, queries
 from hpo.search.ranking import best_of, rank
 from hpo.space.objective import Objective, hold_out_of
-from hpo.text import aligned, counted
+from hpo.text import aligned, counted, near
 
 
 def listed(of: SourceStudy, top: int, seeds: int) -> list[dict[str, Any]]:
@@ -46,6 +47,17 @@ def held_out(of: SourceStudy, given: str | None) -> list[str | None]:
             "metric of its own, test/x for val/x: leave it away."
         )
     return [given]
+
+
+def check_reported(ledger: Ledger, found: Sequence[Confirmation], given: str | None) -> None:
+    """Raise UserError where the metric that was given by --hold-out is one that no run has reported."""
+    if given is None or any(row.held_out for one in found for row in one.rows):
+        return
+    with ledger.read() as connection:
+        study = queries.study_row(connection, found[0].name)
+        known = live_queries.reported(connection, study["id"], len(found[0].rows))
+    there = near(given, known) or (f": there are {', '.join(known)}." if known else ".")
+    raise UserError(f"--hold-out {given}: no run of study {found[0].name!r} has reported it{there}")
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,8 @@ def describe(done: Promotion, *, undone: bool, dry_run: bool) -> str:
     version = f"version {done.version}" if done.version else "a new version"
     if undone:
         verb = "would be taken back" if dry_run else "is taken back"
-        back = f"; the alias stood for version {done.before} before" if done.before else ""
+        stands = f"version {done.before} again" if done.before else "nothing now"
+        back = f"; the alias stands for {stands}, unless somebody has moved it" if not dry_run else ""
         return f"trial {done.trial} as {version} of model {done.name}, alias {done.alias}, {verb}{back}."
     already = done.version is not None and done.before == done.version
     verb = "would be" if dry_run else "already is" if already else "is"

@@ -32,7 +32,7 @@ def next_steps(
     elif answer["best"][0]["imported"]:
         found.append(("Search on from what was imported, in a study of your own", answer["best"][0]["train"]))
     else:
-        found += [*_surer(sure), *_further(of, answer), *_kept(of, answer, sure)]
+        found += [*_further(of, answer), *_surer(of, answer, sure), *_kept(of, answer, sure)]
     return [{"why": why, "command": typed} for why, typed in found]
 
 
@@ -54,11 +54,20 @@ def _without_answer(of: Snapshot) -> Iterator[Step]:
         )
 
 
-def _surer(sure: Mapping[str, Any]) -> Iterator[Step]:
+def _surer(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> Iterator[Step]:
+    best = answer["best"][0]["number"]
     if not sure["confirm"] and not sure["lacking"]["confirm"]:
         yield "Train the best trials under other seeds, which tells gain from luck", sure["commands"]["confirm"]
+    elif not _is_confirmed(of, best, sure):
+        yield f"Train the best trials under other seeds again: trial {best} came after that", sure["commands"]["anew"]
     elif not sure["ablate"] and not sure["lacking"]["ablate"]:
-        yield "Train the best trial without each parameter, which tells what to keep", sure["commands"]["ablate"]
+        yield f"Train trial {best} without each parameter, which tells what to keep", sure["commands"]["ablate"]
+
+
+def _is_confirmed(of: Snapshot, best: int, sure: Mapping[str, Any]) -> bool:
+    """Of several objectives, of which a front is the best, whether anything is."""
+    known = [row["trial"] for one in sure["confirm"][:1] for row in one["rows"]]
+    return best in known or len(of.objectives) > 1 or bool(sure["lacking"]["confirm"])
 
 
 def _further(of: Snapshot, answer: Mapping[str, Any]) -> Iterator[Step]:
@@ -78,9 +87,10 @@ def _further(of: Snapshot, answer: Mapping[str, Any]) -> Iterator[Step]:
 
 
 def _kept(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> Iterator[Step]:
-    """Promote the trial with the best mean under other seeds where they were trained, else the best."""
-    number, which = answer["best"][0]["number"], "the best trial"
-    if row := steadiest(sure["confirm"], of.objectives[0]["direction"]):
-        number, which = row["trial"], "the best under other seeds"
-    if answer["best"][0]["checkpoint"] and all(one["trial"] != number for one in answer["promoted"]):
-        yield f"Register {which} in MLflow, for others to load", command(f"promote {number} --study {of.name}")
+    """Promote the trial with the best mean under other seeds, once the best is among those that were trained so."""
+    best, row = answer["best"][0], steadiest(sure["confirm"], of.objectives[0]["direction"])
+    if row is None or not _is_confirmed(of, best["number"], sure):
+        return
+    if best["checkpoint"] and all(one["trial"] != row["trial"] for one in answer["promoted"]):
+        typed = command(f"promote {row['trial']} --study {of.name}")
+        yield f"Register trial {row['trial']}, the best under other seeds, in MLflow, for others to load", typed

@@ -5,7 +5,8 @@
     "notes": [str]              what those tables say
     "ablate": [ablation]        the same of `hpo ablate --json`
     "noise": {objective: {"deviation": float, "runs": int}}   of runs that differ in their seed alone, pooled
-    "commands": {"confirm": str, "ablate": str}   what makes the tables; of an imported study nothing does
+    "commands": {"confirm": str, "ablate": str, "anew": str}   what makes the tables, and the first of them of other
+        trials; of an imported study nothing does
     "lacking": {"confirm": str, "ablate": str}    why a table that was asked for is not here; else empty
 }
 """
@@ -13,8 +14,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.report.snapshot import reason
@@ -48,9 +50,16 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
         "notes": [line for one in tables["confirm"] for line in notes(one, several)],
         "ablate": [asdict(one) for one in tables["ablate"]],
         "noise": {one.metric: found for one in tables["confirm"] if (found := noise(one))},
-        "commands": {} if imported else {kind: command(f"{kind} --study {name}") for kind in ("confirm", "ablate")},
+        "commands": {} if imported else commands(name, own),
         "lacking": lacking,
     }
+
+
+def commands(name: str, own: Collection[str]) -> dict[str, str]:
+    """What makes the tables; `own` are the studies derived from this one."""
+    fresh = next(one for number in count(2) if (one := f"{name}-confirm-{number}") not in own)
+    made = {kind: command(f"{kind} --study {name}") for kind in ("confirm", "ablate")}
+    return made | {"anew": command(f"confirm --study {name} --name {fresh}")}
 
 
 def steadiest(confirmed: Sequence[Mapping[str, Any]], direction: str) -> Mapping[str, Any] | None:

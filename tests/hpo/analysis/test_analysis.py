@@ -600,6 +600,8 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
     assert json.loads(again.stdout) == confirmed and len(values(home, "mlp-confirm")) == 4
     fewer = hpo(home, "confirm", "--study", "mlp", "--top", "1", "--seeds", "2", "--executor", "inline", "--json")
     assert json.loads(fewer.stdout) == confirmed, "what is there is shown, and not trained again"
+    unknown = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--hold-out", "test/acuracy")
+    assert unknown.exit_code == 2 and "no run of study 'mlp-confirm' has reported it; did you mean" in unknown.stderr
     other = hpo(home, "ablate", "--study", "mlp", "--name", "mlp-confirm")
     assert other.exit_code == 2
     assert "study 'mlp-confirm' is there already and has trained others: name a new one by --name." in other.stderr

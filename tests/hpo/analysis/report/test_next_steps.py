@@ -14,7 +14,7 @@ from hpo.analysis.report.next_steps import next_steps
 from hpo.ledger import tables
 from hpo.storage.home import Home
 
-COMMANDS = {"confirm": "hpo confirm", "ablate": "hpo ablate"}
+COMMANDS = {"confirm": "hpo confirm", "ablate": "hpo ablate", "anew": "hpo confirm --name"}
 UNSURE: dict[str, Any] = {
     "confirm": [],
     "ablate": [],
@@ -92,21 +92,26 @@ def test_of_few_complete_trials_nothing_is_said_of_more(ledger):
 
 def test_seeds_come_before_parameters_and_the_best_of_them_is_registered(ledger):
     ended(ledger, [0.5, 0.9])
-    promote = "Register the best trial in MLflow, for others to load: hpo promote 1 --study crafted"
     assert steps(ledger, best(1)) == [
         "Train the best trials under other seeds, which tells gain from luck: hpo confirm",
-        promote,
     ]
     rows = [{"trial": 1, "again": {"mean": 0.4}}, {"trial": 0, "again": {"mean": 0.6}}, {"trial": 2, "again": None}]
     confirmed = UNSURE | {"confirm": [{"rows": rows}]}
-    other = "Register the best under other seeds in MLflow, for others to load: hpo promote 0 --study crafted"
     assert steps(ledger, best(1), confirmed) == [
-        "Train the best trial without each parameter, which tells what to keep: hpo ablate",
-        other,
+        "Train trial 1 without each parameter, which tells what to keep: hpo ablate",
+        "Register trial 0, the best under other seeds, in MLflow, for others to load: hpo promote 0 --study crafted",
     ]
     whole = confirmed | {"ablate": [{}]}
     assert steps(ledger, best(1) | {"promoted": [{"trial": 0, "label": "m"}]}, whole) == []
     assert steps(ledger, best(1, checkpoint=None) | {"promoted": [{"trial": 0, "label": "m"}]}, whole) == []
+
+
+def test_a_best_that_came_after_the_others_is_confirmed_next(ledger):
+    ended(ledger, [0.5, 0.9])
+    sure = UNSURE | {"confirm": [{"rows": [{"trial": 0, "again": {"mean": 0.6}}]}], "ablate": [{}]}
+    assert steps(ledger, best(1), sure) == [
+        "Train the best trials under other seeds again: hpo confirm --name",
+    ]
 
 
 def test_an_imported_study_is_searched_on_from(ledger):

@@ -222,7 +222,8 @@ def test_curves_of_any_metric_over_epochs_and_time(any_ledger):
     assert lines(metric="train/lr", along="time") == {0: [[30.0, 60.0], [0.1, 0.2]]}
     assert lines(metric="val/accuracy") == {0: [[1, 2], [0.5, None]]}
     assert lines(metric="val/accuracy", along="step") == {0: [[10, 20], [0.5, None]]}
-    assert lines(metric="unknown") == {}
+    with pytest.raises(UserError, match="no trial of study 'crafted' has reported 'unknown': there are train/lr, val/"):
+        lines(metric="unknown")
     for wrong in ({"metric": ""}, {"metric": "x" * 251}, {"metric": "a", "along": "../etc"}):
         with pytest.raises(UserError):
             curve_lines.asked(wrong)
