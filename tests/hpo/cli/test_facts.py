@@ -133,6 +133,7 @@ DEAR = (
     "doctor",
     "soup --study mlp --top 2",
     "promote --study mlp",
+    "promote --study mlp --undo",  # or its models keep the study from being deleted
     "export 1 --study mlp --to {home}/model.safetensors",
     "schedule --study mlp",
     "lr-find --study mlp --steps 20",
