@@ -61,7 +61,8 @@ class Signals:
         else:
             self._driver.kill()
             self._kill_mirror()
-            _tell(f"stopped at once: `{self._resume}` goes on from the last committed checkpoints.")
+            rest = "sends MLflow the rest" if self.trained else "goes on from the last committed checkpoints"
+            _tell(f"stopped at once: `{self._resume}` {rest}.")
             self._at_once(number)
 
 
