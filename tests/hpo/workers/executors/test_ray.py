@@ -91,11 +91,14 @@ def test_a_lost_actor_is_a_lost_worker_and_an_impossible_one_ends_the_run(ray_cl
                 raise error
             return 7
 
+        def stay(self) -> None:
+            time.sleep(600)
+
     def begun(**options) -> Any:
         return ray.remote(num_cpus=0, **options)(Actor).remote()  # type: ignore[call-overload]
 
-    def code(actor: Any, error: Exception | None = None) -> int | None:
-        worker = _Worker(actor, actor.tell.remote(), actor.tell.remote(error))
+    def code(actor: Any, error: Exception | None = None, ended: Any = None) -> int | None:
+        worker = _Worker(actor, actor.tell.remote(), ended or actor.tell.remote(error))
         assert not ray.wait([worker.begun, worker.ended], num_returns=2, timeout=120)[1]
         return worker.code()
 
@@ -110,8 +113,9 @@ def test_a_lost_actor_is_a_lost_worker_and_an_impossible_one_ends_the_run(ray_cl
         with pytest.raises(CheckpointError, match="as it was"):
             code(actor, CheckpointError("as it was"))
         assert code(actor) == 7
+        staying = actor.stay.remote()  # not a task told after the kill: Ray kills later than it returns
         ray.kill(actor)
-        assert code(actor) == -signal.SIGKILL
+        assert code(actor, ended=staying) == -signal.SIGKILL
         with pytest.raises(HpoError, match=r"could not begin in the Ray cluster \(ActorUnschedulableError: .*exist"):
             code(begun(scheduling_strategy=On("0" * 56, soft=False)))
         with pytest.raises(HpoError, match=r"could not begin in the Ray cluster \(RuntimeEnvSetupError: \S"):
