@@ -18,7 +18,7 @@ from hpo.analysis.results import compare as tables
 from hpo.analysis.results import status as statuses
 from hpo.analysis.results.trial import detail
 from hpo.errors import UserError
-from hpo.ledger import Ledger, ends, queries
+from hpo.ledger import Ledger, ends, live_queries, queries
 from hpo.ledger.names import machine_dependent
 from hpo.storage import locations
 from hpo.storage.home import Home
@@ -92,10 +92,7 @@ class StudyHandle:
                 for number, _, step, epoch, value in queries.curves(connection, study["id"], [key])
             ]
             if not rows:
-                ids = [trial["id"] for trial in queries.trial_rows(connection, study["id"])]
-                known = sorted({key for values in queries.last_values(connection, ids).values() for key in values})
-                there = f"there are {', '.join(known)}" if known else "no trial has reported anything yet"
-                raise UserError(f"study {self.name!r} has no values of {key!r}: {there}.")
+                raise live_queries.unreported(connection, study, key)
         frame = pd.DataFrame(rows, columns=["number", "step", "epoch", "value"])
         frame["epoch"] = frame["epoch"].astype("Int64")
         return frame

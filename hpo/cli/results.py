@@ -15,7 +15,6 @@ from hpo.cli import completion, options
 from hpo.cli.driving import drive, starting
 from hpo.cli.facts import notes, print_json
 from hpo.cli.options import (
-    BestTrialOption,
     ConfigOption,
     ExecutorOption,
     HomeOption,
@@ -39,6 +38,16 @@ MetricOption = Annotated[
         "--metric",
         help="Which of several objectives.  [default: the first]",
         autocompletion=completion.objectives,
+    ),
+]
+AblatedOption = Annotated[
+    int | None,
+    typer.Option(
+        "--trial",
+        min=0,
+        max=options.MOST,
+        help="Another complete trial.  [default: the best]",
+        autocompletion=completion.trials,
     ),
 ]
 
@@ -252,7 +261,7 @@ def confirm(
 @app.command()
 def ablate(
     study: StudyOption = None,
-    trial: BestTrialOption = None,
+    trial: AblatedOption = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="How often each is trained.")] = 1,
     name: NameOption = None,
     workers: WorkersOption = None,

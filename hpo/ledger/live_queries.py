@@ -8,8 +8,13 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, bindparam, select, union_all
 
-from hpo.ledger.rows import Connection
+from hpo.errors import UserError
+from hpo.ledger.rows import Connection, RowMapping
 from hpo.ledger.tables import mirrors, reports, trials
+from hpo.text import near
+
+_ASKED = 20  # trials that are asked for all metrics there are
+_NAMED = 10
 
 _OF_STUDY = trials.c.study_id == bindparam("study")
 
@@ -70,10 +75,17 @@ def moved(connection: Connection, study_id: int, first: int, going: Collection[i
     return [Moved(*row) for row in rows]
 
 
-def reported(connection: Connection, study_id: int, most: int) -> list[str]:
-    """The metrics that the first trials with a report, at most so many, have reported, by name."""
-    first = connection.execute(_FIRST, {"study": study_id, "n": most}).scalars().all()
+def reported(connection: Connection, study_id: int) -> list[str]:
+    """The metrics of the first twenty trials with a report, by name."""
+    first = connection.execute(_FIRST, {"study": study_id, "n": _ASKED}).scalars().all()
     return sorted({key for trial in first for key in connection.execute(_KEYS, {"trial": trial}).scalars()})
+
+
+def unreported(connection: Connection, study: RowMapping, metric: str) -> UserError:
+    """That no trial has reported this metric, with the nearest of those there are, or the first ten."""
+    known = reported(connection, study["id"])
+    there = f": there are {', '.join(known[:_NAMED])}{' ...' * (len(known) > _NAMED)}." if known else " yet."
+    return UserError(f"no trial of study {study['name']!r} has reported {metric!r}{near(metric, known) or there}")
 
 
 def points(connection: Connection, study_id: int, numbers: Sequence[int], key: str | None = None) -> Iterator[Point]:

@@ -110,7 +110,7 @@ def test_curves_are_a_frame_of_every_value(found):
             "curves"
         ]["val/loss"]
     pd.testing.assert_frame_equal(found.curves(), frame, obj="the first objective's, where none is named")
-    with pytest.raises(UserError, match=r"study 'tiny' has no values of 'val/los': there are .*val/loss"):
+    with pytest.raises(UserError, match=r"study 'tiny' has reported 'val/los'; did you mean 'val/loss'"):
         found.curves("val/los")
 
 

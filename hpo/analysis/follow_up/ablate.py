@@ -1,4 +1,4 @@
-"""`hpo ablate`: the best trial with each of its parameters, one at a time, back at its default.
+"""`hpo ablate`: a trial, by default the best, with each of its parameters, one at a time, back at its default.
 
 What gets worse shows what the search has found; what does not is a parameter that needs no tuning.
 """

@@ -15,7 +15,7 @@ from hpo.errors import UserError
 from hpo.ledger import Ledger, live_queries, queries
 from hpo.search.ranking import best_of, rank
 from hpo.space.objective import Objective, hold_out_of
-from hpo.text import aligned, counted, near
+from hpo.text import aligned, counted
 
 
 def listed(of: SourceStudy, top: int, seeds: int) -> list[dict[str, Any]]:
@@ -54,10 +54,8 @@ def check_reported(ledger: Ledger, found: Sequence[Confirmation], given: str | N
     if given is None or any(row.held_out for one in found for row in one.rows):
         return
     with ledger.read() as connection:
-        study = queries.study_row(connection, found[0].name)
-        known = live_queries.reported(connection, study["id"], len(found[0].rows))
-    there = near(given, known) or (f": there are {', '.join(known)}." if known else ".")
-    raise UserError(f"--hold-out {given}: no run of study {found[0].name!r} has reported it{there}")
+        error = live_queries.unreported(connection, queries.study_row(connection, found[0].name), given)
+    raise UserError(f"--hold-out: {error}")
 
 
 @dataclass(frozen=True)

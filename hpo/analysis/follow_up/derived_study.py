@@ -21,7 +21,7 @@ from hpo.space.config import as_json, flatten
 from hpo.space.objective import Objective
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
-from hpo.text import counted
+from hpo.text import command, counted
 from hpo.workers.executors.placement import PlacementRequest
 
 if TYPE_CHECKING:
@@ -60,9 +60,16 @@ class SourceStudy:
         return range(first, first + count)
 
     def chosen(self, number: int | None) -> Mapping[str, Any]:
-        """The best trial, or of a front the one that is named. Raises UserError where that is none of it."""
-        front = best_of(self.spec.objectives, _values(self.ranked))
-        return chosen_best([one for one in self.ranked if one["number"] in front], number)
+        """The trial that is named, else the best one. Raises UserError where the one is not complete, or where several
+        objectives leave several best."""
+        if number is None:
+            front = best_of(self.spec.objectives, _values(self.ranked))
+            return chosen_best([one for one in self.ranked if one["number"] in front], None)
+        named = next((one for one in self.ranked if one["number"] == number), None)
+        if named is None:
+            told = f"`{command(f'compare --study {self.name}')}` shows which are"
+            raise UserError(f"trial {number} of study {self.name!r} is not a complete one: {told}.")
+        return named
 
 
 def found(ledger: Ledger, name: str) -> SourceStudy:

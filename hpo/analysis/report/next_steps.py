@@ -61,7 +61,10 @@ def _surer(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> 
     elif not _is_confirmed(of, best, sure):
         yield f"Train the best trials under other seeds again: trial {best} came after that", sure["commands"]["anew"]
     elif not sure["ablate"] and not sure["lacking"]["ablate"]:
-        yield f"Train trial {best} without each parameter, which tells what to keep", sure["commands"]["ablate"]
+        row = steadiest(sure["confirm"], of.objectives[0]["direction"])
+        trial = row["trial"] if row else best
+        typed = command(f"ablate --study {of.name} --trial {trial}")
+        yield f"Train trial {trial} without each parameter, which tells what to keep", typed
 
 
 def _is_confirmed(of: Snapshot, best: int, sure: Mapping[str, Any]) -> bool:

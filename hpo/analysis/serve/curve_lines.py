@@ -10,15 +10,12 @@ from hpo.analysis.report.curves import chosen, rounded, thin
 from hpo.errors import UserError
 from hpo.ledger import live_queries, queries
 from hpo.ledger.names import MAX_METRIC
-from hpo.text import near
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
     from hpo.ledger.rows import Connection
 
 AXES = ("epoch", "step", "time")
-_ASKED = 20  # trials that are asked for all metrics there are
-_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -50,12 +47,7 @@ def lines(ledger: Ledger, study: str, of: Asked) -> dict[int, list[list[float | 
         found: dict[int, list[tuple[float, float]]] = {}
         points = list(live_queries.points(connection, row["id"], chosen(there, placed), of.metric))
         if not points:
-            known = live_queries.reported(connection, row["id"], _ASKED)
-            there_are = (
-                f": there are {', '.join(known[:_NAMED])}{' ...' * (len(known) > _NAMED)}." if known else " yet."
-            )
-            like = near(of.metric, known) or there_are
-            raise UserError(f"no trial of study {study!r} has reported {of.metric!r}{like}")
+            raise live_queries.unreported(connection, row, of.metric)
         for point in points:
             if (x := _place(point, of.along)) is not None:
                 found.setdefault(point.number, []).append((x, point.value))

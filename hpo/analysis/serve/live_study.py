@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 SHARE = 20  # a report is made anew at most this many times less often than it takes to make it
 SOON = 3.0  # seconds, and at most as often as this
-_ASKED = 20  # trials that are asked for all metrics there are
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class LiveStudy:
         begin = time.monotonic()
         moved = self._ledger.look(lambda connection: live_queries.moved(connection, study["id"], 0, []))
         report = data.read(self._ledger, self._home, self.name, quick=not whole).to_json()
-        metrics = self._ledger.look(lambda connection: live_queries.reported(connection, study["id"], _ASKED))
+        metrics = self._ledger.look(lambda connection: live_queries.reported(connection, study["id"]))
         report["curves"] = {**report["curves"], "known": sorted({*metrics, *report["curves"]["metrics"]})}
         end = time.monotonic()
         self._due = end + max(SOON, SHARE * (end - begin))

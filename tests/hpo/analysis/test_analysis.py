@@ -601,7 +601,10 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
     fewer = hpo(home, "confirm", "--study", "mlp", "--top", "1", "--seeds", "2", "--executor", "inline", "--json")
     assert json.loads(fewer.stdout) == confirmed, "what is there is shown, and not trained again"
     unknown = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--hold-out", "test/acuracy")
-    assert unknown.exit_code == 2 and "no run of study 'mlp-confirm' has reported it; did you mean" in unknown.stderr
+    assert (
+        unknown.exit_code == 2
+        and "no trial of study 'mlp-confirm' has reported 'test/acuracy'; did you mean" in unknown.stderr
+    )
     other = hpo(home, "ablate", "--study", "mlp", "--name", "mlp-confirm")
     assert other.exit_code == 2
     assert "study 'mlp-confirm' is there already and has trained others: name a new one by --name." in other.stderr
@@ -660,6 +663,23 @@ def test_the_best_is_ablated_a_parameter_at_a_time(home):
             assert row["label"] in gone and gone <= {row["label"], "train.optim.momentum"}
     costs = [row["worse"]["mean"] for row in rows]
     assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.usefixtures("process")
+def test_another_trial_than_the_best_is_ablated_by_its_number(home):
+    ended = values(home, "mlp")
+    worst = max(range(5), key=lambda number: (-ended[number], number))
+    flags = "--executor", "inline", "--name", "mlp-ablate-other", "--json"
+    shown = hpo(home, "ablate", "--study", "mlp", "--trial", str(worst), *flags)
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["trial"] == worst
+    ledger = Ledger(home.storage, create=False)
+    with ledger.read() as connection:
+        listed = queries.study_row(connection, "mlp-ablate-other")["spec"]["listed"]
+        params = queries.trial_rows(connection, queries.study_row(connection, "mlp")["id"])[worst]["params"]
+    ledger.close()
+    as_found = next(one["params"] for one in listed if one["label"] == "as found")
+    assert as_found == params | {"train.seed": 1}
 
 
 def test_a_derived_study_is_driven_as_the_one_it_comes_from(home, confirmed):
