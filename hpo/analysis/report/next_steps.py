@@ -63,8 +63,7 @@ def _surer(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> 
     elif not sure["ablate"] and not sure["lacking"]["ablate"]:
         row = steadiest(sure["confirm"], of.objectives[0]["direction"])
         trial = row["trial"] if row else best
-        typed = command(f"ablate --study {of.name} --trial {trial}")
-        yield f"Train trial {trial} without each parameter, which tells what to keep", typed
+        yield f"Train trial {trial} without each parameter, which tells what to keep", sure["commands"]["ablate"]
 
 
 def _is_confirmed(of: Snapshot, best: int, sure: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
     """Of the newest study that each of the two commands has derived from this one."""
     with ledger.read() as connection:
         own = [one for one, of in queries.derived(connection).items() if of == name]
-        imported = bool(queries.study_row(connection, name)["spec"].get("imported"))
+        spec = queries.study_row(connection, name)["spec"]
         lists = {one: [row["label"] for row in queries.study_row(connection, one)["spec"]["listed"]] for one in own}
     made = {kind_of(labels): one for one, labels in lists.items()}
     tables: dict[str, list[Any]] = {"confirm": [], "ablate": []}
@@ -45,21 +45,28 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
             except HpoError as error:
                 lacking[kind] = reason(error)
     several = len(tables["confirm"]) > 1
+    confirmed = [one.as_json() for one in tables["confirm"]]
+    best = steadiest(confirmed, spec["objectives"][0]["direction"])
     return {
-        "confirm": [one.as_json() for one in tables["confirm"]],
+        "confirm": confirmed,
         "notes": [line for one in tables["confirm"] for line in notes(one, several)],
         "ablate": [asdict(one) for one in tables["ablate"]],
         "noise": {one.metric: found for one in tables["confirm"] if (found := noise(one))},
-        "commands": {} if imported else commands(name, own),
+        "commands": {} if spec.get("imported") else commands(name, own, best["trial"] if best else None),
         "lacking": lacking,
     }
 
 
-def commands(name: str, own: Collection[str]) -> dict[str, str]:
-    """What makes the tables; `own` are the studies derived from this one."""
+def commands(name: str, own: Collection[str], steadiest: int | None = None) -> dict[str, str]:
+    """What makes the tables; `own` are the studies derived from this one, `steadiest` the best trial under other
+    seeds."""
     fresh = next(one for number in count(2) if (one := f"{name}-confirm-{number}") not in own)
-    made = {kind: command(f"{kind} --study {name}") for kind in ("confirm", "ablate")}
-    return made | {"anew": command(f"confirm --study {name} --name {fresh}")}
+    trial = "" if steadiest is None else f" --trial {steadiest}"
+    return {
+        "confirm": command(f"confirm --study {name}"),
+        "anew": command(f"confirm --study {name} --name {fresh}"),
+        "ablate": command(f"ablate --study {name}{trial}"),
+    }
 
 
 def steadiest(confirmed: Sequence[Mapping[str, Any]], direction: str) -> Mapping[str, Any] | None:

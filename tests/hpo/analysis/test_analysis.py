@@ -25,6 +25,7 @@ from hpo.analysis.follow_up import ablate
 from hpo.analysis.follow_up.derived_study import RunDefaults, Spread, found, request
 from hpo.analysis.plots import figures as plots
 from hpo.analysis.plots import importance, stopped, ticks
+from hpo.analysis.report.sure import sure
 from hpo.cli.main import app
 from hpo.driver import end_reason
 from hpo.driver.request import RunRequest
@@ -663,6 +664,14 @@ def test_the_best_is_ablated_a_parameter_at_a_time(home):
             assert row["label"] in gone and gone <= {row["label"], "train.optim.momentum"}
     costs = [row["worse"]["mean"] for row in rows]
     assert costs == sorted(costs, reverse=True)
+
+
+def test_a_report_names_the_steadiest_trial_to_be_ablated(home, confirmed):
+    steadiest = max(confirmed["rows"], key=lambda row: row["again"]["mean"])["trial"]
+    ledger = Ledger(home.storage, create=False)
+    said = sure(ledger, "mlp")["commands"]["ablate"]
+    ledger.close()
+    assert f"ablate --study mlp --trial {steadiest}" in said
 
 
 @pytest.mark.usefixtures("process")

@@ -4,7 +4,8 @@
 
    Plotly reads texts as a little HTML, so names and values go through `safe`. */
 const Figures = (() => {
-  const MOST_LINES = 500, MOST_POINTS = 2000, MOST_AXES = 8, MOST_SLICES = 6, MOST_BANDS = 4, BINS = 4, GRID = 28;
+  const MOST_LINES = 500, MOST_POINTS = 2000, MOST_AXES = 8, MOST_SLICES = 6, MOST_BANDS = 4, BINS = 4, GRID = 28, REACH = 0.2;
+  const MARGIN = { l: 84, r: 16, t: 34, b: 56 };
   const STATES = ["complete", "pruned", "running", "paused", "infeasible", "failed", "waiting"];
   const SYMBOLS = { complete: "circle", pruned: "x-thin-open", running: "triangle-up", paused: "square-open",
     infeasible: "diamond-open", failed: "cross-thin-open", waiting: "circle-open" };
@@ -48,7 +49,7 @@ const Figures = (() => {
       linecolor: view.colour.line, exponentformat: "e", ...more };
   }
   function layout(view, x, y, more = {}) {
-    return { height: 420, margin: { l: 84, r: 16, t: 34, b: 56 }, paper_bgcolor: view.colour.paper,
+    return { height: 420, margin: MARGIN, paper_bgcolor: view.colour.paper,
       plot_bgcolor: view.colour.paper, font: { color: view.colour.ink, size: 13 }, hovermode: "closest",
       legend: { orientation: "h", y: -0.2, yanchor: "top" }, xaxis: x, yaxis: y, ...more };
   }
@@ -283,6 +284,6 @@ const Figures = (() => {
       controls: [{ name: "along", title: "along", options: XS, value: by }] };
   }
 
-  return { STATES, SYMBOLS, DASHES, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, safe, figure, label, titled, better,
+  return { STATES, SYMBOLS, DASHES, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, REACH, MARGIN, safe, figure, label, titled, better,
     indices, spread, byPlace, robust, left, axis, layout, timeUnit, curves, chosen, trial, groups, history, studies };
 })();

@@ -1,7 +1,7 @@
 "use strict";
 /* Figures of parameters, objectives and workers; see figures.js. */
 Object.assign(Figures, (() => {
-  const { STATES, SYMBOLS, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, safe, figure, label, titled, better,
+  const { STATES, SYMBOLS, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, REACH, MARGIN, safe, figure, label, titled, better,
     indices, spread, byPlace, robust, left, axis, layout, timeUnit } = Figures;
   const COLUMNS = 3, OUTCOMES = { complete: "complete", pruned: "pruned", paused: "paused", running: "running", lost: "failed",
     preempted: "waiting", restarted: "infeasible" };
@@ -104,7 +104,8 @@ Object.assign(Figures, (() => {
     const shapes = names.map((_, k) => ({ type: "line", x0: k, x1: k, y0: 0, y1: 1, line: { color: view.colour.soft, width: 1 } }));
     const x = axis(view, "", { tickvals: names.map((_, k) => k), ticktext: names.map((n) => safe(shortened(n, view.width < 560 ? 9 : 22))), showgrid: false, range: [-0.15, last + 0.15] });
     const inactive = paths.some((path) => t.settings[path].some((v) => v === null)) ? " A line below an axis: the parameter is not active in that trial." : "";
-    return { data, layout: layout(view, x, axis(view, "", { visible: false, range: [-0.2, 1.08] }), { annotations, shapes }),
+    return { data, layout: layout(view, x, axis(view, "", { visible: false, range: [-0.2, 1.08] }),
+        { annotations, shapes, margin: { ...MARGIN, r: 56 } }), // the last name is centred on the last axis
       caption: `Each axis runs over the range that is searched, logarithmic where the search is; ${safe(metric)}: ${better(report)} is better.${inactive}` +
         (list.length < all.length ? ` ${list.length} of ${all.length} trials are drawn.` : "") };
   }
@@ -130,16 +131,16 @@ Object.assign(Figures, (() => {
       { type: "scatter", mode: "markers", x: list.map((i) => t.settings[a][i]), y: list.map((i) => t.settings[b][i]), text: list.map((i) => t.number[i]), customdata: values,
         marker: { color: "#ffffff", size: 6, line: { color: "#000000", width: 1 } }, showlegend: false, hovertemplate: "trial %{text}: %{customdata:.6g}<extra></extra>" }],
       layout: layout(view, axis(view, safe(label(report, a)), scaled(report, a)), axis(view, safe(label(report, b)), scaled(report, b)), { height: 460 }),
-      caption: `${safe(metric)} (${better(report)} is better): a mean of the complete trials, weighted by one over the squared distance; dots are the ${list.length} trials it is of.`,
+      caption: `${safe(metric)} (${better(report)} is better): a mean of the complete trials, weighted by one over the squared distance, and none where no trial is within a fifth of the ranges; dots are the ${list.length} trials it is of.`,
       controls: [pick("first", a, b), pick("second", b, a)] };
   }
-  function weighted(points, x, y) { // Shepard 1968
-    let sum = 0, weights = 0;
+  function weighted(points, x, y) { // Shepard 1968; null where no point is within REACH
+    let sum = 0, weights = 0, nearest = Infinity;
     for (const [px, py, value] of points) {
-      const weight = 1 / ((px - x) ** 2 + (py - y) ** 2 + 1e-4);
-      sum += weight * value; weights += weight;
+      const square = (px - x) ** 2 + (py - y) ** 2, weight = 1 / (square + 1e-4);
+      nearest = Math.min(nearest, square); sum += weight * value; weights += weight;
     }
-    return sum / weights;
+    return nearest > REACH ** 2 ? null : sum / weights;
   }
 
   function pareto(report, view) {

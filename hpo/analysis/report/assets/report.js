@@ -142,11 +142,10 @@ const Report = (() => {
       const t = this.report.trials, found = [["trial", t.number], ["state", t.state]];
       for (const [metric, column] of Object.entries(t.values)) found.push([metric, column]);
       for (const [metric, column] of Object.entries(t.held_out)) found.push([`${metric}, held out`, column]);
-      found.push(["epoch", t.epoch], ["seconds", t.seconds]);
+      found.push(["epoch", t.epoch], ["seconds", t.seconds], ["why", t.why]);
       for (const [key, column] of Object.entries(t.tags)) found.push([`tag ${key}`, column]);
       for (const path of t.searched) found.push([label(this.report, path), t.settings[path], path]);
       for (const path of Object.keys(t.settings)) if (!t.searched.includes(path)) found.push([path, t.settings[path], path]);
-      found.push(["why", t.why]);
       return found.map(([name, values, path]) => ({ name, values, path: path || name,
         used: values.some((v) => v !== null && v !== ""), numeric: values.every((v) => v === null || typeof v === "number") }));
     }

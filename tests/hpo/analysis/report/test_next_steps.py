@@ -98,7 +98,7 @@ def test_seeds_come_before_parameters_and_the_best_of_them_is_registered(ledger)
     rows = [{"trial": 1, "again": {"mean": 0.4}}, {"trial": 0, "again": {"mean": 0.6}}, {"trial": 2, "again": None}]
     confirmed = UNSURE | {"confirm": [{"rows": rows}]}
     assert steps(ledger, best(1), confirmed) == [
-        "Train trial 0 without each parameter, which tells what to keep: hpo ablate --study crafted --trial 0",
+        "Train trial 0 without each parameter, which tells what to keep: hpo ablate",
         "Register trial 0, the best under other seeds, in MLflow, for others to load: hpo promote 0 --study crafted",
     ]
     whole = confirmed | {"ablate": [{}]}
