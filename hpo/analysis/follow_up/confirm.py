@@ -17,6 +17,8 @@ from hpo.search.ranking import best_of, rank
 from hpo.space.objective import Objective, hold_out_of
 from hpo.text import aligned, counted
 
+MOST_SEEDS = 30  # above it a difference is too small to be worth telling
+
 
 def listed(of: SourceStudy, top: int, seeds: int) -> list[dict[str, Any]]:
     """The `top` best trials, each under the same `seeds` seeds that the study has not used.
@@ -180,7 +182,7 @@ def notes(found: Confirmation, several: bool) -> list[str]:
         lines.append("no value differs between the seeds: the training does not use its seed, so luck is not measured")
     lines += not_repeated([row.trial for row in found.rows if row.changed])
     if known:
-        lines.append(f"gap: {found.hold_out} minus the value it was selected by; nothing here is chosen by it")
+        lines.append(f"gap: {found.hold_out} minus the value it was selected by; nothing was chosen by that")
         if found.gap and found.gap.error is not None:
             lines.append(f"mean gap {found.gap.described('trial')}")
     elif found.hold_out:
@@ -194,6 +196,25 @@ def notes(found: Confirmation, several: bool) -> list[str]:
     if found.ahead:
         lines[-1] += f"; it is better than trial {found.rows[1].trial} by {found.ahead.described('seed')}"
         lines[-1] += ", seed by seed"
-        if found.ahead.error is not None and found.ahead.mean < 2 * found.ahead.error:
-            lines.append("That is less than twice the standard error: the order of these two may be chance.")
+        if said := undecided(found):
+            lines.append(said)
     return lines
+
+
+def undecided(found: Confirmation) -> str:
+    """That the first two cannot be told apart, and how many seeds might do that, if they differ by as much as they seem
+    to; else empty."""
+    ahead = found.ahead
+    if ahead is None or ahead.error is None or ahead.interval()[0] > 0:
+        return ""
+    low, high = ahead.interval()
+    first, second = (row.trial for row in found.rows[:2])
+    said = f"{counted(ahead.count, 'seed')} cannot tell trial {first} from trial {second}: the 95 % interval of the "
+    said += f"difference is {low:+.2g} to {high:+.2g}"
+    needed = seeds_needed(ahead)
+    return said + (f"; --seeds {needed} may" if needed else "; either will do")
+
+
+def seeds_needed(ahead: Spread) -> int | None:
+    """The fewest seeds whose interval would leave 0 out, should mean and deviation stay; None above MOST_SEEDS."""
+    return next((n for n in range(ahead.count + 1, MOST_SEEDS + 1) if ahead.interval(n)[0] > 0), None)

@@ -218,6 +218,17 @@ class Spread:
         pairs = zip(values, before, strict=False)
         return cls.of([None if a is None or b is None else sign * (a - b) for a, b in pairs])
 
+    def interval(self, count: int | None = None) -> tuple[float, float]:
+        """The 95 % confidence interval of the mean by Student's t, had there been `count` values of this deviation: by
+        default as many as there were. Of one value it is all there is."""
+        from scipy.special import stdtrit
+
+        if self.error is None:
+            return -math.inf, math.inf
+        wanted = count or self.count
+        reach = float(stdtrit(wanted - 1, 0.975)) * self.error * math.sqrt(self.count / wanted)
+        return self.mean - reach, self.mean + reach
+
     def described(self, of: str) -> str:
         """`+0.012 (standard error 0.0042, n = 3 seeds)`, signed."""
         error = "" if self.error is None else f"standard error {self.error:.2g}, "

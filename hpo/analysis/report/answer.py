@@ -8,8 +8,8 @@
     "promoted": [{"trial": int, "label": str}]   versions of registered models that trials were promoted to
 }
 A trial is {"number", "values", "held_out": {objective: value}, "held_out_as": {objective: metric}, "params", "epoch",
-"judged_epoch", "beside": {metric: value}, "checkpoint", "imported": bool, "train": the command that trains it, or
-that searches on from an imported one}.
+"judged_epoch", "beside": {metric: value}, "checkpoint", "checkpoint_at": its epoch and values in words, "imported":
+bool, "train": the command that trains it, or that searches on from an imported one}.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.analysis.report.snapshot import Snapshot, reason
 from hpo.analysis.report.trials import finite
 from hpo.analysis.results import best as bests
+from hpo.analysis.results.trial import of_checkpoint
 from hpo.errors import HpoError
 from hpo.ledger.promotions import standing
 from hpo.text import command
@@ -51,6 +52,7 @@ def _best(of: Snapshot, found: dict[str, Any]) -> dict[str, Any]:
         "held_out": {metric: judged["metrics"].get(held) for metric, held in of.hold_outs.items()},
         "held_out_as": of.hold_outs,
         "judged_epoch": judged["epoch"],
+        "checkpoint_at": of_checkpoint(found["checkpoint_at"], bests.precise) if found["checkpoint"] else "",
         "train": bests.train_command(found),
         "imported": bests.imported(found),
     }

@@ -5,6 +5,7 @@ A step is {"why": str, "command": str}; the command is empty where there is noth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def next_steps(
     elif answer["best"][0]["imported"]:
         found.append(("Search on from what was imported, in a study of your own", answer["best"][0]["train"]))
     else:
-        found += [*_further(of, answer), *_surer(of, answer, sure), *_kept(of, answer, sure)]
+        found += [*_further(of, answer, sure), *_surer(of, answer, sure), *_kept(of, answer, sure)]
     return [{"why": why, "command": typed} for why, typed in found]
 
 
@@ -58,9 +59,13 @@ def _surer(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> 
     best = answer["best"][0]["number"]
     if not sure["confirm"] and not sure["lacking"]["confirm"]:
         yield "Train the best trials under other seeds, which tells gain from luck", sure["commands"]["confirm"]
-    elif not _is_confirmed(of, best, sure):
+        return
+    if not _is_confirmed(of, best, sure):
         yield f"Train the best trials under other seeds again: trial {best} came after that", sure["commands"]["anew"]
-    elif not sure["ablate"] and not sure["lacking"]["ablate"]:
+        return
+    if sure["undecided"] and sure["commands"]["seeds"]:
+        yield f"Train them under more seeds: {sure['undecided'].partition(';')[0]}", sure["commands"]["seeds"]
+    if not sure["ablate"] and not sure["lacking"]["ablate"]:
         row = steadiest(sure["confirm"], of.objectives[0]["direction"])
         trial = row["trial"] if row else best
         yield f"Train trial {trial} without each parameter, which tells what to keep", sure["commands"]["ablate"]
@@ -72,20 +77,36 @@ def _is_confirmed(of: Snapshot, best: int, sure: Mapping[str, Any]) -> bool:
     return best in known or len(of.objectives) > 1 or bool(sure["lacking"]["confirm"])
 
 
-def _further(of: Snapshot, answer: Mapping[str, Any]) -> Iterator[Step]:
-    """Whether more trials promise something, by when the best one came among those that have ended; of one objective
-    and FEWEST_COMPLETE complete trials, of a study that has ended."""
+def _further(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> Iterator[Step]:
+    """Whether more trials promise something, by when the best one came among those that have ended, and by whether it
+    is better than those before it by more than noise; of one objective and FEWEST_COMPLETE complete trials, of a study
+    that has ended."""
     ended = [trial["number"] for trial in of.trials if trial["state"] in TERMINAL_STATES]
     if len(of.objectives) > 1 or of.status.state not in ("complete", "stopped") or len(of.placed) < FEWEST_COMPLETE:
         return
     best = answer["best"][0]["number"]
     after = len(ended) - ended.index(best) - 1
-    if after + 1 <= LATE * len(ended):
-        more = command(f"resume --study {of.name} --trials {2 * len(of.trials)}")
-        yield f"Search on: the best came late, with {counted(after, 'trial')} after it, so more may better it", more
-    else:
+    gain, noise = _gain(of, best), sure["noise"].get(of.metrics[0], {}).get("deviation")
+    if after + 1 > LATE * len(ended):
         found = f"the {counted(after, 'trial')} after the best have not bettered it"
-        yield f"Ask for no more trials of this space: {found}; another space promises more", ""
+    elif noise is not None and gain < noise:
+        found = f"the best came late, but is better by {gain:.2g}, less than the noise of one run, {noise:.2g}"
+    else:
+        count = len(of.trials)
+        more = command(f"resume --study {of.name} --trials {2 * count}")
+        late = f"the best came late, with {counted(after, 'trial')} after it, so more may better it"
+        yield f"Search on with {count} more, {2 * count} in all: {late}", more
+        return
+    yield f"Ask for no more trials of this space: {found}; another space promises more", ""
+
+
+def _gain(of: Snapshot, best: int) -> float:
+    """By how much the best trial is better than the best complete one before it; infinite where there is none."""
+    values = {trial["number"]: trial["values"][0] for trial in of.trials if trial["number"] in of.placed}
+    before = [number for number in values if number < best]
+    if not before:
+        return math.inf
+    return abs(values[best] - values[min(before, key=lambda number: of.placed[number][1])])
 
 
 def _kept(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> Iterator[Step]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -100,7 +101,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (figure, short, setting, moment, confirmed, steadier, differing, fact, totalled, attempted)
+    filters = (figure, measured, short, setting, moment, confirmed, steadier, differing, fact, totalled, attempted)
     made.filters |= {one.__name__: one for one in filters} | {"duration": spelled}
     return made
 
@@ -139,6 +140,13 @@ def embedded(data: Any) -> str:
 def figure(value: float | None) -> str:
     """A value to six digits, as `hpo best` and `hpo status` have it."""
     return "" if value is None else f"{value:.6g}"
+
+
+def measured(mean: float, error: float | None) -> str:
+    """A mean to the second digit of its standard error, and that."""
+    if not error:
+        return figure(mean)
+    return f"{mean:.{max(0, 1 - math.floor(math.log10(error)))}f} ± {short(error)}"
 
 
 def short(value: float) -> str:

@@ -5,8 +5,9 @@
     "notes": [str]              what those tables say
     "ablate": [ablation]        the same of `hpo ablate --json`
     "noise": {objective: {"deviation": float, "runs": int}}   of runs that differ in their seed alone, pooled
-    "commands": {"confirm": str, "ablate": str, "anew": str}   what makes the tables, and the first of them of other
-        trials; of an imported study nothing does
+    "undecided": str            that the first two of the only objective cannot be told apart; else empty
+    "commands": {"confirm": str, "ablate": str, "anew": str, "seeds": str}   what makes the tables, the first of them of
+        other trials, and with as many seeds as may decide, where they are few; of an imported study nothing does
     "lacking": {"confirm": str, "ablate": str}    why a table that was asked for is not here; else empty
 }
 """
@@ -52,12 +53,15 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
         "notes": [line for one in tables["confirm"] for line in notes(one, several)],
         "ablate": [asdict(one) for one in tables["ablate"]],
         "noise": {one.metric: found for one in tables["confirm"] if (found := noise(one))},
-        "commands": {} if spec.get("imported") else commands(name, own, best["trial"] if best else None),
+        "undecided": "" if several else "".join(map(undecided, tables["confirm"])),
+        "commands": {} if spec.get("imported") else commands(name, own, best["trial"] if best else None, tables["confirm"]),
         "lacking": lacking,
     }
 
 
-def commands(name: str, own: Collection[str], steadiest: int | None = None) -> dict[str, str]:
+def commands(
+    name: str, own: Collection[str], steadiest: int | None = None, confirmed: Sequence[Confirmation] = ()
+) -> dict[str, str]:
     """What makes the tables; `own` are the studies derived from this one, `steadiest` the best trial under other
     seeds."""
     fresh = next(one for number in count(2) if (one := f"{name}-confirm-{number}") not in own)
@@ -66,7 +70,26 @@ def commands(name: str, own: Collection[str], steadiest: int | None = None) -> d
         "confirm": command(f"confirm --study {name}"),
         "anew": command(f"confirm --study {name} --name {fresh}"),
         "ablate": command(f"ablate --study {name}{trial}"),
+        "seeds": "".join(more_seeds(one) for one in confirmed[:1]),
     }
+
+
+def more_seeds(of: Confirmation) -> str:
+    """The command that trains the same trials under as many seeds as may tell the first two apart; empty where they are
+    told apart, or where too many would be needed."""
+    from hpo.analysis.follow_up import confirm
+
+    if not of.ahead or not confirm.undecided(of) or not (seeds := confirm.seeds_needed(of.ahead)):
+        return ""
+    own = "" if of.name == f"{of.study}-confirm" else f" --name {of.name}"
+    return command(f"confirm --study {of.study}{own} --top {len(of.rows)} --seeds {seeds}")
+
+
+def undecided(of: Confirmation) -> str:
+    """As `hpo confirm` says it."""
+    from hpo.analysis.follow_up import confirm
+
+    return confirm.undecided(of)
 
 
 def steadiest(confirmed: Sequence[Mapping[str, Any]], direction: str) -> Mapping[str, Any] | None:

@@ -110,9 +110,9 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     """The best trial as text, with the command that trains it; from the file where its configuration is `saved`, or
     has to be, since options that nothing reads are refused."""
     gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
-    taken = f" ({of_checkpoint(best['checkpoint_at'], _precise)})" if best["checkpoint"] else ""
+    taken = f" ({of_checkpoint(best['checkpoint_at'], precise)})" if best["checkpoint"] else ""
     at = best["judged"] and queries.Judged(**best["judged"])
-    judged = judgement(best["values"], at, best["epoch"], _precise, saved=best["checkpoint_epoch"])
+    judged = judgement(best["values"], at, best["epoch"], precise, saved=best["checkpoint_epoch"])
     return "\n".join(
         [
             f"{best['study']}, trial {best['number']}: {judged}",
@@ -150,7 +150,7 @@ def train_command(best: Mapping[str, Any], saved: str | None = None) -> str:
     return saving + command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
 
 
-def _precise(value: float) -> str:
+def precise(value: float) -> str:
     return f"{value:.6g}"
 
 

@@ -121,20 +121,26 @@ const Figures = (() => {
     if (!of) return "no trial has reported a metric yet";
     const all = byPlace(report, indices(report, view)).filter((i) => of.lines[report.trials.number[i]]);
     if (!all.length) return "no trial that is shown has a curve of it";
-    const list = spread(all, MOST_LINES, 100), data = [], last = [];
+    const list = spread(all, MOST_LINES, 100), data = [], close = view.set.range === "best";
     for (const [name, group] of rungs(report, list)) {
       const width = group.list.length > 50 ? 0.6 : 1.4;
       data.push(...bundle(report, of, group.list, name, { color: view.colour[group.state], width,
         dash: group.state === "complete" ? "solid" : DASHES[1 + group.k % (DASHES.length - 1)] }));
-      for (const i of group.list) last.push(...line(report, of, i)[1]);
     }
-    const shown = robust(last), y = axis(view, safe(of.metric), shown.range ? { range: shown.range } : {});
+    const best = report.objectives.length === 1 && all.find((i) => report.trials.place[i] === 0);
+    if (Number.isInteger(best)) data.push(...bundle(report, of, [best], `the best, trial ${report.trials.number[best]}`, { color: view.colour.ink, width: 3 }));
+    const shown = close ? nearBest(report, of, all) : robust(list.flatMap((i) => line(report, of, i)[1])), y = axis(view, safe(of.metric), shown.range ? { range: shown.range } : {});
     const some = list.length < all.length ? ` ${list.length} of ${all.length} are drawn: the best 100, and others evenly.` : "";
     const kept = report.curves.kept < report.curves.of ? ` The page holds the curves of ${report.curves.kept} trials of ${report.curves.of}.` : "";
     const thin = report.curves.thinned ? " Long curves have lost points, never their ends and extremes." : "";
     return { data: [...data, ...marked(report, view, of)], layout: layout(view, axis(view, of.title), y),
       caption: `A line for each trial, a broken one where it is not complete.${some}${kept}${thin}${left(shown.beyond)}`,
-      controls: of.controls };
+      controls: [...of.controls, { name: "range", options: [["all", "all trials"], ["best", "the best quarter"]], value: close ? "best" : "all" }] };
+  }
+  function nearBest(report, of, list) { // what the best quarter came to in the later half of its training
+    const values = list.slice(0, Math.ceil(list.length / 4)).flatMap((i) => line(report, of, i)[1].slice(line(report, of, i)[1].length >> 1));
+    const known = values.filter((v) => v !== null), least = Math.min(...known), most = Math.max(...known), margin = 0.1 * (most - least);
+    return { range: margin > 0 ? [least - margin, most + margin] : null, beyond: 0 };
   }
   function marked(report, view, of) {
     return [...view.marked].filter((i) => of.lines[report.trials.number[i]]).flatMap((i, k) =>
@@ -154,12 +160,13 @@ const Figures = (() => {
     const paths = [...new Set([...shares, ...Object.keys(t.settings)])].filter((p) => new Set(t.settings[p] || []).size > 1);
     const options = [...paths.map((p) => [p, label(report, p)]), ...Object.keys(t.tags).map((k) => [`tag:${k}`, `tag ${k}`]), ["state", "state"]];
     const by = options.some(([p]) => p === view.set.group) ? view.set.group : options[0][0];
-    const found = new Map(), name = by.startsWith("tag:") ? grouping(t.tags[by.slice(4)], list, "without it")
+    const found = new Map(), sizes = new Map(), name = by.startsWith("tag:") ? grouping(t.tags[by.slice(4)], list, "without it")
       : grouping(by === "state" ? t.state : t.settings[by], list);
     for (const i of list) {
       const points = line(report, of, i), group = name(i);
       if (!points) continue;
       if (!found.has(group)) found.set(group, new Map());
+      sizes.set(group, (sizes.get(group) || 0) + 1);
       points[0].forEach((x, k) => {
         if (points[1][k] === null) return;
         const at = found.get(group);
@@ -177,7 +184,7 @@ const Figures = (() => {
       if (k < MOST_BANDS) data.push({ type: "scatter", mode: "lines", x: [...xs, ...[...xs].reverse()], fill: "toself",
         y: [...mean.map((m, j) => m + dev[j]), ...mean.map((m, j) => m - dev[j]).reverse()], fillcolor: colour, opacity: 0.18,
         line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup: group });
-      data.push({ type: "scatter", mode: xs.length > 1 ? "lines" : "markers", x: xs, y: mean, name: safe(group),
+      data.push({ type: "scatter", mode: xs.length > 1 ? "lines" : "markers", x: xs, y: mean, name: `${safe(group)} (n = ${sizes.get(group)})`,
         legendgroup: group, line: { color: colour, width: 2, dash: DASHES[k % DASHES.length] }, marker: { color: colour },
         text: all.map((v) => v.length), hovertemplate: `%{y:.5g}, mean of %{text} trials<extra>${safe(group)}</extra>` });
     });

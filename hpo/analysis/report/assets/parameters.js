@@ -45,7 +45,7 @@ Object.assign(Figures, (() => {
       hovertemplate: "%{y}: %{x:.1f} %<extra></extra>" }],
       layout: layout(view, axis(view, `share of the difference in ${safe(metric)}, %`, { rangemode: "tozero" }), axis(view, "", { type: "category" }),
         { height: 128 + 30 * shares.length, margin: { l: 60, r: 50, t: 34, b: 56 } }),
-      caption: `Of ${complete} complete trials, by PED-ANOVA. ${report.importances.caution}`,
+      caption: `Of ${complete} complete trials, by PED-ANOVA. What stopped trials alone had is not in it, so a value that was always stopped does not show. ${report.importances.caution}`,
       controls: report.objectives.length > 1 ? [{ name: "objective", options: report.objectives.map((o) => [o.metric, o.metric]), value: metric }] : [] };
   }
 

@@ -156,7 +156,7 @@ const Report = (() => {
       this.column = element("select", { name: "column" });
       this.from = element("input", { type: "text", name: "from", autocomplete: "off" });
       this.to = element("input", { type: "text", name: "to", autocomplete: "off" });
-      form.append(this.states, element("label", {}, "where", this.column), element("label", {}, "from, or with", this.from), element("label", {}, "to", this.to));
+      form.append(this.states, element("label", {}, "where", this.column), element("label", {}, "at least, or with the text", this.from), element("label", {}, "at most", this.to));
       form.addEventListener("input", () => this.filter());
       form.addEventListener("submit", (event) => event.preventDefault());
     }
@@ -181,11 +181,15 @@ const Report = (() => {
     }
     apply() {
       if (this.shown?.length !== this.count) this.shown = new Uint8Array(this.count);
-      const t = this.report.trials, column = this.columns.find((one) => one.path === this.column.value).values, from = this.from.value.trim(), to = this.to.value.trim();
+      const { values: column, numeric: numbers } = this.columns.find((one) => one.path === this.column.value);
+      const t = this.report.trials, from = this.from.value.trim(), to = this.to.value.trim();
       const least = Number(from || NaN), most = Number(to || NaN), word = from.toLowerCase();
+      this.from.setCustomValidity(numbers && from && isNaN(least) ? "a number" : "");
+      this.to.setCustomValidity(to && isNaN(most) ? "a number" : "");
+      const wrong = !this.from.validity.valid || !this.to.validity.valid;
       for (let i = 0; i < this.count; i++) {
         const value = column[i], numeric = typeof value === "number";
-        const inside = !(from || to) || (numeric ? !(value < least) && !(value > most) : value !== null && String(value).toLowerCase().includes(word));
+        const inside = wrong ? false : !(from || to) || (numeric ? !(value < least) && !(value > most) : value !== null && String(value).toLowerCase().includes(word));
         this.shown[i] = !this.hidden.has(t.state[i]) && inside ? 1 : 0;
       }
       this.table();
@@ -219,7 +223,8 @@ const Report = (() => {
       const heads = used.map((one) => {
         const button = element("button", { type: "button", textContent: one.name, title: one.path });
         const down = this.order?.path === one.path ? this.order.down : null;
-        button.addEventListener("click", () => { this.order = { path: one.path, down: down === false }; this.table(); });
+        const best = this.report.objectives.some((o) => o.metric === one.path && o.direction === "maximize");
+        button.addEventListener("click", () => { this.order = { path: one.path, down: down === null ? best : !down }; this.table(); });
         const head = element("th", { scope: "col", className: one.numeric ? "number" : "" }, button);
         if (down !== null) head.setAttribute("aria-sort", down ? "descending" : "ascending");
         return head;
@@ -241,7 +246,7 @@ const Report = (() => {
       box.addEventListener("change", () => { this.marked[box.checked ? "add" : "delete"](i); this.differences(); this.redraw(ofMarks); });
       return element("tr", {}, element("td", {}, box), ...used.map((one) => {
         const text = figure(one.values[i]);
-        const cell = element("td", { className: one.numeric ? "number" : "", title: text.length > 30 ? text : "" });
+        const cell = element("td", { className: one.numeric ? "number" : one.path === "why" ? "why" : "", title: text.length > 30 ? text : "" });
         cell.append(live && one.path === "trial" ? element("a", { href: `trial/${text}/`, textContent: text }) : element("bdi", { textContent: text }));
         return cell;
       }));

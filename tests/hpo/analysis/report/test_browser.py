@@ -102,6 +102,9 @@ def test_filters_marks_and_choices_show_what_was_asked_for(browser, report_of):
         column = shown.inner_text("[data-table] thead").split("\t").index("lr")
         values = [float(row[column]) for row in rows(shown)]
         assert len(values) == 100 and all(0.001 <= value <= 0.01 for value in values)
+        shown.fill("[name=from]", "one")
+        assert not rows(shown) and shown.query_selector("[name=from]:invalid"), "no number of a column of numbers"
+        shown.fill("[name=from]", "0.001")
         boxes = shown.query_selector_all("[data-table] tbody input")
         boxes[0].check()
         boxes[1].check()
@@ -112,7 +115,7 @@ def test_filters_marks_and_choices_show_what_was_asked_for(browser, report_of):
         shown.locator("[data-figure=groups]").scroll_into_view_if_needed()
         shown.select_option("[data-figure=groups] [name=group]", "train.optim.name")
         names = of_plot(shown, "groups", "data.map(t => t.name).filter(n => n)")
-        assert names == ["adamw", "sgd"]
+        assert [name.partition(" (n = ")[0] for name in names] == ["adamw", "sgd"]
         shown.locator("[data-figure=history]").scroll_into_view_if_needed()
         shown.select_option("[data-figure=history] [name=along]", "time")
         title = of_plot(shown, "history", "layout.xaxis.title.text")
@@ -123,7 +126,9 @@ def test_a_group_shows_mean_and_deviation(browser, report_of):
     """Against the mean over the trials of the report's own data."""
     with opened(browser, report_of(10)) as shown:
         shown.select_option("[data-figure=groups] [name=group]", "state")
-        [x, y] = of_plot(shown, "groups", "data.filter(t => t.name === 'complete').flatMap(t => [t.x, t.y])")
+        [x, y] = of_plot(
+            shown, "groups", "data.filter(t => t.name?.startsWith('complete (n = ')).flatMap(t => [t.x, t.y])"
+        )
         report = shown.evaluate("JSON.parse(document.getElementById('report-data').textContent)[0]")
         lines, state = report["curves"]["lines"]["val/loss"], report["trials"]["state"]
         own = [line[1] for number, line in lines.items() if state[int(number)] == "complete"]
@@ -222,5 +227,5 @@ def test_trials_are_grouped_by_their_tags(browser, side_by_side):
         groups.scroll_into_view_if_needed()
         groups.locator("[name=group]").select_option("tag:team")
         names = "document.querySelectorAll('[data-figure=groups] .plot')[1].data.map(t => t.name).filter(n => n)"
-        assert sorted(shown.evaluate(names)) == ["speech", "vision", "without it"]
+        assert sorted(shown.evaluate(names)) == ["speech (n = 1)", "vision (n = 2)", "without it (n = 1)"]
         assert "by tag team" in groups.locator("figcaption").inner_text()

@@ -14,12 +14,19 @@ from hpo.analysis.report.next_steps import next_steps
 from hpo.ledger import tables
 from hpo.storage.home import Home
 
-COMMANDS = {"confirm": "hpo confirm", "ablate": "hpo ablate", "anew": "hpo confirm --name"}
+COMMANDS = {
+    "confirm": "hpo confirm",
+    "ablate": "hpo ablate",
+    "anew": "hpo confirm --name",
+    "seeds": "hpo confirm --seeds 9",
+}
 UNSURE: dict[str, Any] = {
     "confirm": [],
     "ablate": [],
     "lacking": {"confirm": "", "ablate": ""},
     "commands": COMMANDS,
+    "noise": {},
+    "undecided": "",
 }
 
 
@@ -77,12 +84,29 @@ def test_a_study_without_an_answer(ledger):
     ("place", "said"),
     [
         (5, "Ask for no more trials of this space: "),  # two of eight came after it
-        (6, "Search on: hpo resume --study crafted --trials 16"),
+        (6, "Search on with 8 more, 16 in all: hpo resume --study crafted --trials 16"),
     ],
 )
 def test_more_trials_are_worth_it_where_the_best_came_late(ledger, place, said):
     ended(ledger, [0.9 if number == place else 0.5 for number in range(8)])
     assert said in steps(ledger, best(place))
+
+
+@pytest.mark.parametrize(("deviation", "on"), [(0.39, True), (0.41, False)])
+def test_a_late_gain_below_the_noise_promises_no_more(ledger, deviation, on):
+    """Trial 7 is better by 0.4 than the best before it."""
+    ended(ledger, [0.4, 0.5, *[0.3] * 5, 0.9])
+    said = steps(ledger, best(7), UNSURE | {"noise": {"val/accuracy": {"deviation": deviation, "runs": 9}}})
+    assert ("Search on with 8 more, 16 in all: hpo resume --study crafted --trials 16" in said) is on
+    assert ("Ask for no more trials of this space: " in said) is not on
+
+
+def test_what_seeds_cannot_tell_apart_is_trained_under_more(ledger):
+    ended(ledger, [0.5, 0.9])
+    sure = UNSURE | {"confirm": [{"rows": [{"trial": 1, "again": {"mean": 0.6}}]}], "ablate": [{}]}
+    said = "Train them under more seeds: hpo confirm --seeds 9"
+    assert said not in steps(ledger, best(1), sure)
+    assert said in steps(ledger, best(1), sure | {"undecided": "2 seeds cannot tell"})
 
 
 def test_of_few_complete_trials_nothing_is_said_of_more(ledger):
