@@ -47,14 +47,15 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
                 lacking[kind] = reason(error)
     several = len(tables["confirm"]) > 1
     confirmed = [one.as_json() for one in tables["confirm"]]
-    best = steadiest(confirmed, spec["objectives"][0]["direction"])
+    row = steadiest(confirmed, spec["objectives"][0]["direction"])
+    best = row["trial"] if row else None
     return {
         "confirm": confirmed,
         "notes": [line for one in tables["confirm"] for line in notes(one, several)],
         "ablate": [asdict(one) for one in tables["ablate"]],
         "noise": {one.metric: found for one in tables["confirm"] if (found := noise(one))},
         "undecided": "" if several else "".join(map(undecided, tables["confirm"])),
-        "commands": {} if spec.get("imported") else commands(name, own, best["trial"] if best else None, tables["confirm"]),
+        "commands": {} if spec.get("imported") else commands(name, own, best, tables["confirm"]),
         "lacking": lacking,
     }
 
