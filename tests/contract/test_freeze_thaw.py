@@ -282,3 +282,16 @@ def test_the_room_at_a_rung_is_the_quota_less_those_that_have_gone_on():
     looked.clear()
     many = {n: [(4, 0.0)] for n in range(1000)}
     assert Counting()._room(RungView(many, dict.fromkeys(many, "paused"))) == {0: 333} and len(looked) < 10
+
+
+@pytest.mark.parametrize("space", [{"lr": Float(1e-4, 1e-1, log=True), "width": Int(4, 64)}, dict(SPACE.dimensions)])
+def test_no_configuration_is_proposed_twice(space):
+    """The best ones stand among the places that it chooses from, and where values are exact nothing seems better."""
+    sampler = make_sampler("freeze-thaw", Space(space), [Objective("loss")], 0)
+    asked = []
+    for number in range(90):
+        coordinates = sampler.ask(number).coordinates
+        asked.append(json.dumps(Space(space).decode(coordinates), sort_keys=True))
+        loss = abs(math.log10(coordinates["lr"]) + 2.7) + coordinates.get("kind", 0)
+        sampler.tell(TrialRecord(number, "complete", coordinates, (loss,), [(epoch, loss) for epoch in range(1, 10)]))
+    assert len(set(asked)) == len(asked)

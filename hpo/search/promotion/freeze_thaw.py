@@ -121,6 +121,11 @@ def improvement(board: RungView, points: Mapping[int, Point], eta: int = 3) -> d
     return dict(zip(points, found, strict=True))
 
 
+def _rounded(point: Point) -> Point:
+    """Beyond what a value loses on its way through the unit cube."""
+    return tuple(round(x, 9) for x in point)
+
+
 class FreezeThawSampler:
     """Of random configurations, and some near the best trials, the one with the greatest expected improvement.
 
@@ -188,12 +193,18 @@ class FreezeThawSampler:
         if known >= STARTUP and len(self._space) and number % SHARE:
             best = sorted(seen, key=lambda n: (self._level(curves[n]), n))[:_BEST]
             places = self._places_for(proposal.seed, best)
-            points = {-1 - k: self._point_at(place) for k, place in enumerate(places)}
+            points = self._untried({-1 - k: self._point_at(place) for k, place in enumerate(places)})
             worth = improvement(RungView(curves, states, self._points, by_best=self._by_best), points)
             chosen = max(worth, key=lambda k: (worth[k], k))
             proposal = Proposal(self._space.from_unit(places[-1 - chosen]), proposal.seed)
         self._take(TrialRecord(number, "running", proposal.coordinates))
         return proposal
+
+    def _untried(self, points: dict[int, Point]) -> dict[int, Point]:
+        """Those at which no trial stands: a place near a trial may be its own, and another run of it is for `confirm`.
+        All of them where none is left."""
+        tried = {_rounded(point) for point in self._points.values()}
+        return {k: point for k, point in points.items() if _rounded(point) not in tried} or points
 
     def _level(self, curve: Curve) -> float:
         """What a trial is judged by so far."""
